@@ -1,0 +1,3 @@
+#include "zero/base/error.h"
+
+int main() { return 0; }

@@ -1,0 +1,71 @@
+# Compiler flags, ccache, sanitizers, and the functions that declare tests and programs.
+
+# -fPIC and not POSITION_INDEPENDENT_CODE: the latter gives programs -fPIE, and g++ then drops the shared precompiled header.
+add_compile_options(-fPIC)
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
+  add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+endif()
+
+if(ZERO_SANITIZE STREQUAL "address")
+  set(ZERO_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+elseif(ZERO_SANITIZE STREQUAL "thread")
+  set(ZERO_SANITIZE_FLAGS -fsanitize=thread)
+elseif(NOT ZERO_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "ZERO_SANITIZE is '${ZERO_SANITIZE}'; it may be address, thread or empty")
+endif()
+if(ZERO_SANITIZE_FLAGS)
+  add_compile_options(${ZERO_SANITIZE_FLAGS} -fno-omit-frame-pointer -g1)
+  add_link_options(${ZERO_SANITIZE_FLAGS})
+endif()
+
+# What every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
+add_library(zero_private INTERFACE)
+target_compile_options(zero_private INTERFACE -Wall -Wextra -Wpedantic -Werror)
+# at::parallel_for is serial in files compiled without it; ThreadSanitizer cannot see libgomp's barriers.
+if(NOT ZERO_SANITIZE STREQUAL "thread")
+  target_compile_options(zero_private INTERFACE -fopenmp)
+endif()
+
+# LibTorch's include folder brings its own fmt and protobuf headers, which hide the system's and break spdlog and
+# sentencepiece. A folder of links to the system's headers, searched first, restores them.
+function(zero_shadow_bundled_headers)
+  set(shadow ${CMAKE_BINARY_DIR}/shadow)
+  file(MAKE_DIRECTORY ${shadow})
+  get_target_property(fmt_include fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+  find_path(FMT_HEADERS fmt/core.h PATHS ${fmt_include} /usr/include NO_DEFAULT_PATH REQUIRED)
+  file(CREATE_LINK ${FMT_HEADERS}/fmt ${shadow}/fmt SYMBOLIC)
+  include_directories(SYSTEM BEFORE ${shadow})  # a folder's includes come before those of its targets' dependencies
+  target_link_libraries(zero_private INTERFACE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11
+                        PkgConfig::HWY PkgConfig::SENTENCEPIECE Threads::Threads)
+endfunction()
+
+# zero_program(name SOURCES ...): a program of ours, linked to libzero, with the shared precompiled header.
+function(zero_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE zero zero_private)
+  target_precompile_headers(${name} REUSE_FROM zero)
+endfunction()
+
+# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. Label `long` keeps it out of the
+# default run; `make test` and CI run everything.
+function(zero_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT" ${ARGN})
+  zero_program(${name} SOURCES ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE zero_test_support GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
+  if(arg_LABELS)
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
+  endif()
+  if(arg_DEPENDS)
+    add_dependencies(${name} ${arg_DEPENDS})
+  endif()
+endfunction()

@@ -1,0 +1,61 @@
+// The errors that a caller can meet, and the one way to state an invariant.
+//
+// Note [Error policy]
+// Bad input, a lost peer, a full disk: an exception below, whose message names the thing, its value and the remedy.
+// A broken invariant of our own: `ensure` fails, which prints file and line and aborts, since no caller can act on it.
+#pragma once
+
+#include <source_location>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace zero {
+
+/// Base of every error that libzero throws on purpose. `what()` is one or more complete sentences.
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A configuration, an option or an argument that cannot be used: names the key, its value and what would do.
+class ConfigError : public Error {
+  using Error::Error;
+};
+
+/// A collective that failed: names the rank, the collective, the unit and what the other ranks were doing.
+class CommError : public Error {
+  using Error::Error;
+};
+
+/// A data file or split that cannot be used.
+class DataError : public Error {
+  using Error::Error;
+};
+
+/// A checkpoint that cannot be written or read: names the file, what was expected and what was found.
+class CheckpointError : public Error {
+  using Error::Error;
+};
+
+/// Memory that cannot be had: names the bytes asked for and the ledger's table.
+class OutOfMemory : public Error {
+  using Error::Error;
+};
+
+/// States an invariant of libzero itself: when `holds` is false, prints `message` with file and line and aborts.
+/// Never for bad input.
+void ensure(bool holds, std::string_view message,
+            std::source_location where = std::source_location::current());
+
+/// The entry of `known` that is nearest to `word` by edit distance, for "did you mean"; empty when none is near
+/// (more than max(2, a third of the word) edits away).
+std::string nearest(std::string_view word, std::span<const std::string> known);
+
+/// " Did you mean 'X'?" for the nearest of `known`, or "" when none is near.
+std::string did_you_mean(std::string_view word, std::span<const std::string> known);
+
+/// `bytes` for a person: "512 B", "1.5 MiB", "2.25 GiB" (binary units, at most two decimals).
+std::string format_bytes(double bytes);
+
+}  // namespace zero

@@ -1,0 +1,68 @@
+#include "zero/base/ledger.h"
+
+#include <utility>
+
+namespace zero {
+
+std::string_view name(Category category) {
+  static constexpr std::array<std::string_view, kCategories> kNames{
+      "parameters",       "gradients",     "optimizer",  "gathered_units",
+      "gradient_buckets", "communication", "activations"};
+  return kNames[static_cast<size_t>(category)];
+}
+
+void Ledger::Counter::add(int64_t bytes) {
+  const int64_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  int64_t seen = peak.load(std::memory_order_relaxed);
+  while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+  }
+}
+
+void Ledger::add(Category category, int64_t bytes) {
+  counters_[static_cast<size_t>(category)].add(bytes);
+  total_.add(bytes);
+}
+
+void Ledger::remove(Category category, int64_t bytes) { add(category, -bytes); }
+
+Usage Ledger::usage(Category category) const {
+  const auto& counter = counters_[static_cast<size_t>(category)];
+  return {counter.current.load(), counter.peak.load()};
+}
+
+Usage Ledger::total() const { return {total_.current.load(), total_.peak.load()}; }
+
+void Ledger::reset_peaks() {
+  for (auto& counter : counters_) counter.peak.store(counter.current.load());
+  total_.peak.store(total_.current.load());
+}
+
+Charge::Charge(std::shared_ptr<Ledger> ledger, Category category, int64_t bytes)
+    : ledger_(std::move(ledger)), category_(category), bytes_(bytes) {
+  if (ledger_) ledger_->add(category_, bytes_);
+}
+
+Charge::Charge(Charge&& other) noexcept
+    : ledger_(std::move(other.ledger_)),
+      category_(other.category_),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Charge& Charge::operator=(Charge&& other) noexcept {
+  if (this != &other) {
+    release();
+    ledger_ = std::move(other.ledger_);
+    category_ = other.category_;
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+Charge::~Charge() { release(); }
+
+void Charge::release() {
+  if (ledger_) ledger_->remove(category_, bytes_);
+  ledger_.reset();
+  bytes_ = 0;
+}
+
+}  // namespace zero

@@ -1,0 +1,73 @@
+// The memory ledger: bytes by category, current and peak, one per rank.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+namespace zero {
+
+/// What a byte is held for. The first three are the model states of the formula (ZeRO, 1910.02054, section 3).
+enum class Category : uint8_t {
+  parameters,        ///< parameter storage: replicated, or this rank's shards
+  gradients,         ///< gradient storage that outlives the backward pass: replicated, or this rank's shards
+  optimizer,         ///< master weights and moments
+  gathered_units,    ///< stage 3: full units, present for the operators that use them
+  gradient_buckets,  ///< full units of gradients on their way to being reduced
+  communication,     ///< staging buffers of the collectives
+  activations,       ///< everything else that LibTorch's CPU allocator holds (process-wide)
+};
+inline constexpr size_t kCategories = 7;
+
+/// The category's name as logs and tables print it: "parameters", ...
+std::string_view name(Category category);
+
+/// Bytes held now and the most that were held at once since the last `reset_peaks`.
+struct Usage {
+  int64_t current = 0;
+  int64_t peak = 0;
+};
+
+/// Counts bytes by category. Thread-safe; every rank (and every Engine, if a rank has several) has its own.
+class Ledger {
+ public:
+  void add(Category category, int64_t bytes);
+  void remove(Category category, int64_t bytes);
+  Usage usage(Category category) const;
+  /// Usage of all categories together; its peak is the peak of the sum, not the sum of the peaks.
+  Usage total() const;
+  /// Sets each peak to the current value.
+  void reset_peaks();
+
+ private:
+  struct Counter {
+    std::atomic<int64_t> current{0};
+    std::atomic<int64_t> peak{0};
+    void add(int64_t bytes);
+  };
+  std::array<Counter, kCategories> counters_;
+  Counter total_;
+};
+
+/// Bytes charged to a ledger for as long as this object lives. Move-only; keeps the ledger alive.
+class Charge {
+ public:
+  Charge() = default;
+  Charge(std::shared_ptr<Ledger> ledger, Category category, int64_t bytes);
+  Charge(Charge&& other) noexcept;
+  Charge& operator=(Charge&& other) noexcept;
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+  ~Charge();
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void release();
+  std::shared_ptr<Ledger> ledger_;
+  Category category_{};
+  int64_t bytes_ = 0;
+};
+
+}  // namespace zero

@@ -1,0 +1,44 @@
+// The traffic ledger: calls and bytes by collective.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+namespace zero::comm {
+
+enum class Collective : uint8_t {
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  all_to_all,
+  control,  ///< scalars, checks and barriers
+};
+inline constexpr size_t kCollectives = 6;
+std::string_view name(Collective collective);
+
+/// Logical bytes are what the collective is defined to send per rank, whatever the transport does: with N ranks and a full
+/// buffer of S bytes, all-gather, reduce-scatter and all-to-all (N-1)/N S, all-reduce 2 (N-1)/N S, broadcast S on the
+/// root and 0 elsewhere. Copied bytes are those that this rank really copied or read from a peer.
+struct TrafficCount {
+  int64_t calls = 0;
+  int64_t logical_bytes = 0;
+  int64_t copied_bytes = 0;
+};
+
+class Traffic {
+ public:
+  void add(Collective collective, int64_t logical_bytes, int64_t copied_bytes);
+  TrafficCount count(Collective collective) const;
+  /// Sum over all collectives except control.
+  TrafficCount total() const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<TrafficCount, kCollectives> counts_{};
+};
+
+}  // namespace zero::comm

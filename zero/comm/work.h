@@ -1,0 +1,28 @@
+// What an asynchronous collective returns.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+
+namespace zero::comm {
+
+struct WaitClock;
+
+/// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the inputs, and throws
+/// CommError if the collective failed; waiting again returns at once. A Work that is dropped without `wait` still
+/// completes, since the transport holds the tensors; its error, if any, surfaces at the group's next call.
+class Work {
+ public:
+  Work() = default;
+  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock);
+  void wait();
+  /// True once `wait` would return at once.
+  bool done() const;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_ptr<WaitClock> clock_;
+};
+
+}  // namespace zero::comm
