@@ -46,7 +46,7 @@ function(zero_shadow_bundled_headers)
   file(CREATE_LINK ${FMT_HEADERS}/fmt ${shadow}/fmt SYMBOLIC)
   include_directories(BEFORE SYSTEM ${shadow})  # a folder's includes come before those of its targets' dependencies
   target_link_libraries(zero_private INTERFACE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11
-                        PkgConfig::HWY PkgConfig::SENTENCEPIECE Threads::Threads)
+                        PkgConfig::HWY SentencePiece::SentencePiece Threads::Threads)
 endfunction()
 
 # zero_program(name SOURCES ...): a program of ours, linked to libzero, with the shared precompiled header.
