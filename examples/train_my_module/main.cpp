@@ -1,6 +1,6 @@
 // Trains a module of your own with its parameters, gradients and optimizer states sharded over the
 // ranks:
-//   zero launch -n 2 -- build/train_my_module [STAGE]
+//   zero launch -n 2 --logs rank0 -- build/train_my_module [STAGE]
 #include <torch/torch.h>
 #include <zero/zero.h>
 

@@ -23,7 +23,7 @@ cmake --build "$work/example/build"
 
 cd "$work"
 train() { # STAGE: trains on 2 ranks, keeps what it printed and the weights
-  moved/bin/zero launch -n 2 -- example/build/train_my_module "$1" >"stage$1.log"
+  moved/bin/zero launch -n 2 --logs rank0 -- example/build/train_my_module "$1" >"stage$1.log"
   mv my_module.safetensors "stage$1.safetensors"
 }
 train 0
