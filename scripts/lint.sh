@@ -11,6 +11,6 @@ if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' ':!examples'); el
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
 printf '%s\0' "${files[@]}" |
-  xargs -0 -n 1 -P "$(job_count)" clang-tidy-14 --quiet -p build/lint 2> >(grep -v 'warnings generated\|warnings treated\|Suppressed' >&2) || status=1
+  xargs -0 -n 1 -P "$(job_count)" clang-tidy-16 --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option 2> >(grep -v 'warnings generated\|warnings treated\|Suppressed' >&2) || status=1
 echo "clang-tidy: $((SECONDS - start)) s, $([[ $status == 0 ]] && echo clean || echo 'findings above')"
 exit $status

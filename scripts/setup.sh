@@ -13,7 +13,7 @@ packages=(
   libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin                   # tests and benchmarks
   bible-kjv                                                                # the text of `make demo`
 )
-if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-14); fi
+if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16); fi
 
 install_packages() {
   command -v dpkg-query >/dev/null || {
