@@ -1,8 +1,9 @@
 // The errors that a caller can meet, and the one way to state an invariant.
 //
 // Note [Error policy]
-// Bad input, a lost peer, a full disk: an exception below, whose message names the thing, its value and the remedy.
-// A broken invariant of our own: `ensure` fails, which prints file and line and aborts, since no caller can act on it.
+// Bad input, a lost peer, a full disk: an exception below, whose message names the thing, its value
+// and the remedy. A broken invariant of our own: `ensure` fails, which prints file and line and
+// aborts, since no caller can act on it.
 #pragma once
 
 #include <source_location>
@@ -18,12 +19,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A configuration, an option or an argument that cannot be used: names the key, its value and what would do.
+/// A configuration, an option or an argument that cannot be used: names the key, its value and what
+/// would do.
 class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A collective that failed: names the rank, the collective, the unit and what the other ranks were doing.
+/// A collective that failed: names the rank, the collective, the unit and what the other ranks were
+/// doing.
 class CommError : public Error {
   using Error::Error;
 };
@@ -33,7 +36,8 @@ class DataError : public Error {
   using Error::Error;
 };
 
-/// A checkpoint that cannot be written or read: names the file, what was expected and what was found.
+/// A checkpoint that cannot be written or read: names the file, what was expected and what was
+/// found.
 class CheckpointError : public Error {
   using Error::Error;
 };
@@ -43,13 +47,13 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// States an invariant of libzero itself: when `holds` is false, prints `message` with file and line and aborts.
-/// Never for bad input.
+/// States an invariant of libzero itself: when `holds` is false, prints `message` with file and
+/// line and aborts. Never for bad input.
 void ensure(bool holds, std::string_view message,
             std::source_location where = std::source_location::current());
 
-/// The entry of `known` that is nearest to `word` by edit distance, for "did you mean"; empty when none is near
-/// (more than max(2, a third of the word) edits away).
+/// The entry of `known` that is nearest to `word` by edit distance, for "did you mean"; empty when
+/// none is near (more than max(2, a third of the word) edits away).
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
 /// " Did you mean 'X'?" for the nearest of `known`, or "" when none is near.

@@ -9,12 +9,14 @@
 
 namespace zero {
 
-/// What a byte is held for. The first three are the model states of the formula (ZeRO, 1910.02054, section 3).
+/// What a byte is held for. The first three are the model states of the formula (ZeRO, 1910.02054,
+/// section 3).
 enum class Category : uint8_t {
-  parameters,        ///< parameter storage: replicated, or this rank's shards
-  gradients,         ///< gradient storage that outlives the backward pass: replicated, or this rank's shards
-  optimizer,         ///< master weights and moments
-  gathered_units,    ///< stage 3: full units, present for the operators that use them
+  parameters,      ///< parameter storage: replicated, or this rank's shards
+  gradients,       ///< gradient storage that outlives the backward pass: replicated, or this rank's
+                   ///< shards
+  optimizer,       ///< master weights and moments
+  gathered_units,  ///< stage 3: full units, present for the operators that use them
   gradient_buckets,  ///< full units of gradients on their way to being reduced
   communication,     ///< staging buffers of the collectives
   activations,       ///< everything else that LibTorch's CPU allocator holds (process-wide)
@@ -30,7 +32,8 @@ struct Usage {
   int64_t peak = 0;
 };
 
-/// Counts bytes by category. Thread-safe; every rank (and every Engine, if a rank has several) has its own.
+/// Counts bytes by category. Thread-safe; every rank (and every Engine, if a rank has several) has
+/// its own.
 class Ledger {
  public:
   void add(Category category, int64_t bytes);

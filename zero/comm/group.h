@@ -1,12 +1,13 @@
 // A group of ranks: the collectives that ZeRO is made of, over c10d's Backend.
 //
-// Every rank of a group issues the same collectives in the same order. A rank that does not is named in a CommError on
-// every rank (see Note [Matching] in shm_backend.cpp). A group of one returns at once from everything.
+// Every rank of a group issues the same collectives in the same order. A rank that does not is
+// named in a CommError on every rank (see Note [Matching] in shm_backend.cpp). A group of one
+// returns at once from everything.
 #pragma once
 
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -23,17 +24,20 @@ namespace zero::comm {
 
 /// How a group is made.
 struct GroupOptions {
-  /// A peer that keeps a collective waiting for longer is reported by name in a CommError. A dead peer is reported at once.
+  /// A peer that keeps a collective waiting for longer is reported by name in a CommError. A dead
+  /// peer is reported at once.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-/// Memory of every rank that all ranks can read without the owner's help; each rank writes only its own part.
+/// Memory of every rank that all ranks can read without the owner's help; each rank writes only its
+/// own part.
 ///
 /// Note [Epochs]
-/// A window's memory is divided by its user into `slots` (libzero: one a unit). Each (rank, slot) carries an epoch. The
-/// owner writes a slot only when the peers have agreed that nobody still reads it (libzero: after the step's small
-/// all-reduce, which every rank enters once its gathers are done), then publishes the next epoch; readers wait for the
-/// epoch that they expect. So a gather needs no matching call of the peers.
+/// A window's memory is divided by its user into `slots` (libzero: one a unit). Each (rank, slot)
+/// carries an epoch. The owner writes a slot only when the peers have agreed that nobody still
+/// reads it (libzero: after the step's small all-reduce, which every rank enters once its gathers
+/// are done), then publishes the next epoch; readers wait for the epoch that they expect. So a
+/// gather needs no matching call of the peers.
 class Window {
  public:
   virtual ~Window() = default;
@@ -41,10 +45,12 @@ class Window {
   virtual at::Tensor local() = 0;
   /// The bytes of `rank`, to be read only: a 1-D uint8 tensor, valid while the window lives.
   virtual at::Tensor peer(int rank) = 0;
-  /// Makes what this rank wrote to `slot` visible to readers that wait for `epoch`. Epochs of a slot only grow.
+  /// Makes what this rank wrote to `slot` visible to readers that wait for `epoch`. Epochs of a
+  /// slot only grow.
   virtual void publish(int64_t slot, uint64_t epoch) = 0;
-  /// Blocks until `rank` has published at least `epoch` for `slot`. Throws CommError if that rank dies, leaves, or keeps
-  /// this one waiting for longer than the group's timeout; `label` says on whose behalf (a unit's name).
+  /// Blocks until `rank` has published at least `epoch` for `slot`. Throws CommError if that rank
+  /// dies, leaves, or keeps this one waiting for longer than the group's timeout; `label` says on
+  /// whose behalf (a unit's name).
   virtual void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) = 0;
 };
 
@@ -62,24 +68,28 @@ class Group {
   int local_rank() const;
   int local_size() const;
 
-  /// A 1-D tensor of `numel` elements, uninitialised, on which collectives work in place: the peers read it where it is.
-  /// Charged to `category` of the ledger while its storage lives. A group of one, or a transport without shared memory,
-  /// gives ordinary memory. Throws OutOfMemory. Not a collective: ranks may allocate in any order.
+  /// A 1-D tensor of `numel` elements, uninitialised, on which collectives work in place: the peers
+  /// read it where it is. Charged to `category` of the ledger while its storage lives. A group of
+  /// one, or a transport without shared memory, gives ordinary memory. Throws OutOfMemory. Not a
+  /// collective: ranks may allocate in any order.
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category);
 
-  /// Shared read-only memory of `bytes` bytes a rank with `slots` epochs (see Window), or null where the transport has
-  /// none. Collective. Charged to `category`.
+  /// Shared read-only memory of `bytes` bytes a rank with `slots` epochs (see Window), or null
+  /// where the transport has none. Collective. Charged to `category`.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
 
-  // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor read, if it is an output),
-  // until Work::wait returns. `label` names the caller's business (a unit) in errors. Shapes: N is size(). Tensors are
-  // contiguous. Reductions add in rank order 0..N-1 with fp32 accumulation (fp64 for fp64) for fp32, bf16 and fp16, and
-  // round once; the result is bit-identical on every rank and for every chunking.
+  // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor
+  // read, if it is an output), until Work::wait returns. `label` names the caller's business (a
+  // unit) in errors. Shapes: N is size(). Tensors are contiguous. Reductions add in rank order
+  // 0..N-1 with fp32 accumulation (fp64 for fp64) for fp32, bf16 and fp16, and round once; the
+  // result is bit-identical on every rank and for every chunking.
 
-  /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this rank's slice of `output`.
+  /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this
+  /// rank's slice of `output`.
   Work all_gather(at::Tensor output, at::Tensor input, std::string_view label = "");
-  /// output (n), input (N * n): output = slice `rank` of the sum over ranks. `output` may be this rank's slice of `input`.
-  /// `output` may be fp32 where `input` is bf16 or fp16: then the sum is not rounded.
+  /// output (n), input (N * n): output = slice `rank` of the sum over ranks. `output` may be this
+  /// rank's slice of `input`. `output` may be fp32 where `input` is bf16 or fp16: then the sum is
+  /// not rounded.
   Work reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label = "");
   /// In place: tensor = the sum over ranks.
   Work all_reduce(at::Tensor tensor, std::string_view label = "");
@@ -90,7 +100,8 @@ class Group {
   /// Returns when every rank has called it. Blocks.
   void barrier(std::string_view label = "");
 
-  /// Same as all_gather and all_reduce, blocking, for scalars and checks: kept apart in the traffic ledger.
+  /// Same as all_gather and all_reduce, blocking, for scalars and checks: kept apart in the traffic
+  /// ledger.
   void all_gather_control(at::Tensor output, at::Tensor input, std::string_view label = "");
   void all_reduce_control(at::Tensor tensor, std::string_view label = "");
 
@@ -98,7 +109,8 @@ class Group {
   Traffic& traffic();
   /// Bytes by category. The engine charges this ledger too.
   const std::shared_ptr<Ledger>& ledger() const;
-  /// Milliseconds that this rank has spent inside Work::wait, Window::wait and the blocking collectives.
+  /// Milliseconds that this rank has spent inside Work::wait, Window::wait and the blocking
+  /// collectives.
   double wait_ms() const;
 
  private:
@@ -109,13 +121,14 @@ class Group {
 /// A group of one: every collective returns at once, nothing is shared.
 std::shared_ptr<Group> single();
 
-/// The shared-memory group of `size` ranks of this host that meet in `store`. Collective. Throws CommError where the ranks
-/// are not on one host, or a rank does not arrive within the timeout.
-std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                                           GroupOptions options = {});
+/// The shared-memory group of `size` ranks of this host that meet in `store`. Collective. Throws
+/// CommError where the ranks are not on one host, or a rank does not arrive within the timeout.
+std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                           int size, GroupOptions options = {});
 
-/// Runs `body` on `size` ranks that are threads of this process, over an in-process store and the same shared-memory
-/// backend; for tests and experiments. Rethrows the first failure once all ranks have ended.
+/// Runs `body` on `size` ranks that are threads of this process, over an in-process store and the
+/// same shared-memory backend; for tests and experiments. Rethrows the first failure once all ranks
+/// have ended.
 void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>& body,
                     GroupOptions options = {});
 
@@ -123,8 +136,9 @@ void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>&
 
 namespace zero {
 
-/// The group that the environment describes: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun, Slurm or
-/// `zero launch`; without any of them a group of one. Throws CommError or ConfigError naming the variable that is wrong.
+/// The group that the environment describes: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
+/// mpirun, Slurm or `zero launch`; without any of them a group of one. Throws CommError or
+/// ConfigError naming the variable that is wrong.
 std::shared_ptr<comm::Group> init(comm::GroupOptions options = {});
 
 }  // namespace zero

@@ -9,9 +9,10 @@ namespace zero::comm {
 
 struct WaitClock;
 
-/// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the inputs, and throws
-/// CommError if the collective failed; waiting again returns at once. A Work that is dropped without `wait` still
-/// completes, since the transport holds the tensors; its error, if any, surfaces at the group's next call.
+/// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the
+/// inputs, and throws CommError if the collective failed; waiting again returns at once. A Work
+/// that is dropped without `wait` still completes, since the transport holds the tensors; its
+/// error, if any, surfaces at the group's next call.
 class Work {
  public:
   Work() = default;

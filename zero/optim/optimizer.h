@@ -1,8 +1,9 @@
 // The optimizers of libzero: one fused pass over flat shards.
 //
-// A pass reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip factor in one number),
-// updates the master weights and the moments in fp32, and writes the parameter's bf16 or fp16 copy where there is one.
-// An element's new value depends on that element's values alone: not on the slice, the vector tail or the threads.
+// A pass reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
+// factor in one number), updates the master weights and the moments in fp32, and writes the
+// parameter's bf16 or fp16 copy where there is one. An element's new value depends on that
+// element's values alone: not on the slice, the vector tail or the threads.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -14,7 +15,8 @@
 
 namespace zero {
 
-/// Adam with decoupled weight decay (AdamW, 1711.05101), or with L2 decay added to the gradient (`decoupled` false, Adam).
+/// Adam with decoupled weight decay (AdamW, 1711.05101), or with L2 decay added to the gradient
+/// (`decoupled` false, Adam).
 struct AdamW {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -25,7 +27,8 @@ struct AdamW {
   bool bias_correction = true;
 };
 
-/// Stochastic gradient descent with momentum, as torch::optim::SGD: the first step sets the momentum buffer to the gradient.
+/// Stochastic gradient descent with momentum, as torch::optim::SGD: the first step sets the
+/// momentum buffer to the gradient.
 struct Sgd {
   double lr = 1e-3;
   double momentum = 0.0;
@@ -42,27 +45,32 @@ namespace optim {
 /// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum.
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
 
-/// A contiguous range of one segment on this rank. All pointers have `numel` elements; none may overlap another.
+/// A contiguous range of one segment on this rank. All pointers have `numel` elements; none may
+/// overlap another.
 struct Range {
   int64_t numel = 0;
-  float* master = nullptr;                    ///< fp32 weights, updated in place
-  float* state[2] = {nullptr, nullptr};       ///< as state_names() orders them
-  const void* gradient = nullptr;             ///< of `gradient_dtype`: Float, BFloat16 or Half
+  float* master = nullptr;               ///< fp32 weights, updated in place
+  float* state[2] = {nullptr, nullptr};  ///< as state_names() orders them
+  const void* gradient = nullptr;        ///< of `gradient_dtype`: Float, BFloat16 or Half
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;
-  void* parameter = nullptr;                  ///< null (the master is the parameter), or the low-precision copy
-  c10::ScalarType parameter_dtype = c10::ScalarType::Float;  ///< BFloat16 or Half when `parameter` is set
+  void* parameter = nullptr;  ///< null (the master is the parameter), or the low-precision copy
+  c10::ScalarType parameter_dtype =
+      c10::ScalarType::Float;  ///< BFloat16 or Half when `parameter` is set
 };
 
-/// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own, so that schedules apply)
-/// to `range`. Uses LibTorch's intra-op threads. Vectorised with run-time dispatch.
-void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale, const Range& range);
+/// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own,
+/// so that schedules apply) to `range`. Uses LibTorch's intra-op threads. Vectorised with run-time
+/// dispatch.
+void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+            const Range& range);
 
 /// The same in plain loops, one element at a time: what `update` is tested against.
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                       const Range& range);
 
-/// The sum of squares of `numel` elements (Float, BFloat16 or Half) in fp64, and whether any is infinite or NaN. The order of
-/// summation depends on `numel` alone (fixed blocks, added in order), not on threads or alignment.
+/// The sum of squares of `numel` elements (Float, BFloat16 or Half) in fp64, and whether any is
+/// infinite or NaN. The order of summation depends on `numel` alone (fixed blocks, added in order),
+/// not on threads or alignment.
 struct SquaredNorm {
   double sum = 0;
   bool finite = true;
@@ -71,8 +79,10 @@ SquaredNorm squared_norm(const void* values, c10::ScalarType dtype, int64_t nume
 SquaredNorm squared_norm_reference(const void* values, c10::ScalarType dtype, int64_t numel);
 
 /// destination (fp32) += source (Float, BFloat16 or Half), element by element.
-void accumulate(float* destination, const void* source, c10::ScalarType source_dtype, int64_t numel);
-void accumulate_reference(float* destination, const void* source, c10::ScalarType source_dtype, int64_t numel);
+void accumulate(float* destination, const void* source, c10::ScalarType source_dtype,
+                int64_t numel);
+void accumulate_reference(float* destination, const void* source, c10::ScalarType source_dtype,
+                          int64_t numel);
 
 }  // namespace optim
 }  // namespace zero

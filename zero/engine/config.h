@@ -1,0 +1,64 @@
+// The engine's configuration: a value, or a JSON file with DeepSpeed's keys.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "zero/optim/optimizer.h"
+
+namespace zero {
+
+/// The dtype in which gradients of several micro-batches are added.
+enum class AccumulationDtype : uint8_t {
+  fp32,   ///< exact sums; 4 bytes a parameter (or 4/N) while gradients accumulate
+  model,  ///< the parameter's dtype: less memory, a rounding at each addition
+};
+
+struct Config {
+  /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
+  /// (and parameters).
+  int stage = 0;
+  /// Micro-batches whose gradients are added before an update (k).
+  int64_t gradient_accumulation_steps = 1;
+  /// Samples a rank passes at a time; 0 where the program decides. The engine itself does not use
+  /// it.
+  int64_t micro_batch_size = 0;
+  /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
+  double gradient_clipping = 1.0;
+  /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
+  bool bf16 = false;
+  AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
+  /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
+  int64_t unit_bytes = 32 << 20;
+  /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after
+  /// the operator that used it.
+  int64_t max_live_parameters = 1'000'000'000;
+  /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
+  /// matched all-gather.
+  bool one_sided_gather = true;
+  /// Each rank after the first continues from its own random seed (the current one plus its rank),
+  /// so that dropout differs.
+  bool seed_by_rank = true;
+  /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
+  std::optional<Optimizer> optimizer;
+
+  /// Reads a JSON file (comments allowed). Throws ConfigError naming the key, its value and the
+  /// nearest known key. Top-level keys in `foreign` belong to the caller and are passed over.
+  /// `world_size` serves the batch rule: train_batch_size == train_micro_batch_size_per_gpu x
+  /// gradient_accumulation_steps x world_size.
+  static Config load(const std::string& path, int world_size,
+                     std::span<const std::string> foreign = {});
+  /// The same from text; `origin` names it in errors.
+  static Config parse(std::string_view text, int world_size,
+                      std::string_view origin = "configuration",
+                      std::span<const std::string> foreign = {});
+  /// The configuration in force as JSON text, which `parse` reads back to an equal value.
+  std::string dump() const;
+  /// Throws ConfigError where a value is out of range.
+  void validate() const;
+};
+
+}  // namespace zero

@@ -1,0 +1,171 @@
+// The engine: trains any module with its states partitioned over a group's ranks.
+//
+//   auto group = zero::init();
+//   auto model = std::make_shared<MyNet>();
+//   zero::Engine engine(model, zero::AdamW{.lr = 3e-4}, config, group);
+//   for (auto& batch : loader) {
+//     auto loss = model->forward(batch);
+//     engine.backward(loss);
+//     engine.step();  // a no-op until the accumulation boundary
+//   }
+//   engine.save("checkpoint");
+//
+// All ranks call the same functions in the same order; functions marked "collective" talk to the
+// other ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/comm/group.h"
+#include "zero/engine/config.h"
+#include "zero/engine/named_tensors.h"
+#include "zero/optim/optimizer.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+namespace paging {
+class Pager;
+}
+
+/// Parameters that share an optimizer and its hyper-parameters.
+struct ParameterGroup {
+  /// Names of parameters. An empty list means every parameter that no other group names.
+  std::vector<std::string> names;
+  Optimizer optimizer;
+};
+
+/// What Engine::step did.
+struct StepResult {
+  /// False until the accumulation boundary; then every field below is set.
+  bool boundary = false;
+  /// The update was applied. False at a boundary means that a gradient was infinite or NaN on some
+  /// rank: nothing was changed, on any rank.
+  bool updated = false;
+  /// Global L2 norm of the mean gradient before clipping; the same on every rank and, bit for bit,
+  /// at every stage.
+  double grad_norm = 0;
+  /// Number of updates applied so far.
+  int64_t step = 0;
+};
+
+/// Bytes that one rank sends in one step by formula, with padding, in the wire dtype
+/// (partition::step_traffic over the layout). At stage 3 `all_gather` is that of the paper: each
+/// unit once for forward and once for backward; a live budget that holds units between the two
+/// sends less.
+struct TrafficFormula {
+  int64_t all_gather = 0;
+  int64_t reduce_scatter = 0;
+  int64_t all_reduce = 0;
+};
+
+class Engine {
+ public:
+  /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, shards what the
+  /// stage shards. The model keeps its tensors; at stage 3 their bytes come and go. `group` may be
+  /// shared by several engines. Collective. Throws ConfigError for a configuration or parameter
+  /// groups that make no sense, CommError, OutOfMemory.
+  template <ModelLike Model>
+  Engine(const Model& model, Optimizer optimizer, Config config = {},
+         std::shared_ptr<comm::Group> group = comm::single())
+      : Engine(named_tensors(model), {ParameterGroup{{}, optimizer}}, std::move(config),
+               std::move(group)) {}
+  /// With parameter groups, each with an optimizer of its own.
+  template <ModelLike Model>
+  Engine(const Model& model, std::vector<ParameterGroup> groups, Config config = {},
+         std::shared_ptr<comm::Group> group = comm::single())
+      : Engine(named_tensors(model), std::move(groups), std::move(config), std::move(group)) {}
+  /// With the optimizer of the configuration's `optimizer` section. Throws ConfigError if there is
+  /// none.
+  template <ModelLike Model>
+  Engine(const Model& model, Config config, std::shared_ptr<comm::Group> group = comm::single())
+      : Engine(named_tensors(model), groups_of(config), std::move(config), std::move(group)) {}
+  Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
+         std::shared_ptr<comm::Group> group);
+  /// Gives replicated parameters (stages 0 to 2) back to the model. At stage 3 the parameters stay
+  /// sharded and any further use of one throws an error that says so: export them before.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
+  /// several times before `step`; all gradients add up. Collective at stages 2 and 3
+  /// (reduce-scatter of each unit as it becomes ready).
+  void backward(const at::Tensor& loss);
+  /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
+  /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
+  /// micro-batches. Collective at the boundary.
+  StepResult step();
+
+  /// The learning rate of group `index` from the next update on.
+  void set_lr(double lr, size_t index = 0);
+  double lr(size_t index = 0) const;
+  size_t group_count() const;
+
+  // Full states by name, at any stage, in fp32, with the parameter's shape. Collective; every rank
+  // gets (and gives) the same. Throws ConfigError for an unknown name (naming the nearest), a
+  // frozen parameter's gradient or state, or another shape.
+
+  /// The fp32 (master) parameter.
+  at::Tensor parameter(std::string_view name);
+  /// The mean gradient over ranks and micro-batches so far, before clipping; undefined tensor where
+  /// no rank has one. Between backward and step.
+  at::Tensor gradient(std::string_view name);
+  /// An optimizer state: "exp_avg", "exp_avg_sq", "momentum_buffer".
+  at::Tensor optimizer_state(std::string_view name, std::string_view state);
+  void set_parameter(std::string_view name, const at::Tensor& value);
+  void set_gradient(std::string_view name, const at::Tensor& value);
+  void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
+
+  /// Calls `visit` with each full parameter in registration order, in the model's dtype, on rank 0
+  /// only; the tensor is valid during the call. Needs memory for one unit. Collective.
+  void visit_parameters(
+      const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
+
+  /// Writes this rank's shards of all states, and the step count, to
+  /// `folder`/rank-R-of-N.safetensors, and a marker when all ranks are done. Collective. Throws
+  /// CheckpointError on every rank if any fails; an earlier save in `folder` stays until then.
+  void save(const std::string& folder);
+  /// Reads what `save` wrote at the same stage, ranks and unit size. Collective. Throws
+  /// CheckpointError and changes nothing if a file is missing, damaged or of another model, stage
+  /// or world size.
+  void load(const std::string& folder);
+  /// Writes the full fp32 parameters and optimizer states to one safetensors file (rank 0 writes,
+  /// one unit at a time). Collective.
+  void save_full(const std::string& file);
+  /// Reads what `save_full` wrote, at any stage and number of ranks. Collective.
+  void load_full(const std::string& file);
+
+  const Config& config() const;
+  comm::Group& group();
+  /// Updates applied so far.
+  int64_t steps() const;
+  /// Parameters of the model (Psi), frozen ones included; tied ones count once.
+  int64_t parameter_count() const;
+  const partition::Layout& layout() const;
+  /// Names as the model registered them, in order, tied ones once.
+  std::vector<std::string> parameter_names() const;
+  /// What this rank's states take by formula, padding included: equals the ledger's `parameters`,
+  /// `gradients` and `optimizer`.
+  partition::LayoutMemory memory_formula() const;
+  TrafficFormula traffic_formula() const;
+  /// Stage 3's pager; null where parameters are replicated.
+  paging::Pager* pager();
+
+ private:
+  friend class Gathered;
+  static std::vector<ParameterGroup> groups_of(const Config& config);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zero

@@ -1,0 +1,63 @@
+#include "zero/partition/formulas.h"
+
+#include <fmt/format.h>
+
+#include "zero/base/error.h"
+
+namespace zero::partition {
+
+Placement placement_of_stage(int stage) {
+  if (stage < 0 || stage > 3) {
+    throw ConfigError(
+        fmt::format("zero_optimization.stage is {}; it must be 0, 1, 2 or 3.", stage));
+  }
+  return {.parameters = stage >= 3, .gradients = stage >= 2, .optimizer = stage >= 1};
+}
+
+StateMemory state_memory(Placement placement, double parameters, double world_size,
+                         StateBytes bytes) {
+  const auto held = [&](bool sharded, int64_t width) {
+    return static_cast<double>(width) * parameters / (sharded ? world_size : 1);
+  };
+  return {held(placement.parameters, bytes.parameter), held(placement.gradients, bytes.gradient),
+          held(placement.optimizer, bytes.optimizer)};
+}
+
+LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement,
+                         StateBytes bytes) {
+  const auto& u = layout.unit(unit);
+  const auto held = [&](bool sharded, int64_t width) {
+    return width * (sharded ? layout.slice_numel(unit) : u.numel);
+  };
+  LayoutMemory memory{held(placement.parameters, bytes.parameter),
+                      held(placement.gradients, bytes.gradient),
+                      held(placement.optimizer, bytes.optimizer), 0};
+  // A slice's share of the content is not a whole number on every rank; padding is counted against
+  // content / N, rounded down.
+  const auto content = [&](bool sharded, int64_t width) {
+    return width * u.content / (sharded ? layout.world_size() : 1);
+  };
+  memory.padding = memory.total() - content(placement.parameters, bytes.parameter) -
+                   content(placement.gradients, bytes.gradient) -
+                   content(placement.optimizer, bytes.optimizer);
+  return memory;
+}
+
+double largest_model(Placement placement, double device_bytes, double world_size,
+                     double model_parallel, StateBytes bytes) {
+  return device_bytes / state_memory(placement, 1, world_size, bytes).total() * model_parallel;
+}
+
+StepTraffic step_traffic(Placement placement, double parameters, double world_size,
+                         int64_t micro_batches) {
+  const double once = parameters * (world_size - 1) / world_size;
+  const auto k = static_cast<double>(micro_batches);
+  return {.reduce = once * (placement.gradients ? k : 1),
+          .gather = once * (placement.parameters ? 2 * k : 1)};
+}
+
+int64_t share_sent(int64_t bytes, int64_t world_size) {
+  return bytes / world_size * (world_size - 1);
+}
+
+}  // namespace zero::partition

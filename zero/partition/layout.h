@@ -1,0 +1,98 @@
+// The layout: which bytes of which parameter are where. Pure integers; everything else in libzero
+// uses these.
+//
+// Note [Units]
+// Parameters are laid out in registration order into units: flat arrays of up to `unit_bytes` that
+// never split a parameter (one that is larger is a unit of its own). A unit is homogeneous in
+// `kind` (dtype, trainable or not): a parameter joins the open unit of its kind. Each parameter
+// starts on a multiple of kAlignment elements, at every stage, because a matrix product's rounding
+// can depend on the alignment of its operands. A unit is padded to a multiple of N x kAlignment
+// elements and cut into N slices of equal length: rank r owns slice r of every unit. Parameter,
+// gradient, master and moment arrays of a unit share this layout, so the same integers serve
+// all-gather, reduce-scatter, the optimizer and the checkpoint. Which parameters share a unit
+// depends on neither N nor the stage; only the tail padding depends on N.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zero::partition {
+
+/// Elements; each parameter of a unit, and each slice, starts on a multiple of it.
+inline constexpr int64_t kAlignment = 64;
+
+/// A parameter as the layout sees it.
+struct Parameter {
+  std::string name;
+  int64_t numel = 0;
+  int64_t element_bytes = 4;
+  int64_t kind = 0;  ///< only parameters of equal kind share a unit
+};
+
+/// A half-open range of elements.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool empty() const { return end <= begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// The elements that are in both; empty (begin == end) if none.
+Range intersect(Range a, Range b);
+
+/// Where a parameter lies in its unit.
+struct Segment {
+  int64_t parameter = 0;  ///< index into Layout::parameters()
+  int64_t offset = 0;     ///< elements from the start of the unit
+  int64_t numel = 0;
+  Range range() const { return {offset, offset + numel}; }
+};
+
+struct Unit {
+  int64_t kind = 0;
+  int64_t element_bytes = 4;
+  std::vector<Segment> segments;
+  int64_t content = 0;  ///< elements of parameters, without padding
+  int64_t numel = 0;    ///< elements with padding: a multiple of N x kAlignment
+  int64_t bytes() const { return numel * element_bytes; }
+};
+
+class Layout {
+ public:
+  /// Lays `parameters` out for `world_size` ranks. Throws ConfigError if unit_bytes or world_size
+  /// is not positive.
+  Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes);
+
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Unit>& units() const { return units_; }
+  const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
+  int64_t unit_count() const { return static_cast<int64_t>(units_.size()); }
+  int world_size() const { return world_size_; }
+
+  /// The unit that holds `parameter`, and its segment there.
+  int64_t unit_of(int64_t parameter) const { return places_[static_cast<size_t>(parameter)].unit; }
+  const Segment& segment_of(int64_t parameter) const;
+
+  /// Elements of a slice of `unit`: numel / N.
+  int64_t slice_numel(int64_t unit) const { return this->unit(unit).numel / world_size_; }
+  /// The slice of `unit` that `rank` owns.
+  Range slice(int64_t unit, int rank) const;
+
+  /// Elements of all parameters (Psi), and of all units with padding.
+  int64_t content() const;
+  int64_t numel() const;
+
+ private:
+  struct Place {
+    int64_t unit = 0;
+    int64_t segment = 0;
+  };
+  std::vector<Parameter> parameters_;
+  std::vector<Unit> units_;
+  std::vector<Place> places_;
+  int world_size_;
+};
+
+}  // namespace zero::partition

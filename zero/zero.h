@@ -1,0 +1,9 @@
+// Everything that a program which trains with libzero needs.
+#pragma once
+
+#include "zero/base/error.h"
+#include "zero/base/ledger.h"
+#include "zero/comm/group.h"
+#include "zero/engine/config.h"
+#include "zero/engine/engine.h"
+#include "zero/optim/optimizer.h"
