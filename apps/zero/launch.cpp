@@ -20,7 +20,10 @@ int launch(const Arguments& arguments) {
                                                    {"prefix", comm::RankLogs::prefix},
                                                    {"files", comm::RankLogs::files}};
   std::string log_mode = "prefix";
-  parser.add_option("-n,--nproc", options.nproc, "Number of ranks")->required()->type_name("N");
+  parser.add_option("-n,--nproc", options.nproc, "Number of ranks")
+      ->required()
+      ->default_str("")
+      ->type_name("N");
   parser
       .add_option("--logs", log_mode,
                   "prefix: every line of every rank behind [RANK]; rank0: rank 0's output as it "
