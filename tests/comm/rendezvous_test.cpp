@@ -166,7 +166,7 @@ std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
         Job mine = job;
         mine.rank = ranks[i];
         for (int meeting = 0; meeting < meetings; ++meeting) {
-          const auto store = meet(mine, timeout, folder);
+          const auto store = join_store(mine, timeout, folder);
           if (store->add("sum", 1) > job.size) messages[i] = "an earlier meeting's keys";
           store->set("done/" + std::to_string(mine.rank), "");
           // Rank 0 may host the store: it stays until all have finished with it.

@@ -301,8 +301,8 @@ fs::path rendezvous_folder() {
   return folder;
 }
 
-c10::intrusive_ptr<c10d::Store> meet(const Job& job, std::chrono::milliseconds timeout,
-                                     const fs::path& folder) {
+c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
+                                           const fs::path& folder) {
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> c10::intrusive_ptr<c10d::Store> {
     auto store = open_store(job, file, patience);
@@ -377,8 +377,8 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
                     job.launcher, job.size, job.local_size));
   }
   const auto folder = job.port == 0 ? comm::rendezvous_folder() : std::filesystem::path();
-  return comm::shared_memory_group(comm::meet(job, options.timeout, folder), job.rank, job.size,
-                                   options);
+  return comm::shared_memory_group(comm::join_store(job, options.timeout, folder), job.rank,
+                                   job.size, options);
 }
 
 }  // namespace zero

@@ -31,8 +31,8 @@ std::filesystem::path rendezvous_folder();
 /// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called
 /// again: every call of all ranks gives a fresh store. Throws CommError naming the address, or the
 /// ranks that did not arrive within `timeout`.
-c10::intrusive_ptr<c10d::Store> meet(const Job& job, std::chrono::milliseconds timeout,
-                                     const std::filesystem::path& folder);
+c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
+                                           const std::filesystem::path& folder);
 
 /// A store that this process hosts on the loopback interface alone, and the free port that it got.
 /// It answers while it lives.

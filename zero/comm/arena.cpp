@@ -1,0 +1,240 @@
+#include "zero/comm/arena.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kMostVirtual = int64_t{8} << 40;
+// Below this an allocation cannot bring the machine down, and the look at the free memory costs
+// more than it is worth.
+constexpr int64_t kWatchedBytes = int64_t{8} << 20;
+
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Reserves pages; returns 0 or an errno.
+int reserve(int file, int64_t offset, int64_t bytes) {
+  for (;;) {
+    if (fallocate(file, FALLOC_FL_KEEP_SIZE, offset, bytes) == 0) return 0;
+    if (errno != EINTR) return errno;
+  }
+}
+
+int64_t read_number(const std::string& path) {
+  std::ifstream file(path);
+  int64_t value = std::numeric_limits<int64_t>::max();
+  if (!(file >> value)) return std::numeric_limits<int64_t>::max();
+  return value;
+}
+
+// What this process's memory cgroup still allows (versions 2 and 1), or the largest number where
+// nothing limits it.
+int64_t cgroup_headroom() {
+  int64_t headroom = std::numeric_limits<int64_t>::max();
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    const bool unified = controllers.empty();
+    if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+    const std::string root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const std::string most = unified ? "/memory.max" : "/memory.limit_in_bytes";
+    const std::string used = unified ? "/memory.current" : "/memory.usage_in_bytes";
+    // The limit of every ancestor counts. In a container the path may not exist below the mount:
+    // its root does.
+    for (auto path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
+      if (path == "/") path.clear();
+      const auto limit = read_number(root + path + most);
+      const auto now = read_number(root + path + used);
+      if (limit != std::numeric_limits<int64_t>::max() &&
+          now != std::numeric_limits<int64_t>::max()) {
+        headroom = std::min(headroom, std::max<int64_t>(0, limit - now));
+      }
+      if (path.empty()) break;
+    }
+  }
+  return headroom;
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) close(fd_);
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int Descriptor::release() { return std::exchange(fd_, -1); }
+
+ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physical_bytes) {
+  const auto wanted =
+      static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
+  const auto most =
+      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / (ranks + 1))));
+  return {round_up(control_bytes, kPage), std::min(wanted, most), ranks};
+}
+
+std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
+  Descriptor file(memfd_create("libzero", MFD_CLOEXEC));
+  if (!file || ftruncate(file.get(), layout.total_bytes()) != 0) {
+    throw OutOfMemory(
+        fmt::format("Cannot make the shared memory of {} ranks (memfd of {}): {}.", layout.ranks,
+                    format_bytes(static_cast<double>(layout.total_bytes())), std::strerror(errno)));
+  }
+  if (const int error = reserve(file.get(), 0, layout.control_bytes); error != 0) {
+    throw OutOfMemory(fmt::format("Cannot reserve {} of shared memory: {}.",
+                                  format_bytes(static_cast<double>(layout.control_bytes)),
+                                  std::strerror(error)));
+  }
+  return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
+}
+
+std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layout) {
+  return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
+}
+
+Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
+    : file_(std::move(file)), layout_(layout) {
+  void* base = mmap(nullptr, static_cast<size_t>(layout_.total_bytes()), PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  if (base == MAP_FAILED) {
+    throw OutOfMemory(fmt::format(
+        "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
+        "address space (ulimit -v) must be lifted; no memory is used by it.",
+        format_bytes(static_cast<double>(layout_.total_bytes())), layout_.ranks,
+        std::strerror(errno)));
+  }
+  base_ = static_cast<std::byte*>(base);
+}
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) munmap(base_, static_cast<size_t>(layout_.total_bytes()));
+}
+
+int64_t Mapping::offset_of(const void* address, int64_t bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const auto first = reinterpret_cast<uintptr_t>(at(layout_.control_bytes));
+  const auto last =
+      reinterpret_cast<uintptr_t>(base_) + static_cast<uintptr_t>(layout_.total_bytes());
+  if (begin < first || begin + static_cast<uintptr_t>(bytes) > last) return -1;
+  return static_cast<int64_t>(begin - reinterpret_cast<uintptr_t>(base_));
+}
+
+Arena::Arena(std::shared_ptr<Mapping> mapping, int rank)
+    : mapping_(std::move(mapping)), rank_(rank) {
+  holes_.emplace(mapping_->layout().region_offset(rank_), mapping_->layout().region_bytes);
+}
+
+int64_t Arena::allocate(int64_t bytes) {
+  const auto refuse = [&](const std::string& why) {
+    throw OutOfMemory(
+        fmt::format("Cannot allocate {} of shared memory on rank {} ({} in use there): {}.",
+                    format_bytes(static_cast<double>(bytes)), rank_,
+                    format_bytes(static_cast<double>(allocated_bytes())), why));
+  };
+  const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : round_up(bytes, kPage);
+  if (rounded >= kWatchedBytes) {
+    // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
+    // failing.
+    if (const auto available = available_memory(); rounded > available) {
+      refuse(fmt::format("only {} of memory is available",
+                         format_bytes(static_cast<double>(available))));
+    }
+  }
+  int64_t offset = -1;
+  {
+    const std::lock_guard lock(mutex_);
+    auto best = holes_.end();
+    for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
+      if (hole->second >= rounded && (best == holes_.end() || hole->second < best->second))
+        best = hole;
+    }
+    if (best != holes_.end()) {
+      offset = best->first;
+      const auto rest = best->second - rounded;
+      holes_.erase(best);
+      if (rest > 0) holes_.emplace(offset + rounded, rest);
+      blocks_.emplace(offset, rounded);
+      allocated_ += rounded;
+    }
+  }
+  if (offset < 0) refuse("this rank's region is full");
+  if (const int error = reserve(mapping_->file(), offset, rounded); error != 0) {
+    free(offset);
+    refuse(std::strerror(error));
+  }
+  return offset;
+}
+
+void Arena::free(int64_t offset) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(offset);
+  ensure(block != blocks_.end(), "a block of the arena is freed twice");
+  auto [begin, bytes] = *block;
+  blocks_.erase(block);
+  allocated_ -= bytes;
+  while (fallocate(mapping_->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, bytes) !=
+         0) {
+    ensure(errno == EINTR, "the kernel refuses to free shared memory");
+  }
+  auto next = holes_.lower_bound(begin);
+  if (next != holes_.end() && begin + bytes == next->first) {
+    bytes += next->second;
+    next = holes_.erase(next);
+  }
+  if (next != holes_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == begin) {
+      previous->second += bytes;
+      return;
+    }
+  }
+  holes_.emplace(begin, bytes);
+}
+
+int64_t Arena::allocated_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return allocated_;
+}
+
+int64_t physical_memory() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<int64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+int64_t available_memory() {
+  int64_t available = physical_memory();
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    if (word != "MemAvailable:") continue;
+    int64_t kib = 0;
+    if (file >> kib) available = kib * 1024;
+    break;
+  }
+  return std::min(available, cgroup_headroom());
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,105 @@
+// Memory that all ranks of one host can read: one memfd, a region of it for each rank.
+//
+// Note [Arena]
+// The file is anonymous (memfd_create), so the kernel frees it with the last process that holds it,
+// however the job ends, and it does not count against /dev/shm, which containers keep tiny. It is
+// sparse: every rank's region is far larger than the machine's memory, and only allocated blocks
+// have pages. A rank allocates from its own region with its own allocator, which lives in its
+// private memory: ranks share no lock, so a rank that dies anywhere blocks nobody. A block's pages
+// are reserved when it is allocated (fallocate), so exhaustion is an exception there and not a bus
+// error later, and are given back when it is freed (FALLOC_FL_PUNCH_HOLE); so a fresh block reads
+// as zeros.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace zero::comm {
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor();
+  int get() const { return fd_; }
+  int release();
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1 | region of
+/// all ranks].
+struct ArenaLayout {
+  int64_t control_bytes = 0;
+  int64_t region_bytes = 0;
+  int ranks = 0;
+
+  /// Regions of a power of two of at least twice the physical memory, as long as all of them fit in
+  /// 8 TiB.
+  static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
+  int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
+  int64_t total_bytes() const { return region_offset(ranks + 1); }
+};
+
+/// The file, mapped. Ranks that are threads of one process share one Mapping.
+class Mapping {
+ public:
+  /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
+  static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
+  /// Maps a file that another process made. Throws OutOfMemory.
+  static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  const ArenaLayout& layout() const { return layout_; }
+  int file() const { return file_.get(); }
+  std::byte* at(int64_t offset) const { return base_ + offset; }
+  /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
+  /// regions.
+  int64_t offset_of(const void* address, int64_t bytes) const;
+
+ private:
+  Mapping(Descriptor file, const ArenaLayout& layout);
+  Descriptor file_;
+  ArenaLayout layout_;
+  std::byte* base_ = nullptr;
+};
+
+/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit, neighbours merged.
+/// Thread-safe.
+class Arena {
+ public:
+  Arena(std::shared_ptr<Mapping> mapping, int rank);
+  /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory.
+  int64_t allocate(int64_t bytes);
+  /// Gives back a block that `allocate` returned.
+  void free(int64_t offset) noexcept;
+  /// Bytes of the blocks now allocated, rounded up to whole pages.
+  int64_t allocated_bytes() const;
+  const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
+
+ private:
+  std::shared_ptr<Mapping> mapping_;
+  int rank_;
+  mutable std::mutex mutex_;
+  std::map<int64_t, int64_t> holes_;   // offset -> bytes
+  std::map<int64_t, int64_t> blocks_;  // offset -> bytes
+  int64_t allocated_ = 0;
+};
+
+/// Bytes of this machine's memory, and those that can be had now without swapping, within this
+/// process's cgroup.
+int64_t physical_memory();
+int64_t available_memory();
+
+}  // namespace zero::comm

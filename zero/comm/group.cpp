@@ -1,0 +1,300 @@
+#include "zero/comm/group.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/memory_block.h"
+#include "zero/comm/peers.h"
+#include "zero/comm/shm_backend.h"
+#include "zero/comm/shm_meeting.h"
+#include "zero/comm/shm_window.h"
+#include "zero/comm/transport.h"
+#include "zero/comm/wait_clock.h"
+
+namespace zero::comm {
+namespace {
+
+// Keeps a tensor that the caller does not know of alive until the transport is done with it.
+class HoldingWork final : public c10d::Work {
+ public:
+  HoldingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor held)
+      : work_(std::move(work)), held_(std::move(held)) {}
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor held_;
+};
+
+void copy_slice(const at::Tensor& output, const at::Tensor& input) {
+  if (output.const_data_ptr() != input.const_data_ptr()) output.copy_(input);
+}
+
+}  // namespace
+
+struct Group::Impl {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  Transport* transport = nullptr;  // the backend, where it is ours
+  GroupOptions options;
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  std::shared_ptr<Traffic> traffic;
+  std::shared_ptr<Ledger> ledger;
+  std::shared_ptr<WaitClock> clock;
+  std::mutex issue;                    // an announcement and its call belong together
+  std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
+
+  // Issues a collective: `call` gets the backend and says what it sends by definition. `copied` is
+  // what this rank copies in a group of one or by a transport that does not tell.
+  template <class Issue>
+  Work run(Collective collective, int64_t logical_bytes, std::string_view label, Issue issue_call) {
+    const std::lock_guard lock(issue);
+    try {
+      if (transport != nullptr) transport->announce(label, collective);
+      auto work = issue_call();
+      one_tensor.clear();
+      traffic->add(collective, logical_bytes, transport != nullptr ? 0 : logical_bytes);
+      return {std::move(work), clock};
+    } catch (const c10::Error& error) {
+      one_tensor.clear();
+      throw CommError(fmt::format("{} '{}' failed on rank {}: {}", name(collective), label, rank,
+                                  error.what_without_backtrace()));
+    } catch (...) {
+      one_tensor.clear();
+      throw;
+    }
+  }
+
+  Work done(Collective collective) const {
+    traffic->add(collective, 0, 0);
+    return {};
+  }
+
+  void check_sizes(const char* what, int64_t whole, int64_t part) const {
+    if (whole == part * size) return;
+    throw CommError(fmt::format(
+        "{} on rank {}: the larger tensor must have {} times the elements of the smaller, but they "
+        "have {} and {}.",
+        what, rank, size, whole, part));
+  }
+
+  Work all_gather(Collective collective, at::Tensor output, at::Tensor input,
+                  std::string_view label, bool asynchronous);
+  Work all_reduce(Collective collective, at::Tensor tensor, std::string_view label,
+                  bool asynchronous);
+  void find_local_ranks();
+};
+
+Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->options = options;
+  impl_->backend = std::move(backend);
+  if (impl_->backend) {
+    impl_->rank = impl_->backend->getRank();
+    impl_->size = impl_->backend->getSize();
+    impl_->transport = dynamic_cast<Transport*>(impl_->backend.get());
+  }
+  if (impl_->transport != nullptr) {
+    impl_->traffic = impl_->transport->traffic();
+    impl_->ledger = impl_->transport->ledger();
+    impl_->clock = impl_->transport->clock();
+    impl_->local_rank = impl_->rank;
+    impl_->local_size = impl_->size;
+  } else {
+    impl_->traffic = std::make_shared<Traffic>();
+    impl_->ledger = std::make_shared<Ledger>();
+    impl_->clock = std::make_shared<WaitClock>();
+    if (impl_->size > 1) impl_->find_local_ranks();
+  }
+}
+
+Group::~Group() = default;
+
+// Over another backend the ranks tell each other which host they are on.
+void Group::Impl::find_local_ranks() {
+  auto own = at::empty({1}, at::kLong);
+  auto all = at::empty({size}, at::kLong);
+  own.fill_(static_cast<int64_t>(std::hash<std::string>{}(Process::self().machine)));
+  run(Collective::control, 0, "hosts", [&] { return backend->_allgather_base(all, own); }).wait();
+  traffic->reset();
+  const auto* hosts = all.const_data_ptr<int64_t>();
+  local_rank = 0;
+  local_size = 0;
+  for (int r = 0; r < size; ++r) {
+    if (hosts[r] != hosts[rank]) continue;
+    if (r < rank) ++local_rank;
+    ++local_size;
+  }
+}
+
+int Group::rank() const { return impl_->rank; }
+int Group::size() const { return impl_->size; }
+int Group::local_rank() const { return impl_->local_rank; }
+int Group::local_size() const { return impl_->local_size; }
+
+at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) {
+  if (impl_->transport != nullptr) return impl_->transport->empty(numel, dtype, category);
+  return private_tensor(numel, dtype, impl_->ledger, category);
+}
+
+std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category category) {
+  if (impl_->transport != nullptr) {
+    const std::lock_guard lock(impl_->issue);
+    const ClockedScope clocked(*impl_->clock);
+    impl_->transport->announce("", Collective::control);
+    return impl_->transport->window(bytes, slots, category);
+  }
+  if (impl_->size > 1) return nullptr;
+  return std::make_unique<SingleWindow>(bytes, slots, impl_->ledger, category);
+}
+
+Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
+                             std::string_view label, bool asynchronous) {
+  check_sizes("all_gather", output.numel(), input.numel());
+  if (size == 1) {
+    copy_slice(output, input);
+    return done(collective);
+  }
+  return run(collective, (size - 1) * static_cast<int64_t>(input.nbytes()), label, [&] {
+    c10d::AllgatherOptions call;
+    call.asyncOp = asynchronous;
+    call.timeout = options.timeout;
+    return backend->_allgather_base(output, input, call);
+  });
+}
+
+Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label,
+                             bool asynchronous) {
+  if (size == 1) return done(collective);
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  return run(collective, 2 * (size - 1) * bytes / size, label, [&] {
+    c10d::AllreduceOptions call;
+    call.asyncOp = asynchronous;
+    call.timeout = options.timeout;
+    one_tensor.assign(1, tensor);
+    return backend->allreduce(one_tensor, call);
+  });
+}
+
+Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view label) {
+  return impl_->all_gather(Collective::all_gather, std::move(output), std::move(input), label,
+                           true);
+}
+
+Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label) {
+  impl_->check_sizes("reduce_scatter", input.numel(), output.numel());
+  if (impl_->size == 1) {
+    copy_slice(output, input);
+    return impl_->done(Collective::reduce_scatter);
+  }
+  const auto bytes =
+      (impl_->size - 1) * static_cast<int64_t>(output.numel() * input.element_size());
+  c10d::ReduceScatterOptions call;
+  call.timeout = impl_->options.timeout;
+  return impl_->run(
+      Collective::reduce_scatter, bytes, label, [&]() -> c10::intrusive_ptr<c10d::Work> {
+        if (impl_->transport != nullptr || input.scalar_type() == output.scalar_type()) {
+          return impl_->backend->_reduce_scatter_base(output, input, call);
+        }
+        auto converted = input.to(output.scalar_type());  // another backend reduces one dtype only
+        auto work = impl_->backend->_reduce_scatter_base(output, converted, call);
+        return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
+      });
+}
+
+Work Group::all_reduce(at::Tensor tensor, std::string_view label) {
+  return impl_->all_reduce(Collective::all_reduce, std::move(tensor), label, true);
+}
+
+Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
+  if (root < 0 || root >= impl_->size) {
+    throw CommError(fmt::format("broadcast '{}' on rank {}: root {} is not one of the {} ranks.",
+                                label, impl_->rank, root, impl_->size));
+  }
+  if (impl_->size == 1) return impl_->done(Collective::broadcast);
+  const auto bytes = root == impl_->rank ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  return impl_->run(Collective::broadcast, bytes, label, [&] {
+    c10d::BroadcastOptions call;
+    call.rootRank = root;
+    call.timeout = impl_->options.timeout;
+    impl_->one_tensor.assign(1, tensor);
+    return impl_->backend->broadcast(impl_->one_tensor, call);
+  });
+}
+
+Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view label) {
+  if (impl_->size == 1) {
+    impl_->check_sizes("all_to_all", output.numel(), input.numel());
+    copy_slice(output, input);
+    return impl_->done(Collective::all_to_all);
+  }
+  const auto bytes = static_cast<int64_t>(input.nbytes()) / impl_->size * (impl_->size - 1);
+  return impl_->run(Collective::all_to_all, bytes, label, [&] {
+    c10d::AllToAllOptions call;
+    call.timeout = impl_->options.timeout;
+    std::vector<int64_t> equal_slices;
+    return impl_->backend->alltoall_base(output, input, equal_slices, equal_slices, call);
+  });
+}
+
+void Group::barrier(std::string_view label) {
+  if (impl_->size == 1) {
+    impl_->done(Collective::control);
+    return;
+  }
+  const ClockedScope clocked(*impl_->clock);
+  impl_
+      ->run(Collective::control, 0, label,
+            [&] {
+              c10d::BarrierOptions call;
+              call.asyncOp = false;
+              call.timeout = impl_->options.timeout;
+              return impl_->backend->barrier(call);
+            })
+      .wait();
+}
+
+void Group::all_gather_control(at::Tensor output, at::Tensor input, std::string_view label) {
+  impl_->all_gather(Collective::control, std::move(output), std::move(input), label, true).wait();
+}
+
+void Group::all_reduce_control(at::Tensor tensor, std::string_view label) {
+  impl_->all_reduce(Collective::control, std::move(tensor), label, true).wait();
+}
+
+Traffic& Group::traffic() { return *impl_->traffic; }
+const std::shared_ptr<Ledger>& Group::ledger() const { return impl_->ledger; }
+
+double Group::wait_ms() const {
+  return static_cast<double>(impl_->clock->nanoseconds.load(std::memory_order_relaxed)) * 1e-6;
+}
+
+std::shared_ptr<Group> single() { return std::make_shared<Group>(nullptr); }
+
+std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                           int size, GroupOptions options) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw CommError(fmt::format("There is no rank {} in a group of {}.", rank, size));
+  }
+  if (size == 1) return std::make_shared<Group>(nullptr, options);
+  return std::make_shared<Group>(
+      c10::make_intrusive<ShmBackend>(meet(*store, rank, size, options.timeout), options.timeout),
+      options);
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,54 @@
+#include "zero/comm/memory_block.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero::comm {
+
+SharedBlock::SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes,
+                         const std::shared_ptr<Ledger>& ledger, Category category)
+    : arena_(std::move(arena)),
+      offset_(arena_->allocate(bytes)),
+      charge_(ledger, category, bytes) {}
+
+SharedBlock::~SharedBlock() { arena_->free(offset_); }
+
+at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at::ScalarType dtype,
+                         const std::shared_ptr<Ledger>& ledger, Category category) {
+  if (numel == 0) return at::empty({0}, dtype);
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  auto block = std::make_shared<SharedBlock>(arena, bytes, ledger, category);
+  auto* data = block->data();
+  return at::from_blob(
+      data, {numel}, [block = std::move(block)](void*) mutable { block.reset(); },
+      at::TensorOptions(dtype));
+}
+
+at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
+                          const std::shared_ptr<Ledger>& ledger, Category category) {
+  if (numel == 0) return at::empty({0}, dtype);
+  constexpr size_t kPage = 4096;
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  void* data = std::aligned_alloc(kPage, (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage);
+  if (data == nullptr) {
+    throw OutOfMemory(fmt::format("Cannot allocate {} for {}.",
+                                  format_bytes(static_cast<double>(bytes)), name(category)));
+  }
+  auto charge = std::make_shared<Charge>(ledger, category, bytes);
+  return at::from_blob(
+      data, {numel},
+      [charge = std::move(charge)](void* memory) mutable {
+        std::free(memory);
+        charge.reset();
+      },
+      at::TensorOptions(dtype));
+}
+
+}  // namespace zero::comm

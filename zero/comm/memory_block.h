@@ -1,0 +1,40 @@
+// Blocks of memory that free themselves and are on the ledger while they live.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "zero/base/ledger.h"
+#include "zero/comm/arena.h"
+
+namespace zero::comm {
+
+/// A zero-filled block of a rank's region of the shared memory; keeps the memory mapped.
+class SharedBlock {
+ public:
+  /// `bytes` > 0; they are charged as they are, without the rounding to pages. Throws OutOfMemory.
+  SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes, const std::shared_ptr<Ledger>& ledger,
+              Category category);
+  SharedBlock(const SharedBlock&) = delete;
+  SharedBlock& operator=(const SharedBlock&) = delete;
+  ~SharedBlock();
+  int64_t offset() const { return offset_; }
+  std::byte* data() const { return arena_->mapping()->at(offset_); }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  int64_t offset_;
+  Charge charge_;
+};
+
+/// A 1-D tensor in a new block of the shared memory. Throws OutOfMemory.
+at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at::ScalarType dtype,
+                         const std::shared_ptr<Ledger>& ledger, Category category);
+
+/// A 1-D tensor in page-aligned memory of this process alone. Throws OutOfMemory.
+at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
+                          const std::shared_ptr<Ledger>& ledger, Category category);
+
+}  // namespace zero::comm

@@ -1,0 +1,202 @@
+#include "zero/comm/peers.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+// The letter of the state and the start time in clock ticks since boot; nothing where there is no
+// such process.
+std::optional<std::pair<char, uint64_t>> process_status(int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  const auto name_end = text.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  char state = 0;
+  fields >> state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;  // see proc(5): starttime is field 22
+  uint64_t start = 0;
+  if (!(fields >> start)) return std::nullopt;
+  return std::pair{state, start};
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+}  // namespace
+
+Process Process::self() {
+  Process self;
+  self.pid = getpid();
+  if (const auto status = process_status(self.pid)) self.start_time = status->second;
+  self.host = first_line("/proc/sys/kernel/hostname");
+  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host;
+  return self;
+}
+
+Watch::Watch(const Process& process) : process_(process), self_(process.pid == getpid()) {
+  if (self_) return;
+  pidfd_ =
+      Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(process_.pid), 0)));
+  // The number may have gone to another process before the descriptor was there.
+  const auto status = process_status(process_.pid);
+  gone_at_first_ = !status || status->second != process_.start_time;
+}
+
+bool Watch::dead() const {
+  if (self_) return false;
+  if (gone_at_first_) return true;
+  if (pidfd_) {
+    pollfd poll_it{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    return poll(&poll_it, 1, 0) > 0;
+  }
+  const auto status = process_status(process_.pid);  // a kernel without pidfd_open
+  return !status || status->second != process_.start_time || status->first == 'Z' ||
+         status->first == 'X';
+}
+
+Peers::Peers(int rank, std::vector<Process> processes)
+    : rank_(rank), processes_(std::move(processes)) {
+  watches_.reserve(processes_.size());
+  for (const auto& process : processes_) watches_.emplace_back(process);
+  spins_ = size() <= usable_cores() ? 200 : 0;
+}
+
+void Peers::attach(std::shared_ptr<Mapping> mapping) { mapping_ = std::move(mapping); }
+
+RankSlot& Peers::slot(int rank) const {
+  return *std::launder(
+      reinterpret_cast<RankSlot*>(mapping_->at(static_cast<int64_t>(sizeof(RankSlot)) * rank)));
+}
+
+void Peers::pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool Peers::troubled() const {
+  if (!mapping_) return false;
+  for (int r = 0; r < size(); ++r) {
+    if (slot(r).current_state() == RankState::failed) return true;
+  }
+  return false;
+}
+
+std::string Peers::who(int rank) const {
+  const auto& process = processes_[static_cast<size_t>(rank)];
+  return fmt::format("rank {} (pid {}, host {})", rank, process.pid, process.host);
+}
+
+std::string Peers::last_seen(int rank) const {
+  if (!mapping_) return "it has not joined the group";
+  const auto& there = slot(rank);
+  const auto finished = there.finished.load(std::memory_order_acquire);
+  const auto call = there.last_call();
+  if (call.op == Op::none) return "it has not called any collective";
+  if (finished >= call.sequence)
+    return "its last call was " + call.describe() + ", which it finished";
+  return "it is in " + call.describe();
+}
+
+std::optional<Peers::Trouble> Peers::find_trouble(int awaited) const {
+  for (int r = 0; r < size(); ++r) {
+    if (watches_[static_cast<size_t>(r)].dead() &&
+        (!mapping_ || slot(r).current_state() == RankState::active)) {
+      return Trouble{r, who(r) + " died"};
+    }
+  }
+  if (!mapping_) return std::nullopt;
+  std::optional<Trouble> follow_up;
+  for (int r = 0; r < size(); ++r) {
+    if (slot(r).current_state() != RankState::failed) continue;
+    const auto failure = slot(r).failure.load();
+    Trouble trouble{static_cast<int>(failure.origin), std::string(failure.message.view())};
+    if (failure.origin == r) return trouble;
+    follow_up = std::move(trouble);
+  }
+  if (follow_up) return follow_up;
+  if (slot(awaited).current_state() == RankState::left) {
+    return Trouble{awaited, fmt::format("{} left the group; {}", who(awaited), last_seen(awaited))};
+  }
+  return std::nullopt;
+}
+
+void Peers::check_failed(const Describe& doing) const {
+  if (!troubled()) return;
+  if (const auto trouble = find_trouble(rank_)) fail(*trouble, doing);
+}
+
+void Peers::fail(const Trouble& trouble, const Describe& doing) const {
+  throw PeerError(trouble.origin, trouble.message,
+                  fmt::format("{}; rank {} was waiting in {}.", trouble.message, rank_, doing()));
+}
+
+void Peers::fail_timeout(int awaited, const Describe& doing) const {
+  const auto behind = [&](int r) {
+    if (!mapping_) return r == awaited;
+    return static_cast<int32_t>(slot(r).ticks.load(std::memory_order_acquire) -
+                                own().ticks.load(std::memory_order_relaxed)) < 0;
+  };
+  std::string missing;
+  for (int r = 0; r < size(); ++r) {
+    if (r != awaited && (r == rank_ || !behind(r))) continue;
+    if (!missing.empty()) missing += "; ";
+    missing += fmt::format("{} has not arrived: {}", who(r), last_seen(r));
+  }
+  const auto cause = fmt::format("Timed out: {}", missing);
+  throw PeerError(rank_, cause,
+                  fmt::format("{}; rank {} was waiting in {}.", cause, rank_, doing()));
+}
+
+void Peers::post_failure(int origin, std::string_view message) const noexcept {
+  const std::lock_guard lock(post_mutex_);
+  auto& here = own();
+  if (here.current_state() != RankState::active) return;
+  Failure failure;
+  failure.origin = origin;
+  failure.message = FixedText<2040>(message);
+  here.failure.store(failure);
+  here.state.store(static_cast<uint32_t>(RankState::failed), std::memory_order_release);
+  futex_wake(&here.ticks);
+}
+
+void Peers::post_left() const noexcept {
+  const std::lock_guard lock(post_mutex_);
+  auto& here = own();
+  if (here.current_state() != RankState::active) return;
+  here.state.store(static_cast<uint32_t>(RankState::left), std::memory_order_release);
+  futex_wake(&here.ticks);
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,143 @@
+// The other ranks of a shared-memory group: who they are, whether they live, and how to wait for
+// them.
+//
+// Note [Waiting]
+// A rank sleeps on a futex in the slot of the peer that it waits for, and wakes at least every 100
+// ms to look whether a peer has died (its pidfd becomes readable as soon as the process ends, even
+// while it is a zombie), has left or has failed, and whether the time is up. Ranks spin for some
+// microseconds first only where every rank has a core of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/arena.h"
+#include "zero/comm/futex.h"
+#include "zero/comm/shm_control.h"
+
+namespace zero::comm {
+
+/// A process as its peers know it. The start time tells it from a later process with the same
+/// number.
+struct Process {
+  int64_t pid = 0;
+  uint64_t start_time = 0;
+  std::string host;     ///< host name
+  std::string machine;  ///< boot id and host name: equal for processes of one host
+  /// This process.
+  static Process self();
+  bool operator==(const Process&) const = default;
+};
+
+/// Tells whether one process lives.
+class Watch {
+ public:
+  explicit Watch(const Process& process);
+  bool dead() const;
+
+ private:
+  Process process_;
+  bool self_ = false;
+  bool gone_at_first_ = false;
+  Descriptor pidfd_;
+};
+
+/// A CommError that began with `origin`; `cause()` is the message without what this rank was doing,
+/// so that others can pass it on.
+class PeerError : public CommError {
+ public:
+  PeerError(int origin, std::string cause, const std::string& message)
+      : CommError(message), origin_(origin), cause_(std::move(cause)) {}
+  int origin() const { return origin_; }
+  const std::string& cause() const { return cause_; }
+
+ private:
+  int origin_;
+  std::string cause_;
+};
+
+using Clock = std::chrono::steady_clock;
+using Describe = std::function<std::string()>;
+
+class Peers {
+ public:
+  Peers(int rank, std::vector<Process> processes);
+  /// From now on the states of the ranks are known too.
+  void attach(std::shared_ptr<Mapping> mapping);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(processes_.size()); }
+  RankSlot& slot(int rank) const;
+  RankSlot& own() const { return slot(rank_); }
+
+  /// Blocks until `look` returns nothing; otherwise it returns the value that it saw in the word at
+  /// `word`, which `peer` changes and wakes. `doing` says what this rank is doing, for errors.
+  /// Throws CommError (see Note [Waiting]).
+  template <class Look>
+  void wait(int peer, const void* word, Look look, Clock::time_point deadline,
+            const Describe& doing) const {
+    for (int i = 0; i < spins_; ++i) {
+      if (!look()) return;
+      pause();
+    }
+    auto next_check = Clock::now() + kCheckInterval;
+    for (;;) {
+      const std::optional<uint32_t> seen = look();
+      if (!seen) return;
+      futex_wait(word, *seen, kCheckInterval);
+      if (!look()) return;
+      const auto now = Clock::now();
+      if (now < next_check && now < deadline && !troubled()) continue;
+      next_check = now + kCheckInterval;
+      auto trouble = find_trouble(peer);
+      if (!look()) return;  // it did its part before it ended
+      if (trouble) fail(*trouble, doing);
+      if (now >= deadline) fail_timeout(peer, doing);
+    }
+  }
+
+  /// Throws if a rank has failed. For the moment after a wait: a peer that gave up may already
+  /// reuse its memory.
+  void check_failed(const Describe& doing) const;
+
+  /// This rank gives up because of `origin` (often itself): every rank that waits, this one too,
+  /// gets `message`. The first message stands.
+  void post_failure(int origin, std::string_view message) const noexcept;
+  /// This rank is done with the group.
+  void post_left() const noexcept;
+
+  /// "rank 2 (pid 4711, host h)"
+  std::string who(int rank) const;
+  /// What a rank was last seen doing.
+  std::string last_seen(int rank) const;
+
+ private:
+  static constexpr std::chrono::milliseconds kCheckInterval{100};
+  struct Trouble {
+    int origin;
+    std::string message;
+  };
+  static void pause();
+  bool troubled() const;
+  std::optional<Trouble> find_trouble(int awaited) const;
+  [[noreturn]] void fail(const Trouble& trouble, const Describe& doing) const;
+  [[noreturn]] void fail_timeout(int awaited, const Describe& doing) const;
+
+  int rank_;
+  std::vector<Process> processes_;
+  std::vector<Watch> watches_;
+  std::shared_ptr<Mapping> mapping_;
+  mutable std::mutex post_mutex_;
+  int spins_ = 0;
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,221 @@
+#include "zero/comm/reduce_kernels.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "zero/base/error.h"
+
+// The vector code below is compiled once for each instruction set; Highway includes this file again
+// for each.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/comm/reduce_kernels.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::comm::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// How the lanes of an element type are loaded for the sum and stored after it.
+struct FloatLanes {
+  using Element = float;
+  using Tag = hn::ScalableTag<float>;
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const float* from) { return hn::LoadU(d, from); }
+  static HWY_INLINE void store(Tag d, hn::Vec<Tag> v, float* to) { hn::StoreU(v, d, to); }
+};
+
+struct DoubleLanes {
+  using Element = double;
+  using Tag = hn::ScalableTag<double>;
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const double* from) { return hn::LoadU(d, from); }
+  static HWY_INLINE void store(Tag d, hn::Vec<Tag> v, double* to) { hn::StoreU(v, d, to); }
+};
+
+struct Bfloat16Lanes {
+  using Element = uint16_t;
+  using Tag = hn::ScalableTag<float>;
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const uint16_t* from) {
+    const hn::RebindToUnsigned<Tag> du;
+    const hn::Rebind<uint16_t, Tag> dh;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, from))));
+  }
+  // To nearest, ties to even; every NaN becomes the one that c10::BFloat16 makes.
+  static HWY_INLINE void store(Tag, hn::Vec<Tag> v, uint16_t* to) {
+    const hn::RebindToUnsigned<Tag> du;
+    const hn::Rebind<uint16_t, Tag> dh;
+    const auto bits = hn::BitCast(du, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
+    const auto is_nan = hn::RebindMask(du, hn::Ne(v, v));
+    const auto result = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0), rounded);
+    // The values fit in 16 bits, but the only demotion there is takes them as signed and saturates:
+    // so sign-extend first.
+    const hn::RebindToSigned<Tag> di;
+    const hn::Rebind<int16_t, Tag> dhi;
+    const auto extended = hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(result)));
+    hn::StoreU(hn::BitCast(dh, hn::DemoteTo(dhi, extended)), dh, to);
+  }
+};
+
+#if HWY_TARGET <= HWY_AVX2  // with conversions in hardware, which keep subnormals
+struct HalfLanes {
+  using Element = hwy::float16_t;
+  using Tag = hn::ScalableTag<float>;
+  using HalfTag = hn::Rebind<hwy::float16_t, Tag>;
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const hwy::float16_t* from) {
+    return hn::PromoteTo(d, hn::LoadU(HalfTag(), from));
+  }
+  static HWY_INLINE void store(Tag, hn::Vec<Tag> v, hwy::float16_t* to) {
+    hn::StoreU(hn::DemoteTo(HalfTag(), v), HalfTag(), to);
+  }
+};
+#endif
+
+// Whole vectors of [0, numel); returns how many elements that was. Four vectors at a time keep the
+// loads of one array together, so that each array is read as a stream.
+template <class In, class Out>
+int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t numel) {
+  const typename In::Tag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto* out = static_cast<typename Out::Element*>(output);
+  const auto at = [&](size_t k) { return static_cast<const typename In::Element*>(inputs[k]); };
+  int64_t i = 0;
+  for (; i + 4 * lanes <= numel; i += 4 * lanes) {
+    const auto* first = at(0) + i;
+    auto a = In::load(d, first);
+    auto b = In::load(d, first + lanes);
+    auto c = In::load(d, first + 2 * lanes);
+    auto e = In::load(d, first + 3 * lanes);
+    for (size_t k = 1; k < inputs.size(); ++k) {
+      const auto* next = at(k) + i;
+      a = hn::Add(a, In::load(d, next));
+      b = hn::Add(b, In::load(d, next + lanes));
+      c = hn::Add(c, In::load(d, next + 2 * lanes));
+      e = hn::Add(e, In::load(d, next + 3 * lanes));
+    }
+    Out::store(d, a, out + i);
+    Out::store(d, b, out + i + lanes);
+    Out::store(d, c, out + i + 2 * lanes);
+    Out::store(d, e, out + i + 3 * lanes);
+  }
+  for (; i + lanes <= numel; i += lanes) {
+    auto a = In::load(d, at(0) + i);
+    for (size_t k = 1; k < inputs.size(); ++k) a = hn::Add(a, In::load(d, at(k) + i));
+    Out::store(d, a, out + i);
+  }
+  return i;
+}
+
+int64_t SumVectors(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+                   c10::ScalarType input_dtype, int64_t numel) {
+  using c10::ScalarType;
+  const bool widened = output_dtype != input_dtype;
+  switch (input_dtype) {
+    case ScalarType::Float:
+      return sum_vectors<FloatLanes, FloatLanes>(output, inputs, numel);
+    case ScalarType::Double:
+#if HWY_HAVE_FLOAT64
+      return sum_vectors<DoubleLanes, DoubleLanes>(output, inputs, numel);
+#else
+      return 0;
+#endif
+    case ScalarType::BFloat16:
+      return widened ? sum_vectors<Bfloat16Lanes, FloatLanes>(output, inputs, numel)
+                     : sum_vectors<Bfloat16Lanes, Bfloat16Lanes>(output, inputs, numel);
+    case ScalarType::Half:
+#if HWY_TARGET <= HWY_AVX2
+      return widened ? sum_vectors<HalfLanes, FloatLanes>(output, inputs, numel)
+                     : sum_vectors<HalfLanes, HalfLanes>(output, inputs, numel);
+#else
+      return 0;
+#endif
+    default:
+      return 0;  // integers: the plain loop is as good
+  }
+}
+
+}  // namespace zero::comm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::comm {
+namespace {
+
+HWY_EXPORT(SumVectors);
+
+// `Sum` is what the elements are added in.
+template <class In, class Sum, class Out>
+void sum_plain(void* output, std::span<const void* const> inputs, int64_t from, int64_t numel) {
+  auto* out = static_cast<Out*>(output);
+  for (int64_t i = from; i < numel; ++i) {
+    auto total = static_cast<Sum>(static_cast<const In*>(inputs[0])[i]);
+    for (size_t k = 1; k < inputs.size(); ++k) {
+      total = static_cast<Sum>(total + static_cast<Sum>(static_cast<const In*>(inputs[k])[i]));
+    }
+    out[i] = static_cast<Out>(total);
+  }
+}
+
+void sum_plain(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+               c10::ScalarType input_dtype, int64_t from, int64_t numel) {
+  using c10::ScalarType;
+  ensure(can_sum(input_dtype, output_dtype), "a sum of a dtype that has none");
+  const bool widened = output_dtype != input_dtype;
+  switch (input_dtype) {
+    case ScalarType::Float:
+      return sum_plain<float, float, float>(output, inputs, from, numel);
+    case ScalarType::Double:
+      return sum_plain<double, double, double>(output, inputs, from, numel);
+    case ScalarType::BFloat16:
+      return widened ? sum_plain<c10::BFloat16, float, float>(output, inputs, from, numel)
+                     : sum_plain<c10::BFloat16, float, c10::BFloat16>(output, inputs, from, numel);
+    case ScalarType::Half:
+      return widened ? sum_plain<c10::Half, float, float>(output, inputs, from, numel)
+                     : sum_plain<c10::Half, float, c10::Half>(output, inputs, from, numel);
+    case ScalarType::Int:  // unsigned, whose overflow is defined
+      return sum_plain<uint32_t, uint32_t, uint32_t>(output, inputs, from, numel);
+    case ScalarType::Long:
+      return sum_plain<uint64_t, uint64_t, uint64_t>(output, inputs, from, numel);
+    default:
+      return sum_plain<uint8_t, uint8_t, uint8_t>(output, inputs, from, numel);
+  }
+}
+
+}  // namespace
+
+bool can_sum(c10::ScalarType input, c10::ScalarType output) {
+  using c10::ScalarType;
+  switch (input) {
+    case ScalarType::BFloat16:
+    case ScalarType::Half:
+      return output == input || output == ScalarType::Float;
+    case ScalarType::Float:
+    case ScalarType::Double:
+    case ScalarType::Int:
+    case ScalarType::Long:
+    case ScalarType::Byte:
+      return output == input;
+    default:
+      return false;
+  }
+}
+
+void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+         c10::ScalarType input_dtype, int64_t numel) {
+  const auto done =
+      HWY_DYNAMIC_DISPATCH(SumVectors)(output, output_dtype, inputs, input_dtype, numel);
+  sum_plain(output, output_dtype, inputs, input_dtype, done, numel);
+}
+
+void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+                   c10::ScalarType input_dtype, int64_t numel) {
+  sum_plain(output, output_dtype, inputs, input_dtype, 0, numel);
+}
+
+}  // namespace zero::comm
+#endif  // HWY_ONCE

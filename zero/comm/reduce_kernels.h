@@ -1,0 +1,28 @@
+// Sums of N arrays, element by element in array order.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <span>
+
+namespace zero::comm {
+
+/// Whether `sum` takes these dtypes: Float, BFloat16 and Half (also into Float), Double, Int, Long,
+/// Byte.
+bool can_sum(c10::ScalarType input, c10::ScalarType output);
+
+/// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel), added in that order: in fp32
+/// for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even) where the
+/// output is not Float; in fp64 for Double; modulo 2^bits for integers. `output` may be one of the
+/// inputs (of the same dtype), else it may overlap none. Pointers need the alignment of their
+/// elements only. An element's sum depends on that element's inputs alone. Serial; vectorised with
+/// run-time dispatch.
+void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+         c10::ScalarType input_dtype, int64_t numel);
+
+/// The same in plain loops: what `sum` is tested against. (Which NaN a NaN becomes may differ.)
+void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+                   c10::ScalarType input_dtype, int64_t numel);
+
+}  // namespace zero::comm

@@ -1,0 +1,289 @@
+#include "zero/comm/shm_backend.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/memory_block.h"
+#include "zero/comm/reduce_kernels.h"
+#include "zero/comm/shm_window.h"
+
+namespace zero::comm {
+namespace {
+
+Collective counted_as(Op op) {
+  switch (op) {
+    case Op::all_gather:
+      return Collective::all_gather;
+    case Op::reduce_scatter:
+      return Collective::reduce_scatter;
+    case Op::all_reduce:
+      return Collective::all_reduce;
+    case Op::broadcast:
+      return Collective::broadcast;
+    case Op::all_to_all:
+      return Collective::all_to_all;
+    default:
+      return Collective::control;
+  }
+}
+
+const std::byte* first_byte(const at::Tensor& tensor) {
+  return static_cast<const std::byte*>(tensor.const_data_ptr());
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && b.numel() > 0 && first_byte(a) < first_byte(b) + b.nbytes() &&
+         first_byte(b) < first_byte(a) + a.nbytes();
+}
+
+// Whether `part` is slice `rank` of `whole`, or does not touch it.
+bool slice_or_apart(const at::Tensor& part, const at::Tensor& whole, int rank) {
+  return !overlap(part, whole) ||
+         (part.scalar_type() == whole.scalar_type() &&
+          first_byte(part) == first_byte(whole) + static_cast<size_t>(rank) * part.nbytes());
+}
+
+}  // namespace
+
+ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout)
+    : c10d::Backend(meeting.peers->rank(), meeting.peers->size()),
+      peers_(std::move(meeting.peers)),
+      arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank())),
+      timeout_(timeout),
+      collectives_(peers_, arena_, ledger_, traffic_),
+      queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
+
+ShmBackend::~ShmBackend() {
+  // While an exception passes, what is still queued would wait for peers that this rank is about to
+  // leave.
+  if (std::uncaught_exceptions() > 0) abandon("it left because of an exception");
+  queue_->close();
+  peers_->post_left();
+}
+
+void ShmBackend::announce(std::string_view label, Collective counted) {
+  const std::lock_guard lock(mutex_);
+  label_ = FixedText<72>(label);
+  counted_ = counted;
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Call call, bool asynchronous,
+                                                 std::chrono::milliseconds timeout) {
+  call.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
+  {
+    const std::lock_guard lock(mutex_);
+    if (poison_) std::rethrow_exception(poison_);
+    call.label = std::exchange(label_, {});
+    call.counted = std::exchange(counted_, std::nullopt).value_or(counted_as(call.op));
+  }
+  auto issued = c10::make_intrusive<IssuedCall>(std::move(call), queue_);
+  queue_->push(issued, asynchronous);
+  if (!asynchronous) issued->wait(kNoTimeout);
+  return issued;
+}
+
+std::exception_ptr ShmBackend::run(Call& call) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (poison_) return poison_;
+  }
+  int origin = getRank();
+  std::string cause;
+  std::exception_ptr error;
+  try {
+    collectives_.run(call);
+    return nullptr;
+  } catch (const PeerError& failure) {
+    error = std::current_exception();
+    origin = failure.origin();
+    cause = failure.cause();
+  } catch (const std::exception& failure) {
+    error = std::current_exception();
+    cause = fmt::format("{} failed: {}", peers_->who(getRank()), failure.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!poison_) {
+    poison_ = error;
+    failure_origin_ = origin;
+    peers_->post_failure(origin, cause);
+  }
+  return error;
+}
+
+void ShmBackend::abandon(std::string_view why) {
+  const std::lock_guard lock(mutex_);
+  if (poison_) return;
+  const auto cause = fmt::format("{} failed: {}", peers_->who(getRank()), why);
+  poison_ = std::make_exception_ptr(PeerError(getRank(), cause, cause));
+  failure_origin_ = getRank();
+  peers_->post_failure(getRank(), cause);
+}
+
+int ShmBackend::failure_origin() const {
+  const std::lock_guard lock(mutex_);
+  return failure_origin_;
+}
+
+void ShmBackend::refuse(Op op, const std::string& why) const {
+  std::string label;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!label_.view().empty()) label = fmt::format(" '{}'", label_.view());
+  }
+  throw CommError(fmt::format("{}{} on rank {}: {}", name(op), label, getRank(), why));
+}
+
+void ShmBackend::check(const at::Tensor& tensor, const char* what, Op op) const {
+  if (!tensor.defined()) refuse(op, fmt::format("the {} is an undefined tensor.", what));
+  if (!tensor.device().is_cpu()) {
+    refuse(op, fmt::format("the {} is on {}; the shared-memory group takes CPU tensors.", what,
+                           tensor.device().str()));
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(op, fmt::format("the {} is not contiguous; pass a contiguous tensor.", what));
+  }
+}
+
+void ShmBackend::check_sum(const at::Tensor& input, const at::Tensor& output,
+                           const c10d::ReduceOp& reduce, Op op) const {
+  if (reduce.op_ != c10d::ReduceOp::SUM) {
+    refuse(op, "only sums are reduced; use ReduceOp::SUM and scale afterwards.");
+  }
+  if (!can_sum(input.scalar_type(), output.scalar_type())) {
+    refuse(op,
+           fmt::format("{} cannot be summed into {}; Float, Double, BFloat16, Half, Int, Long and "
+                       "Byte can be summed "
+                       "into themselves, BFloat16 and Half into Float too.",
+                       c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                           const c10d::AllgatherOptions& options) {
+  constexpr auto op = Op::all_gather;
+  check(input, "input", op);
+  check(output, "output", op);
+  if (input.scalar_type() != output.scalar_type() || output.numel() != input.numel() * getSize()) {
+    refuse(op, fmt::format("the output must be {} times the input, of its dtype, but they have {} "
+                           "elements of {} and {} of {}.",
+                           getSize(), output.numel(), c10::toString(output.scalar_type()),
+                           input.numel(), c10::toString(input.scalar_type())));
+  }
+  if (!slice_or_apart(input, output, getRank())) {
+    refuse(op, "the input overlaps the output without being this rank's slice of it.");
+  }
+  Call call;
+  call.op = op;
+  call.output = output;
+  call.input = input;
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  constexpr auto op = Op::reduce_scatter;
+  check(input, "input", op);
+  check(output, "output", op);
+  check_sum(input, output, options.reduceOp, op);
+  if (input.numel() != output.numel() * getSize()) {
+    refuse(op,
+           fmt::format(
+               "the input must have {} times the elements of the output, but they have {} and {}.",
+               getSize(), input.numel(), output.numel()));
+  }
+  if (!slice_or_apart(output, input, getRank())) {
+    refuse(op, "the output overlaps the input without being this rank's slice of it.");
+  }
+  Call call;
+  call.op = op;
+  call.output = output;
+  call.input = input;
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(std::vector<at::Tensor>& tensors,
+                                                     const c10d::AllreduceOptions& options) {
+  constexpr auto op = Op::all_reduce;
+  if (tensors.size() != 1) refuse(op, fmt::format("takes one tensor, not {}.", tensors.size()));
+  check(tensors[0], "tensor", op);
+  check_sum(tensors[0], tensors[0], options.reduceOp, op);
+  Call call;
+  call.op = op;
+  call.output = tensors[0];
+  call.input = tensors[0];
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(std::vector<at::Tensor>& tensors,
+                                                     const c10d::BroadcastOptions& options) {
+  constexpr auto op = Op::broadcast;
+  if (tensors.size() != 1) refuse(op, fmt::format("takes one tensor, not {}.", tensors.size()));
+  check(tensors[0], "tensor", op);
+  if (options.rootRank < 0 || options.rootRank >= getSize()) {
+    refuse(op, fmt::format("root {} is not one of the {} ranks.", options.rootRank, getSize()));
+  }
+  Call call;
+  call.op = op;
+  call.output = tensors[0];
+  call.input = tensors[0];
+  call.root = static_cast<int>(options.rootRank);
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                         std::vector<int64_t>& output_splits,
+                                                         std::vector<int64_t>& input_splits,
+                                                         const c10d::AllToAllOptions& options) {
+  constexpr auto op = Op::all_to_all;
+  check(input, "input", op);
+  check(output, "output", op);
+  if (!output_splits.empty() || !input_splits.empty()) {
+    refuse(op, "only equal slices are exchanged; pass no split sizes.");
+  }
+  if (input.scalar_type() != output.scalar_type() || output.numel() != input.numel() ||
+      input.numel() % getSize() != 0) {
+    refuse(op, fmt::format("input and output must have one dtype and one number of elements, a "
+                           "multiple of {}, but they have "
+                           "{} elements of {} and {} of {}.",
+                           getSize(), input.numel(), c10::toString(input.scalar_type()),
+                           output.numel(), c10::toString(output.scalar_type())));
+  }
+  if (overlap(input, output)) refuse(op, "the input overlaps the output.");
+  Call call;
+  call.op = op;
+  call.output = output;
+  call.input = input;
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call;
+  call.op = Op::barrier;
+  return issue(std::move(call), options.asyncOp, options.timeout);
+}
+
+at::Tensor ShmBackend::empty(int64_t numel, at::ScalarType dtype, Category category) {
+  return shared_tensor(arena_, numel, dtype, ledger_, category);
+}
+
+std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Category category) {
+  Call call;
+  call.op = Op::window;
+  call.window_bytes = bytes;
+  call.window_slots = slots;
+  call.window_category = category;
+  const auto work = issue(std::move(call), false, c10d::kUnsetTimeout);
+  auto& done = static_cast<IssuedCall&>(*work).call();
+  return std::make_unique<ShmWindow>(peers_, arena_->mapping(), std::move(done.window_block),
+                                     std::move(done.window_offsets), bytes, slots, timeout_,
+                                     clock_);
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,377 @@
+// Note [Collectives in shared memory]
+// A call opens with each rank's record of it (shm_control.h) and a synchronisation, and closes with
+// another, after which inputs may be overwritten. In between each rank reads its peers' memory: in
+// place where the tensor lies in the arena, otherwise in the peer's staging buffer, through which
+// the tensor passes in chunks. The buffer has two halves that are used in turn, so that one
+// synchronisation a chunk is enough: a half is written again only after a synchronisation that
+// every rank enters having read it. Ranks may differ in where their tensors lie; if one stages, all
+// go by chunks.
+//
+// Note [Matching]
+// Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So
+// either all go on or all throw a CommError that lists who called what; no rank touches data
+// before.
+#include "zero/comm/shm_collectives.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/reduce_kernels.h"
+#include "zero/comm/shm_window.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr int64_t kHalf = int64_t{2} << 20;  // bytes of one half of the staging buffer
+constexpr int64_t kSmallAllReduce = int64_t{16} << 10;
+constexpr int64_t kGrain = int64_t{1} << 18;  // bytes that are worth a thread
+
+int64_t input_bytes(const Call& call) {
+  return call.input.defined() ? static_cast<int64_t>(call.input.nbytes()) : 0;
+}
+int64_t output_bytes(const Call& call) {
+  return call.output.defined() ? static_cast<int64_t>(call.output.nbytes()) : 0;
+}
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+int64_t element_bytes(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.element_size());
+}
+
+// Bytes of each rank's slice that fit in half a staging buffer beside those of the other ranks'
+// slices.
+int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64 * 64); }
+
+}  // namespace
+
+Collectives::Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
+                         std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic)
+    : peers_(std::move(peers)),
+      arena_(std::move(arena)),
+      ledger_(std::move(ledger)),
+      traffic_(std::move(traffic)),
+      records_(static_cast<size_t>(peers_->size())),
+      sources_(static_cast<size_t>(peers_->size())),
+      doing_([this] { return own_.describe(); }) {}
+
+void Collectives::run(Call& call) {
+  deadline_ = Clock::now() + call.timeout;
+  copied_ = 0;
+  begin(call);
+  switch (call.op) {
+    case Op::all_gather:
+      all_gather(call);
+      break;
+    case Op::reduce_scatter:
+      reduce_scatter(call);
+      break;
+    case Op::all_reduce:
+      input_bytes(call) <= kSmallAllReduce ? small_all_reduce(call) : all_reduce(call);
+      break;
+    case Op::broadcast:
+      broadcast(call);
+      break;
+    case Op::all_to_all:
+      all_to_all(call);
+      break;
+    case Op::window:
+      for (const auto& record : records_) call.window_offsets.push_back(record.data_offset);
+      break;
+    default:
+      break;
+  }
+  // These two read nothing of a peer's, and records alternate, so their opening is enough.
+  if (call.op != Op::barrier && call.op != Op::window) sync();
+  peers_->own().finished.store(sequence_, std::memory_order_release);
+  traffic_->add_copied(call.counted, copied_);
+}
+
+void Collectives::begin(Call& call) {
+  own_ = CallRecord{};
+  own_.sequence = ++sequence_;
+  own_.op = call.op;
+  own_.label = call.label;
+  own_.root = call.root;
+  own_.data_offset = 0;
+  staged_ = false;
+  if (call.op == Op::window) {
+    own_.input_bytes = call.window_bytes;
+    own_.output_bytes = call.window_slots;
+    const auto bytes = ShmWindow::block_bytes(call.window_bytes, call.window_slots);
+    call.window_block = std::make_unique<SharedBlock>(arena_, bytes, ledger_, call.window_category);
+    own_.data_offset = call.window_block->offset();
+  } else if (call.input.defined()) {
+    own_.input_bytes = input_bytes(call);
+    own_.output_bytes = output_bytes(call);
+    own_.input_dtype = static_cast<int8_t>(call.input.scalar_type());
+    own_.output_dtype = static_cast<int8_t>(call.output.scalar_type());
+    const bool read_by_peers =
+        own_.input_bytes > 0 && (call.op != Op::broadcast || call.root == peers_->rank());
+    if (read_by_peers) {
+      own_.data_offset = arena_->mapping()->offset_of(call.input.data_ptr(), own_.input_bytes);
+      staged_ = own_.data_offset < 0 ||
+                (call.op == Op::all_reduce && own_.input_bytes <= kSmallAllReduce);
+      if (staged_) {
+        ensure_staging();
+        own_.data_offset = -1;
+        own_.staging_offset = staging_->offset();
+      }
+    }
+  }
+  auto& slot = peers_->own();
+  slot.calls[sequence_ % 2].store(own_);
+  slot.started.store(sequence_, std::memory_order_release);
+  if (staged_) stage_first(call);
+  sync();
+  for (int r = 0; r < peers_->size(); ++r) {
+    records_[static_cast<size_t>(r)] = peers_->slot(r).calls[sequence_ % 2].load();
+  }
+  check_matching();
+}
+
+void Collectives::ensure_staging() {
+  if (staging_) return;
+  staging_ = std::make_unique<SharedBlock>(arena_, 2 * kHalf, ledger_, Category::communication);
+}
+
+std::byte* Collectives::staging(int half) const { return staging_->data() + half * kHalf; }
+
+bool Collectives::any_staged() const {
+  return std::any_of(records_.begin(), records_.end(),
+                     [](const CallRecord& record) { return record.data_offset < 0; });
+}
+
+void Collectives::sync() {
+  auto& own = peers_->own();
+  const uint32_t target = own.ticks.fetch_add(1, std::memory_order_acq_rel) + 1;
+  futex_wake(&own.ticks);
+  for (int i = 1; i < peers_->size(); ++i) {
+    const int r = (peers_->rank() + i) % peers_->size();
+    const auto& ticks = peers_->slot(r).ticks;
+    peers_->wait(
+        r, &ticks,
+        [&]() -> std::optional<uint32_t> {
+          const auto now = ticks.load(std::memory_order_acquire);
+          if (static_cast<int32_t>(now - target) >= 0) return std::nullopt;
+          return now;
+        },
+        deadline_, doing_);
+  }
+  peers_->check_failed(doing_);
+}
+
+void Collectives::check_matching() const {
+  const bool all_match =
+      std::all_of(records_.begin(), records_.end(),
+                  [&](const CallRecord& record) { return record.matches(own_); });
+  if (all_match) return;
+  std::map<std::string, std::string> callers;
+  for (size_t r = 0; r < records_.size(); ++r) {
+    auto& ranks = callers[records_[r].describe()];
+    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", r);
+  }
+  std::string table;
+  for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
+  throw CommError(
+      fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
+                  "issue the same collectives, of the "
+                  "same sizes, dtypes and labels, in the same order, but these were called:{}",
+                  peers_->rank(), table));
+}
+
+const std::byte* Collectives::peer_bytes(int rank, int64_t offset_in_place, int half,
+                                         int64_t offset_in_half) const {
+  const auto& record = records_[static_cast<size_t>(rank)];
+  if (record.data_offset >= 0) return arena_->mapping()->at(record.data_offset + offset_in_place);
+  return arena_->mapping()->at(record.staging_offset + half * kHalf + offset_in_half);
+}
+
+void Collectives::copy(void* to, const void* from, int64_t bytes) {
+  if (to == from || bytes == 0) return;
+  copied_ += bytes;
+  if (bytes <= kGrain || at::get_num_threads() == 1) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  at::parallel_for(0, bytes, kGrain, [&](int64_t first, int64_t last) {
+    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
+                static_cast<size_t>(last - first));
+  });
+}
+
+void Collectives::add(const Call& call, void* output, const std::vector<const void*>& inputs,
+                      int64_t numel) {
+  if (numel == 0) return;
+  const auto input_dtype = call.input.scalar_type();
+  const auto output_dtype = call.output.scalar_type();
+  copied_ += (peers_->size() - 1) * numel * element_bytes(call.input);
+  if (numel * element_bytes(call.input) <= kGrain || at::get_num_threads() == 1) {
+    sum(output, output_dtype, inputs, input_dtype, numel);
+    return;
+  }
+  at::parallel_for(0, numel, kGrain / element_bytes(call.input), [&](int64_t first, int64_t last) {
+    std::vector<const void*> from(inputs.size());
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      from[r] = static_cast<const std::byte*>(inputs[r]) + first * element_bytes(call.input);
+    }
+    sum(static_cast<std::byte*>(output) + first * element_bytes(call.output), output_dtype, from,
+        input_dtype, last - first);
+  });
+}
+
+// Writes the chunk that opens a staged call, so that the call's first synchronisation publishes it
+// too.
+void Collectives::stage_first(const Call& call) {
+  const auto* from = bytes_of(call.input);
+  const int n = peers_->size();
+  if (call.op == Op::reduce_scatter || call.op == Op::all_to_all) {
+    const auto slice = own_.input_bytes / n;
+    const auto chunk = slice_chunk(n);
+    for (int r = 0; r < n; ++r) {
+      if (r != peers_->rank())
+        copy(staging(0) + r * chunk, from + r * slice, std::min(chunk, slice));
+    }
+  } else {
+    copy(staging(0), from, std::min(kHalf, own_.input_bytes));
+  }
+}
+
+void Collectives::all_gather(const Call& call) {
+  const auto total = own_.input_bytes;
+  const auto step = any_staged() ? kHalf : total;
+  const int n = peers_->size();
+  auto* out = bytes_of(call.output);
+  const auto* in = bytes_of(call.input);
+  int half = 0;
+  for (int64_t at = 0; at < total; at += step, half ^= 1) {
+    const auto bytes = std::min(step, total - at);
+    if (at > 0) {
+      if (staged_) copy(staging(half), in + at, bytes);
+      sync();
+    }
+    for (int i = 0; i < n; ++i) {  // each rank begins with another peer
+      const int r = (peers_->rank() + i) % n;
+      copy(out + r * total + at, r == peers_->rank() ? in + at : peer_bytes(r, at, half, 0), bytes);
+    }
+  }
+}
+
+void Collectives::reduce_scatter(const Call& call) {
+  const int n = peers_->size();
+  const auto slice = own_.input_bytes / n;
+  const auto chunk = slice_chunk(n);
+  const auto step = any_staged() ? chunk : slice;
+  const auto* in = bytes_of(call.input);
+  const auto width = element_bytes(call.input);
+  int half = 0;
+  for (int64_t at = 0; at < slice; at += step, half ^= 1) {
+    const auto bytes = std::min(step, slice - at);
+    if (at > 0) {
+      for (int r = 0; staged_ && r < n; ++r) {
+        if (r != peers_->rank()) copy(staging(half) + r * chunk, in + r * slice + at, bytes);
+      }
+      sync();
+    }
+    const auto mine = peers_->rank() * slice + at;
+    for (int r = 0; r < n; ++r) {
+      sources_[static_cast<size_t>(r)] =
+          r == peers_->rank() ? in + mine : peer_bytes(r, mine, half, peers_->rank() * chunk);
+    }
+    add(call, bytes_of(call.output) + at / width * element_bytes(call.output), sources_,
+        bytes / width);
+  }
+}
+
+// Every rank sums its own share of the elements, then fetches the other shares.
+void Collectives::all_reduce(const Call& call) {
+  const int n = peers_->size();
+  const auto total = own_.input_bytes;
+  const auto step = any_staged() ? kHalf : total;
+  const auto width = element_bytes(call.input);
+  auto* data = bytes_of(call.output);
+  int half = 0;
+  for (int64_t at = 0; at < total; at += step, half ^= 1) {
+    const auto bytes = std::min(step, total - at);
+    if (at > 0) {
+      if (staged_) copy(staging(half), data + at, bytes);
+      sync();
+    }
+    const auto share = (bytes / n / 64 + 1) * 64;  // whole cache lines
+    const auto begin_of = [&](int r) { return std::min(bytes, r * share); };
+    const auto share_bytes = [&](int r) { return begin_of(r + 1) - begin_of(r); };
+    const auto mine = begin_of(peers_->rank());
+    for (int r = 0; r < n; ++r) {
+      sources_[static_cast<size_t>(r)] = peer_bytes(r, at + mine, half, mine);
+    }
+    auto* own = staged_ ? staging(half) : data + at;
+    add(call, own + mine, sources_, share_bytes(peers_->rank()) / width);
+    sync();
+    for (int i = 0; i < n; ++i) {
+      const int r = (peers_->rank() + i) % n;
+      const auto begin = begin_of(r);
+      copy(data + at + begin,
+           r == peers_->rank() ? own + begin : peer_bytes(r, at + begin, half, begin),
+           share_bytes(r));
+    }
+  }
+}
+
+// Every rank sums everything: cheaper than a second round where there is little.
+void Collectives::small_all_reduce(const Call& call) {
+  if (own_.input_bytes == 0) return;
+  for (int r = 0; r < peers_->size(); ++r)
+    sources_[static_cast<size_t>(r)] = peer_bytes(r, 0, 0, 0);
+  add(call, bytes_of(call.output), sources_, call.input.numel());
+}
+
+void Collectives::broadcast(const Call& call) {
+  const auto total = own_.input_bytes;
+  const bool is_root = call.root == peers_->rank();
+  const auto step = any_staged() ? kHalf : total;
+  auto* data = bytes_of(call.output);
+  int half = 0;
+  for (int64_t at = 0; at < total; at += step, half ^= 1) {
+    const auto bytes = std::min(step, total - at);
+    if (at > 0) {
+      if (staged_) copy(staging(half), data + at, bytes);
+      sync();
+    }
+    if (!is_root) copy(data + at, peer_bytes(call.root, at, half, 0), bytes);
+  }
+}
+
+void Collectives::all_to_all(const Call& call) {
+  const int n = peers_->size();
+  const auto slice = own_.input_bytes / n;
+  const auto chunk = slice_chunk(n);
+  const auto step = any_staged() ? chunk : slice;
+  const auto* in = bytes_of(call.input);
+  auto* out = bytes_of(call.output);
+  int half = 0;
+  for (int64_t at = 0; at < slice; at += step, half ^= 1) {
+    const auto bytes = std::min(step, slice - at);
+    if (at > 0) {
+      for (int r = 0; staged_ && r < n; ++r) {
+        if (r != peers_->rank()) copy(staging(half) + r * chunk, in + r * slice + at, bytes);
+      }
+      sync();
+    }
+    for (int i = 0; i < n; ++i) {
+      const int r = (peers_->rank() + i) % n;
+      const auto mine = peers_->rank() * slice + at;
+      copy(out + r * slice + at,
+           r == peers_->rank() ? in + mine : peer_bytes(r, mine, half, peers_->rank() * chunk),
+           bytes);
+    }
+  }
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,83 @@
+// The collectives of the shared-memory group: what one rank does for each, in step with its peers.
+#pragma once
+
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/comm/arena.h"
+#include "zero/comm/memory_block.h"
+#include "zero/comm/peers.h"
+#include "zero/comm/shm_control.h"
+#include "zero/comm/traffic.h"
+
+namespace zero::comm {
+
+/// One collective to run; its arguments have been checked. `input` and `output` are one tensor for
+/// all_reduce and broadcast.
+struct Call {
+  Op op = Op::none;
+  at::Tensor output;
+  at::Tensor input;
+  int root = 0;
+  int64_t window_bytes = 0;
+  int64_t window_slots = 0;
+  std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
+  std::vector<int64_t> window_offsets;        ///< and where the peers' blocks are
+  Category window_category{};
+  Collective counted = Collective::control;
+  FixedText<72> label;
+  std::chrono::milliseconds timeout{};
+};
+
+/// Runs calls, one at a time, from any one thread at a time.
+class Collectives {
+ public:
+  Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
+              std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic);
+  /// Blocks until this rank may use the outputs and overwrite the inputs. Throws CommError,
+  /// OutOfMemory.
+  void run(Call& call);
+
+ private:
+  struct Chunk;
+  void begin(Call& call);
+  void stage_first(const Call& call);
+  void sync();
+  void check_matching() const;
+  bool any_staged() const;
+  void ensure_staging();
+  std::byte* staging(int half) const;
+  const std::byte* peer_bytes(int rank, int64_t offset_in_place, int half,
+                              int64_t offset_in_half) const;
+  void copy(void* to, const void* from, int64_t bytes);
+  void add(const Call& call, void* output, const std::vector<const void*>& inputs, int64_t numel);
+
+  void all_gather(const Call& call);
+  void reduce_scatter(const Call& call);
+  void all_reduce(const Call& call);
+  void small_all_reduce(const Call& call);
+  void broadcast(const Call& call);
+  void all_to_all(const Call& call);
+
+  std::shared_ptr<Peers> peers_;
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Ledger> ledger_;
+  std::shared_ptr<Traffic> traffic_;
+  std::unique_ptr<SharedBlock> staging_;
+  uint64_t sequence_ = 0;
+  bool staged_ = false;               // this rank's input goes through its staging buffer
+  CallRecord own_;                    // the call under way
+  std::vector<CallRecord> records_;   // every rank's
+  std::vector<const void*> sources_;  // scratch for reductions
+  Clock::time_point deadline_;
+  Describe doing_;
+  int64_t copied_ = 0;
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,41 @@
+#include "zero/comm/shm_control.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace zero::comm {
+
+std::string_view name(Op op) {
+  static constexpr std::array<std::string_view, 8> kNames{
+      "nothing",   "all_gather", "reduce_scatter", "all_reduce",
+      "broadcast", "all_to_all", "barrier",        "window"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+bool CallRecord::matches(const CallRecord& other) const {
+  return sequence == other.sequence && op == other.op && input_bytes == other.input_bytes &&
+         output_bytes == other.output_bytes && input_dtype == other.input_dtype &&
+         output_dtype == other.output_dtype && root == other.root && label == other.label;
+}
+
+std::string CallRecord::describe() const {
+  if (op == Op::none) return "no collective yet";
+  auto text = fmt::format("{} #{}", name(op), sequence);
+  if (!label.view().empty()) text += fmt::format(" '{}'", label.view());
+  if (op == Op::barrier || op == Op::window) return text;
+  const auto dtype = [](int8_t type) { return c10::toString(static_cast<c10::ScalarType>(type)); };
+  if (op == Op::all_reduce || op == Op::broadcast) {
+    text += fmt::format(" ({} bytes, {}", input_bytes, dtype(input_dtype));
+    if (op == Op::broadcast) text += fmt::format(", root {}", root);
+    return text + ")";
+  }
+  text += fmt::format(" ({} -> {} bytes, {}", input_bytes, output_bytes, dtype(input_dtype));
+  if (input_dtype != output_dtype) text += fmt::format(" -> {}", dtype(output_dtype));
+  return text + ")";
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,117 @@
+// The control region of the shared-memory group: what each rank tells the others, without locks.
+//
+// Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
+// (a torn text can only spoil the wording of an error). A rank writes its own slot alone.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace zero::comm {
+
+/// A trivially copyable value in shared memory, read and written word by word.
+template <class T>
+class SharedValue {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
+
+ public:
+  void store(const T& value) {
+    std::array<uint64_t, sizeof(T) / sizeof(uint64_t)> words;
+    std::memcpy(words.data(), &value, sizeof(T));
+    for (size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
+  }
+  T load() const {
+    std::array<uint64_t, sizeof(T) / sizeof(uint64_t)> words;
+    for (size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    T value;
+    std::memcpy(static_cast<void*>(&value), words.data(), sizeof(T));
+    return value;
+  }
+
+ private:
+  std::array<std::atomic<uint64_t>, sizeof(T) / sizeof(uint64_t)> words_{};
+};
+
+/// A text of at most N-1 bytes; longer ones are cut.
+template <size_t N>
+struct FixedText {
+  std::array<char, N> bytes{};
+
+  FixedText() = default;
+  explicit FixedText(std::string_view text) {
+    const auto length = text.size() < N ? text.size() : N - 1;
+    std::memcpy(bytes.data(), text.data(), length);
+  }
+  std::string_view view() const { return {bytes.data(), strnlen(bytes.data(), N)}; }
+  bool operator==(const FixedText& other) const { return view() == other.view(); }
+};
+
+enum class Op : uint8_t {
+  none,
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  all_to_all,
+  barrier,
+  window,  ///< the making of a Window
+};
+std::string_view name(Op op);
+
+/// What a rank calls, for its peers to compare and to read from.
+struct CallRecord {
+  uint64_t sequence = 0;  ///< 1 for the group's first collective
+  int64_t input_bytes = 0;
+  int64_t output_bytes = 0;
+  int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
+  int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
+  Op op = Op::none;
+  int8_t input_dtype = 0;
+  int8_t output_dtype = 0;
+  int8_t reserved = 0;
+  int32_t root = 0;
+  FixedText<72> label;
+
+  /// Whether `other` is the same collective of the same sizes and dtypes on behalf of the same
+  /// label.
+  bool matches(const CallRecord& other) const;
+  /// "reduce_scatter #45 'unit 3' (1024 -> 512 bytes, Float)"
+  std::string describe() const;
+};
+
+enum class RankState : uint32_t { active, left, failed };
+
+/// Why a rank gave up. `origin` is the rank that the trouble began with.
+struct Failure {
+  int64_t origin = -1;
+  FixedText<2040> message;
+};
+
+struct alignas(64) RankSlot {
+  std::atomic<uint32_t> joined{0};
+  std::atomic<uint32_t> state{static_cast<uint32_t>(RankState::active)};
+  std::atomic<uint64_t> started{0};              ///< sequence of the last call begun
+  std::atomic<uint64_t> finished{0};             ///< and of the last one finished
+  SharedValue<Failure> failure;                  ///< to be read once `state` is failed
+  std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
+  /// Synchronisation points passed; the futex that peers sleep on, on a cache line of its own.
+  alignas(64) std::atomic<uint32_t> ticks{0};
+
+  RankState current_state() const {
+    return static_cast<RankState>(state.load(std::memory_order_acquire));
+  }
+  CallRecord last_call() const { return calls[started.load(std::memory_order_acquire) % 2].load(); }
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
+inline constexpr int64_t control_bytes(int ranks) {
+  return static_cast<int64_t>(sizeof(RankSlot)) * ranks;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,372 @@
+#include "zero/comm/shm_meeting.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The mappings of this process by their group's nonce, so that ranks that are threads of one
+// process share one.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Mapping>> mappings;
+};
+
+Registry& registry() {
+  static Registry registry;
+  return registry;
+}
+
+std::string random_nonce() {
+  std::array<unsigned char, 16> bytes{};
+  ensure(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+         "the kernel gives no random bytes");
+  std::string text;
+  for (const auto byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+// An abstract unix socket's address: no file, gone with its descriptor.
+std::pair<sockaddr_un, socklen_t> socket_address(const std::string& nonce) {
+  const auto name = "libzero-" + nonce;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+[[noreturn]] void throw_socket_error(const char* what) {
+  throw CommError(fmt::format("Cannot pass the shared memory between ranks: {}: {}.", what,
+                              std::strerror(errno)));
+}
+
+void send_descriptor(int socket, int fd) {
+  char byte = 'z';
+  iovec data{.iov_base = &byte, .iov_len = 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  auto* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  // A peer that has died meanwhile is noticed by its absence.
+  [[maybe_unused]] const auto sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+// The descriptor that came, or none if the message brought none.
+Descriptor receive_descriptor(int socket) {
+  char byte = 0;
+  iovec data{.iov_base = &byte, .iov_len = 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0) return Descriptor();
+  const auto* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return Descriptor();
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  return Descriptor(fd);
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
+// What a rank posts about itself.
+std::string encode(const Process& process) {
+  return fmt::format("{}\n{}\n{}\n{}", process.pid, process.start_time, process.host,
+                     process.machine);
+}
+
+Process decode(const std::string& text) {
+  Process process;
+  std::istringstream lines(text);
+  lines >> process.pid >> process.start_time;
+  lines.ignore();
+  std::getline(lines, process.host);
+  std::getline(lines, process.machine);
+  return process;
+}
+
+class Meeter {
+ public:
+  Meeter(c10d::Store& store, int rank, int size, milliseconds timeout)
+      : store_(store),
+        rank_(rank),
+        size_(size),
+        deadline_(Clock::now() + timeout),
+        timeout_(timeout) {}
+
+  Meeting run() {
+    // A store may serve several groups, one after the other: each has its own generation of keys.
+    const auto generation = store_.add(fmt::format("zero/comm/generation/{}", rank_), 1);
+    prefix_ = fmt::format("zero/comm/{}/", generation);
+    try {
+      exchange_processes();
+      check_hosts();
+      return rank_ == 0 ? host() : join();
+    } catch (const c10::Error& error) {
+      throw CommError(fmt::format("Rank {} of {} cannot meet the others: {}{}", rank_, size_,
+                                  error.what_without_backtrace(), dead_known()));
+    } catch (const std::exception& error) {
+      tell_failure(error.what());
+      throw;
+    }
+  }
+
+ private:
+  std::string key(const char* what, int rank) const {
+    return fmt::format("{}{}/{}", prefix_, what, rank);
+  }
+
+  void tell_failure(const char* message) noexcept {
+    try {
+      store_.set(key("failure", rank_), std::string(message));
+    } catch (...) {  // then the peers find this rank dead, or time out
+    }
+  }
+
+  std::string dead_known() const {
+    std::string text;
+    for (const auto& [r, watch] : watches_) {
+      if (watch.dead()) {
+        const auto& process = processes_.at(r);
+        text += fmt::format(" Rank {} (pid {}, host {}) died.", r, process.pid, process.host);
+      }
+    }
+    return text;
+  }
+
+  // One look at the others while this rank waits for `awaited` in the store.
+  void check_others(const std::string& awaited) {
+    if (const auto dead = dead_known(); !dead.empty()) {
+      throw CommError(
+          fmt::format("Rank {} of {} was making the shared-memory group, waiting for {}.{}", rank_,
+                      size_, awaited, dead));
+    }
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || !store_.check({key("failure", r)})) continue;
+      throw CommError(fmt::format("Rank {} failed while the shared-memory group was made: {}", r,
+                                  store_.get_to_str(key("failure", r))));
+    }
+    if (Clock::now() >= deadline_) {
+      throw CommError(
+          fmt::format("Timed out after {} ms: rank {} of {} was making the shared-memory group and "
+                      "still waits for {}.",
+                      timeout_.count(), rank_, size_, awaited));
+    }
+  }
+
+  // The value of a key that another rank sets.
+  std::string wait_for(const std::string& which, const std::string& awaited) {
+    auto next_check = Clock::now() + milliseconds(100);
+    for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(20))) {
+      if (store_.check({which})) return store_.get_to_str(which);
+      if (Clock::now() >= std::min(next_check, deadline_)) {
+        check_others(awaited);
+        next_check = Clock::now() + milliseconds(100);
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  void exchange_processes() {
+    store_.set(key("process", rank_), encode(Process::self()));
+    std::set<int> missing;
+    for (int r = 0; r < size_; ++r) missing.insert(r);
+    auto next_check = Clock::now() + milliseconds(100);
+    for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(20))) {
+      for (auto r = missing.begin(); r != missing.end();) {
+        if (!store_.check({key("process", *r)})) {
+          ++r;
+          continue;
+        }
+        const auto process = decode(store_.get_to_str(key("process", *r)));
+        // Only processes of this host can be looked at.
+        if (process.machine == Process::self().machine) watches_.emplace(*r, Watch(process));
+        processes_.emplace(*r, process);
+        r = missing.erase(r);
+      }
+      if (missing.empty()) return;
+      if (Clock::now() >= std::min(next_check, deadline_)) {
+        check_others(fmt::format("rank {}", fmt::join(missing, ", rank ")));
+        next_check = Clock::now() + milliseconds(100);
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  void check_hosts() const {
+    std::string table;
+    bool differ = false;
+    for (const auto& [r, process] : processes_) {
+      differ = differ || process.machine != processes_.at(0).machine;
+      table += fmt::format("{}rank {} on {}", table.empty() ? "" : ", ", r, process.host);
+    }
+    if (differ) {
+      throw CommError(
+          fmt::format("The shared-memory group needs all its ranks on one host, but they are: {}. "
+                      "Start all ranks on "
+                      "one host, or use another backend.",
+                      table));
+    }
+  }
+
+  std::unique_ptr<Peers> make_peers() const {
+    std::vector<Process> processes;
+    for (int r = 0; r < size_; ++r) processes.push_back(processes_.at(r));
+    return std::make_unique<Peers>(rank_, std::move(processes));
+  }
+
+  // Rank 0 makes the memory and hands it to every other process over a socket.
+  Meeting host() {
+    const auto nonce = random_nonce();
+    Meeting meeting;
+    meeting.mapping =
+        Mapping::create(ArenaLayout::choose(size_, control_bytes(size_), physical_memory()));
+    for (int r = 0; r < size_; ++r) {
+      new (meeting.mapping->at(static_cast<int64_t>(sizeof(RankSlot)) * r)) RankSlot;
+    }
+    meeting.peers = make_peers();
+    meeting.peers->attach(meeting.mapping);
+    {
+      const std::lock_guard lock(registry().mutex);
+      std::erase_if(registry().mappings, [](const auto& entry) { return entry.second.expired(); });
+      registry().mappings[nonce] = meeting.mapping;
+    }
+    Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const auto [address, length] = socket_address(nonce);
+    if (!listener ||
+        bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+        listen(listener.get(), size_) != 0) {
+      throw_socket_error("rank 0 cannot listen on a unix socket");
+    }
+    store_.set(key("arena", 0),
+               fmt::format("{} {} {}", nonce, meeting.mapping->layout().control_bytes,
+                           meeting.mapping->layout().region_bytes));
+    meeting.peers->own().joined.store(1, std::memory_order_release);
+    futex_wake(&meeting.peers->own().joined);
+    auto next_check = Clock::now() + milliseconds(100);
+    for (std::string missing; !(missing = not_joined(*meeting.peers)).empty();) {
+      pollfd ready{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      if (poll(&ready, 1, 5) > 0) {
+        const Descriptor peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (peer && same_user(peer.get())) send_descriptor(peer.get(), meeting.mapping->file());
+      }
+      if (Clock::now() >= std::min(next_check, deadline_)) {
+        if (not_joined(*meeting.peers).empty()) break;  // a rank may have gone on and ended since
+        check_others(missing);
+        next_check = Clock::now() + milliseconds(100);
+      }
+    }
+    return meeting;
+  }
+
+  Meeting join() {
+    std::istringstream text(wait_for(key("arena", 0), "rank 0 to make the memory"));
+    std::string nonce;
+    ArenaLayout layout;
+    text >> nonce >> layout.control_bytes >> layout.region_bytes;
+    layout.ranks = size_;
+    Meeting meeting;
+    if (processes_.at(0) == processes_.at(rank_)) {
+      const std::lock_guard lock(registry().mutex);
+      meeting.mapping = registry().mappings[nonce].lock();
+      if (!meeting.mapping)
+        throw CommError("Rank 0 gave up while the shared-memory group was made.");
+    } else {
+      meeting.mapping = Mapping::open(receive(nonce), layout);
+    }
+    meeting.peers = make_peers();
+    meeting.peers->attach(meeting.mapping);
+    meeting.peers->own().joined.store(1, std::memory_order_release);
+    futex_wake(&meeting.peers->own().joined);
+    for (std::string missing; !(missing = not_joined(*meeting.peers)).empty();) {
+      for (int r = 0; r < size_; ++r)
+        futex_wait(&meeting.peers->slot(r).joined, 0, milliseconds(100));
+      if (not_joined(*meeting.peers).empty()) break;  // a rank may have gone on and ended since
+      check_others(missing);
+    }
+    return meeting;
+  }
+
+  Descriptor receive(const std::string& nonce) {
+    for (;;) {
+      Descriptor socket_to_host(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      if (!socket_to_host) throw_socket_error("no unix socket can be made");
+      const timeval patience{.tv_sec = 0, .tv_usec = 100'000};
+      setsockopt(socket_to_host.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+      setsockopt(socket_to_host.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+      const auto [address, length] = socket_address(nonce);
+      if (connect(socket_to_host.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+        if (auto file = receive_descriptor(socket_to_host.get())) return file;
+      } else if (errno == ECONNREFUSED) {
+        std::this_thread::sleep_for(milliseconds(10));  // its end is reported below
+      } else if (errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT) {
+        throw_socket_error("the unix socket of rank 0 cannot be reached");
+      }
+      check_others("rank 0 to pass the memory");
+    }
+  }
+
+  // The ranks that have not mapped the memory yet, for a message; empty when all have.
+  std::string not_joined(const Peers& peers) const {
+    std::string missing;
+    for (int r = 0; r < size_; ++r) {
+      if (peers.slot(r).joined.load(std::memory_order_acquire) != 0) continue;
+      missing += fmt::format("{}rank {} to map the memory", missing.empty() ? "" : ", ", r);
+    }
+    return missing;
+  }
+
+  c10d::Store& store_;
+  int rank_;
+  int size_;
+  Clock::time_point deadline_;
+  milliseconds timeout_;
+  std::string prefix_;
+  std::map<int, Process> processes_;
+  std::map<int, Watch> watches_;
+};
+
+}  // namespace
+
+Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
+  return Meeter(store, rank, size, timeout).run();
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,130 @@
+#include "zero/comm/shm_window.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <new>
+#include <string>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+int64_t data_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void check_slot(int64_t slot, size_t slots) {
+  if (slot < 0 || slot >= static_cast<int64_t>(slots)) {
+    throw CommError(fmt::format("A window of {} slots has no slot {}.", slots, slot));
+  }
+}
+
+void check_epoch(int64_t slot, uint64_t now, uint64_t epoch) {
+  if (epoch < now) {
+    throw CommError(fmt::format("Slot {} of a window is at epoch {}; it cannot go back to {}.",
+                                slot, now, epoch));
+  }
+}
+
+}  // namespace
+
+int64_t ShmWindow::block_bytes(int64_t bytes, int64_t slots) {
+  return data_bytes(bytes) +
+         std::max<int64_t>(1, slots) * static_cast<int64_t>(sizeof(std::atomic<uint64_t>));
+}
+
+ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Mapping> mapping,
+                     std::unique_ptr<SharedBlock> own, std::vector<int64_t> offsets, int64_t bytes,
+                     int64_t slots, std::chrono::milliseconds timeout,
+                     std::shared_ptr<WaitClock> clock)
+    : peers_(std::move(peers)),
+      mapping_(std::move(mapping)),
+      own_(std::move(own)),
+      offsets_(std::move(offsets)),
+      bytes_(bytes),
+      slots_(slots),
+      timeout_(timeout),
+      clock_(std::move(clock)) {}
+
+// A fresh block is zero, which is what an atomic zero is in memory; peers may look before the owner
+// gets here.
+std::atomic<uint64_t>& ShmWindow::epoch_of(int rank, int64_t slot) const {
+  auto* first = reinterpret_cast<std::atomic<uint64_t>*>(
+      mapping_->at(offsets_[static_cast<size_t>(rank)] + data_bytes(bytes_)));
+  return first[slot];
+}
+
+at::Tensor ShmWindow::local() {
+  return at::from_blob(
+      own_->data(), {bytes_}, [own = own_](void*) {}, at::TensorOptions(at::kByte));
+}
+
+at::Tensor ShmWindow::peer(int rank) {
+  if (rank == peers_->rank()) return local();
+  check_rank(rank);
+  return at::from_blob(
+      mapping_->at(offsets_[static_cast<size_t>(rank)]), {bytes_}, [mapping = mapping_](void*) {},
+      at::TensorOptions(at::kByte));
+}
+
+void ShmWindow::publish(int64_t slot, uint64_t epoch) {
+  check_slot(slot, static_cast<size_t>(slots_));
+  auto& mine = epoch_of(peers_->rank(), slot);
+  check_epoch(slot, mine.load(std::memory_order_relaxed), epoch);
+  mine.store(epoch, std::memory_order_release);
+  futex_wake(&mine);  // the low half of the epoch is the futex
+}
+
+void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) {
+  check_rank(rank);
+  check_slot(slot, static_cast<size_t>(slots_));
+  const ClockedScope clocked(*clock_);
+  auto& theirs = epoch_of(rank, slot);
+  peers_->wait(
+      rank, &theirs,
+      [&]() -> std::optional<uint32_t> {
+        const auto now = theirs.load(std::memory_order_acquire);
+        if (now >= epoch) return std::nullopt;
+        return static_cast<uint32_t>(now);
+      },
+      Clock::now() + timeout_,
+      [&] {
+        return fmt::format("a read of window slot {}{} at epoch {} (rank {} is at {})", slot,
+                           label.empty() ? "" : fmt::format(" '{}'", label), epoch, rank,
+                           theirs.load(std::memory_order_relaxed));
+      });
+}
+
+void ShmWindow::check_rank(int rank) const {
+  if (rank < 0 || rank >= peers_->size()) {
+    throw CommError(fmt::format("A window of {} ranks has no rank {}.", peers_->size(), rank));
+  }
+}
+
+SingleWindow::SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<Ledger>& ledger,
+                           Category category)
+    : memory_(private_tensor(bytes, at::kByte, ledger, category).zero_()),
+      epochs_(static_cast<size_t>(slots)) {}
+
+at::Tensor SingleWindow::peer(int rank) {
+  if (rank != 0) throw CommError(fmt::format("A window of 1 rank has no rank {}.", rank));
+  return memory_;
+}
+
+void SingleWindow::publish(int64_t slot, uint64_t epoch) {
+  check_slot(slot, epochs_.size());
+  auto& mine = epochs_[static_cast<size_t>(slot)];
+  check_epoch(slot, mine, epoch);
+  mine = epoch;
+}
+
+void SingleWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) {
+  check_slot(slot, epochs_.size());
+  if (rank == 0 && epochs_[static_cast<size_t>(slot)] >= epoch) return;
+  throw CommError(fmt::format(
+      "A read of window slot {} '{}' of rank {} at epoch {} would wait forever in a group of one.",
+      slot, label, rank, epoch));
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,51 @@
+#include "zero/comm/traffic.h"
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+namespace zero::comm {
+
+std::string_view name(Collective collective) {
+  static constexpr std::array<std::string_view, kCollectives> kNames{
+      "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "control"};
+  return kNames[static_cast<size_t>(collective)];
+}
+
+void Traffic::add(Collective collective, int64_t logical_bytes, int64_t copied_bytes) {
+  const std::lock_guard lock(mutex_);
+  auto& count = counts_[static_cast<size_t>(collective)];
+  ++count.calls;
+  count.logical_bytes += logical_bytes;
+  count.copied_bytes += copied_bytes;
+}
+
+void Traffic::add_copied(Collective collective, int64_t copied_bytes) {
+  const std::lock_guard lock(mutex_);
+  counts_[static_cast<size_t>(collective)].copied_bytes += copied_bytes;
+}
+
+TrafficCount Traffic::count(Collective collective) const {
+  const std::lock_guard lock(mutex_);
+  return counts_[static_cast<size_t>(collective)];
+}
+
+TrafficCount Traffic::total() const {
+  const std::lock_guard lock(mutex_);
+  TrafficCount sum;
+  for (size_t i = 0; i < kCollectives; ++i) {
+    if (static_cast<Collective>(i) == Collective::control) continue;
+    sum.calls += counts_[i].calls;
+    sum.logical_bytes += counts_[i].logical_bytes;
+    sum.copied_bytes += counts_[i].copied_bytes;
+  }
+  return sum;
+}
+
+void Traffic::reset() {
+  const std::lock_guard lock(mutex_);
+  counts_ = {};
+}
+
+}  // namespace zero::comm
