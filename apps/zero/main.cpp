@@ -1,3 +1,91 @@
+// The program `zero`: finds the subcommand and turns exceptions into messages and exit statuses.
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 
-int main() { return 0; }
+namespace zero::app {
+namespace {
+
+constexpr Subcommand kSubcommands[] = {
+    {"launch", "run any program as the ranks of a job on this host", launch},
+};
+
+void print_help() {
+  fmt::print(
+      "libzero trains LibTorch models with the ZeRO family of optimizations.\n\n"
+      "usage: zero SUBCOMMAND [OPTIONS]\n\nsubcommands:\n");
+  for (const auto& subcommand : kSubcommands) {
+    fmt::print("  {:<10} {}\n", subcommand.name, subcommand.summary);
+  }
+  fmt::print("\n`zero help SUBCOMMAND` tells of its options; `zero --version` of the version.\n");
+}
+
+const Subcommand& find(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& subcommand : kSubcommands) {
+    if (subcommand.name == name) return subcommand;
+    names.emplace_back(subcommand.name);
+  }
+  throw ConfigError(fmt::format("'{}' is not a subcommand.{} See `zero --help`.", name,
+                                did_you_mean(name, names)));
+}
+
+int run(Arguments arguments) {
+  if (arguments.empty()) {
+    print_help();
+    return kUsage;
+  }
+  std::string name = arguments.front();
+  arguments.erase(arguments.begin());
+  if (name == "--version") {
+    fmt::print("zero {} (LibTorch {})\n", ZERO_VERSION, TORCH_VERSION);
+    return 0;
+  }
+  if (name == "--help" || name == "-h" || name == "help") {
+    if (arguments.empty()) {
+      print_help();
+      return 0;
+    }
+    name = arguments.front();
+    arguments = {"--help"};
+  }
+  return find(name).run(arguments);
+}
+
+int report(const std::string& message, int status) {
+  std::fflush(stdout);
+  fmt::print(stderr, "zero: error: {}\n", message);
+  return status;
+}
+
+}  // namespace
+
+std::span<const Subcommand> subcommands() { return kSubcommands; }
+
+}  // namespace zero::app
+
+int main(int argc, char** argv) {
+  using namespace zero::app;
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const zero::ConfigError& error) {
+    return report(error.what(), kUsage);
+  } catch (const zero::Error& error) {
+    return report(error.what(), kFailed);
+  } catch (const c10::Error&
+               error) {  // LibTorch's: the first line says what, the rest is its stack trace
+    const std::string message = error.what_without_backtrace();
+    return report(message.substr(0, message.find('\n')), kFailed);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailed);
+  }
+}

@@ -1,0 +1,47 @@
+// `zero launch`: any program as the ranks of a job on this host.
+#include "zero/comm/launcher.h"
+
+#include <map>
+
+#include "apps/zero/options.h"
+#include "apps/zero/subcommands.h"
+
+namespace zero::app {
+
+int launch(const Arguments& arguments) {
+  OptionParser parser(
+      "launch",
+      "Runs N copies of PROGRAM on this host, each with the environment that zero::init() reads\n"
+      "(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; torchrun's "
+      "names).\n"
+      "When a copy fails the others are stopped, and its status is the status of the launch.");
+  comm::LaunchOptions options;
+  const std::map<std::string, comm::RankLogs> logs{{"rank0", comm::RankLogs::rank0},
+                                                   {"prefix", comm::RankLogs::prefix},
+                                                   {"files", comm::RankLogs::files}};
+  std::string log_mode = "prefix";
+  parser.add_option("-n,--nproc", options.nproc, "Number of ranks")
+      ->required()
+      ->default_str("")
+      ->type_name("N");
+  parser
+      .add_option("--logs", log_mode,
+                  "prefix: every line of every rank behind [RANK]; rank0: rank 0's output as it "
+                  "is, of the others "
+                  "only stderr; files: into --log-dir")
+      ->check(CLI::IsMember({"prefix", "rank0", "files"}))
+      ->type_name("MODE");
+  std::string log_dir = "logs";
+  parser.add_option("--log-dir", log_dir, "Folder of rank-N.log, for --logs files")
+      ->type_name("DIR");
+  parser.add_option("command", options.command, "The program and its arguments, behind --")
+      ->required()
+      ->type_name("PROGRAM ARGS...");
+  parser.positionals_at_end();
+  if (const auto status = parser.read(arguments)) return *status;
+  options.logs = logs.at(log_mode);
+  options.log_dir = log_dir;
+  return comm::launch(options);
+}
+
+}  // namespace zero::app

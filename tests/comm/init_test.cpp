@@ -1,0 +1,152 @@
+// zero::init() under real launchers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "tests/support/run_program.h"
+#include "zero/comm/rendezvous.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using test::Outcome;
+using test::Program;
+using Variables = std::map<std::string, std::string>;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kMpirun{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n"};
+
+std::vector<std::string> under_mpirun(int ranks, const std::string& mode) {
+  auto command = kMpirun;
+  command.insert(command.end(), {std::to_string(ranks), INIT_PROGRAM, mode});
+  return command;
+}
+
+std::vector<std::string> under_launch(int ranks, const std::string& mode) {
+  return {ZERO_PROGRAM, "launch", "-n", std::to_string(ranks), "--", INIT_PROGRAM, mode};
+}
+
+void expect_sums(const std::string& out, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    EXPECT_THAT(out, HasSubstr("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                               " sum " + std::to_string(ranks * (ranks + 1) / 2) + "\n"));
+  }
+}
+
+TEST(Init, IsAGroupOfOneWithoutALauncher) {
+  const auto outcome = test::run({INIT_PROGRAM});
+  EXPECT_EQ(outcome.out, "rank 0 of 1 sum 1\n");
+}
+
+TEST(Init, MeetsUnderZeroLaunch) {
+  const auto outcome = test::run(under_launch(3, "sum"));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  expect_sums(outcome.out, 3);
+}
+
+TEST(Init, MeetsUnderMpirunAndLeavesNoFile) {
+  test::TemporaryFolder folder;
+  const auto outcome = test::run(under_mpirun(3, "sum"), {{"TMPDIR", folder.path()}});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  expect_sums(outcome.out, 3);
+  EXPECT_TRUE(std::filesystem::is_empty(folder / ("libzero-" + std::to_string(geteuid()))));
+}
+
+TEST(Init, MakesASecondGroup) {
+  EXPECT_THAT(test::run(under_launch(2, "again")).out, HasSubstr("[1] again 2"));
+  EXPECT_THAT(test::run(under_mpirun(2, "again")).out, HasSubstr("again 2"));
+}
+
+/// The outcomes of ranks started by hand, each with the variables that `of_rank` gives it.
+std::vector<Outcome> by_hand(int ranks, const std::function<Variables(int rank)>& of_rank) {
+  std::vector<std::unique_ptr<Program>> programs;
+  for (int rank = 0; rank < ranks; ++rank) {
+    programs.push_back(
+        std::make_unique<Program>(std::vector<std::string>{INIT_PROGRAM}, of_rank(rank)));
+  }
+  std::vector<Outcome> outcomes;
+  for (auto& program : programs) outcomes.push_back(program->wait());
+  return outcomes;
+}
+
+Variables torchrun(int rank, int ranks, uint16_t port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+          {"MASTER_ADDR", kLoopback},
+          {"MASTER_PORT", std::to_string(port)},
+          {"TEST_TIMEOUT_S", "20"}};
+}
+
+TEST(Init, MeetsInTorchrunsEnvironment) {
+  const auto store = host_local_store(seconds(60));
+  for (int attempt = 0; attempt < 2;
+       ++attempt) {  // torchrun starts a failed job again, over the same store
+    const auto outcomes = by_hand(2, [&](int rank) {
+      auto variables = torchrun(rank, 2, store.port);
+      variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+      variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(attempt);
+      return variables;
+    });
+    expect_sums(outcomes[0].out + outcomes[1].out, 2);
+  }
+}
+
+TEST(Init, MeetsAtAnAddressWithoutALaunchersStore) {
+  const auto port = [] { return host_local_store(seconds(1)).port; }();
+  const auto outcomes = by_hand(2, [&](int rank) { return torchrun(rank, 2, port); });
+  expect_sums(outcomes[0].out + outcomes[1].out, 2);
+}
+
+TEST(Init, MeetsInSlurmsEnvironment) {
+  const auto outcomes = by_hand(2, [&](int rank) {
+    return Variables{{"SLURM_PROCID", std::to_string(rank)},
+                     {"SLURM_NTASKS", "2"},
+                     {"SLURM_LOCALID", std::to_string(rank)},
+                     {"SLURM_JOB_ID", "test" + std::to_string(getpid())},
+                     {"SLURM_STEP_ID", "0"}};
+  });
+  expect_sums(outcomes[0].out + outcomes[1].out, 2);
+}
+
+TEST(Init, NamesARankThatNeverArrives) {
+  const auto store = host_local_store(seconds(60));
+  auto variables = torchrun(0, 2, store.port);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["TEST_TIMEOUT_S"] = "1";
+  const auto outcome = test::run({INIT_PROGRAM}, variables);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 never arrived"));
+}
+
+TEST(Init, RefusesRanksOnSeveralHosts) {
+  auto variables = torchrun(0, 4, 1);
+  variables["LOCAL_WORLD_SIZE"] = "2";
+  const auto outcome = test::run({INIT_PROGRAM}, variables);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("all must be on one host"));
+}
+
+TEST(Init, ADeathEndsTheJobWithinSeconds) {
+  for (const auto& command : {under_launch(3, "die"), under_mpirun(3, "die")}) {
+    const auto begin = steady_clock::now();
+    const auto outcome = test::run(command);
+    EXPECT_LT(steady_clock::now() - begin, seconds(5 + 3)) << "5 s, and the start";
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_THAT(outcome.err + outcome.out, HasSubstr("rank 1 "));
+  }
+  const auto outcome = test::run(under_launch(2, "die"));
+  EXPECT_EQ(outcome.status, 128 + SIGKILL);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 (pid "));
+}
+
+}  // namespace
+}  // namespace zero::comm

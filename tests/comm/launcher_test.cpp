@@ -1,0 +1,207 @@
+#include "zero/comm/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/support/run_program.h"
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using test::Outcome;
+using test::Program;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// `zero launch` of a shell script on N ranks.
+std::vector<std::string> command(int ranks, const std::string& script,
+                                 std::vector<std::string> options = {}) {
+  std::vector<std::string> words{ZERO_PROGRAM, "launch", "-n", std::to_string(ranks)};
+  words.insert(words.end(), options.begin(), options.end());
+  words.insert(words.end(), {"--", "/bin/sh", "-c", script});
+  return words;
+}
+
+Outcome launch_script(int ranks, const std::string& script, std::vector<std::string> options = {},
+                      const std::map<std::string, std::string>& variables = {}) {
+  return test::run(command(ranks, script, std::move(options)), variables);
+}
+
+bool exists(pid_t pid) { return kill(pid, 0) == 0; }
+
+bool gone_within(pid_t pid, seconds limit) {
+  const auto deadline = steady_clock::now() + limit;
+  while (exists(pid)) {
+    if (steady_clock::now() > deadline) return false;
+    usleep(10000);
+  }
+  return true;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++found;
+  return found;
+}
+
+TEST(Launch, GivesEachRankItsPlace) {
+  const auto outcome = launch_script(
+      3,
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:-none} "
+      "$TORCHELASTIC_USE_AGENT_STORE");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto r = std::to_string(rank);
+    EXPECT_THAT(outcome.out, HasSubstr("[" + r + "] " + r + " 3 " + r + " 3 127.0.0.1 "));
+  }
+  EXPECT_THAT(outcome.out, Not(HasSubstr("none")));
+  EXPECT_EQ(count(outcome.out, " True\n"), 3);
+}
+
+TEST(Launch, SharesTheCoresUnlessTheUserSaysOtherwise) {
+  const auto unset =
+      launch_script(64, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
+  EXPECT_EQ(count(unset.out, "threads=1\n"), 64) << "at least one thread each";
+  const auto set =
+      launch_script(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", "7"}});
+  EXPECT_EQ(count(set.out, "threads=7\n"), 2);
+}
+
+TEST(Launch, NeverInterleavesLines) {
+  const auto outcome = launch_script(4,
+                                     "i=0; while [ $i -lt 300 ]; do printf 'aaaaaaaaaaaaaaaa'; "
+                                     "echo \"bbbbbbbbbbbbbbbbbbbb$RANK\"; i=$((i+1)); done");
+  EXPECT_EQ(outcome.status, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto r = std::to_string(rank);
+    EXPECT_EQ(count(outcome.out, "[" + r + "] aaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbb" + r + "\n"),
+              300);
+  }
+  EXPECT_EQ(count(outcome.out, "\n"), 1200);
+}
+
+TEST(Launch, KeepsALastLineWithoutEnd) {
+  EXPECT_THAT(launch_script(1, "printf 'the end'").out, EndsWith("[0] the end\n"));
+}
+
+TEST(Launch, PassesRankZerosOutputAsItIs) {
+  const auto outcome = launch_script(2, "echo out$RANK; echo err$RANK >&2", {"--logs", "rank0"});
+  EXPECT_EQ(outcome.out, "out0\n");
+  EXPECT_THAT(outcome.err, HasSubstr("[0] err0\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("[1] err1\n"));
+}
+
+TEST(Launch, WritesLogFiles) {
+  test::TemporaryFolder folder;
+  const auto logs = folder / "made/by/it";
+  const auto outcome = launch_script(2, "echo out$RANK; echo err$RANK >&2; exit $RANK",
+                                     {"--logs", "files", "--log-dir", logs});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(test::read_file(logs / "rank-0.log"), "out0\nerr0\n");
+  EXPECT_EQ(test::read_file(logs / "rank-1.log"), "out1\nerr1\n");
+  EXPECT_THAT(outcome.err, HasSubstr("see " + (logs / "rank-1.log").string()));
+}
+
+TEST(Launch, EndsWithTheFailingRanksStatusAndName) {
+  const auto begin = steady_clock::now();
+  const auto outcome = launch_script(3, "if [ $RANK = 2 ]; then exit 3; fi; exec sleep 100");
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_THAT(
+      outcome.err,
+      ::testing::MatchesRegex(
+          "(.|\n)*zero: error: rank 2 \\(pid [0-9]+\\) exited with status 3; the other ranks "
+          "were stopped\n"));
+  EXPECT_LT(steady_clock::now() - begin, seconds(5));
+}
+
+TEST(Launch, NamesTheSignalThatKilledARank) {
+  const auto outcome = launch_script(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; exec sleep 100");
+  EXPECT_EQ(outcome.status, 128 + SIGKILL);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 (pid "));
+  EXPECT_THAT(outcome.err, HasSubstr("was killed by signal 9 (SIGKILL)"));
+}
+
+TEST(Launch, KillsRanksThatIgnoreSigterm) {
+  const auto begin = steady_clock::now();
+  const auto outcome = launch_script(
+      2,
+      "trap '' TERM; if [ $RANK = 1 ]; then sleep 0.2; exit 5; fi; while true; do sleep 100; done");
+  EXPECT_EQ(outcome.status, 5);
+  EXPECT_LT(steady_clock::now() - begin, seconds(5));
+}
+
+TEST(Launch, StopsWhatAFailedRanksPeersHaveStarted) {
+  const auto outcome = launch_script(
+      2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi; sleep 100 & echo child=$!; exec sleep 100");
+  const auto at = outcome.out.find("child=");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_TRUE(gone_within(std::stoi(outcome.out.substr(at + 6)), seconds(2)));
+}
+
+TEST(Launch, PassesASignalOnToEveryRankOnceAndWaits) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Program program(
+        command(2,
+                "trap 'echo caught; sleep 0.3; echo saved; exit 130' INT TERM HUP; echo ready; "
+                "while true; do sleep 0.05; done"));
+    while (count(program.out(), "ready") < 2) ASSERT_TRUE(program.wait_for_output("ready"));
+    program.signal(signal);
+    const auto outcome = program.wait();
+    EXPECT_EQ(outcome.status, 130);
+    EXPECT_EQ(count(outcome.out, "caught"), 2);
+    EXPECT_EQ(count(outcome.out, "saved"), 2);
+    EXPECT_THAT(outcome.err, Not(HasSubstr("error"))) << "a stop that was asked for is none";
+  }
+}
+
+TEST(Launch, KillsAtTheSecondInterrupt) {
+  Program program(
+      command(2, "trap 'echo caught' INT; echo ready; while true; do sleep 0.05; done"));
+  while (count(program.out(), "ready") < 2) ASSERT_TRUE(program.wait_for_output("ready"));
+  program.signal(SIGINT);
+  while (count(program.out(), "caught") < 2) ASSERT_TRUE(program.wait_for_output("caught"));
+  program.signal(SIGINT);
+  EXPECT_EQ(program.wait().status, 130);
+}
+
+TEST(Launch, RanksDieWithTheirLauncher) {
+  Program program(command(2, "echo rank=$$; exec sleep 100"));
+  while (count(program.out(), "rank=") < 2) ASSERT_TRUE(program.wait_for_output("rank="));
+  const auto out = program.out();
+  program.signal(SIGKILL);
+  EXPECT_EQ(program.wait().status, 128 + SIGKILL);
+  EXPECT_TRUE(gone_within(std::stoi(out.substr(out.find("rank=") + 5)), seconds(3)));
+  EXPECT_TRUE(gone_within(std::stoi(out.substr(out.rfind("rank=") + 5)), seconds(3)));
+}
+
+TEST(Launch, NamesAProgramThatCannotBeRun) {
+  const auto outcome = test::run({ZERO_PROGRAM, "launch", "-n", "2", "--", "/no/such/program"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("Cannot run '/no/such/program': No such file or directory"));
+}
+
+TEST(Launch, RefusesWhatMakesNoSense) {
+  EXPECT_THROW(launch({.nproc = 0, .command = {"true"}}), ConfigError);
+  EXPECT_THROW(launch({.nproc = 1}), ConfigError);
+  EXPECT_THROW(
+      launch(
+          {.nproc = 1, .command = {"true"}, .logs = RankLogs::files, .log_dir = "/dev/null/logs"}),
+      ConfigError);
+}
+
+TEST(Launch, GivesTheArgumentsOnUnchanged) {
+  const auto outcome = test::run(
+      {ZERO_PROGRAM, "launch", "-n", "1", "--", "/bin/echo", "-n", "--logs", "a b", "--", "$HOME"});
+  EXPECT_EQ(outcome.out, "[0] --logs a b -- $HOME\n");
+}
+
+}  // namespace
+}  // namespace zero::comm

@@ -1,0 +1,288 @@
+#include "zero/comm/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <exception>
+#include <map>
+#include <thread>
+
+#include "tests/support/run_program.h"
+#include "zero/base/error.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Variables = std::map<std::string, std::string>;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Job job_of(const Variables& variables) {
+  return job_from_environment([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+std::string complaint_about(const Variables& variables) {
+  try {
+    job_of(variables);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no complaint";
+}
+
+const Variables kTorchrun{{"RANK", "1"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "localhost"},
+                          {"MASTER_PORT", "29500"}};
+
+Variables with(Variables variables, const std::string& name, const std::string& value) {
+  variables[name] = value;
+  return variables;
+}
+Variables without(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+TEST(JobFromEnvironment, IsAloneWithoutALauncher) {
+  const auto job = job_of({{"HOME", "/"}});
+  EXPECT_EQ(job.launcher, "");
+  EXPECT_EQ(job.rank, 0);
+  EXPECT_EQ(job.size, 1);
+}
+
+TEST(JobFromEnvironment, ReadsTorchrun) {
+  const auto job = job_of(with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE", "True"));
+  EXPECT_EQ(job.rank, 1);
+  EXPECT_EQ(job.size, 4);
+  EXPECT_EQ(job.local_rank, 1);
+  EXPECT_EQ(job.local_size, 4);
+  EXPECT_EQ(job.host, "localhost");
+  EXPECT_EQ(job.port, 29500);
+  EXPECT_TRUE(job.launcher_hosts_store);
+  EXPECT_FALSE(job_of(kTorchrun).launcher_hosts_store);
+  EXPECT_NE(job_of(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "2")).prefix,
+            job_of(kTorchrun).prefix)
+      << "a restarted job must not meet its predecessor's keys";
+}
+
+TEST(JobFromEnvironment, ReadsOpenMpi) {
+  const auto job = job_of({{"OMPI_COMM_WORLD_RANK", "2"},
+                           {"OMPI_COMM_WORLD_SIZE", "3"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+                           {"PMIX_NAMESPACE", "77.1"},
+                           {"PMI_RANK", "9"}});
+  EXPECT_EQ(job.launcher, "mpirun");
+  EXPECT_EQ(job.rank, 2);
+  EXPECT_EQ(job.size, 3);
+  EXPECT_EQ(job.port, 0);
+  EXPECT_THAT(job.key, HasSubstr("77.1"));
+}
+
+TEST(JobFromEnvironment, ReadsMpich) {
+  const auto job = job_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
+  EXPECT_EQ(job.launcher, "MPICH");
+  EXPECT_EQ(job.size, 2);
+  EXPECT_THAT(job.key, HasSubstr(std::to_string(getppid())));
+}
+
+TEST(JobFromEnvironment, ReadsASlurmStepButNotABatchScript) {
+  const Variables step{{"SLURM_PROCID", "1"},
+                       {"SLURM_NTASKS", "2"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_JOB_ID", "42"},
+                       {"SLURM_STEP_ID", "3"}};
+  const auto job = job_of(step);
+  EXPECT_EQ(job.launcher, "Slurm");
+  EXPECT_EQ(job.rank, 1);
+  EXPECT_EQ(job.size, 2);
+  EXPECT_EQ(job.local_size, 2);
+  EXPECT_THAT(job.key, HasSubstr("42.3"));
+  EXPECT_EQ(job_of(without(step, "SLURM_STEP_ID")).size, 1);
+  EXPECT_EQ(job_of(with(step, "SLURM_STEP_NUM_TASKS", "4")).size, 4)
+      << "a step may have fewer tasks than its job";
+  EXPECT_EQ(job_of(with(with(step, "SLURM_NTASKS", "8"), "SLURM_NNODES", "2")).local_size, 4);
+}
+
+TEST(JobFromEnvironment, TakesAnAddressFromAnyLauncher) {
+  const auto job =
+      job_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
+  EXPECT_EQ(job.host, "h");
+  EXPECT_EQ(job.port, 1);
+}
+
+TEST(JobFromEnvironment, NamesTheVariableItsValueAndWhatItShouldBe) {
+  EXPECT_THAT(complaint_about(with(kTorchrun, "RANK", "one")),
+              AllOf(HasSubstr("RANK is 'one'"), HasSubstr("whole number")));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "RANK", "")), HasSubstr("RANK is ''"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "RANK", "-1")), HasSubstr("RANK is '-1'"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "RANK", "1x")), HasSubstr("RANK is '1x'"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "RANK", "4")),
+              AllOf(HasSubstr("RANK is 4"), HasSubstr("WORLD_SIZE is 4")));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "WORLD_SIZE", "0")), HasSubstr("WORLD_SIZE is '0'"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "MASTER_PORT", "65536")),
+              HasSubstr("MASTER_PORT is '65536'"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "MASTER_ADDR", "")), HasSubstr("MASTER_ADDR is ''"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "LOCAL_RANK", "7")), HasSubstr("LOCAL_RANK is 7"));
+  EXPECT_THAT(complaint_about(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "x")),
+              HasSubstr("RESTART_COUNT is 'x'"));
+}
+
+TEST(JobFromEnvironment, WantsBothOfAPair) {
+  EXPECT_THAT(complaint_about(without(kTorchrun, "RANK")),
+              AllOf(HasSubstr("RANK is not set"), HasSubstr("WORLD_SIZE is")));
+  EXPECT_THAT(complaint_about(without(kTorchrun, "WORLD_SIZE")),
+              HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(complaint_about(without(kTorchrun, "MASTER_PORT")),
+              HasSubstr("MASTER_PORT is not set"));
+  EXPECT_THAT(complaint_about(without(without(kTorchrun, "MASTER_PORT"), "MASTER_ADDR")),
+              HasSubstr("MASTER_PORT are not set"));
+  EXPECT_THAT(complaint_about({{"OMPI_COMM_WORLD_RANK", "0"}}),
+              HasSubstr("OMPI_COMM_WORLD_SIZE is not set"));
+  EXPECT_THAT(complaint_about({{"PMI_SIZE", "1"}}), HasSubstr("PMI_RANK is not set"));
+  EXPECT_THAT(complaint_about({{"SLURM_PROCID", "0"}}), HasSubstr("SLURM_NTASKS is not set"));
+}
+
+/// What each of `size` ranks (threads here) got from its part of a meeting: a message, or "" for
+/// success.
+std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
+                                  milliseconds timeout, const std::filesystem::path& folder,
+                                  int meetings = 1) {
+  std::vector<std::string> messages(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        Job mine = job;
+        mine.rank = ranks[i];
+        for (int meeting = 0; meeting < meetings; ++meeting) {
+          const auto store = join_store(mine, timeout, folder);
+          if (store->add("sum", 1) > job.size) messages[i] = "an earlier meeting's keys";
+          store->set("done/" + std::to_string(mine.rank), "");
+          // Rank 0 may host the store: it stays until all have finished with it.
+          for (int rank = 0; rank < job.size; ++rank)
+            store->wait({"done/" + std::to_string(rank)}, seconds(20));
+          store->add("left", 1);
+          while (mine.rank == 0 && store->add("left", 0) < job.size)
+            std::this_thread::sleep_for(milliseconds(5));
+        }
+      } catch (const Error& error) {
+        messages[i] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return messages;
+}
+
+class Meet : public ::testing::Test {
+ protected:
+  Job job(int size) const {
+    return {.launcher = "mpirun", .size = size, .local_size = size, .key = "k/1", .prefix = "p"};
+  }
+  std::filesystem::path only_file() const { return folder_ / "job-k_1"; }
+  bool empty() const { return std::filesystem::is_empty(folder_.path()); }
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(Meet, JoinsTheRanksOfOneHostAndLeavesNothingBehind) {
+  for (const auto& message : meet_all(job(3), {0, 1, 2}, seconds(20), folder_.path()))
+    EXPECT_EQ(message, "");
+  EXPECT_TRUE(empty());
+}
+
+TEST_F(Meet, GivesAFreshStoreEachTime) {
+  for (const auto& message : meet_all(job(2), {0, 1}, seconds(20), folder_.path(), 3))
+    EXPECT_EQ(message, "");
+}
+
+TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
+  auto other = host_local_store(seconds(10));  // somebody else's store, on the port of the dead job
+  const Job leftover = job(2);
+  // A process that has ended, one that runs but was started at another moment, and garbage.
+  for (const std::string& text :
+       {std::to_string(other.port) + " 4194304 1\n",
+        std::to_string(other.port) + " " + std::to_string(getpid()) + " 1\n",
+        std::string("garbage")}) {
+    test::write_file(only_file(), text);
+    std::thread late;
+    for (const auto& message : meet_all(leftover, {0, 1}, seconds(20), folder_.path()))
+      EXPECT_EQ(message, "");
+    EXPECT_TRUE(empty());
+    test::write_file(only_file(), text);
+    const auto messages = meet_all(leftover, {1}, milliseconds(300), folder_.path());
+    EXPECT_THAT(messages[0], AllOf(HasSubstr("waited 0.3 s for rank 0"), HasSubstr("job-k_1")));
+  }
+}
+
+TEST_F(Meet, NamesTheRanksThatNeverArrived) {
+  const auto messages = meet_all(job(4), {0, 2}, milliseconds(800), folder_.path());
+  for (const auto& message : messages) EXPECT_THAT(message, HasSubstr("ranks 1, 3 never arrived"));
+  EXPECT_TRUE(empty());
+}
+
+TEST_F(Meet, UsesALaunchersStore) {
+  const auto local = host_local_store(seconds(20));
+  Job client = job(2);
+  client.host = kLoopback;
+  client.port = local.port;
+  client.launcher_hosts_store = true;
+  for (const auto& message : meet_all(client, {0, 1}, seconds(20), folder_.path(), 2))
+    EXPECT_EQ(message, "");
+}
+
+TEST_F(Meet, HostsAStoreAtTheAddressItIsGiven) {
+  Job addressed = job(2);
+  addressed.host = "localhost";
+  addressed.port = [] {
+    return host_local_store(seconds(1)).port;
+  }();  // free, now that it is closed
+  for (const auto& message : meet_all(addressed, {0, 1}, seconds(20), folder_.path(), 2))
+    EXPECT_EQ(message, "");
+}
+
+TEST_F(Meet, NamesAnAddressThatCannotBeReached) {
+  Job lost = job(2);
+  lost.host = kLoopback;
+  lost.port = [] { return host_local_store(seconds(1)).port; }();
+  const auto messages = meet_all(lost, {1}, milliseconds(500), folder_.path());
+  EXPECT_THAT(messages[0], HasSubstr("127.0.0.1:" + std::to_string(lost.port)));
+}
+
+TEST_F(Meet, NamesAPortThatIsTaken) {
+  const auto local = host_local_store(seconds(20));
+  Job taken = job(2);
+  taken.host = kLoopback;
+  taken.port = local.port;
+  const auto messages = meet_all(taken, {0}, milliseconds(500), folder_.path());
+  EXPECT_THAT(messages[0], AllOf(HasSubstr("could not open"), HasSubstr(std::to_string(local.port)),
+                                 HasSubstr("MASTER_PORT")));
+}
+
+TEST(RendezvousFolder, IsThisUsersAlone) {
+  test::TemporaryFolder folder;
+  setenv("TMPDIR", folder.path().c_str(), 1);
+  const auto path = rendezvous_folder();
+  struct stat status {};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0700u);
+  EXPECT_EQ(rendezvous_folder(), path);
+  chmod(path.c_str(), 0777);
+  EXPECT_THROW(rendezvous_folder(), ConfigError);
+  setenv("TMPDIR", "/no/such/folder", 1);
+  EXPECT_THROW(rendezvous_folder(), ConfigError);
+  unsetenv("TMPDIR");
+}
+
+}  // namespace
+}  // namespace zero::comm

@@ -1,0 +1,480 @@
+#include "zero/comm/launcher.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/comm/job.h"
+#include "zero/comm/rendezvous.h"
+
+extern char** environ;
+
+namespace zero::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void fail(std::string_view what) {
+  throw CommError(fmt::format("Cannot {}: {}.", what, std::strerror(errno)));
+}
+
+/// A file descriptor, closed with its owner.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  void reset() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Descriptor read, write;
+};
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) fail("make a pipe");
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+Descriptor open_file(const std::filesystem::path& path, int flags) {
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (!file.open()) {
+    throw ConfigError(fmt::format("Cannot open {}: {}.", path.string(), std::strerror(errno)));
+  }
+  return file;
+}
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written > 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd writable{fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return;  // nobody reads the launcher's output any more
+    }
+  }
+}
+
+/// Passes a rank's output on to a descriptor of the launcher, line by line, each behind a prefix.
+class LineRelay {
+ public:
+  LineRelay(Descriptor source, int sink, std::string prefix)
+      : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {
+    fcntl(source_.get(), F_SETFL, O_NONBLOCK);
+  }
+  bool open() const { return source_.open(); }
+  int fd() const { return source_.get(); }
+
+  /// Passes on the lines that are complete, at least of all that the pipe holds now. A line without
+  /// end is cut, lest it fill the memory.
+  void pump() {
+    std::array<char, 16384> buffer;
+    for (int chunk = 0; chunk < 16;
+         ++chunk) {  // a pipe holds four; a rank that never pauses may not starve the others
+      const ssize_t count = read(source_.get(), buffer.data(), buffer.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) {
+        if (count == 0) finish();
+        return;
+      }
+      pending_.append(buffer.data(), static_cast<size_t>(count));
+      emit_lines();
+      if (pending_.size() > kLongestLine) emit_rest();
+    }
+  }
+
+  /// Passes on what is left, and stops.
+  void finish() {
+    if (!pending_.empty()) emit_rest();
+    source_.reset();
+  }
+
+ private:
+  void emit_lines() {
+    std::string text;
+    size_t begin = 0;
+    for (size_t end; (end = pending_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      text += prefix_;
+      text.append(pending_, begin, end + 1 - begin);
+    }
+    write_all(sink_, text);
+    pending_.erase(0, begin);
+  }
+  void emit_rest() {
+    write_all(sink_, prefix_ + pending_ + "\n");
+    pending_.clear();
+  }
+
+  static constexpr size_t kLongestLine = 1 << 20;
+  Descriptor source_;
+  int sink_;
+  std::string prefix_;
+  std::string pending_;
+};
+
+/// Blocks signals for this thread and those that it starts, and reads them from a descriptor;
+/// restores the mask at the end.
+class SignalScope {
+ public:
+  SignalScope() {
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&blocked, signal);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+    descriptor_ = Descriptor(signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!descriptor_.open()) {
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      fail("watch for signals");
+    }
+  }
+  SignalScope(const SignalScope&) = delete;
+  SignalScope& operator=(const SignalScope&) = delete;
+  ~SignalScope() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  int fd() const { return descriptor_.get(); }
+  const sigset_t& before() const { return before_; }
+  std::optional<int> next() const {
+    signalfd_siginfo info{};
+    if (read(descriptor_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
+    return static_cast<int>(info.ssi_signo);
+  }
+
+ private:
+  sigset_t before_{};
+  Descriptor descriptor_;
+};
+
+/// This process's environment with some variables set, in the form that execve takes.
+class Environment {
+ public:
+  Environment() {
+    for (char** entry = environ; *entry != nullptr; ++entry) entries_.emplace_back(*entry);
+  }
+  void set(std::string_view name, std::string_view value) {
+    const std::string start = fmt::format("{}=", name);
+    std::erase_if(entries_, [&](const std::string& entry) { return entry.starts_with(start); });
+    entries_.push_back(start + std::string(value));
+  }
+  std::vector<char*> pointers() { return null_terminated(entries_); }
+
+  static std::vector<char*> null_terminated(std::vector<std::string>& words) {
+    std::vector<char*> pointers;
+    for (auto& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    return pointers;
+  }
+
+ private:
+  std::vector<std::string> entries_;
+};
+
+Environment rank_environment(const LaunchOptions& options, int rank, uint16_t port) {
+  Environment environment;
+  environment.set("RANK", std::to_string(rank));
+  environment.set("WORLD_SIZE", std::to_string(options.nproc));
+  environment.set("LOCAL_RANK", std::to_string(rank));
+  environment.set("LOCAL_WORLD_SIZE", std::to_string(options.nproc));
+  environment.set("MASTER_ADDR", kLoopback);
+  environment.set("MASTER_PORT", std::to_string(port));
+  environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  environment.set("TORCHELASTIC_RESTART_COUNT", "0");
+  if (!environment_variable("OMP_NUM_THREADS")) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options.nproc)));
+  }
+  return environment;
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name ? fmt::format("signal {} (SIG{})", signal, name) : fmt::format("signal {}", signal);
+}
+
+/// One rank's process.
+struct Process {
+  int rank = 0;
+  pid_t pid = -1;
+  Descriptor pidfd;
+  std::optional<siginfo_t> end;  ///< once the process has ended
+
+  /// Whether it has ended by now. It stays a zombie, so that its number (and its group's) is nobody
+  /// else's.
+  bool look() {
+    siginfo_t info{};
+    if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == pid) {
+      end = info;
+    }
+    return ended();
+  }
+  bool ended() const { return end.has_value(); }
+  bool killed() const { return ended() && end->si_code != CLD_EXITED; }
+  bool failed() const { return ended() && exit_status() != 0; }
+  int exit_status() const { return killed() ? 128 + end->si_status : end->si_status; }
+  std::string fate() const {
+    return fmt::format("rank {} (pid {}) {}", rank, pid,
+                       killed() ? "was killed by " + signal_name(end->si_status)
+                                : fmt::format("exited with status {}", end->si_status));
+  }
+  /// To the rank and the processes that it has started.
+  void signal(int number) const { kill(-pid, number); }
+};
+
+/// The ranks of one launch.
+class Supervisor {
+ public:
+  explicit Supervisor(const LaunchOptions& options) : options_(options) {}
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+  ~Supervisor() {
+    for (const auto& process : processes_) {
+      if (failed_ || !process.ended()) process.signal(SIGKILL);  // it, or what it started
+      waitpid(process.pid, nullptr, 0);
+    }
+  }
+
+  int run() {
+    const auto store = host_local_store(std::chrono::minutes(5));
+    for (int rank = 0; rank < options_.nproc; ++rank) start(rank, store.port);
+    while (running() > 0) wait_for_events();
+    for (auto& relay : relays_) relay.pump();  // what the last rank said before it ended
+    for (auto& relay : relays_) {
+      if (relay.open()) relay.finish();
+    }
+    return verdict();
+  }
+
+ private:
+  /// The descriptors that become a rank's stdin, stdout and stderr; -1 keeps the launcher's own.
+  struct Streams {
+    int in = -1, out = -1, err = -1;
+  };
+
+  void start(int rank, uint16_t port) {
+    Descriptor null = open_file("/dev/null", O_RDWR);
+    Descriptor log;
+    Streams streams;
+    // One reader of a terminal or file is enough; a rank that is not in the foreground may not read
+    // a terminal at all.
+    if (rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
+    std::vector<Descriptor> pipes;
+    const auto relay = [&](int sink) {
+      auto pipe = make_pipe();
+      relays_.emplace_back(std::move(pipe.read), sink, fmt::format("[{}] ", rank));
+      pipes.push_back(std::move(pipe.write));
+      return pipes.back().get();
+    };
+    switch (options_.logs) {
+      case RankLogs::rank0:
+        if (rank > 0) streams.out = null.get();
+        streams.err = relay(STDERR_FILENO);
+        break;
+      case RankLogs::prefix:
+        streams.out = relay(STDOUT_FILENO);
+        streams.err = relay(STDERR_FILENO);
+        break;
+      case RankLogs::files:
+        log = open_file(options_.log_dir / fmt::format("rank-{}.log", rank),
+                        O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+        streams.out = streams.err = log.get();
+        break;
+    }
+    spawn(rank, port, streams);
+  }
+
+  void spawn(int rank, uint16_t port, const Streams& streams) {
+    // All that allocates happens before the fork: the store's threads may hold the allocator's
+    // lock.
+    auto environment = rank_environment(options_, rank, port);
+    auto variables = environment.pointers();
+    auto words = options_.command;
+    auto arguments = Environment::null_terminated(words);
+    auto report = make_pipe();
+    const pid_t launcher = getpid();
+    const pid_t pid = fork();
+    if (pid < 0) fail(fmt::format("start rank {}", rank));
+    if (pid == 0) {
+      become_rank(launcher, streams, arguments.data(), variables.data());
+      const int error = errno;
+      [[maybe_unused]] const ssize_t told = write(report.write.get(), &error, sizeof(error));
+      _exit(127);
+    }
+    setpgid(pid, pid);  // the child does it too: whoever comes first
+    processes_.push_back(
+        {rank, pid, Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), {}});
+    if (!processes_.back().pidfd.open()) fail("watch a process (pidfd_open)");
+
+    report.write.reset();
+    int error = 0;
+    ssize_t told;
+    while ((told = read(report.read.get(), &error, sizeof(error))) < 0 && errno == EINTR) {
+    }
+    if (told == sizeof(error)) {
+      throw ConfigError(
+          fmt::format("Cannot run '{}': {}.", options_.command.front(), std::strerror(error)));
+    }
+  }
+
+  /// In the child. Returns only where the command cannot be run, with errno set.
+  void become_rank(pid_t launcher, const Streams& streams, char** arguments, char** variables) {
+    setpgid(0,
+            0);  // so that a terminal's Ctrl-C reaches the launcher alone, which passes it on once
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != launcher) _exit(1);  // it died before the line above
+    pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
+    if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
+    if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
+    if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);
+    execvpe(arguments[0], arguments, variables);
+  }
+
+  long running() const {
+    return std::count_if(processes_.begin(), processes_.end(), [](auto& p) { return !p.ended(); });
+  }
+
+  /// Sleeps until a rank writes or ends, a signal comes or the grace period is over, and does what
+  /// is due.
+  void wait_for_events() {
+    std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
+    for (const auto& process : processes_) {
+      if (!process.ended()) polled.push_back({process.pidfd.get(), POLLIN, 0});
+    }
+    for (const auto& relay : relays_) {
+      if (relay.open()) polled.push_back({relay.fd(), POLLIN, 0});
+    }
+    if (poll(polled.data(), polled.size(), milliseconds_to_deadline()) < 0 && errno != EINTR) {
+      fail("wait for the ranks");
+    }
+    while (const auto signal = signals_.next()) forward(*signal);
+    for (auto& relay : relays_) {
+      if (relay.open()) relay.pump();
+    }
+    reap();
+    if (kill_at_ && Clock::now() >= *kill_at_) {
+      signal_all(SIGKILL);
+      kill_at_.reset();
+    }
+  }
+
+  int milliseconds_to_deadline() const {
+    if (!kill_at_) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now());
+    return std::max(0, static_cast<int>(left.count()));
+  }
+
+  void signal_all(int number) const {
+    for (const auto& process : processes_) {
+      if (!process.ended()) process.signal(number);
+    }
+  }
+
+  void forward(int signal) {
+    forced_ = signal == SIGINT && interrupted_by_ == SIGINT;
+    interrupted_by_ = signal;
+    signal_all(forced_ ? SIGKILL : signal);
+  }
+
+  void reap() {
+    Process* failed = nullptr;
+    for (auto& process : processes_) {
+      if (process.ended() || !process.look() || !process.failed() || obeyed(process)) continue;
+      // Of those that ended since the last look, one that was killed is the cause, one that
+      // complains the consequence.
+      if (failed == nullptr || (process.killed() && !failed->killed())) failed = &process;
+    }
+    if (failed == nullptr || failed_) return;
+    failed_ = failed->rank;
+    signal_all(SIGTERM);
+    kill_at_ = Clock::now() + options_.grace;
+  }
+
+  /// Whether a rank ended because the launcher passed a signal on: its peers then have the time
+  /// they need.
+  bool obeyed(const Process& process) const {
+    return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
+                                           process.exit_status() == 128 + SIGINT));
+  }
+
+  int verdict() const {
+    if (forced_) return 128 + SIGINT;
+    if (failed_) {
+      const auto& process = processes_[static_cast<size_t>(*failed_)];
+      const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
+      write_all(STDERR_FILENO,
+                fmt::format("zero: error: {}{}{}\n", process.fate(),
+                            options_.nproc > 1 ? "; the other ranks were stopped" : "",
+                            options_.logs == RankLogs::files ? "; see " + log.string() : ""));
+      return process.exit_status();
+    }
+    for (const auto& process : processes_) {
+      if (process.failed()) return process.exit_status();
+    }
+    return 0;
+  }
+
+  const LaunchOptions& options_;
+  SignalScope signals_;
+  std::vector<Process> processes_;
+  std::vector<LineRelay> relays_;
+  std::optional<int> interrupted_by_;
+  bool forced_ = false;
+  std::optional<int> failed_;
+  std::optional<Clock::time_point> kill_at_;
+};
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  if (options.nproc < 1) {
+    throw ConfigError(
+        fmt::format("The number of ranks is {}; it should be at least 1.", options.nproc));
+  }
+  if (options.command.empty()) throw ConfigError("There is no program to launch.");
+  if (options.logs == RankLogs::files) {
+    std::error_code error;
+    std::filesystem::create_directories(options.log_dir, error);
+    if (error) {
+      throw ConfigError(fmt::format("Cannot make the log folder '{}': {}.",
+                                    options.log_dir.string(), error.message()));
+    }
+  }
+  return Supervisor(options).run();
+}
+
+}  // namespace zero::comm

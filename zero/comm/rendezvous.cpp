@@ -1,0 +1,384 @@
+#include "zero/comm/rendezvous.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+
+namespace zero::comm {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+/// Between two looks at something that another rank will do.
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+// --- The file in which rank 0 says where it listens ---
+
+/// The moment a process started, in clock ticks since boot, or nothing where there is no such
+/// process.
+std::optional<uint64_t> start_time(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto name_end = text.rfind(')');  // the name may hold spaces and brackets
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  std::string field;
+  for (int i = 3; i < 22; ++i)
+    fields >> field;  // fields are counted from 1; the state is the third
+  uint64_t ticks = 0;
+  return fields >> ticks ? std::optional(ticks) : std::nullopt;
+}
+
+class StoreFile {
+ public:
+  StoreFile(const fs::path& folder, const std::string& key) {
+    std::string name = "job-" + key;
+    for (char& c : name) {
+      if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '.') c = '_';
+    }
+    if (!folder.empty()) path_ = folder / name;
+  }
+
+  const fs::path& path() const { return path_; }
+
+  /// Replaces whatever is there in one step.
+  void write(uint16_t port) const {
+    const auto temporary = path_.string() + fmt::format(".{}", getpid());
+    std::ofstream file(temporary, std::ios::trunc);
+    file << port << ' ' << getpid() << ' ' << start_time(getpid()).value_or(0) << '\n';
+    file.close();
+    if (!file || std::rename(temporary.c_str(), path_.c_str()) != 0) {
+      std::remove(temporary.c_str());
+      throw CommError(fmt::format(
+          "Cannot write {}, where the ranks of this job meet: {}. Set TMPDIR to a folder "
+          "that can be written.",
+          path_.string(), std::strerror(errno)));
+    }
+  }
+
+  /// The port, if the process that wrote the file still runs.
+  std::optional<uint16_t> read() const {
+    std::ifstream file(path_);
+    uint16_t port = 0;
+    pid_t pid = 0;
+    uint64_t started = 0;
+    if (!(file >> port >> pid >> started) || start_time(pid) != started) return std::nullopt;
+    return port;
+  }
+
+  void remove() const {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove(path_, ignored);
+  }
+
+ private:
+  fs::path path_;
+};
+
+// --- The store ---
+
+/// c10d's messages carry a stack trace; its first line is the message.
+std::string first_line(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
+}
+
+/// One attempt to connect, of at most a second: the reason why it failed, or "" where someone
+/// listens.
+std::string try_to_connect(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (status != 0) return gai_strerror(status);
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
+  std::string reason = "it has no address";
+  for (const auto* address = found; address != nullptr; address = address->ai_next) {
+    const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) continue;
+    int error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      pollfd writable{fd, POLLOUT, 0};
+      socklen_t size = sizeof(error);
+      if (poll(&writable, 1, 1000) != 1) {
+        error = ETIMEDOUT;
+      } else {
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+    }
+    close(fd);
+    if (error == 0) return "";
+    reason = std::strerror(error);
+  }
+  return reason;
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(const Job& job, const std::string& host,
+                                              uint16_t port, std::chrono::milliseconds timeout) {
+  const auto give_up = [&](const std::string& reason) {
+    throw CommError(
+        fmt::format("Rank {} could not reach the job's store at {}:{} within {}: {}. {}", job.rank,
+                    host, port, seconds(timeout), reason,
+                    job.launcher_hosts_store
+                        ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
+                        : "Rank 0 should be listening there: did it start?"));
+  };
+  // c10d would wait as well, but it logs a stack trace where it fails.
+  const auto deadline = Clock::now() + timeout;
+  for (std::string reason; !(reason = try_to_connect(host, port)).empty();) {
+    if (Clock::now() >= deadline) give_up(reason);
+    std::this_thread::sleep_for(kPause);
+  }
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;  // the roll call waits, and knows names
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    give_up(first_line(error));
+    throw;
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, uint16_t port,
+                                           std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.multiTenant = true;  // a second group of this process uses the same server
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    throw CommError(
+        fmt::format("Rank 0 could not open the job's store at {}:{}: {}. MASTER_ADDR should be an "
+                    "address of this host and "
+                    "MASTER_PORT a port that no other program uses.",
+                    host, port, first_line(error)));
+  }
+}
+
+uint16_t wait_for_port(const StoreFile& file, const Job& job, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    if (const auto port = file.read()) return *port;
+    if (Clock::now() >= deadline) {
+      throw CommError(
+          fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
+                      "rank 0 start, on this host "
+                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.",
+                      job.rank, seconds(timeout), file.path().string()));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// "rank 2" or "ranks 1, 3".
+std::string rank_list(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "the word of rank 0";
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+class RollCall {
+ public:
+  RollCall(c10d::Store& store, const Job& job, std::chrono::milliseconds timeout)
+      : store_(store), job_(job), timeout_(timeout) {}
+
+  /// Blocks until all ranks are there; rank 0 calls `all_arrived` before it lets the others go on.
+  /// Throws c10::Error where the store is lost.
+  void hold(const std::function<void()>& all_arrived) {
+    store_.set(here(job_.rank), "");
+    wait_for(job_.rank == 0 ? all() : std::vector<std::string>{kComplete});
+    if (job_.rank != 0) return;
+    all_arrived();
+    store_.set(kComplete, "");
+  }
+
+ private:
+  static std::string here(int rank) { return fmt::format("here/{}", rank); }
+
+  std::vector<std::string> all() const {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < job_.size; ++rank) keys.push_back(here(rank));
+    return keys;
+  }
+
+  /// Asks again and again: c10d's own wait logs warnings when the time is up.
+  void wait_for(const std::vector<std::string>& keys) {
+    const auto deadline = Clock::now() + timeout_;
+    while (!store_.check(keys)) {
+      if (Clock::now() >= deadline) report_missing();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  [[noreturn]] void report_missing() {
+    std::vector<int> missing;
+    for (int rank = 0; rank < job_.size; ++rank) {
+      if (!store_.check({here(rank)})) missing.push_back(rank);
+    }
+    // Rank 0 may host the store: the others get a moment to ask it the same question.
+    if (job_.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    throw CommError(
+        fmt::format("Rank {} waited {} for the {} ranks of this job, but {} never arrived. Did all "
+                    "start, and do all "
+                    "still run?",
+                    job_.rank, seconds(timeout_), job_.size, rank_list(missing)));
+  }
+
+  static constexpr const char* kComplete = "complete";
+  c10d::Store& store_;
+  const Job& job_;
+  std::chrono::milliseconds timeout_;
+};
+
+c10::intrusive_ptr<c10d::Store> open_store(const Job& job, const StoreFile& file,
+                                           std::chrono::milliseconds timeout) {
+  const bool host_it = job.rank == 0 && !job.launcher_hosts_store;
+  if (job.port != 0) {
+    return host_it ? host_store(job.host, job.port, timeout)
+                   : connect_store(job, job.host, job.port, timeout);
+  }
+  if (!host_it) return connect_store(job, kLoopback, wait_for_port(file, job, timeout), timeout);
+  const auto local = host_local_store(timeout);
+  file.write(local.port);
+  return local.store;
+}
+
+}  // namespace
+
+fs::path rendezvous_folder() {
+  std::error_code error;
+  const fs::path temporary = fs::temp_directory_path(error);
+  if (error) {
+    throw ConfigError(fmt::format("The environment variable TMPDIR is '{}'; it should be a folder.",
+                                  environment_variable("TMPDIR").value_or("")));
+  }
+  fs::path folder = temporary / fmt::format("libzero-{}", geteuid());
+  struct stat status {};
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw ConfigError(fmt::format(
+        "Cannot make {}, where the ranks of a job meet: {}. Set TMPDIR to a folder that "
+        "can be written.",
+        folder.string(), std::strerror(errno)));
+  }
+  // Whoever can write here can lead the ranks astray.
+  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
+      status.st_uid != geteuid() || (status.st_mode & 0022) != 0) {
+    throw ConfigError(fmt::format(
+        "{} should be a folder of this user that nobody else can write. Remove it, or set "
+        "TMPDIR to another folder.",
+        folder.string()));
+  }
+  return folder;
+}
+
+c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
+                                           const fs::path& folder) {
+  const StoreFile file(folder, job.key);
+  const auto attempt = [&](std::chrono::milliseconds patience) -> c10::intrusive_ptr<c10d::Store> {
+    auto store = open_store(job, file, patience);
+    // A process may make several groups, one after the other on every rank: each has keys of its
+    // own.
+    const int64_t generation = store->add(fmt::format("{}/meetings/{}", job.prefix, job.rank), 1);
+    store =
+        c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", job.prefix, generation), store);
+    RollCall(*store, job, timeout).hold([&] { file.remove(); });
+    return store;
+  };
+  try {
+    try {
+      return attempt(timeout);
+    } catch (const c10::Error&) {
+      // Rank 0 may have closed the store of an earlier group, which this rank had found still open.
+      return attempt(std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(5)));
+    }
+  } catch (const c10::Error& error) {
+    if (job.rank == 0) file.remove();
+    throw CommError(fmt::format(
+        "Rank {} lost the job's store while the ranks were signing in: {}. Its host has ended.",
+        job.rank, first_line(error)));
+  } catch (...) {
+    if (job.rank == 0) file.remove();
+    throw;
+  }
+}
+
+LocalStore host_local_store(std::chrono::milliseconds timeout) {
+  // c10d would listen on every interface; a socket of our own does not.
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (listener < 0 || bind(listener, generic, length) != 0 || listen(listener, SOMAXCONN) != 0 ||
+      getsockname(listener, generic, &length) != 0) {
+    const int error = errno;
+    if (listener >= 0) close(listener);
+    throw CommError(fmt::format("Cannot listen on {}: {}.", kLoopback, std::strerror(error)));
+  }
+  LocalStore local;
+  local.port = ntohs(address.sin_port);
+  c10d::TCPStoreOptions options;
+  options.port = local.port;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.masterListenFd = listener;  // the server closes it
+  try {
+    local.store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+  } catch (const c10::Error& error) {
+    throw CommError(
+        fmt::format("Cannot open a store at {}:{}: {}.", kLoopback, local.port, first_line(error)));
+  }
+  return local;
+}
+
+}  // namespace zero::comm
+
+namespace zero {
+
+std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
+  const auto job = comm::job_from_environment();
+  if (job.size == 1) return comm::single();
+  if (job.local_size != job.size) {
+    throw ConfigError(
+        fmt::format("{} started {} ranks, {} of them on this host. The ranks share memory, so all "
+                    "must be on one host.",
+                    job.launcher, job.size, job.local_size));
+  }
+  const auto folder = job.port == 0 ? comm::rendezvous_folder() : std::filesystem::path();
+  return comm::shared_memory_group(comm::join_store(job, options.timeout, folder), job.rank,
+                                   job.size, options);
+}
+
+}  // namespace zero

@@ -1,0 +1,46 @@
+// How the ranks of a job find each other: what the launcher says in the environment, and the store
+// where they meet.
+//
+// Note [Rendezvous]
+// 1. The environment gives a rank, a world size and perhaps an address (Job).
+// 2. Every rank opens the same c10d store. torchrun and `zero launch` host it themselves. With an
+// address from anyone else
+//    rank 0 hosts it there. Without an address (mpirun, srun) the ranks are on one host: rank 0
+//    listens on a free port of the loopback interface and says which in a file that only this user
+//    can read; the file also names rank 0's process and the moment it started, so that what a
+//    crashed job left behind is never believed.
+// 3. Roll call: each rank signs in; rank 0 removes the file once all have, and tells the others to
+// go on. Whoever is
+//    missing when the time is up is named by every rank that is there.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+
+#include "zero/comm/job.h"
+
+namespace zero::comm {
+
+/// The folder of the files in which rank 0 says where it listens: under TMPDIR, open to this user
+/// alone; made if absent. Throws ConfigError where another user owns it.
+std::filesystem::path rendezvous_folder();
+
+/// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called
+/// again: every call of all ranks gives a fresh store. Throws CommError naming the address, or the
+/// ranks that did not arrive within `timeout`.
+c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
+                                           const std::filesystem::path& folder);
+
+/// A store that this process hosts on the loopback interface alone, and the free port that it got.
+/// It answers while it lives.
+struct LocalStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  uint16_t port = 0;
+};
+LocalStore host_local_store(std::chrono::milliseconds timeout);
+inline constexpr const char* kLoopback = "127.0.0.1";
+
+}  // namespace zero::comm

@@ -1,0 +1,199 @@
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "zero/base/error.h"
+#include "zero/train/monitor.h"
+
+namespace zero::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// 1234567 as "1,234,567".
+std::string grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > (number < 0 ? 1 : 0); i -= 3) {
+    digits.insert(static_cast<size_t>(i), ",");
+  }
+  return digits;
+}
+
+/// 75 as "1:15", 3700 as "1:01:40".
+std::string clock_time(double seconds) {
+  const auto total = static_cast<int64_t>(std::lround(seconds));
+  const int64_t h = total / 3600, m = total / 60 % 60, s = total % 60;
+  return h > 0 ? fmt::format("{}:{:02}:{:02}", h, m, s) : fmt::format("{}:{:02}", m, s);
+}
+
+std::string bytes_or_dash(int64_t bytes) {
+  return bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes));
+}
+
+class ConsoleMonitor final : public Monitor {
+ public:
+  explicit ConsoleMonitor(int64_t log_every)
+      : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) == 1) {}
+
+  void begin(const RunInfo& info) override {
+    info_ = info;
+    begin_ = Clock::now();
+    fmt::print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n",
+               info.model_name, grouped(info.parameters), info.layers, info.width,
+               grouped(info.vocabulary), info.dtype);
+    fmt::print("data      {}: {} tokens to train on, {} for validation\n", info.data,
+               grouped(info.train_tokens), grouped(info.validation_tokens));
+    fmt::print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
+               info.threads == 1 ? "" : "s", info.stage);
+    fmt::print(
+        "step      {} tokens ({} ranks x {} micro-batches x {} sequences x {}); {} steps: {} "
+        "tokens, {:.2f} epochs\n",
+        grouped(info.tokens_per_step()), info.ranks, info.accumulate, info.micro_batch,
+        info.sequence, grouped(info.steps), grouped(info.steps * info.tokens_per_step()),
+        static_cast<double>(info.steps * info.tokens_per_step()) /
+            static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
+    if (info.first_step > 1) fmt::print("resumed   at step {}\n", info.first_step);
+    std::fflush(stdout);
+  }
+
+  void initial_memory(const std::vector<RankMemory>& ranks) override {
+    fmt::print("\nmemory before step 1 (formula beside)\n");
+    table(ranks, false);
+    fmt::print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}  {:>10}\n", "step", "loss",
+               "norm", "lr", "ms", "tok/s", "comm%", "mem");
+    std::fflush(stdout);
+  }
+
+  void step(const StepReport& report) override {
+    clear_bar();
+    if (report.step % log_every_ == 0 || report.step == info_.first_step ||
+        report.step == info_.steps) {
+      fmt::print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}  {:>10}{}\n",
+                 report.step, report.loss, report.grad_norm, report.lr, report.step_ms,
+                 grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
+                 format_bytes(static_cast<double>(report.memory_peak)),
+                 report.skipped ? "  skipped: a gradient is not finite" : "");
+    }
+    draw_bar(report.step);
+    std::fflush(stdout);
+  }
+
+  void validation(const ValidationReport& report) override {
+    clear_bar();
+    fmt::print("{:>7}  {:>9.5f}  validation, {} tokens\n", report.step, report.loss,
+               grouped(report.tokens));
+    std::fflush(stdout);
+  }
+
+  void memory(const std::vector<RankMemory>& ranks) override {
+    clear_bar();
+    fmt::print("\nmemory at its peak (formula beside)\n");
+    table(ranks, true);
+  }
+
+  void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
+    if (ranks.size() < 2 || steps == 0) return;
+    fmt::print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
+    for (const auto& column : kTrafficColumns)
+      fmt::print("  {:>25}", comm::name(column.collective));
+    fmt::print("\n");
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      fmt::print("{:>6}", rank);
+      for (const auto& column : kTrafficColumns) {
+        const auto& count = ranks[rank].counts[static_cast<size_t>(column.collective)];
+        fmt::print("  {:>12} {:>12}", bytes_or_dash(count.logical_bytes / steps),
+                   "(" + bytes_or_dash(ranks[rank].*column.formula / steps) + ")");
+      }
+      fmt::print("\n");
+    }
+  }
+
+  void sample(const std::string& prompt, const std::string& text) override {
+    fmt::print("\nsample\n{}{}\n", prompt, text);
+  }
+
+  void end(const EndReport& report) override {
+    fmt::print("\n{} after step {} in {}; weights in {}\n", report.reason, report.steps,
+               clock_time(report.seconds), report.model_file);
+    std::fflush(stdout);
+  }
+
+ private:
+  struct TrafficColumn {
+    comm::Collective collective;
+    int64_t RankTraffic::*formula;
+  };
+  static constexpr TrafficColumn kTrafficColumns[] = {
+      {comm::Collective::all_gather, &RankTraffic::all_gather_formula},
+      {comm::Collective::reduce_scatter, &RankTraffic::reduce_scatter_formula},
+      {comm::Collective::all_reduce, &RankTraffic::all_reduce_formula}};
+
+  /// One line a category, one column a rank; the formula's value where there is one.
+  static void table(const std::vector<RankMemory>& ranks, bool peak) {
+    const auto value = [&](const Usage& usage) {
+      return bytes_or_dash(peak ? usage.peak : usage.current);
+    };
+    fmt::print("{:<18}", "");
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      fmt::print("  {:>25}", fmt::format("rank {}", rank));
+    fmt::print("\n");
+    for (size_t i = 0; i < kCategories; ++i) {
+      const auto category = static_cast<Category>(i);
+      fmt::print("{:<18}", name(category));
+      for (const auto& rank : ranks) {
+        std::string formula;
+        if (category == Category::parameters) formula = bytes_or_dash(rank.parameters_formula);
+        if (category == Category::gradients) formula = bytes_or_dash(rank.gradients_formula);
+        if (category == Category::optimizer) formula = bytes_or_dash(rank.optimizer_formula);
+        fmt::print("  {:>12} {:>12}", value(rank.usage[i]),
+                   formula.empty() ? "" : "(" + formula + ")");
+      }
+      fmt::print("\n");
+    }
+    fmt::print("{:<18}", "total");
+    for (const auto& rank : ranks) fmt::print("  {:>12} {:>12}", value(rank.total), "");
+    fmt::print("\n");
+    if (ranks[0].padding > 0)
+      fmt::print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
+  }
+
+  void clear_bar() const {
+    if (terminal_) fmt::print("\r\033[K");
+  }
+
+  /// "[=====>     ]  42%  1:15 left", as wide as the terminal allows.
+  void draw_bar(int64_t step) const {
+    if (!terminal_ || step == info_.steps) return;
+    winsize size{};
+    const int columns =
+        ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+    const int width = std::clamp(columns - 40, 10, 60);
+    const auto steps = static_cast<double>(info_.steps);
+    const int filled =
+        static_cast<int>(static_cast<double>(width) * static_cast<double>(step) / steps);
+    const double elapsed = std::chrono::duration<double>(Clock::now() - begin_).count();
+    const auto done = static_cast<double>(step - info_.first_step + 1);
+    fmt::print("[{}{}] {:>3.0f}%  step {} of {}, {} left",
+               std::string(static_cast<size_t>(filled), '='),
+               std::string(static_cast<size_t>(width - filled), ' '),
+               100 * static_cast<double>(step) / steps, step, info_.steps,
+               clock_time(elapsed / done * static_cast<double>(info_.steps - step)));
+  }
+
+  int64_t log_every_;
+  bool terminal_;
+  RunInfo info_;
+  Clock::time_point begin_;
+};
+
+}  // namespace
+
+std::unique_ptr<Monitor> console_monitor(int64_t log_every) {
+  return std::make_unique<ConsoleMonitor>(log_every);
+}
+
+}  // namespace zero::train

@@ -1,0 +1,164 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "zero/base/error.h"
+#include "zero/train/monitor.h"
+
+namespace zero::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// A number as JSON has it: null where it is not finite.
+Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+/// The shortest decimal that reads back to this very float, whether it is read as a float or
+/// through a double (a float widened to double would print twice the digits).
+Json shortest(float value) {
+  if (!std::isfinite(value)) return nullptr;
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  double widened = 0;
+  std::from_chars(text.data(), end, widened);
+  return static_cast<float>(widened) == value ? widened : static_cast<double>(value);
+}
+
+Json to_json(const Usage& usage) { return {{"current", usage.current}, {"peak", usage.peak}}; }
+
+Json to_json(const RankMemory& memory) {
+  const std::array<std::pair<Category, int64_t>, 3> formulas{
+      {{Category::parameters, memory.parameters_formula},
+       {Category::gradients, memory.gradients_formula},
+       {Category::optimizer, memory.optimizer_formula}}};
+  Json object;
+  for (size_t i = 0; i < kCategories; ++i) {
+    object[std::string(name(static_cast<Category>(i)))] = to_json(memory.usage[i]);
+  }
+  for (const auto& [category, bytes] : formulas)
+    object[std::string(name(category))]["formula"] = bytes;
+  object["total"] = to_json(memory.total);
+  object["padding"] = memory.padding;
+  return object;
+}
+
+Json to_json(const RankTraffic& traffic) {
+  const std::array<std::pair<comm::Collective, int64_t>, 3> formulas{
+      {{comm::Collective::all_gather, traffic.all_gather_formula},
+       {comm::Collective::reduce_scatter, traffic.reduce_scatter_formula},
+       {comm::Collective::all_reduce, traffic.all_reduce_formula}}};
+  Json object;
+  for (size_t i = 0; i < comm::kCollectives; ++i) {
+    const auto& count = traffic.counts[i];
+    object[std::string(comm::name(static_cast<comm::Collective>(i)))] = {
+        {"calls", count.calls},
+        {"logical_bytes", count.logical_bytes},
+        {"copied_bytes", count.copied_bytes}};
+  }
+  for (const auto& [collective, bytes] : formulas)
+    object[std::string(comm::name(collective))]["formula"] = bytes;
+  return object;
+}
+
+template <class Report>
+Json per_rank(const std::vector<Report>& reports) {
+  Json array = Json::array();
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    Json object{{"rank", rank}};
+    object.update(to_json(reports[rank]));
+    array.push_back(std::move(object));
+  }
+  return array;
+}
+
+class JsonlMonitor final : public Monitor {
+ public:
+  JsonlMonitor(const std::string& path, bool append) : path_(path) {
+    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC),
+                 0666);
+    if (file_ < 0)
+      throw ConfigError(fmt::format("Cannot open the log {}: {}.", path, std::strerror(errno)));
+  }
+  JsonlMonitor(const JsonlMonitor&) = delete;
+  JsonlMonitor& operator=(const JsonlMonitor&) = delete;
+  ~JsonlMonitor() override { close(file_); }
+
+  void begin(const RunInfo& info) override {
+    Json object{{"event", "config"}};
+    object.update(Json::parse(info.config_json));
+    object["parameters"] = info.parameters;
+    object["world_size"] = info.ranks;
+    object["tokens_per_step"] = info.tokens_per_step();
+    object["train_tokens"] = info.train_tokens;
+    object["validation_tokens"] = info.validation_tokens;
+    object["first_step"] = info.first_step;
+    write(object);
+  }
+  void step(const StepReport& report) override {
+    Json object{{"step", report.step},
+                {"loss", shortest(report.loss)},
+                {"grad_norm", finite(report.grad_norm)},
+                {"lr", finite(report.lr)},
+                {"step_ms", finite(report.step_ms)},
+                {"tokens_per_s", finite(report.tokens_per_s)},
+                {"comm_ms", finite(report.comm_ms)},
+                {"memory_peak", report.memory_peak}};
+    if (report.skipped) object["skipped"] = true;
+    write(object);
+  }
+  void validation(const ValidationReport& report) override {
+    write({{"event", "validation"},
+           {"step", report.step},
+           {"loss", finite(report.loss)},
+           {"tokens", report.tokens}});
+  }
+  void memory(const std::vector<RankMemory>& ranks) override {
+    write({{"event", "memory"}, {"per_rank", per_rank(ranks)}});
+  }
+  void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
+    write({{"event", "traffic"}, {"steps", steps}, {"per_rank", per_rank(ranks)}});
+  }
+  void sample(const std::string& prompt, const std::string& text) override {
+    write({{"event", "sample"}, {"prompt", prompt}, {"text", text}});
+  }
+  void end(const EndReport& report) override {
+    write({{"event", "end"},
+           {"reason", report.reason},
+           {"steps", report.steps},
+           {"seconds", finite(report.seconds)},
+           {"model", report.model_file}});
+  }
+
+ private:
+  /// One line, at once: what a crash leaves behind is whole lines.
+  void write(const Json& object) {
+    // A model may produce bytes that are not UTF-8: they become U+FFFD.
+    const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    for (std::string_view left = line; !left.empty();) {
+      const ssize_t written = ::write(file_, left.data(), left.size());
+      if (written > 0) {
+        left.remove_prefix(static_cast<size_t>(written));
+      } else if (errno != EINTR) {
+        throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.",
+                                path_, std::strerror(errno)));
+      }
+    }
+  }
+
+  std::string path_;
+  int file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append) {
+  return std::make_unique<JsonlMonitor>(file, append);
+}
+
+}  // namespace zero::train

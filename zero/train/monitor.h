@@ -1,0 +1,112 @@
+// What a training run reports, and to whom.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/comm/traffic.h"
+
+namespace zero::train {
+
+/// What is known before the first step.
+struct RunInfo {
+  std::string model_name;
+  int64_t parameters = 0;
+  int64_t layers = 0;
+  int64_t width = 0;
+  int64_t vocabulary = 0;
+  std::string dtype;
+  int stage = 0;
+  int ranks = 1;
+  int threads = 1;
+  int64_t micro_batch = 0;
+  int64_t sequence = 0;
+  int64_t accumulate = 1;
+  int64_t steps = 0;
+  int64_t first_step = 1;  ///< more than 1 where a run is resumed
+  std::string data;
+  int64_t train_tokens = 0;
+  int64_t validation_tokens = 0;
+  /// The resolved configuration, as a JSON object: what `zero train --config` takes, and the
+  /// model's own.
+  std::string config_json;
+
+  int64_t tokens_per_step() const { return ranks * accumulate * micro_batch * sequence; }
+};
+
+/// Bytes of one rank by category, and what the formula says of the three that it covers.
+struct RankMemory {
+  std::array<Usage, kCategories> usage{};
+  Usage total;
+  int64_t parameters_formula = 0;
+  int64_t gradients_formula = 0;
+  int64_t optimizer_formula = 0;
+  int64_t padding = 0;  ///< bytes of the formula that are padding
+};
+
+/// Calls and bytes that one rank sent during the training steps, and what the formula says of as
+/// many steps.
+struct RankTraffic {
+  std::array<comm::TrafficCount, comm::kCollectives> counts{};
+  int64_t all_gather_formula = 0;
+  int64_t reduce_scatter_formula = 0;
+  int64_t all_reduce_formula = 0;
+};
+
+struct StepReport {
+  int64_t step = 0;  ///< from 1
+  float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
+  double grad_norm = 0;
+  bool skipped = false;  ///< a gradient was not finite: nothing was updated
+  double lr = 0;
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  double comm_ms = 0;       ///< that rank 0 spent waiting for other ranks
+  int64_t memory_peak = 0;  ///< of rank 0, all categories together
+};
+
+struct ValidationReport {
+  int64_t step = 0;
+  double loss = 0;
+  int64_t tokens = 0;
+};
+
+struct EndReport {
+  int64_t steps = 0;
+  double seconds = 0;
+  std::string reason;  ///< "finished", or "stopped by SIGINT"
+  std::string model_file;
+};
+
+/// A sink of reports, on rank 0. Its functions may throw zero::Error (a full disk): the run then
+/// stops on every rank.
+class Monitor {
+ public:
+  virtual ~Monitor() = default;
+  virtual void begin(const RunInfo&) {}
+  /// Before the first step; indexed by rank.
+  virtual void initial_memory(const std::vector<RankMemory>&) {}
+  virtual void step(const StepReport&) {}
+  virtual void validation(const ValidationReport&) {}
+  /// After the last step; indexed by rank.
+  virtual void memory(const std::vector<RankMemory>&) {}
+  virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
+  virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
+  virtual void end(const EndReport&) {}
+};
+
+/// Tables, one line a step (every `log_every` of them), and a progress bar where stdout is a
+/// terminal.
+std::unique_ptr<Monitor> console_monitor(int64_t log_every);
+
+/// One JSON object a line in `file`: {"step": ...} for each step, {"event": ...} for the rest.
+/// `append` continues an earlier log. Numbers read back bit-exactly; what JSON cannot hold (NaN,
+/// infinity) is null. Each line is written at once. Throws ConfigError where the file cannot be
+/// opened, Error where the disk is full.
+std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
+
+}  // namespace zero::train
