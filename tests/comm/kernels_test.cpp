@@ -5,12 +5,14 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 
 namespace zero::comm {
@@ -70,6 +72,48 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
                 << arrays << " arrays";
           }
         }
+      }
+    }
+  }
+}
+
+TEST(Sum, OfLargeArraysEqualsThePlainLoopAtAnyAlignment) {
+  for (const auto [input, output] : kAll) {
+    const auto in_size = c10::elementSize(input);
+    const auto out_size = c10::elementSize(output);
+    const auto n = static_cast<size_t>(kStreamedBytes) / out_size + 77;
+    for (const size_t shift : {0, 1, 5}) {
+      const auto a = random_bytes((n + 3) * in_size, 1);
+      const auto b = random_bytes((n + 3) * in_size, 2);
+      const std::vector<const void*> inputs{a.data(), b.data() + 3 * in_size};
+      std::vector<std::byte> fast((n + shift + 64) * out_size, std::byte{0x5A});
+      auto plain = fast;
+      sum(fast.data() + shift * out_size, output, inputs, input, static_cast<int64_t>(n));
+      sum_reference(plain.data() + shift * out_size, output, inputs, input,
+                    static_cast<int64_t>(n));
+      size_t wrong = 0;
+      for (size_t i = 0; i < n + shift + 64; ++i) {
+        if (std::memcmp(fast.data() + i * out_size, plain.data() + i * out_size, out_size) == 0)
+          continue;
+        wrong += same(fast.data() + i * out_size, plain.data() + i * out_size, output) ? 0 : 1;
+      }
+      EXPECT_EQ(wrong, 0u) << input << " to " << output;
+    }
+  }
+}
+
+TEST(CopyBytes, CopiesExactlyWhatItIsAskedTo) {
+  for (const int64_t bytes :
+       {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{4096}, kStreamedBytes - 1, kStreamedBytes,
+        kStreamedBytes + 1, kStreamedBytes + 255}) {
+    for (const int64_t to : {0, 1, 63, 64}) {
+      for (const int64_t from : {0, 7}) {
+        const auto source = random_bytes(static_cast<size_t>(bytes + from), 5);
+        std::vector<std::byte> target(static_cast<size_t>(bytes + to + 100), std::byte{0x5A});
+        auto expected = target;
+        copy_bytes(target.data() + to, source.data() + from, bytes);
+        std::copy_n(source.data() + from, bytes, expected.data() + to);
+        ASSERT_TRUE(target == expected) << bytes << " bytes from " << from << " to " << to;
       }
     }
   }
