@@ -42,10 +42,23 @@ int64_t read_number(const std::string& path) {
   return value;
 }
 
+// The file cache that a cgroup's usage includes although the kernel drops it when memory is needed.
+int64_t reclaimable(const std::string& directory, bool unified) {
+  std::ifstream file(directory + "/memory.stat");
+  const std::string prefix = unified ? "" : "total_";
+  int64_t total = 0;
+  int64_t bytes = 0;
+  for (std::string key; file >> key >> bytes;) {
+    if (key == prefix + "inactive_file" || key == prefix + "active_file") total += bytes;
+  }
+  return total;
+}
+
 // What this process's memory cgroup still allows (versions 2 and 1), or the largest number where
 // nothing limits it.
 int64_t cgroup_headroom() {
-  int64_t headroom = std::numeric_limits<int64_t>::max();
+  constexpr auto kNone = std::numeric_limits<int64_t>::max();
+  int64_t headroom = kNone;
   std::ifstream file("/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
     const auto first = line.find(':');
@@ -55,17 +68,18 @@ int64_t cgroup_headroom() {
     const bool unified = controllers.empty();
     if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
     const std::string root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    const std::string most = unified ? "/memory.max" : "/memory.limit_in_bytes";
-    const std::string used = unified ? "/memory.current" : "/memory.usage_in_bytes";
-    // The limit of every ancestor counts. In a container the path may not exist below the mount:
-    // its root does.
+    // The limit of every ancestor counts. In a container the path may not exist below the mount,
+    // whose root is then the container's own group.
     for (auto path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
       if (path == "/") path.clear();
-      const auto limit = read_number(root + path + most);
-      const auto now = read_number(root + path + used);
-      if (limit != std::numeric_limits<int64_t>::max() &&
-          now != std::numeric_limits<int64_t>::max()) {
-        headroom = std::min(headroom, std::max<int64_t>(0, limit - now));
+      const auto directory = root + path;
+      const auto limit =
+          read_number(directory + (unified ? "/memory.max" : "/memory.limit_in_bytes"));
+      const auto used =
+          read_number(directory + (unified ? "/memory.current" : "/memory.usage_in_bytes"));
+      if (limit != kNone && used != kNone) {
+        const auto kept = std::max<int64_t>(0, used - reclaimable(directory, unified));
+        headroom = std::min(headroom, std::max<int64_t>(0, limit - kept));
       }
       if (path.empty()) break;
     }

@@ -1,11 +1,12 @@
 #include "zero/comm/group.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <cstring>
 #include <exception>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
+#include "zero/comm/reduce_kernels.h"
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
 #include "zero/comm/shm_window.h"
@@ -39,8 +41,22 @@ class HoldingWork final : public c10d::Work {
   at::Tensor held_;
 };
 
+// What a group of one does. Without operators where it can, as the other transports: their outputs'
+// version counters do not move.
 void copy_slice(const at::Tensor& output, const at::Tensor& input) {
-  if (output.const_data_ptr() != input.const_data_ptr()) output.copy_(input);
+  if (input.numel() == 0) return;
+  const bool plain = input.device().is_cpu() && output.device().is_cpu() && input.is_contiguous() &&
+                     output.is_contiguous();
+  if (!plain) {
+    const c10::InferenceMode no_autograd;
+    output.copy_(input);
+  } else if (input.scalar_type() != output.scalar_type()) {
+    const void* only = input.const_data_ptr();
+    sum(output.mutable_data_ptr(), output.scalar_type(), {&only, 1}, input.scalar_type(),
+        input.numel());
+  } else if (output.const_data_ptr() != input.const_data_ptr()) {
+    std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
+  }
 }
 
 }  // namespace
@@ -59,13 +75,15 @@ struct Group::Impl {
   std::mutex issue;                    // an announcement and its call belong together
   std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
 
-  // Issues a collective: `call` gets the backend and says what it sends by definition. `copied` is
-  // what this rank copies in a group of one or by a transport that does not tell.
+  // Issues a collective, by `issue_call`. Nothing is waited for under the lock: control calls are
+  // awaited by their callers, right after.
   template <class Issue>
   Work run(Collective collective, int64_t logical_bytes, std::string_view label, Issue issue_call) {
     const std::lock_guard lock(issue);
     try {
-      if (transport != nullptr) transport->announce(label, collective);
+      if (transport != nullptr) {
+        transport->announce(label, collective, collective == Collective::control);
+      }
       auto work = issue_call();
       one_tensor.clear();
       traffic->add(collective, logical_bytes, transport != nullptr ? 0 : logical_bytes);
@@ -93,10 +111,16 @@ struct Group::Impl {
         what, rank, size, whole, part));
   }
 
+  void check_sum(const at::Tensor& output, const at::Tensor& input) const {
+    if (can_sum(input.scalar_type(), output.scalar_type())) return;
+    throw CommError(fmt::format("reduce_scatter on rank {}: {} cannot be summed into {}.", rank,
+                                c10::toString(input.scalar_type()),
+                                c10::toString(output.scalar_type())));
+  }
+
   Work all_gather(Collective collective, at::Tensor output, at::Tensor input,
-                  std::string_view label, bool asynchronous);
-  Work all_reduce(Collective collective, at::Tensor tensor, std::string_view label,
-                  bool asynchronous);
+                  std::string_view label);
+  Work all_reduce(Collective collective, at::Tensor tensor, std::string_view label);
   void find_local_ranks();
 };
 
@@ -154,9 +178,7 @@ at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) 
 
 std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category category) {
   if (impl_->transport != nullptr) {
-    const std::lock_guard lock(impl_->issue);
     const ClockedScope clocked(*impl_->clock);
-    impl_->transport->announce("", Collective::control);
     return impl_->transport->window(bytes, slots, category);
   }
   if (impl_->size > 1) return nullptr;
@@ -164,7 +186,7 @@ std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category cat
 }
 
 Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
-                             std::string_view label, bool asynchronous) {
+                             std::string_view label) {
   check_sizes("all_gather", output.numel(), input.numel());
   if (size == 1) {
     copy_slice(output, input);
@@ -172,19 +194,16 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   }
   return run(collective, (size - 1) * static_cast<int64_t>(input.nbytes()), label, [&] {
     c10d::AllgatherOptions call;
-    call.asyncOp = asynchronous;
     call.timeout = options.timeout;
     return backend->_allgather_base(output, input, call);
   });
 }
 
-Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label,
-                             bool asynchronous) {
+Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
   if (size == 1) return done(collective);
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   return run(collective, 2 * (size - 1) * bytes / size, label, [&] {
     c10d::AllreduceOptions call;
-    call.asyncOp = asynchronous;
     call.timeout = options.timeout;
     one_tensor.assign(1, tensor);
     return backend->allreduce(one_tensor, call);
@@ -192,13 +211,13 @@ Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::stri
 }
 
 Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view label) {
-  return impl_->all_gather(Collective::all_gather, std::move(output), std::move(input), label,
-                           true);
+  return impl_->all_gather(Collective::all_gather, std::move(output), std::move(input), label);
 }
 
 Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label) {
   impl_->check_sizes("reduce_scatter", input.numel(), output.numel());
   if (impl_->size == 1) {
+    impl_->check_sum(output, input);
     copy_slice(output, input);
     return impl_->done(Collective::reduce_scatter);
   }
@@ -218,7 +237,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
 }
 
 Work Group::all_reduce(at::Tensor tensor, std::string_view label) {
-  return impl_->all_reduce(Collective::all_reduce, std::move(tensor), label, true);
+  return impl_->all_reduce(Collective::all_reduce, std::move(tensor), label);
 }
 
 Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
@@ -270,11 +289,11 @@ void Group::barrier(std::string_view label) {
 }
 
 void Group::all_gather_control(at::Tensor output, at::Tensor input, std::string_view label) {
-  impl_->all_gather(Collective::control, std::move(output), std::move(input), label, true).wait();
+  impl_->all_gather(Collective::control, std::move(output), std::move(input), label).wait();
 }
 
 void Group::all_reduce_control(at::Tensor tensor, std::string_view label) {
-  impl_->all_reduce(Collective::control, std::move(tensor), label, true).wait();
+  impl_->all_reduce(Collective::control, std::move(tensor), label).wait();
 }
 
 Traffic& Group::traffic() { return *impl_->traffic; }

@@ -7,13 +7,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,9 @@ Process Process::self() {
   self.pid = getpid();
   if (const auto status = process_status(self.pid)) self.start_time = status->second;
   self.host = first_line("/proc/sys/kernel/hostname");
-  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host;
+  std::error_code none;  // a process of another process-id namespace cannot be watched
+  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host + " " +
+                 std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
   return self;
 }
 

@@ -8,6 +8,7 @@
 // microseconds first only where every rank has a core of its own.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -32,7 +33,7 @@ struct Process {
   int64_t pid = 0;
   uint64_t start_time = 0;
   std::string host;     ///< host name
-  std::string machine;  ///< boot id and host name: equal for processes of one host
+  std::string machine;  ///< boot id, host name and process-id namespace: equal on one host
   /// This process.
   static Process self();
   bool operator==(const Process&) const = default;
@@ -67,6 +68,11 @@ class PeerError : public CommError {
 
 using Clock = std::chrono::steady_clock;
 using Describe = std::function<std::string()>;
+
+/// Now and `timeout`; a timeout beyond a year is a year.
+inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
+  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
+}
 
 class Peers {
  public:

@@ -68,23 +68,26 @@ ShmBackend::~ShmBackend() {
   peers_->post_left();
 }
 
-void ShmBackend::announce(std::string_view label, Collective counted) {
+void ShmBackend::announce(std::string_view label, Collective counted, bool awaited) {
   const std::lock_guard lock(mutex_);
   label_ = FixedText<72>(label);
   counted_ = counted;
+  awaited_ = awaited;
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Call call, bool asynchronous,
                                                  std::chrono::milliseconds timeout) {
   call.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
+  bool awaited = false;
   {
     const std::lock_guard lock(mutex_);
-    if (poison_) std::rethrow_exception(poison_);
     call.label = std::exchange(label_, {});
     call.counted = std::exchange(counted_, std::nullopt).value_or(counted_as(call.op));
+    awaited = std::exchange(awaited_, false);
+    if (poison_) std::rethrow_exception(poison_);
   }
   auto issued = c10::make_intrusive<IssuedCall>(std::move(call), queue_);
-  queue_->push(issued, asynchronous);
+  queue_->push(issued, asynchronous && !awaited);
   if (!asynchronous) issued->wait(kNoTimeout);
   return issued;
 }

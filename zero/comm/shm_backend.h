@@ -48,7 +48,7 @@ class ShmBackend final : public c10d::Backend, public Transport {
                                                const c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
-  void announce(std::string_view label, Collective counted) override;
+  void announce(std::string_view label, Collective counted, bool awaited) override;
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) override;
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category) override;
   void abandon(std::string_view why) override;
@@ -77,6 +77,7 @@ class ShmBackend final : public c10d::Backend, public Transport {
   mutable std::mutex mutex_;
   FixedText<72> label_;                // announced for the next call
   std::optional<Collective> counted_;  // likewise
+  bool awaited_ = false;               // likewise
   std::exception_ptr poison_;          // what every later call throws
   int failure_origin_ = -1;
   std::shared_ptr<CallQueue> queue_;

@@ -63,7 +63,7 @@ Collectives::Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> ar
       doing_([this] { return own_.describe(); }) {}
 
 void Collectives::run(Call& call) {
-  deadline_ = Clock::now() + call.timeout;
+  deadline_ = deadline_after(call.timeout);
   copied_ = 0;
   begin(call);
   switch (call.op) {

@@ -128,7 +128,7 @@ class Meeter {
       : store_(store),
         rank_(rank),
         size_(size),
-        deadline_(Clock::now() + timeout),
+        deadline_(deadline_after(timeout)),
         timeout_(timeout) {}
 
   Meeting run() {
@@ -239,7 +239,8 @@ class Meeter {
     }
     if (differ) {
       throw CommError(
-          fmt::format("The shared-memory group needs all its ranks on one host, but they are: {}. "
+          fmt::format("The shared-memory group needs all its ranks on one host, in one process-id "
+                      "namespace, but they are: {}. "
                       "Start all ranks on "
                       "one host, or use another backend.",
                       table));

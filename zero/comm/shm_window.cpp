@@ -88,7 +88,7 @@ void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view la
         if (now >= epoch) return std::nullopt;
         return static_cast<uint32_t>(now);
       },
-      Clock::now() + timeout_,
+      deadline_after(timeout_),
       [&] {
         return fmt::format("a read of window slot {}{} at epoch {} (rank {} is at {})", slot,
                            label.empty() ? "" : fmt::format(" '{}'", label), epoch, rank,

@@ -19,9 +19,9 @@ struct WaitClock;
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// What the calling thread's next collective is for: its label, and where its copied bytes are
-  /// counted.
-  virtual void announce(std::string_view label, Collective counted) = 0;
+  /// What the next collective is for: its label, where its copied bytes are counted, and whether
+  /// the caller waits for it at once, so that no other thread need be woken to run it.
+  virtual void announce(std::string_view label, Collective counted, bool awaited) = 0;
   /// See Group::empty.
   virtual at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) = 0;
   /// See Group::window.

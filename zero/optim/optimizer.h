@@ -58,9 +58,13 @@ struct Range {
       c10::ScalarType::Float;  ///< BFloat16 or Half when `parameter` is set
 };
 
+/// Throws ConfigError naming the first hyper-parameter of `optimizer` that cannot be used (a
+/// negative rate, beta1 = 1, ...).
+void check(const Optimizer& optimizer);
+
 /// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own,
 /// so that schedules apply) to `range`. Uses LibTorch's intra-op threads. Vectorised with run-time
-/// dispatch.
+/// dispatch. Throws ConfigError for a dtype that a Range may not have.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range);
 
@@ -70,7 +74,7 @@ void update_reference(const Optimizer& optimizer, int64_t step, double lr, doubl
 
 /// The sum of squares of `numel` elements (Float, BFloat16 or Half) in fp64, and whether any is
 /// infinite or NaN. The order of summation depends on `numel` alone (fixed blocks, added in order),
-/// not on threads or alignment.
+/// not on threads, alignment or instruction set.
 struct SquaredNorm {
   double sum = 0;
   bool finite = true;

@@ -1,0 +1,38 @@
+# Two commands matter: `make demo` and `make test`. Each installs what it needs, builds, and does its job.
+# LIBTORCH=DIR uses an existing LibTorch; LIBTORCH_VERSION=X installs another pinned release.
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup build asan tsan lint format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 16
+
+demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 5 minutes
+	@scripts/demo.sh
+
+test: build ## build, and run every test
+	@scripts/test.sh release
+
+setup: ## install system packages (apt) and LibTorch (PyPI): only what is missing
+	@scripts/setup.sh
+
+build: setup ## build preset release: the program is build/release/zero
+	@scripts/build.sh release
+
+asan: setup ## build with AddressSanitizer and UBSan, and run every test
+	@scripts/build.sh asan
+	@scripts/test.sh asan
+
+tsan: setup ## build with ThreadSanitizer, and run every test
+	@scripts/build.sh tsan
+	@scripts/test.sh tsan
+
+lint: ## clang-tidy over every source (about 15 s a file and core)
+	@scripts/setup.sh lint
+	@scripts/lint.sh
+
+format: ## clang-format over every source
+	@scripts/setup.sh lint
+	@scripts/format.sh
+
+clean: ## remove the build folders (LibTorch stays in the cache folder)
+	rm -rf build

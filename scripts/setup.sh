@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
+#   scripts/setup.sh [lint]     lint: also clang-format and clang-tidy
+#   LIBTORCH=DIR                use this LibTorch (official archive, or the folder of a pip-installed torch); no download
+#   LIBTORCH_VERSION=2.15.0     another release of which scripts/ has a libtorch-VERSION.txt
+# shellcheck source=scripts/env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+packages=(
+  g++ cmake ninja-build pkg-config ccache                                  # tools
+  ca-certificates python3-pip unzip                                        # to fetch LibTorch
+  libcli11-dev libfmt-dev libhwy-dev libsentencepiece-dev libspdlog-dev nlohmann-json3-dev
+  libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin                   # tests and benchmarks
+  bible-kjv                                                                # the text of `make demo`
+)
+if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16); fi
+
+install_packages() {
+  command -v dpkg-query >/dev/null || {
+    echo "No dpkg on this machine: the equivalents of these packages are needed: ${packages[*]}"
+    return
+  }
+  local missing=() package as_root=()
+  for package in "${packages[@]}"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+  done
+  if ((${#missing[@]} == 0)); then return; fi
+  if [[ $(id -u) != 0 ]]; then
+    command -v sudo >/dev/null || die "neither root nor sudo; as root, run: apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "Installing ${#missing[@]} system packages: ${missing[*]}"
+  "${as_root[@]}" apt-get -qq update
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq install --yes --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >/dev/null ||
+    die "apt could not install: ${missing[*]}"
+}
+
+# Downloads three wheels (550 MB), keeps the headers and the CPU libraries (500 MB). All in a temporary folder that is renamed at
+# the end: what stands under the final name is whole.
+install_libtorch() {
+  if [[ -d $LIBTORCH_ROOT ]]; then return; fi
+  if [[ -n ${LIBTORCH:-} ]]; then die "LIBTORCH=$LIBTORCH is not a folder"; fi
+  local requirements=scripts/libtorch-$LIBTORCH_VERSION.txt known
+  known=$(printf '%s\n' scripts/libtorch-*.txt | sed 's/.*libtorch-\(.*\)\.txt/\1/' | paste -sd ' ')
+  [[ -f $requirements ]] || die "LIBTORCH_VERSION=$LIBTORCH_VERSION is not pinned; known: $known (or LIBTORCH=DIR for one of your own)"
+  [[ $(uname -m) == x86_64 ]] || die "the pinned LibTorch is for x86_64, this machine is $(uname -m): set LIBTORCH=DIR"
+
+  say "Installing LibTorch $LIBTORCH_VERSION to $LIBTORCH_ROOT"
+  mkdir -p "$libtorch_cache"
+  temporary=$(mktemp -d "$libtorch_cache/.incomplete-XXXXXX")
+  trap 'rm -rf "$temporary"' EXIT
+  # pip's own temporary files go there too: /tmp may be small. Any Python will do: one wheel is named so that the hash is fixed.
+  TMPDIR=$temporary python3 -m pip download --quiet --progress-bar off --no-cache-dir --no-deps --only-binary=:all: \
+    --python-version 3.12 --require-hashes --requirement "$requirements" --dest "$temporary/wheels" ||
+    die "pip could not download LibTorch; run it again, or set LIBTORCH=DIR"
+  local lib=torch/lib
+  unzip -qo "$temporary"/wheels/torch-*.whl 'torch/include/*' $lib/libtorch_cpu.so $lib/libc10.so $lib/libgomp.so.1 \
+    -d "$temporary/libtorch"
+  unzip -qo "$temporary"/wheels/nvidia_cuda_runtime-*.whl 'nvidia/*/lib/libcudart.so*' -d "$temporary/libtorch"
+  unzip -qo "$temporary"/wheels/nvidia_cuda_cupti-*.whl 'nvidia/*/lib/libcupti.so*' -d "$temporary/libtorch"
+  chmod 755 "$temporary/libtorch"
+  mv -T "$temporary/libtorch" "$LIBTORCH_ROOT" 2>/dev/null ||
+    [[ -d $LIBTORCH_ROOT ]] || die "could not write $LIBTORCH_ROOT"  # else another set-up was faster
+}
+
+install_packages
+install_libtorch

@@ -1,0 +1,212 @@
+#include "zero/base/host_allocator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+/// Each test starts with nothing cached and its peaks at the current values.
+class HostAllocatorTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    allocator.trim();
+    allocator.reset_peaks();
+    start = allocator.usage();
+  }
+  int64_t used() const { return allocator.usage().used.current - start.used.current; }
+  int64_t reserved() const { return allocator.usage().reserved.current - start.reserved.current; }
+  int64_t requests() const { return allocator.usage().system_requests - start.system_requests; }
+
+  HostAllocator& allocator = HostAllocator::instance();
+  HostMemory start;
+};
+
+TEST_F(HostAllocatorTest, SizeClassesWasteAtMostAnEighth) {
+  std::mt19937_64 generator(1);
+  std::vector<size_t> sizes;
+  for (size_t power = 16; power < 40; ++power) {
+    for (const size_t near : {size_t{0}, size_t{1}, size_t{4095}}) {
+      sizes.push_back((size_t{1} << power) + near);
+    }
+    sizes.push_back((size_t{2} << power) - 1);
+    for (int i = 0; i < 100; ++i) {
+      sizes.push_back((size_t{1} << power) + generator() % (size_t{1} << power));
+    }
+  }
+  for (const size_t size : sizes) {
+    const size_t rounded = host_size_class(size);
+    EXPECT_GE(rounded, size);
+    EXPECT_LE(static_cast<double>(rounded), 1.125 * static_cast<double>(size)) << size;
+    EXPECT_EQ(rounded % 4096, 0) << size;
+    EXPECT_EQ(host_size_class(rounded), rounded);
+  }
+}
+
+TEST_F(HostAllocatorTest, AlignsBlocksToCacheLinesPagesAndHugePages) {
+  std::vector<c10::DataPtr> blocks;
+  for (const size_t bytes : {size_t{1}, size_t{63}, size_t{1000}, size_t{65535}, size_t{65536},
+                             size_t{100000}, kMiB, 2 * kMiB, 2 * kMiB + 1, 7 * kMiB}) {
+    blocks.push_back(allocator.allocate(bytes));
+    void* data = blocks.back().get();
+    std::memset(data, 0xAB, bytes);
+    const size_t alignment = bytes >= 2 * kMiB ? 2 * kMiB : bytes >= 65536 ? 4096 : 64;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % alignment, 0) << bytes;
+    EXPECT_TRUE(allocator.is_simple_data_ptr(blocks.back()));
+  }
+}
+
+TEST_F(HostAllocatorTest, GivesAFreedBlockOutAgainWithoutAskingTheSystem) {
+  void* first = nullptr;
+  {
+    const auto block = allocator.allocate(5 * kMiB);
+    first = block.get();
+  }
+  EXPECT_EQ(requests(), 1);
+  for (int i = 0; i < 10; ++i) {
+    const auto block = allocator.allocate(5 * kMiB - static_cast<size_t>(i) * 1000);
+    EXPECT_EQ(block.get(), first);
+  }
+  EXPECT_EQ(requests(), 1);
+}
+
+TEST_F(HostAllocatorTest, CountsUsedAndReservedBytesAndTheirPeaks) {
+  const auto size = static_cast<int64_t>(4 * kMiB);
+  {
+    const auto a = allocator.allocate(4 * kMiB);
+    const auto b = allocator.allocate(4 * kMiB - 5);
+    const auto small = allocator.allocate(1000);
+    EXPECT_GE(used(), 2 * size + 1000);
+    EXPECT_LE(used(), 2 * size + 1200);
+    EXPECT_EQ(used(), reserved());
+  }
+  EXPECT_EQ(used(), 0);
+  EXPECT_EQ(reserved(), 2 * size) << "two blocks are cached";
+  EXPECT_GE(allocator.usage().used.peak - start.used.current, 2 * size + 1000);
+  allocator.reset_peaks();
+  EXPECT_EQ(allocator.usage().used.peak, start.used.current);
+  allocator.trim();
+  EXPECT_EQ(reserved(), 0);
+  EXPECT_EQ(allocator.usage().reserved.peak - start.reserved.current, 2 * size);
+}
+
+TEST_F(HostAllocatorTest, KeepsReservedMemoryBelowTwiceThePeakWhenSizesComeAndGo) {
+  for (size_t i = 0; i < 200; ++i) {
+    const auto block = allocator.allocate((10 + i) * kMiB);
+    const auto now = allocator.usage();
+    ASSERT_LE(now.reserved.current, 2 * now.used.peak + static_cast<int64_t>(64 * kMiB)) << i;
+  }
+}
+
+TEST_F(HostAllocatorTest, ReturnsCachedBlocksBeforeItGivesUp) {
+  // A limit on the address space that leaves room for one of two blocks of different classes.
+  std::ifstream statm("/proc/self/statm");
+  rlim_t pages = 0;
+  statm >> pages;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  { const auto block = allocator.allocate(512 * kMiB); }
+  EXPECT_EQ(reserved(), static_cast<int64_t>(512 * kMiB));
+  const rlimit tight{.rlim_cur = pages * 4096 + 900 * kMiB, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  c10::DataPtr block;
+  EXPECT_NO_THROW(block = allocator.allocate(640 * kMiB));
+  EXPECT_EQ(reserved(), static_cast<int64_t>(640 * kMiB));
+  EXPECT_THROW(allocator.allocate(640 * kMiB), OutOfMemory);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+}
+
+TEST_F(HostAllocatorTest, NamesTheBytesThatTheSystemRefused) {
+  for (const size_t power : {48, 60, 63}) {
+    EXPECT_THAT([&] { allocator.allocate((size_t{1} << power) + 5); },
+                testing::ThrowsMessage<OutOfMemory>(
+                    testing::HasSubstr(std::to_string((size_t{1} << power) + 5))));
+  }
+  EXPECT_EQ(used(), 0);
+}
+
+TEST_F(HostAllocatorTest, KeepsThreadsApart) {
+  std::atomic<int> torn{0};
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      std::mt19937 generator(seed);
+      std::vector<std::pair<c10::DataPtr, size_t>> mine;
+      for (int i = 0; i < 2000; ++i) {
+        if (mine.size() > 8 || (!mine.empty() && generator() % 2 == 0)) {
+          const auto victim = mine.begin() + static_cast<int64_t>(generator() % mine.size());
+          const auto* bytes = static_cast<const unsigned char*>(victim->first.get());
+          if (bytes[0] != seed || bytes[victim->second - 1] != seed) ++torn;
+          mine.erase(victim);
+        } else {
+          const size_t size = size_t{1} << (6 + generator() % 13);
+          mine.emplace_back(allocator.allocate(size), size);
+          auto* bytes = static_cast<unsigned char*>(mine.back().first.get());
+          bytes[0] = bytes[size - 1] = static_cast<unsigned char>(seed);
+        }
+        if (i % 500 == 0) allocator.trim();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(torn, 0);
+  EXPECT_EQ(used(), 0);
+}
+
+TEST_F(HostAllocatorTest, ServesRawAllocations) {
+  for (const size_t bytes : {size_t{100}, 3 * kMiB}) {
+    void* data = allocator.raw_allocate(bytes);
+    std::memset(data, 1, bytes);
+    allocator.raw_deallocate(data);
+  }
+  EXPECT_EQ(used(), 0);
+}
+
+TEST_F(HostAllocatorTest, ServesLibTorchAndLeavesOlderTensorsAlone) {
+  auto older = torch::ones({1 << 20});
+  install_host_allocator();
+  install_host_allocator();
+  const auto empty = torch::empty({0});
+  auto newer = torch::ones({1 << 20});
+  EXPECT_EQ(used(), int64_t{4} << 20);
+  EXPECT_EQ((older + newer).sum().item<float>(), float{2 << 20});
+  older.resize_({1 << 21});
+  EXPECT_EQ(older[5].item<float>(), 1);
+  EXPECT_EQ(used(), int64_t{4} << 20) << "a tensor is resized by the allocator that made it";
+  older = newer = torch::Tensor();
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST_F(HostAllocatorTest, LetsAddressSanitizerFindUseAfterFreeAndOverflow) {
+  EXPECT_DEATH(
+      {
+        auto block = allocator.allocate(kMiB);
+        auto* data = static_cast<volatile char*>(block.get());
+        block = c10::DataPtr();
+        data[5] = 1;
+      },
+      "AddressSanitizer: use-after-poison");
+  EXPECT_DEATH(
+      {
+        const auto block = allocator.allocate(kMiB + 8);
+        static_cast<volatile char*>(block.get())[kMiB + 8] = 1;
+      },
+      "AddressSanitizer: use-after-poison");
+}
+#endif
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs libzero, moves the installed folder, builds examples/train_my_module against it outside the tree, and runs it on 2 ranks.
+#   install_test.sh SOURCE_FOLDER BUILD_FOLDER [CMAKE ARGUMENT ...]
+set -euo pipefail
+source=$1 build=$2
+shift 2
+unset LIBTORCH_ROOT CMAKE_PREFIX_PATH # the package must know by itself
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+  echo "FAILED: $*"
+  exit 1
+}
+
+cmake --install "$build" --prefix "$work/first" >/dev/null
+mv "$work/first" "$work/moved"
+if grep -rnE '#include [<"](fmt|spdlog|nlohmann|CLI)/' "$work/moved/include"; then fail "public headers include private dependencies"; fi
+if grep -rnF -e "$source" -e "$build" "$work/moved" --include='*.cmake'; then fail "the package names the build's folders"; fi
+
+cp -r "$source/examples/train_my_module" "$work/example"
+cmake -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$work/moved" "$@" >/dev/null
+cmake --build "$work/example/build"
+
+cd "$work"
+train() { # STAGE: trains on 2 ranks, keeps what it printed and the weights
+  moved/bin/zero launch -n 2 --logs rank0 -- example/build/train_my_module "$1" >"stage$1.log"
+  mv my_module.safetensors "stage$1.safetensors"
+}
+train 0
+train 3
+cat stage3.log
+cmp stage0.log stage3.log || fail "stage 3 printed other losses than stage 0"
+cmp stage0.safetensors stage3.safetensors || fail "stage 3 gives other weights than stage 0"
+awk '/^step 500 loss / && $4 < 0.1 {learnt = 1} END {exit !learnt}' stage3.log || fail "the loss did not fall below 0.1"
+example/build/train_my_module 2 >alone.log || fail "without a launcher"
+[[ $(wc -l <alone.log) == 5 ]] || fail "without a launcher: $(cat alone.log)"

@@ -1,0 +1,213 @@
+#include "zero/models/cross_entropy.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <limits>
+
+#include "zero/base/error.h"
+#include "zero/models/softmax.h"
+
+namespace zero {
+namespace {
+
+struct Problem {
+  at::Tensor hidden;
+  at::Tensor weight;
+  at::Tensor targets;
+};
+
+Problem problem(int64_t rows, int64_t width, int64_t vocabulary,
+                at::ScalarType dtype = at::kFloat) {
+  at::manual_seed(rows * 1000 + vocabulary);
+  auto hidden = at::randn({rows, width}).to(dtype).requires_grad_();
+  auto weight = at::randn({vocabulary, width}).to(dtype).requires_grad_();
+  return {hidden, weight, at::randint(vocabulary, {rows}, at::kLong)};
+}
+
+struct Result {
+  at::Tensor loss;
+  at::Tensor hidden;
+  at::Tensor weight;
+};
+
+Result gradients(const Problem& p, const at::Tensor& loss) {
+  p.hidden.mutable_grad() = at::Tensor();
+  p.weight.mutable_grad() = at::Tensor();
+  loss.backward();
+  return {loss.detach(), p.hidden.grad().clone(), p.weight.grad().clone()};
+}
+
+// The plain composition, in fp64 on the same (rounded) inputs.
+Result reference(const Problem& p, double scale = 1) {
+  auto hidden = p.hidden.detach().to(at::kDouble).requires_grad_();
+  auto weight = p.weight.detach().to(at::kDouble).requires_grad_();
+  auto loss = at::cross_entropy_loss(hidden.mm(weight.t()), p.targets);
+  (loss * scale).backward();
+  return {loss.detach(), hidden.grad(), weight.grad()};
+}
+
+double error(const at::Tensor& value, const at::Tensor& expected) {
+  const auto difference = (value.to(at::kDouble) - expected).norm().item<double>();
+  return difference / std::max(1e-30, expected.norm().item<double>());
+}
+
+LinearCrossEntropyOptions rows_at_a_time(int64_t rows, const Problem& p) {
+  return {.logits_bytes = 4 * rows * p.weight.size(0)};
+}
+
+TEST(LinearCrossEntropy, EqualsThePlainCompositionForEveryChunking) {
+  for (const int64_t rows : {1, 7, 24}) {
+    for (const int64_t vocabulary : {1, 5, 259}) {
+      const auto p = problem(rows, 16, vocabulary);
+      const auto expected = reference(p);
+      for (const int64_t chunk : {1, 5, 24, 1000}) {
+        const auto result = gradients(
+            p, linear_cross_entropy(p.hidden, p.weight, p.targets, rows_at_a_time(chunk, p)));
+        EXPECT_EQ(result.loss.scalar_type(), at::kFloat);
+        EXPECT_NEAR(result.loss.item<double>(), expected.loss.item<double>(), 1e-5)
+            << rows << " " << vocabulary << " " << chunk;
+        // With one word the gradient is zero; compare absolutely.
+        EXPECT_LT((result.hidden - expected.hidden).abs().max().item<double>(), 2e-6);
+        EXPECT_LT((result.weight - expected.weight).abs().max().item<double>(), 2e-6);
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, IgnoredTargetsHaveNeitherLossNorGradient) {
+  auto p = problem(9, 8, 33);
+  for (const int64_t row : {0, 4, 5, 8}) p.targets[row] = kIgnoredTarget;
+  const auto expected = reference(p);
+  const auto result =
+      gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets, rows_at_a_time(2, p)));
+  EXPECT_NEAR(result.loss.item<double>(), expected.loss.item<double>(), 1e-5);
+  EXPECT_LT(error(result.hidden, expected.hidden), 1e-6);
+  EXPECT_LT(error(result.weight, expected.weight), 1e-6);
+  EXPECT_EQ(result.hidden[4].abs().max().item<float>(), 0.0F);
+}
+
+TEST(LinearCrossEntropy, IsNanWithZeroGradientWhenEveryTargetIsIgnored) {
+  auto p = problem(3, 8, 33);
+  p.targets.fill_(kIgnoredTarget);
+  const auto result = gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets));
+  EXPECT_TRUE(std::isnan(result.loss.item<float>()));
+  EXPECT_EQ(result.hidden.abs().max().item<float>(), 0.0F);
+  EXPECT_EQ(result.weight.abs().max().item<float>(), 0.0F);
+}
+
+TEST(LinearCrossEntropy, IsAccurateInLowPrecision) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    // Small logits, as a model's: their rounding is not what is tested.
+    auto p = problem(40, 32, 501);
+    p.hidden = (p.hidden.detach() * 0.3).to(dtype).requires_grad_();
+    p.weight = (p.weight.detach() * 0.3).to(dtype).requires_grad_();
+    const double unit = dtype == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
+    const auto expected = reference(p);
+    const auto result =
+        gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets, rows_at_a_time(20, p)));
+    EXPECT_EQ(result.loss.scalar_type(), at::kFloat);
+    EXPECT_EQ(result.hidden.scalar_type(), dtype);
+    EXPECT_NEAR(result.loss.item<double>(), expected.loss.item<double>(), 2 * unit);
+    EXPECT_LT(error(result.hidden, expected.hidden), 2 * unit);
+    EXPECT_LT(error(result.weight, expected.weight), 2 * unit);
+  }
+}
+
+TEST(LinearCrossEntropy, AppliesTheIncomingGradient) {
+  const auto p = problem(6, 8, 20);
+  const auto expected = reference(p, 0.25);
+  const auto result = gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets) * 0.25);
+  EXPECT_LT(error(result.hidden, expected.hidden), 1e-6);
+  EXPECT_LT(error(result.weight, expected.weight), 1e-6);
+}
+
+TEST(LinearCrossEntropy, ComputesOnlyTheGradientsAskedFor) {
+  auto p = problem(6, 8, 20);
+  const auto expected = reference(p);
+  p.weight = p.weight.detach();
+  linear_cross_entropy(p.hidden, p.weight, p.targets).backward();
+  EXPECT_LT(error(p.hidden.grad(), expected.hidden), 1e-6);
+  EXPECT_FALSE(p.weight.grad().defined());
+
+  auto q = problem(6, 8, 20);
+  q.hidden = q.hidden.detach();
+  linear_cross_entropy(q.hidden, q.weight, q.targets).backward();
+  EXPECT_LT(error(q.weight.grad(), expected.weight), 1e-6);
+  EXPECT_FALSE(q.hidden.grad().defined());
+
+  torch::NoGradGuard no_grad;
+  const auto loss = linear_cross_entropy(p.hidden, p.weight, p.targets);
+  EXPECT_FALSE(loss.requires_grad());
+  EXPECT_NEAR(loss.item<double>(), expected.loss.item<double>(), 1e-5);
+}
+
+TEST(LinearCrossEntropy, AddsToOtherGradientsOfTheSameWeight) {
+  // As a tied embedding does.
+  const auto p = problem(6, 8, 20);
+  const auto expected = reference(p);
+  const auto result =
+      gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets) + p.weight.sum());
+  EXPECT_LT(error(result.weight, expected.weight + 1), 1e-6);
+}
+
+TEST(LinearCrossEntropy, RefusesASecondBackwardAndASecondDerivative) {
+  const auto p = problem(6, 8, 20);
+  auto loss = linear_cross_entropy(p.hidden, p.weight, p.targets);
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_THROW(loss.backward(), Error);
+  auto other = linear_cross_entropy(p.hidden, p.weight, p.targets);
+  EXPECT_THROW(other.backward({}, /*retain_graph=*/true, /*create_graph=*/true), Error);
+}
+
+TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
+  const auto p = problem(6, 8, 20);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, at::zeros({20, 7}), p.targets), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::zeros({5}, at::kLong)), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::zeros({6}, at::kInt)), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight.to(at::kBFloat16), p.targets), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::full({6}, 20, at::kLong)), DataError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::full({6}, -1, at::kLong)), DataError);
+}
+
+TEST(SoftmaxCrossEntropy, KernelEqualsReference) {
+  at::manual_seed(3);
+  for (const int64_t vocabulary : {1, 2, 7, 8, 31, 64, 1003}) {
+    for (const double spread : {0.1, 10.0, 300.0}) {
+      const auto logits = at::randn({5, vocabulary}) * spread;
+      auto targets = at::randint(vocabulary, {5}, at::kLong);
+      auto scale = at::full({5}, 0.2);
+      targets[2] = kIgnoredTarget;
+      scale[2] = 0;
+      auto fast = logits.clone();
+      auto plain = logits.clone();
+      const auto loss = softmax_cross_entropy_(fast, targets, scale, true);
+      const auto expected = softmax_cross_entropy_reference_(plain, targets, scale, true);
+      EXPECT_NEAR(loss.item<double>(), expected.item<double>(),
+                  1e-5 * std::max(1.0, expected.item<double>()))
+          << vocabulary << " " << spread;
+      EXPECT_LT((fast - plain).abs().max().item<float>(), 1e-6F);
+      auto unread = logits.clone();
+      EXPECT_EQ(softmax_cross_entropy_(unread, targets, scale, false).item<double>(),
+                loss.item<double>());
+    }
+  }
+}
+
+TEST(SoftmaxCrossEntropy, ALogitThatIsNotFiniteShowsInTheLoss) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const int64_t where : {0, 9, 18}) {  // in a vector, in another, in the tail
+      auto logits = at::zeros({1, 19});
+      logits[0][where] = bad;
+      const auto loss =
+          softmax_cross_entropy_(logits, at::full({1}, 3, at::kLong), at::ones({1}), true);
+      EXPECT_TRUE(std::isnan(loss.item<double>())) << bad << " at " << where;
+      EXPECT_TRUE(logits.isnan().all().item<bool>());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,325 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "test_arrays.h"
+#include "zero/base/error.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero::optim {
+namespace {
+
+/// The arrays of one Range, filled with the same numbers for the same seed.
+struct Shard {
+  Shard(const Optimizer& optimizer, int64_t numel, int64_t offset, c10::ScalarType gradient_dtype,
+        c10::ScalarType parameter_dtype, bool special)
+      : master(numel, offset),
+        first(numel, offset + 1),
+        second(numel, offset + 2),
+        gradient(numel, offset),
+        gradient16(numel, offset + 3),
+        parameter(numel, offset + 1) {
+    range.numel = numel;
+    range.master = master.data();
+    const auto states = state_names(optimizer).size();
+    if (states > 0) range.state[0] = first.data();
+    if (states > 1) range.state[1] = second.data();
+    range.gradient_dtype = gradient_dtype;
+    range.gradient = gradient_dtype == c10::ScalarType::Float
+                         ? static_cast<void*>(gradient.data())
+                         : static_cast<void*>(gradient16.data());
+    if (parameter_dtype != c10::ScalarType::Float) {
+      range.parameter = parameter.data();
+      range.parameter_dtype = parameter_dtype;
+    }
+    Numbers weights(1, special), m(2, special), v(3, special);
+    for (int64_t i = 0; i < numel; ++i) {
+      range.master[i] = weights.next();
+      first.data()[i] = m.next();
+      const float square = v.next();
+      second.data()[i] = square * square;
+    }
+    if (range.parameter) {
+      for (int64_t i = 0; i < numel; ++i) parameter.data()[i] = 0xABCD;
+    }
+    new_gradient(4, special);
+  }
+  void new_gradient(uint32_t seed, bool special) {
+    Numbers numbers(seed, special);
+    for (int64_t i = 0; i < range.numel; ++i) {
+      narrow(const_cast<void*>(range.gradient), range.gradient_dtype, i, numbers.next());
+    }
+  }
+  Array<float> master, first, second, gradient;
+  Array<uint16_t> gradient16, parameter;
+  Range range;
+};
+
+void expect_same(const Shard& a, const Shard& b, const std::string& what) {
+  for (int64_t i = 0; i < a.range.numel; ++i) {
+    ASSERT_TRUE(same(a.range.master[i], b.range.master[i]))
+        << what << " master " << i << ": " << a.range.master[i] << " and " << b.range.master[i];
+    for (const int s : {0, 1}) {
+      if (!a.range.state[s]) continue;
+      ASSERT_TRUE(same(a.range.state[s][i], b.range.state[s][i]))
+          << what << " state " << s << " element " << i << ": " << a.range.state[s][i] << " and "
+          << b.range.state[s][i];
+    }
+    if (a.range.parameter) {
+      ASSERT_TRUE(same(widen(a.range.parameter, a.range.parameter_dtype, i),
+                       widen(b.range.parameter, b.range.parameter_dtype, i)))
+          << what << " parameter " << i << " from " << a.range.master[i];
+    }
+  }
+  EXPECT_TRUE(a.master.guards_intact() && a.first.guards_intact() && a.second.guards_intact() &&
+              a.parameter.guards_intact())
+      << what;
+}
+
+const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
+  static const std::vector<std::pair<std::string, Optimizer>> all{
+      {"AdamW", AdamW{.lr = 3e-3, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1}},
+      {"Adam", AdamW{.lr = 3e-3, .beta1 = 0.8, .weight_decay = 0.1, .decoupled = false}},
+      {"AdamWithoutCorrection", AdamW{.lr = 1e-3, .bias_correction = false}},
+      {"Sgd", Sgd{.lr = 0.1}},
+      {"SgdMomentum", Sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.2, .weight_decay = 0.01}},
+      {"SgdNesterov", Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true}}};
+  return all;
+}
+
+double rate(const Optimizer& optimizer) {
+  return std::visit([](const auto& o) { return o.lr; }, optimizer);
+}
+
+TEST(Update, EqualsTheReferenceInBitsForEveryDtypeSizeAlignmentAndInstructionSet) {
+  for (const bool special : {false, true}) {
+    for (const auto& [name, optimizer] : optimizers()) {
+      for (const auto gradient : dtypes()) {
+        for (const auto parameter : dtypes()) {
+          for (const int64_t numel : {0, 1, 3, 7, 15, 16, 17, 33, 1023, 2050}) {
+            const int64_t offset = numel % 5;
+            Shard expected(optimizer, numel, offset, gradient, parameter, special);
+            for (const int64_t step : {1, 2, 3}) {
+              expected.new_gradient(static_cast<uint32_t>(10 + step), special);
+              update_reference(optimizer, step, rate(optimizer), 0.37, expected.range);
+            }
+            on_each_instruction_set([&](const char* instructions) {
+              Shard fast(optimizer, numel, offset, gradient, parameter, special);
+              for (const int64_t step : {1, 2, 3}) {
+                fast.new_gradient(static_cast<uint32_t>(10 + step), special);
+                update(optimizer, step, rate(optimizer), 0.37, fast.range);
+              }
+              expect_same(fast, expected,
+                          name + " " + instructions + " " + c10::toString(gradient) + " to " +
+                              c10::toString(parameter) + " numel " + std::to_string(numel));
+            });
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Update, DoesNotDependOnThreadsOrOnHowTheArrayIsCut) {
+  const int64_t numel = 150001;
+  const int threads = at::get_num_threads();
+  for (const auto& [name, optimizer] : optimizers()) {
+    const auto bf16 = c10::ScalarType::BFloat16;
+    at::set_num_threads(1);
+    Shard whole(optimizer, numel, 0, bf16, bf16, false);
+    update(optimizer, 2, rate(optimizer), 0.5, whole.range);
+
+    at::set_num_threads(3);
+    Shard threaded(optimizer, numel, 0, bf16, bf16, false);
+    update(optimizer, 2, rate(optimizer), 0.5, threaded.range);
+    expect_same(threaded, whole, name + " on 3 threads");
+
+    Shard cut(optimizer, numel, 0, bf16, bf16, false);
+    int64_t piece = 1;
+    for (int64_t begin = 0; begin < numel; begin += piece, piece = piece * 3 + 2) {
+      Range part = cut.range;
+      part.numel = std::min(piece, numel - begin);
+      part.master += begin;
+      for (auto*& state : part.state) state = state ? state + begin : nullptr;
+      part.gradient = static_cast<const uint16_t*>(part.gradient) + begin;
+      part.parameter = static_cast<uint16_t*>(part.parameter) + begin;
+      update(optimizer, 2, rate(optimizer), 0.5, part);
+    }
+    expect_same(cut, whole, name + " in pieces");
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(Update, NarrowsEveryFloatAsLibTorchDoes) {
+  // Every 16-bit pattern as the upper half of an fp32 number, with several lower halves around the
+  // rounding ties.
+  const std::vector<uint32_t> lower{0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  const auto numel = static_cast<int64_t>(65536 * lower.size());
+  const Optimizer still = Sgd{.lr = 0};
+  std::vector<float> gradient(static_cast<size_t>(numel), 0.0F);
+  std::vector<float> master(gradient.size());
+  for (size_t i = 0; i < master.size(); ++i) {
+    master[i] = std::bit_cast<float>(static_cast<uint32_t>(i / lower.size()) << 16 |
+                                     lower[i % lower.size()]);
+  }
+  for (const auto dtype : {c10::ScalarType::BFloat16, c10::ScalarType::Half}) {
+    on_each_instruction_set([&](const char* instructions) {
+      auto weights = master;
+      std::vector<uint16_t> parameter(master.size());
+      update(still, 1, 0.0, 1.0,
+             {.numel = numel,
+              .master = weights.data(),
+              .gradient = gradient.data(),
+              .parameter = parameter.data(),
+              .parameter_dtype = dtype});
+      for (size_t i = 0; i < master.size(); ++i) {
+        const uint16_t expected = dtype == c10::ScalarType::BFloat16 ? c10::BFloat16(master[i]).x
+                                                                     : c10::Half(master[i]).x;
+        if (std::isnan(master[i])) {
+          ASSERT_TRUE(std::isnan(widen(&parameter[i], dtype, 0))) << instructions;
+        } else {
+          ASSERT_EQ(parameter[i], expected) << instructions << " " << master[i];
+        }
+      }
+    });
+  }
+}
+
+TEST(Update, WidensEvery16BitGradientExactly) {
+  for (const auto dtype : {c10::ScalarType::BFloat16, c10::ScalarType::Half}) {
+    std::vector<uint16_t> gradient(65536);
+    for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<uint16_t>(i);
+    on_each_instruction_set([&](const char* instructions) {
+      std::vector<float> sum(gradient.size(), -0.0F);
+      accumulate(sum.data(), gradient.data(), dtype, 65536);
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        ASSERT_TRUE(same(sum[i], widen(&gradient[i], dtype, 0))) << instructions << " " << i;
+      }
+    });
+  }
+}
+
+/// Trains 5 tensors for 12 steps with LibTorch's optimizer and with ours, rates changing, and
+/// compares the weights.
+template <class Make>
+void expect_like_libtorch(const Optimizer& ours, const Make& make) {
+  torch::manual_seed(7);
+  std::vector<torch::Tensor> theirs, masters, states[2];
+  for (const int64_t numel : {1, 5, 64, 1000, 4097}) {
+    theirs.push_back(torch::randn({numel}).requires_grad_());
+    masters.push_back(theirs.back().detach().clone());
+    for (auto& state : states) state.push_back(torch::zeros({numel}));
+  }
+  std::unique_ptr<torch::optim::Optimizer> optimizer = make(theirs);
+  for (int64_t step = 1; step <= 12; ++step) {
+    const double lr = rate(ours) / static_cast<double>(step);
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(lr);
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      const auto gradient = torch::randn_like(masters[i]);
+      theirs[i].mutable_grad() = gradient;
+      const auto scaled = gradient * 8;
+      Range range{.numel = masters[i].numel(),
+                  .master = masters[i].mutable_data_ptr<float>(),
+                  .gradient = scaled.const_data_ptr<float>()};
+      for (size_t s = 0; s < state_names(ours).size(); ++s) {
+        range.state[s] = states[s][i].mutable_data_ptr<float>();
+      }
+      update(ours, step, lr, 0.125, range);
+    }
+    optimizer->step();
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      ASSERT_TRUE(torch::allclose(masters[i], theirs[i], 1e-6, 2e-7))
+          << "step " << step << ", largest difference "
+          << (masters[i] - theirs[i]).abs().max().item<float>();
+    }
+  }
+}
+
+TEST(Update, AdamWIsLibTorchs) {
+  expect_like_libtorch(
+      AdamW{.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1},
+      [](const auto& parameters) {
+        return std::make_unique<torch::optim::AdamW>(parameters,
+                                                     torch::optim::AdamWOptions(0.02)
+                                                         .betas(std::make_tuple(0.8, 0.95))
+                                                         .eps(1e-5)
+                                                         .weight_decay(0.1));
+      });
+}
+
+TEST(Update, AdamIsLibTorchs) {
+  expect_like_libtorch(AdamW{.lr = 0.02,
+                             .beta1 = 0.8,
+                             .beta2 = 0.95,
+                             .eps = 1e-5,
+                             .weight_decay = 0.1,
+                             .decoupled = false},
+                       [](const auto& parameters) {
+                         return std::make_unique<torch::optim::Adam>(
+                             parameters, torch::optim::AdamOptions(0.02)
+                                             .betas(std::make_tuple(0.8, 0.95))
+                                             .eps(1e-5)
+                                             .weight_decay(0.1));
+                       });
+}
+
+TEST(Update, SgdIsLibTorchs) {
+  expect_like_libtorch(Sgd{.lr = 0.1, .weight_decay = 0.05}, [](const auto& parameters) {
+    return std::make_unique<torch::optim::SGD>(parameters,
+                                               torch::optim::SGDOptions(0.1).weight_decay(0.05));
+  });
+  expect_like_libtorch(
+      Sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 0.05},
+      [](const auto& parameters) {
+        return std::make_unique<torch::optim::SGD>(
+            parameters,
+            torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.05));
+      });
+  expect_like_libtorch(
+      Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .nesterov = true},
+      [](const auto& parameters) {
+        return std::make_unique<torch::optim::SGD>(
+            parameters,
+            torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.05).nesterov(true));
+      });
+}
+
+TEST(Update, RefusesADtypeThatARangeMayNotHave) {
+  const Optimizer optimizer = Sgd{};
+  EXPECT_THROW(update(optimizer, 1, 0.1, 1.0, {.gradient_dtype = c10::ScalarType::Double}),
+               ConfigError);
+  float parameter = 0;
+  EXPECT_THROW(update(optimizer, 1, 0.1, 1.0,
+                      {.parameter = &parameter, .parameter_dtype = c10::ScalarType::Float}),
+               ConfigError);
+}
+
+TEST(Check, NamesTheHyperParameterThatCannotBeUsed) {
+  using testing::HasSubstr;
+  using testing::ThrowsMessage;
+  for (const auto& [name, optimizer] : optimizers()) EXPECT_NO_THROW(check(optimizer)) << name;
+  EXPECT_THAT([] { check(AdamW{.lr = -1}); }, ThrowsMessage<ConfigError>(HasSubstr("lr is -1")));
+  EXPECT_THAT([] { check(AdamW{.beta1 = 1}); }, ThrowsMessage<ConfigError>(HasSubstr("beta1")));
+  EXPECT_THAT([] { check(AdamW{.beta2 = -0.1}); }, ThrowsMessage<ConfigError>(HasSubstr("beta2")));
+  EXPECT_THAT([] { check(AdamW{.eps = -1}); }, ThrowsMessage<ConfigError>(HasSubstr("eps")));
+  EXPECT_THAT([] { check(Sgd{.weight_decay = NAN}); },
+              ThrowsMessage<ConfigError>(HasSubstr("weight_decay")));
+  EXPECT_THAT([] { check(Sgd{.nesterov = true}); },
+              ThrowsMessage<ConfigError>(HasSubstr("momentum")));
+}
+
+TEST(StateNames, FollowTheOptimizer) {
+  EXPECT_THAT(state_names(AdamW{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
+  EXPECT_THAT(state_names(Sgd{.momentum = 0.9}), testing::ElementsAre("momentum_buffer"));
+  EXPECT_THAT(state_names(Sgd{}), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace zero::optim

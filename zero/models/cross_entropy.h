@@ -1,0 +1,31 @@
+// Cross-entropy of a language model's output projection, without the logits of the whole batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace zero {
+
+struct LinearCrossEntropyOptions {
+  /// The fp32 logits that may exist at a time; at least one row is always computed. See Note [Rows
+  /// of a chunk].
+  int64_t logits_bytes = int64_t{64} << 20;
+};
+
+/// The mean of -log softmax(hidden weight^T)[target] over the rows whose target is not -100, as an
+/// fp32 scalar; NaN when there is no such row. hidden (N, C) and weight (V, C) are fp32, bf16 or
+/// fp16 and of one dtype; targets (N) are int64. The result equals
+/// at::cross_entropy_loss(hidden.mm(weight.t()), targets) to rounding; softmax statistics are fp32
+/// for every dtype.
+///
+/// The logits are computed a chunk of rows at a time. When a gradient is needed it is computed in
+/// the same visit of each chunk, so the projection is computed once, and no memory of size (N, V)
+/// is kept; the gradients of `hidden` and `weight` are held until backward. Hence backward can run
+/// once: a second one, or a derivative of the derivative, throws zero::Error. ConfigError for
+/// shapes or dtypes that do not fit.
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options = {});
+
+}  // namespace zero

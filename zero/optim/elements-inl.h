@@ -1,0 +1,126 @@
+// Loads and stores of fp32, bf16 and fp16 arrays as fp32 vectors; included once per instruction set
+// by the kernels. Narrowing rounds to nearest, ties to even, and NaN stays NaN. All in integer and
+// exact operations, so that every instruction set gives the same bits, whatever the thread's
+// denormal mode.
+
+// Highway's per-target include guard.
+#if defined(ZERO_OPTIM_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERO_OPTIM_ELEMENTS_INL_H_
+#undef ZERO_OPTIM_ELEMENTS_INL_H_
+#else
+#define ZERO_OPTIM_ELEMENTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// At most 16 lanes, so that a tail's padded copy has a fixed size.
+inline constexpr size_t kMaxLanes = 16;
+using Fp32Tag = hn::CappedTag<float, kMaxLanes>;
+
+struct Fp32 {
+  using Stored = float;
+};
+struct Bf16 {
+  using Stored = uint16_t;
+};
+struct Fp16 {
+  using Stored = uint16_t;
+};
+/// No low-precision copy of the parameter.
+struct Absent {
+  using Stored = uint16_t;
+};
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(Fp32, D d, const float* from) {
+  return hn::LoadU(d, from);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(Bf16, D d, const uint16_t* from) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<uint32_t, D> d32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from))));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(Fp16, D d, const uint16_t* from) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<int32_t, D> di;
+  const auto bits = hn::BitCast(di, hn::PromoteTo(hn::Rebind<uint32_t, D>(), hn::LoadU(d16, from)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(di, 0x8000)));
+  const auto magnitude = hn::And(bits, hn::Set(di, 0x7FFF));
+  // The exponent's bias grows from 15 to 127, and by as much again for infinity and NaN.
+  const auto rebias = hn::Set(di, 112 << 23);
+  const auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
+  const auto special = hn::Add(normal, rebias);
+  const auto subnormal =
+      hn::BitCast(di, hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, 0x1p-24F)));
+  auto result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7BFF)), special, normal);
+  result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x0400)), subnormal, result);
+  return hn::BitCast(d, hn::Or(result, sign));
+}
+
+template <class D>
+HWY_INLINE void store(Bf16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint32_t, D> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
+  const auto number = hn::RebindMask(di, hn::Eq(value, value));
+  const auto result = hn::IfThenElse(number, hn::BitCast(di, rounded), hn::Set(di, 0x7FC0));
+  hn::StoreU(hn::DemoteTo(d16, result), d16, to);
+}
+
+template <class D>
+HWY_INLINE void store(Fp16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<int32_t, D> di;
+  const auto bits = hn::BitCast(di, value);
+  const auto magnitude = hn::And(bits, hn::Set(di, 0x7FFFFFFF));
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 0x8000));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 1));
+  const auto rounded = hn::Add(magnitude, hn::Add(odd, hn::Set(di, 0x0FFF)));
+  const auto normal = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(di, 112 << 23)));
+  // The spacing of fp32 values at 0.5 is that of fp16's subnormal values, so this addition rounds
+  // to them.
+  const auto half = hn::Set(d, 0.5F);
+  const auto subnormal =
+      hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(di, half));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477FFFFF)), hn::Set(di, 0x7C00), result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7F800000)), hn::Set(di, 0x7E00), result);
+  hn::StoreU(hn::DemoteTo(d16, hn::Or(result, sign)), d16, to);
+}
+
+template <class D>
+HWY_INLINE void store(Absent, D, hn::Vec<D>, uint16_t*) {}
+
+/// A padded copy of the last `count` elements of an array, for the vector code to run on; write()
+/// puts them back.
+template <class T>
+struct Tail {
+  HWY_ALIGN T values[kMaxLanes] = {};
+
+  Tail(const T* from, size_t count) {
+    if (from) std::memcpy(values, from, count * sizeof(T));
+  }
+  void write(T* to, size_t count) const {
+    if (to) std::memcpy(to, values, count * sizeof(T));
+  }
+};
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,102 @@
+#include "zero/optim/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/reduce_kernel.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/elements-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+template <class Source>
+void accumulate_range(float* HWY_RESTRICT destination,
+                      const typename Source::Stored* HWY_RESTRICT source, int64_t begin,
+                      int64_t end) {
+  const Fp32Tag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, destination + i), load(Source(), d, source + i)), d,
+               destination + i);
+  }
+  if (i == end) return;
+  const auto count = static_cast<size_t>(end - i);
+  Tail<float> to(destination + i, count);
+  const Tail<typename Source::Stored> from(source + i, count);
+  for (size_t j = 0; j < kMaxLanes; j += static_cast<size_t>(lanes)) {
+    hn::StoreU(hn::Add(hn::LoadU(d, to.values + j), load(Source(), d, from.values + j)), d,
+               to.values + j);
+  }
+  to.write(destination + i, count);
+}
+
+void accumulate(float* destination, const void* source, c10::ScalarType dtype, int64_t begin,
+                int64_t end) {
+  if (dtype == c10::ScalarType::Float) {
+    accumulate_range<Fp32>(destination, static_cast<const float*>(source), begin, end);
+  } else if (dtype == c10::ScalarType::BFloat16) {
+    accumulate_range<Bf16>(destination, static_cast<const uint16_t*>(source), begin, end);
+  } else {
+    accumulate_range<Fp16>(destination, static_cast<const uint16_t*>(source), begin, end);
+  }
+}
+
+/// Adds the squares of kNormLanes elements to as many partial sums. The sums live in memory, as a
+/// vector's width is not known at compile time on every machine; they stay in the first cache
+/// level.
+template <class Source>
+HWY_INLINE void add_squares(const typename Source::Stored* values, double* HWY_RESTRICT partial) {
+  const hn::CappedTag<double, kMaxLanes / 2> d;
+  const hn::Rebind<float, decltype(d)> d32;
+  for (size_t j = 0; j < static_cast<size_t>(kNormLanes); j += hn::Lanes(d)) {
+    const auto value = hn::PromoteTo(d, load(Source(), d32, values + j));
+    hn::Store(hn::Add(hn::Load(d, partial + j), hn::Mul(value, value)), d, partial + j);
+  }
+}
+
+template <class Source>
+double squares(const typename Source::Stored* values, int64_t begin, int64_t end) {
+  HWY_ALIGN double partial[kNormLanes] = {};
+  int64_t i = begin;
+  for (; i + kNormLanes <= end; i += kNormLanes) {
+    add_squares<Source>(values + i, partial);
+  }
+  if (i < end) {
+    // Zeros in the padding leave a sum of squares as it is.
+    typename Source::Stored tail[kNormLanes] = {};
+    std::memcpy(tail, values + i, static_cast<size_t>(end - i) * sizeof(tail[0]));
+    add_squares<Source>(tail, partial);
+  }
+  double sum = 0;
+  for (const double p : partial) sum += p;
+  return sum;
+}
+
+double squared_norm_block(const void* values, c10::ScalarType dtype, int64_t begin, int64_t end) {
+  if (dtype == c10::ScalarType::Float) {
+    return squares<Fp32>(static_cast<const float*>(values), begin, end);
+  }
+  if (dtype == c10::ScalarType::BFloat16) {
+    return squares<Bf16>(static_cast<const uint16_t*>(values), begin, end);
+  }
+  return squares<Fp16>(static_cast<const uint16_t*>(values), begin, end);
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::optim::kernels {
+HWY_EXPORT(accumulate);
+HWY_EXPORT(squared_norm_block);
+void accumulate(float* destination, const void* source, c10::ScalarType dtype, int64_t begin,
+                int64_t end) {
+  HWY_DYNAMIC_DISPATCH(accumulate)(destination, source, dtype, begin, end);
+}
+double squared_norm_block(const void* values, c10::ScalarType dtype, int64_t begin, int64_t end) {
+  return HWY_DYNAMIC_DISPATCH(squared_norm_block)(values, dtype, begin, end);
+}
+}  // namespace zero::optim::kernels
+#endif

@@ -1,0 +1,52 @@
+// A page: the link between a parameter's storage and the unit whose bytes it shows.
+//
+// Note [Paging]
+// A parameter keeps its tensor, its sizes and its autograd identity for ever; only the bytes behind
+// its storage come and go. Its TensorImpl carries the dispatch key DeferredInit, which LibTorch's
+// core reserves for out-of-core uses; views inherit it. The boxed fallback of that key
+// (dispatch.cpp) thus runs exactly when an operator receives a parameter or a view of one, in
+// forward, in backward and in recomputation. The storage's DataPtr has a Page as its context and
+// `page_tag` as its deleter: the deleter tells that the context is a Page, and frees nothing. An
+// absent storage is armed: LibTorch's own check throws our message when anything reaches for its
+// data without an operator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+
+namespace zero::paging {
+
+class Pager;
+
+inline constexpr c10::DispatchKey kPagedKey = c10::DispatchKey::DeferredInit;
+
+struct Page {
+  Pager* pager = nullptr;
+  int64_t parameter = 0;
+  int64_t unit = 0;
+  int64_t byte_offset = 0;  ///< of the parameter in its unit
+  c10::StorageImpl* storage = nullptr;
+};
+
+/// The page behind a tensor's storage, or null if the tensor is no parameter of a pager. Works on
+/// absent ones.
+Page* page_of(const at::Tensor& tensor);
+
+/// Adds the dispatch key to a parameter, or takes it away.
+void tag(const at::Tensor& parameter);
+void untag(const at::Tensor& parameter);
+
+/// Sets what a reach for the absent storage's data throws. Once per storage, before the first
+/// `hide`.
+void set_absent_message(c10::StorageImpl& storage, std::string message);
+/// Points the storage to its bytes in the gathered unit at `unit_data`.
+void show(Page& page, void* unit_data);
+/// Takes the bytes away and arms the storage.
+void hide(Page& page);
+/// Ends the paging of a storage for good: absent and armed, without a page.
+void orphan(c10::StorageImpl& storage, std::string message);
+
+}  // namespace zero::paging
