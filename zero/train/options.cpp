@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "zero/base/error.h"
-#include "zero/train/schedule.h"
 
 namespace zero::train {
 namespace {
@@ -37,10 +36,20 @@ bool fits(const Json& json) {
 
 }  // namespace
 
+optim::Decay decay_from(std::string_view name) {
+  if (name == "constant") return optim::Decay::constant;
+  if (name == "linear") return optim::Decay::linear;
+  if (name == "cosine") return optim::Decay::cosine;
+  throw ConfigError(
+      fmt::format("The schedule is '{}'; it should be constant, linear or cosine.{}", name,
+                  did_you_mean(name, std::vector<std::string>{"constant", "linear", "cosine"})));
+}
+
 void Options::validate() const {
   require(!data.empty(), "data", "empty",
           "a text or token file, or a folder made by `zero data prepare`");
   require(!out.empty(), "out", "empty", "a folder");
+  require(vocab_size >= 0, "vocab_size", vocab_size, "at least 0");
   require(seq >= 1, "seq", seq, "at least 1");
   require(steps >= 1, "steps", steps, "at least 1");
   require(std::isfinite(min_lr), "min_lr", min_lr, "a number");

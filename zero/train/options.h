@@ -7,7 +7,12 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/optim/schedule.h"
+
 namespace zero::train {
+
+/// "constant", "linear" or "cosine". Throws ConfigError for another name, with the nearest.
+optim::Decay decay_from(std::string_view name);
 
 /// Everything but the engine's own configuration (zero::Config), which a run takes beside this.
 struct Options {
@@ -15,6 +20,7 @@ struct Options {
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
   std::string val_data{};      ///< empty: the validation split of `data`
   std::string out = "run";
+  int64_t vocab_size = 0;  ///< 0: the model's own; for gpt2-nano that of the data
   int64_t seq = 256;
   int64_t steps = 1000;
   double min_lr = -1;   ///< below 0: a tenth of the peak rate
@@ -47,6 +53,8 @@ void for_each_field(Options& options, const Field& field) {
   field("data", options.data, "Text or token file, or a folder made by `zero data prepare`");
   field("val_data", options.val_data, "Validation data, if not the validation split of --data");
   field("out", options.out, "Folder of log.jsonl, model.safetensors and config.json");
+  field("vocab_size", options.vocab_size,
+        "Tokens of the model; 0: its own, for gpt2-nano those of the data");
   field("seq", options.seq, "Tokens of a sequence");
   field("steps", options.steps, "Updates of the weights");
   field("min_lr", options.min_lr, "Rate at the last step; below 0: a tenth of --lr");
