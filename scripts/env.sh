@@ -7,7 +7,8 @@ default_version=$(sed -n 's/^set(LibTorch_DEFAULT_VERSION \(.*\))$/\1/p' cmake/F
 LIBTORCH_VERSION=${LIBTORCH_VERSION:-$default_version}
 libtorch_cache=${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/libzero
 # LIBTORCH=DIR: an existing LibTorch; nothing is downloaded.
-export LIBTORCH_ROOT=${LIBTORCH:-$libtorch_cache/libtorch-$LIBTORCH_VERSION}
+LIBTORCH_ROOT=$(realpath -m "${LIBTORCH:-$libtorch_cache/libtorch-$LIBTORCH_VERSION}")
+export LIBTORCH_ROOT
 
 # A compiler needs up to 1.5 GB: jobs are the cores, or fewer where memory is short.
 job_count() {

@@ -48,6 +48,7 @@ install_libtorch() {
 
   say "Installing LibTorch $LIBTORCH_VERSION to $LIBTORCH_ROOT"
   mkdir -p "$libtorch_cache"
+  find "$libtorch_cache" -maxdepth 1 -name '.incomplete-*' -mmin +120 -exec rm -rf {} +  # of a set-up that was killed
   temporary=$(mktemp -d "$libtorch_cache/.incomplete-XXXXXX")
   trap 'rm -rf "$temporary"' EXIT
   # pip's own temporary files go there too: /tmp may be small. Any Python will do: one wheel is named so that the hash is fixed.

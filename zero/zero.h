@@ -6,4 +6,5 @@
 #include "zero/comm/group.h"
 #include "zero/engine/config.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/gathered.h"
 #include "zero/optim/optimizer.h"

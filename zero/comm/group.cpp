@@ -103,6 +103,11 @@ struct Group::Impl {
     return {};
   }
 
+  void check_defined(const char* what, const at::Tensor& tensor) const {
+    if (tensor.defined()) return;
+    throw CommError(fmt::format("{} on rank {}: a tensor is undefined.", what, rank));
+  }
+
   void check_sizes(const char* what, int64_t whole, int64_t part) const {
     if (whole == part * size) return;
     throw CommError(fmt::format(
@@ -187,6 +192,8 @@ std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category cat
 
 Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
                              std::string_view label) {
+  check_defined("all_gather", output);
+  check_defined("all_gather", input);
   check_sizes("all_gather", output.numel(), input.numel());
   if (size == 1) {
     copy_slice(output, input);
@@ -200,6 +207,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
 }
 
 Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
+  check_defined("all_reduce", tensor);
   if (size == 1) return done(collective);
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   return run(collective, 2 * (size - 1) * bytes / size, label, [&] {
@@ -215,6 +223,8 @@ Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view lab
 }
 
 Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label) {
+  impl_->check_defined("reduce_scatter", output);
+  impl_->check_defined("reduce_scatter", input);
   impl_->check_sizes("reduce_scatter", input.numel(), output.numel());
   if (impl_->size == 1) {
     impl_->check_sum(output, input);
@@ -241,6 +251,7 @@ Work Group::all_reduce(at::Tensor tensor, std::string_view label) {
 }
 
 Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
+  impl_->check_defined("broadcast", tensor);
   if (root < 0 || root >= impl_->size) {
     throw CommError(fmt::format("broadcast '{}' on rank {}: root {} is not one of the {} ranks.",
                                 label, impl_->rank, root, impl_->size));
@@ -257,6 +268,8 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
 }
 
 Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view label) {
+  impl_->check_defined("all_to_all", output);
+  impl_->check_defined("all_to_all", input);
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);

@@ -40,6 +40,8 @@ struct GroupOptions {
 /// gather needs no matching call of the peers.
 class Window {
  public:
+  /// Frees this rank's part: to be done only when the peers have agreed that nobody reads it any
+  /// more.
   virtual ~Window() = default;
   /// This rank's bytes: a 1-D uint8 tensor, zero-filled at first, valid while the window lives.
   virtual at::Tensor local() = 0;
@@ -80,9 +82,10 @@ class Group {
 
   // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor
   // read, if it is an output), until Work::wait returns. `label` names the caller's business (a
-  // unit) in errors. Shapes: N is size(). Tensors are contiguous. Reductions add in rank order
-  // 0..N-1 with fp32 accumulation (fp64 for fp64) for fp32, bf16 and fp16, and round once; the
-  // result is bit-identical on every rank and for every chunking.
+  // unit) in errors; the ranks' labels must agree, which tells units of one size apart. Shapes: N
+  // is size(). Tensors are contiguous. Reductions add in rank order 0..N-1 with fp32 accumulation
+  // (fp64 for fp64) for fp32, bf16 and fp16, and round once; the result is bit-identical on every
+  // rank and for every chunking.
 
   /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this
   /// rank's slice of `output`.

@@ -161,8 +161,10 @@ void Peers::check_failed(const Describe& doing) const {
 }
 
 void Peers::fail(const Trouble& trouble, const Describe& doing) const {
+  std::string_view message = trouble.message;
+  if (message.ends_with('.')) message.remove_suffix(1);
   throw PeerError(trouble.origin, trouble.message,
-                  fmt::format("{}; rank {} was waiting in {}.", trouble.message, rank_, doing()));
+                  fmt::format("{}; rank {} was waiting in {}.", message, rank_, doing()));
 }
 
 void Peers::fail_timeout(int awaited, const Describe& doing) const {

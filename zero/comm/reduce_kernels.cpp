@@ -3,11 +3,15 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
 #include "zero/base/error.h"
+#include "zero/comm/copy_kernels.h"
+
+#include <hwy/cache_control.h>
 
 // The vector code below is compiled once for each instruction set; Highway includes this file again
 // for each.
@@ -21,33 +25,34 @@ namespace zero::comm::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How the lanes of an element type are loaded for the sum and stored after it.
-struct FloatLanes {
-  using Element = float;
-  using Tag = hn::ScalableTag<float>;
-  static HWY_INLINE hn::Vec<Tag> load(Tag d, const float* from) { return hn::LoadU(d, from); }
-  static HWY_INLINE void store(Tag d, hn::Vec<Tag> v, float* to) { hn::StoreU(v, d, to); }
-};
+// Streamed vectors must be whole registers: a half of 16 bytes is one, a half of less is not.
+#if HWY_MAX_BYTES >= 32
+constexpr bool kCanStream = true;
+#else
+constexpr bool kCanStream = false;
+#endif
 
-struct DoubleLanes {
-  using Element = double;
-  using Tag = hn::ScalableTag<double>;
-  static HWY_INLINE hn::Vec<Tag> load(Tag d, const double* from) { return hn::LoadU(d, from); }
-  static HWY_INLINE void store(Tag d, hn::Vec<Tag> v, double* to) { hn::StoreU(v, d, to); }
+// How the lanes of an element type are loaded for the sum, and made into what is stored after it.
+template <class T>
+struct PlainLanes {
+  using Element = T;
+  using Tag = hn::ScalableTag<T>;
+  using StoredTag = Tag;
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const T* from) { return hn::LoadU(d, from); }
+  static HWY_INLINE hn::Vec<Tag> stored(Tag, hn::Vec<Tag> v) { return v; }
 };
 
 struct Bfloat16Lanes {
   using Element = uint16_t;
   using Tag = hn::ScalableTag<float>;
+  using StoredTag = hn::Rebind<uint16_t, Tag>;
   static HWY_INLINE hn::Vec<Tag> load(Tag d, const uint16_t* from) {
     const hn::RebindToUnsigned<Tag> du;
-    const hn::Rebind<uint16_t, Tag> dh;
-    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, from))));
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(StoredTag(), from))));
   }
   // To nearest, ties to even; every NaN becomes the one that c10::BFloat16 makes.
-  static HWY_INLINE void store(Tag, hn::Vec<Tag> v, uint16_t* to) {
+  static HWY_INLINE hn::Vec<StoredTag> stored(Tag, hn::Vec<Tag> v) {
     const hn::RebindToUnsigned<Tag> du;
-    const hn::Rebind<uint16_t, Tag> dh;
     const auto bits = hn::BitCast(du, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
@@ -56,35 +61,45 @@ struct Bfloat16Lanes {
     // The values fit in 16 bits, but the only demotion there is takes them as signed and saturates:
     // so sign-extend first.
     const hn::RebindToSigned<Tag> di;
-    const hn::Rebind<int16_t, Tag> dhi;
+    const hn::Rebind<int16_t, Tag> narrow;
     const auto extended = hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(result)));
-    hn::StoreU(hn::BitCast(dh, hn::DemoteTo(dhi, extended)), dh, to);
+    return hn::BitCast(StoredTag(), hn::DemoteTo(narrow, extended));
   }
 };
 
 #if HWY_TARGET <= HWY_AVX2  // with conversions in hardware, which keep subnormals
 struct HalfLanes {
-  using Element = hwy::float16_t;
+  using Element = uint16_t;
   using Tag = hn::ScalableTag<float>;
+  using StoredTag = hn::Rebind<uint16_t, Tag>;
   using HalfTag = hn::Rebind<hwy::float16_t, Tag>;
-  static HWY_INLINE hn::Vec<Tag> load(Tag d, const hwy::float16_t* from) {
-    return hn::PromoteTo(d, hn::LoadU(HalfTag(), from));
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const uint16_t* from) {
+    return hn::PromoteTo(d, hn::BitCast(HalfTag(), hn::LoadU(StoredTag(), from)));
   }
-  static HWY_INLINE void store(Tag, hn::Vec<Tag> v, hwy::float16_t* to) {
-    hn::StoreU(hn::DemoteTo(HalfTag(), v), HalfTag(), to);
+  static HWY_INLINE hn::Vec<StoredTag> stored(Tag, hn::Vec<Tag> v) {
+    return hn::BitCast(StoredTag(), hn::DemoteTo(HalfTag(), v));
   }
 };
 #endif
 
-// Whole vectors of [0, numel); returns how many elements that was. Four vectors at a time keep the
-// loads of one array together, so that each array is read as a stream.
-template <class In, class Out>
-int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t numel) {
+// Whole vectors of [from, numel); returns where they end. Four vectors at a time keep the loads of
+// one array together, so that each array is read as a stream.
+template <class In, class Out, bool kStream>
+int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t from,
+                    int64_t numel) {
   const typename In::Tag d;
+  const typename Out::StoredTag stored_tag;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   auto* out = static_cast<typename Out::Element*>(output);
   const auto at = [&](size_t k) { return static_cast<const typename In::Element*>(inputs[k]); };
-  int64_t i = 0;
+  const auto store = [&](hn::Vec<typename In::Tag> v, typename Out::Element* to) {
+    if constexpr (kStream && kCanStream) {
+      hn::Stream(Out::stored(d, v), stored_tag, to);
+    } else {
+      hn::StoreU(Out::stored(d, v), stored_tag, to);
+    }
+  };
+  int64_t i = from;
   for (; i + 4 * lanes <= numel; i += 4 * lanes) {
     const auto* first = at(0) + i;
     auto a = In::load(d, first);
@@ -98,44 +113,55 @@ int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t n
       c = hn::Add(c, In::load(d, next + 2 * lanes));
       e = hn::Add(e, In::load(d, next + 3 * lanes));
     }
-    Out::store(d, a, out + i);
-    Out::store(d, b, out + i + lanes);
-    Out::store(d, c, out + i + 2 * lanes);
-    Out::store(d, e, out + i + 3 * lanes);
+    store(a, out + i);
+    store(b, out + i + lanes);
+    store(c, out + i + 2 * lanes);
+    store(e, out + i + 3 * lanes);
   }
   for (; i + lanes <= numel; i += lanes) {
     auto a = In::load(d, at(0) + i);
     for (size_t k = 1; k < inputs.size(); ++k) a = hn::Add(a, In::load(d, at(k) + i));
-    Out::store(d, a, out + i);
+    store(a, out + i);
   }
+  if (kStream && kCanStream) hwy::FlushStream();
   return i;
 }
 
+template <class In, class Out>
+int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t from, int64_t numel,
+                    bool stream) {
+  return stream ? sum_vectors<In, Out, true>(output, inputs, from, numel)
+                : sum_vectors<In, Out, false>(output, inputs, from, numel);
+}
+
 int64_t SumVectors(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-                   c10::ScalarType input_dtype, int64_t numel) {
+                   c10::ScalarType input_dtype, int64_t from, int64_t numel, bool stream) {
   using c10::ScalarType;
+  using FloatLanes = PlainLanes<float>;
   const bool widened = output_dtype != input_dtype;
   switch (input_dtype) {
     case ScalarType::Float:
-      return sum_vectors<FloatLanes, FloatLanes>(output, inputs, numel);
+      return sum_vectors<FloatLanes, FloatLanes>(output, inputs, from, numel, stream);
     case ScalarType::Double:
 #if HWY_HAVE_FLOAT64
-      return sum_vectors<DoubleLanes, DoubleLanes>(output, inputs, numel);
+      return sum_vectors<PlainLanes<double>, PlainLanes<double>>(output, inputs, from, numel,
+                                                                 stream);
 #else
-      return 0;
+      return from;
 #endif
     case ScalarType::BFloat16:
-      return widened ? sum_vectors<Bfloat16Lanes, FloatLanes>(output, inputs, numel)
-                     : sum_vectors<Bfloat16Lanes, Bfloat16Lanes>(output, inputs, numel);
+      return widened
+                 ? sum_vectors<Bfloat16Lanes, FloatLanes>(output, inputs, from, numel, stream)
+                 : sum_vectors<Bfloat16Lanes, Bfloat16Lanes>(output, inputs, from, numel, stream);
     case ScalarType::Half:
 #if HWY_TARGET <= HWY_AVX2
-      return widened ? sum_vectors<HalfLanes, FloatLanes>(output, inputs, numel)
-                     : sum_vectors<HalfLanes, HalfLanes>(output, inputs, numel);
+      return widened ? sum_vectors<HalfLanes, FloatLanes>(output, inputs, from, numel, stream)
+                     : sum_vectors<HalfLanes, HalfLanes>(output, inputs, from, numel, stream);
 #else
-      return 0;
+      return from;
 #endif
     default:
-      return 0;  // integers: the plain loop is as good
+      return from;  // integers: the plain loop is as good
   }
 }
 
@@ -207,9 +233,19 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output) {
 
 void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel) {
-  const auto done =
-      HWY_DYNAMIC_DISPATCH(SumVectors)(output, output_dtype, inputs, input_dtype, numel);
-  sum_plain(output, output_dtype, inputs, input_dtype, done, numel);
+  // Large outputs go past the caches, which saves reading what is overwritten. That needs aligned
+  // stores; the elements before the first aligned one are added plainly.
+  const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
+  const bool stream = numel * width >= kStreamedBytes;
+  int64_t from = 0;
+  if (stream) {
+    const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(output) % 64);
+    from = misaligned == 0 ? 0 : std::min(numel, (64 - misaligned) / width);
+    sum_plain(output, output_dtype, inputs, input_dtype, 0, from);
+  }
+  from = HWY_DYNAMIC_DISPATCH(SumVectors)(output, output_dtype, inputs, input_dtype, from, numel,
+                                          stream);
+  sum_plain(output, output_dtype, inputs, input_dtype, from, numel);
 }
 
 void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,

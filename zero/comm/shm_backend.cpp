@@ -55,6 +55,7 @@ bool slice_or_apart(const at::Tensor& part, const at::Tensor& whole, int rank) {
 ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout)
     : c10d::Backend(meeting.peers->rank(), meeting.peers->size()),
       peers_(std::move(meeting.peers)),
+      health_(std::make_shared<Health>(peers_)),
       arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank())),
       timeout_(timeout),
       collectives_(peers_, arena_, ledger_, traffic_),
@@ -84,8 +85,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Call call, bool asynchronous,
     call.label = std::exchange(label_, {});
     call.counted = std::exchange(counted_, std::nullopt).value_or(counted_as(call.op));
     awaited = std::exchange(awaited_, false);
-    if (poison_) std::rethrow_exception(poison_);
   }
+  health_->check();
   auto issued = c10::make_intrusive<IssuedCall>(std::move(call), queue_);
   queue_->push(issued, asynchronous && !awaited);
   if (!asynchronous) issued->wait(kNoTimeout);
@@ -93,45 +94,15 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Call call, bool asynchronous,
 }
 
 std::exception_ptr ShmBackend::run(Call& call) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (poison_) return poison_;
-  }
-  int origin = getRank();
-  std::string cause;
-  std::exception_ptr error;
   try {
+    health_->check();
     collectives_.run(call);
     return nullptr;
-  } catch (const PeerError& failure) {
-    error = std::current_exception();
-    origin = failure.origin();
-    cause = failure.cause();
-  } catch (const std::exception& failure) {
-    error = std::current_exception();
-    cause = fmt::format("{} failed: {}", peers_->who(getRank()), failure.what());
+  } catch (...) {
+    const auto error = std::current_exception();
+    health_->fail(error);
+    return error;
   }
-  const std::lock_guard lock(mutex_);
-  if (!poison_) {
-    poison_ = error;
-    failure_origin_ = origin;
-    peers_->post_failure(origin, cause);
-  }
-  return error;
-}
-
-void ShmBackend::abandon(std::string_view why) {
-  const std::lock_guard lock(mutex_);
-  if (poison_) return;
-  const auto cause = fmt::format("{} failed: {}", peers_->who(getRank()), why);
-  poison_ = std::make_exception_ptr(PeerError(getRank(), cause, cause));
-  failure_origin_ = getRank();
-  peers_->post_failure(getRank(), cause);
-}
-
-int ShmBackend::failure_origin() const {
-  const std::lock_guard lock(mutex_);
-  return failure_origin_;
 }
 
 void ShmBackend::refuse(Op op, const std::string& why) const {
@@ -284,9 +255,9 @@ std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Categor
   call.window_category = category;
   const auto work = issue(std::move(call), false, c10d::kUnsetTimeout);
   auto& done = static_cast<IssuedCall&>(*work).call();
-  return std::make_unique<ShmWindow>(peers_, arena_->mapping(), std::move(done.window_block),
-                                     std::move(done.window_offsets), bytes, slots, timeout_,
-                                     clock_);
+  return std::make_unique<ShmWindow>(peers_, health_, arena_->mapping(),
+                                     std::move(done.window_block), std::move(done.window_offsets),
+                                     bytes, slots, timeout_, clock_);
 }
 
 }  // namespace zero::comm

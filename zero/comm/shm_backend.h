@@ -13,6 +13,7 @@
 
 #include "zero/comm/arena.h"
 #include "zero/comm/call_queue.h"
+#include "zero/comm/health.h"
 #include "zero/comm/shm_collectives.h"
 #include "zero/comm/shm_meeting.h"
 #include "zero/comm/transport.h"
@@ -51,8 +52,8 @@ class ShmBackend final : public c10d::Backend, public Transport {
   void announce(std::string_view label, Collective counted, bool awaited) override;
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) override;
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category) override;
-  void abandon(std::string_view why) override;
-  int failure_origin() const override;
+  void abandon(std::string_view why) override { health_->abandon(why); }
+  int failure_origin() const override { return health_->origin(); }
   const std::shared_ptr<Traffic>& traffic() const override { return traffic_; }
   const std::shared_ptr<Ledger>& ledger() const override { return ledger_; }
   const std::shared_ptr<WaitClock>& clock() const override { return clock_; }
@@ -68,6 +69,7 @@ class ShmBackend final : public c10d::Backend, public Transport {
   [[noreturn]] void refuse(Op op, const std::string& why) const;
 
   std::shared_ptr<Peers> peers_;
+  std::shared_ptr<Health> health_;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();
@@ -78,8 +80,6 @@ class ShmBackend final : public c10d::Backend, public Transport {
   FixedText<72> label_;                // announced for the next call
   std::optional<Collective> counted_;  // likewise
   bool awaited_ = false;               // likewise
-  std::exception_ptr poison_;          // what every later call throws
-  int failure_origin_ = -1;
   std::shared_ptr<CallQueue> queue_;
 };
 

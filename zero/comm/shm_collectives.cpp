@@ -17,7 +17,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,6 +24,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 #include "zero/comm/shm_window.h"
 
@@ -198,12 +198,12 @@ void Collectives::copy(void* to, const void* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   copied_ += bytes;
   if (bytes <= kGrain || at::get_num_threads() == 1) {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    copy_bytes(to, from, bytes);
     return;
   }
   at::parallel_for(0, bytes, kGrain, [&](int64_t first, int64_t last) {
-    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
-                static_cast<size_t>(last - first));
+    copy_bytes(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
+               last - first);
   });
 }
 

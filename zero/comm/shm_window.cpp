@@ -34,11 +34,12 @@ int64_t ShmWindow::block_bytes(int64_t bytes, int64_t slots) {
          std::max<int64_t>(1, slots) * static_cast<int64_t>(sizeof(std::atomic<uint64_t>));
 }
 
-ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Mapping> mapping,
-                     std::unique_ptr<SharedBlock> own, std::vector<int64_t> offsets, int64_t bytes,
-                     int64_t slots, std::chrono::milliseconds timeout,
-                     std::shared_ptr<WaitClock> clock)
+ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
+                     std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
+                     std::vector<int64_t> offsets, int64_t bytes, int64_t slots,
+                     std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock)
     : peers_(std::move(peers)),
+      health_(std::move(health)),
       mapping_(std::move(mapping)),
       own_(std::move(own)),
       offsets_(std::move(offsets)),
@@ -79,21 +80,25 @@ void ShmWindow::publish(int64_t slot, uint64_t epoch) {
 void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) {
   check_rank(rank);
   check_slot(slot, static_cast<size_t>(slots_));
+  const auto& theirs = epoch_of(rank, slot);
+  const auto look = [&]() -> std::optional<uint32_t> {
+    const auto now = theirs.load(std::memory_order_acquire);
+    if (now >= epoch) return std::nullopt;
+    return static_cast<uint32_t>(now);
+  };
   const ClockedScope clocked(*clock_);
-  auto& theirs = epoch_of(rank, slot);
-  peers_->wait(
-      rank, &theirs,
-      [&]() -> std::optional<uint32_t> {
-        const auto now = theirs.load(std::memory_order_acquire);
-        if (now >= epoch) return std::nullopt;
-        return static_cast<uint32_t>(now);
-      },
-      deadline_after(timeout_),
-      [&] {
-        return fmt::format("a read of window slot {}{} at epoch {} (rank {} is at {})", slot,
-                           label.empty() ? "" : fmt::format(" '{}'", label), epoch, rank,
-                           theirs.load(std::memory_order_relaxed));
-      });
+  if (!look()) return;  // also when the group has failed since: the bytes are there
+  health_->check();
+  try {
+    peers_->wait(rank, &theirs, look, deadline_after(timeout_), [&] {
+      return fmt::format("a read of window slot {}{} at epoch {} (rank {} is at {})", slot,
+                         label.empty() ? "" : fmt::format(" '{}'", label), epoch, rank,
+                         theirs.load(std::memory_order_relaxed));
+    });
+  } catch (...) {
+    health_->fail(std::current_exception());
+    throw;
+  }
 }
 
 void ShmWindow::check_rank(int rank) const {

@@ -10,6 +10,7 @@
 
 #include "zero/comm/arena.h"
 #include "zero/comm/group.h"
+#include "zero/comm/health.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/wait_clock.h"
@@ -19,9 +20,10 @@ namespace zero::comm {
 /// Each rank's block holds its bytes, rounded up to whole cache lines, and then its epochs.
 class ShmWindow final : public Window {
  public:
-  ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Mapping> mapping,
-            std::unique_ptr<SharedBlock> own, std::vector<int64_t> offsets, int64_t bytes,
-            int64_t slots, std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock);
+  ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
+            std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
+            std::vector<int64_t> offsets, int64_t bytes, int64_t slots,
+            std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock);
   /// Bytes of a rank's block.
   static int64_t block_bytes(int64_t bytes, int64_t slots);
 
@@ -35,6 +37,7 @@ class ShmWindow final : public Window {
   void check_rank(int rank) const;
 
   std::shared_ptr<Peers> peers_;
+  std::shared_ptr<Health> health_;
   std::shared_ptr<Mapping> mapping_;
   std::shared_ptr<SharedBlock> own_;
   std::vector<int64_t> offsets_;

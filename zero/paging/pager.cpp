@@ -38,7 +38,8 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     const int64_t unit = layout_.unit_of(index);
-    auto* storage = parameters_[i].storage().unsafeGetStorageImpl();
+    storages_.push_back(parameters_[i].storage());
+    auto* storage = storages_.back().unsafeGetStorageImpl();
     pages_[i] = {.pager = this,
                  .parameter = index,
                  .unit = unit,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -129,6 +130,7 @@ class Pager {
   UnitSource& source_;
   std::shared_ptr<Ledger> ledger_;
   PagerOptions options_;
+  std::vector<c10::Storage> storages_;  // kept even if a parameter's storage is replaced
   std::vector<Page> pages_;
   mutable std::mutex mutex_;
   std::condition_variable gathered_;

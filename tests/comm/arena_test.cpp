@@ -1,0 +1,146 @@
+// The arena: blocks, their reuse, and what is left of it afterwards.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/arena.h"
+#include "zero/comm/group.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
+  const auto small = ArenaLayout::choose(2, 5000, int64_t{24} << 30);
+  EXPECT_EQ(small.region_bytes, int64_t{64} << 30);
+  EXPECT_EQ(small.control_bytes, 8192);
+  EXPECT_EQ(small.region_offset(1), 8192 + (int64_t{64} << 30));
+  for (const int ranks : {1, 2, 7, 8, 64, 1000}) {
+    const auto large = ArenaLayout::choose(ranks, kPage, int64_t{2} << 40);
+    EXPECT_LE(large.total_bytes() - large.control_bytes, int64_t{8} << 40);
+    EXPECT_EQ(large.region_bytes & (large.region_bytes - 1), 0);
+  }
+}
+
+TEST(Arena, BlocksAreZeroApartAndReused) {
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 20, 2});
+  Arena arena(mapping, 1);
+  std::mt19937 random(3);
+  std::map<int64_t, std::pair<int64_t, int>> blocks;  // offset -> bytes, value
+  int64_t total = 0;
+  for (int step = 0; step < 3000; ++step) {
+    if (blocks.size() > 20 || (step % 3 == 0 && !blocks.empty())) {
+      auto block = std::next(blocks.begin(), static_cast<int64_t>(random() % blocks.size()));
+      const auto [bytes, value] = block->second;
+      for (int64_t i = 0; i < bytes; ++i)
+        ASSERT_EQ(static_cast<int>(*mapping->at(block->first + i)), value);
+      arena.free(block->first);
+      total -= (bytes + kPage - 1) / kPage * kPage;
+      blocks.erase(block);
+    } else {
+      const auto bytes = static_cast<int64_t>(1 + random() % 20'000);
+      const auto offset = arena.allocate(bytes);
+      EXPECT_EQ(offset % kPage, 0);
+      EXPECT_GE(offset, mapping->layout().region_offset(1));
+      EXPECT_LE(offset + bytes, mapping->layout().region_offset(2));
+      for (int64_t i = 0; i < bytes; ++i) ASSERT_EQ(static_cast<int>(*mapping->at(offset + i)), 0);
+      const int value = static_cast<int>(1 + random() % 200);
+      std::memset(mapping->at(offset), value, static_cast<size_t>(bytes));
+      blocks[offset] = {bytes, value};
+      total += (bytes + kPage - 1) / kPage * kPage;
+    }
+    ASSERT_EQ(arena.allocated_bytes(), total);
+  }
+  for (const auto& [offset, block] : blocks) arena.free(offset);
+  EXPECT_EQ(arena.allocated_bytes(), 0);
+  arena.free(arena.allocate(int64_t{1}
+                            << 20));  // all neighbours were merged: the whole region is one hole
+}
+
+TEST(Arena, AFullRegionIsAnError) {
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 20, 1});
+  Arena arena(mapping, 0);
+  const auto half = arena.allocate(int64_t{1} << 19);
+  EXPECT_THROW(arena.allocate((int64_t{1} << 19) + 1), OutOfMemory);
+  arena.free(half);
+  arena.free(arena.allocate(int64_t{1} << 20));
+}
+
+TEST(Arena, FreedPagesGoBackToTheSystem) {
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 26, 1});
+  Arena arena(mapping, 0);
+  const auto resident = [&] {
+    struct stat status {};
+    EXPECT_EQ(fstat(mapping->file(), &status), 0);
+    return static_cast<int64_t>(status.st_blocks) * 512;
+  };
+  EXPECT_EQ(resident(), kPage) << "the control region";
+  const auto block = arena.allocate(int64_t{1} << 24);
+  EXPECT_EQ(resident(), kPage + (int64_t{1} << 24)) << "reserved before anything is written";
+  arena.free(block);
+  EXPECT_EQ(resident(), kPage);
+}
+
+TEST(Mapping, KnowsWhichAddressesAreItsOwn) {
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 20, 2});
+  EXPECT_EQ(mapping->offset_of(mapping->at(kPage), 10), kPage);
+  EXPECT_EQ(mapping->offset_of(mapping->at(0), 10), -1) << "the control region";
+  EXPECT_EQ(mapping->offset_of(mapping->at(mapping->layout().total_bytes() - 10), 10),
+            mapping->layout().total_bytes() - 10);
+  EXPECT_EQ(mapping->offset_of(mapping->at(mapping->layout().total_bytes() - 10), 11), -1);
+  const int local = 0;
+  EXPECT_EQ(mapping->offset_of(&local, 4), -1);
+}
+
+// The targets of this process's descriptors.
+std::vector<std::string> descriptors() {
+  std::vector<std::string> targets;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    targets.push_back(std::filesystem::read_symlink(entry.path(), gone).string());
+  }
+  return targets;
+}
+
+size_t count_of(const std::vector<std::string>& targets, const std::string& part) {
+  return static_cast<size_t>(std::count_if(
+      targets.begin(), targets.end(),
+      [&](const std::string& target) { return target.find(part) != std::string::npos; }));
+}
+
+TEST(SharedMemoryGroup, LeavesNothingBehind) {
+  const auto before = descriptors();
+  run_as_threads(3, [&](std::shared_ptr<Group> group) {
+    auto tensor = group->empty(1000, at::kFloat, Category::gradients);
+    auto window = group->window(1000, 2, Category::parameters);
+    group->all_reduce(tensor).wait();
+    const auto during = descriptors();
+    EXPECT_EQ(count_of(during, "memfd:libzero"), 1u) << "one file for all ranks";
+    EXPECT_EQ(count_of(during, "socket:"), count_of(before, "socket:"))
+        << "the socket was for the start";
+    group->barrier();
+  });
+  const auto after = descriptors();
+  EXPECT_EQ(after.size(), before.size());
+  EXPECT_EQ(count_of(after, "memfd:libzero"), 0u);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    EXPECT_EQ(line.find("memfd:libzero"), std::string::npos) << line;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    EXPECT_EQ(entry.path().string().find("libzero"), std::string::npos) << entry.path();
+  }
+}
+
+}  // namespace
+}  // namespace zero::comm

@@ -1,0 +1,210 @@
+// Group over a c10d backend that is not ours: a plain one for threads, with c10d's interface alone.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+
+namespace zero::comm {
+namespace {
+
+// Where the ranks of a plain group lay down the tensors of the call under way.
+struct Table {
+  explicit Table(int size) : inputs(static_cast<size_t>(size)), barrier(size) {}
+  std::vector<at::Tensor> inputs;
+  std::barrier<> barrier;
+};
+
+class PlainBackend final : public c10d::Backend {
+ public:
+  PlainBackend(int rank, int size, Table& table) : c10d::Backend(rank, size), table_(table) {}
+  const std::string getBackendName() const override { return "plain"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    return exchange(input, [&] { output.copy_(at::cat(table_.inputs)); });
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions&) override {
+    TORCH_CHECK(output.scalar_type() == input.scalar_type(),
+                "plain backends reduce one dtype only");
+    return exchange(input, [&] {
+      auto sum = at::zeros_like(output);
+      for (const auto& theirs : table_.inputs)
+        sum += theirs.narrow(0, rank_ * output.numel(), output.numel());
+      output.copy_(sum);
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions&) override {
+    auto input = tensors[0].clone();
+    return exchange(input, [&] {
+      tensors[0].zero_();
+      for (const auto& theirs : table_.inputs) tensors[0] += theirs;
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
+    return exchange(tensors[0], [&] {
+      if (options.rootRank != rank_)
+        tensors[0].copy_(table_.inputs[static_cast<size_t>(options.rootRank)]);
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>&, std::vector<int64_t>&,
+                                               const c10d::AllToAllOptions&) override {
+    return exchange(input, [&] {
+      const auto n = input.numel() / size_;
+      for (int r = 0; r < size_; ++r) {
+        output.narrow(0, r * n, n)
+            .copy_(table_.inputs[static_cast<size_t>(r)].narrow(0, rank_ * n, n));
+      }
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+    auto nothing = at::empty({0});
+    return exchange(nothing, [] {});
+  }
+
+ private:
+  class Done final : public c10d::Work {
+   public:
+    Done() { finish(); }
+  };
+
+  c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& input,
+                                          const std::function<void()>& read) {
+    table_.inputs[static_cast<size_t>(rank_)] = input;
+    table_.barrier.arrive_and_wait();
+    read();
+    table_.barrier.arrive_and_wait();
+    return c10::make_intrusive<Done>();
+  }
+
+  Table& table_;
+};
+
+void on_plain_ranks(int size, const std::function<void(Group&)>& body) {
+  Table table(size);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Group group(c10::make_intrusive<PlainBackend>(rank, size, table));
+      body(group);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+TEST(GroupOverAnotherBackend, RunsEveryCollective) {
+  on_plain_ranks(3, [](Group& group) {
+    const auto rank = static_cast<float>(group.rank());
+    auto whole = group.empty(12, at::kFloat, Category::gradients);
+    auto slice = group.empty(4, at::kFloat, Category::gradients).fill_(rank);
+    group.all_gather(whole, slice).wait();
+    for (int r = 0; r < 3; ++r) EXPECT_EQ(whole[4 * r].item<float>(), static_cast<float>(r));
+    group.reduce_scatter(slice, whole).wait();
+    EXPECT_TRUE(at::equal(slice, at::full({4}, 3 * rank)));
+    slice.fill_(rank + 1);
+    group.all_reduce(slice).wait();
+    EXPECT_TRUE(at::equal(slice, at::full({4}, 6.0f)));
+    slice.fill_(rank);
+    group.broadcast(slice, 2).wait();
+    EXPECT_TRUE(at::equal(slice, at::full({4}, 2.0f)));
+    auto exchanged = at::empty({12});
+    group.all_to_all(exchanged, whole).wait();
+    EXPECT_TRUE(at::equal(exchanged, at::full({12}, rank)));
+    group.barrier();
+    auto scalar = at::full({1}, 1.0f);
+    group.all_reduce_control(scalar);
+    EXPECT_EQ(scalar[0].item<float>(), 3);
+  });
+}
+
+TEST(GroupOverAnotherBackend, ReducesLowPrecisionIntoFp32ByConverting) {
+  on_plain_ranks(2, [](Group& group) {
+    // 1 and 1/512 need more than bfloat16's 8 bits together.
+    auto input = at::full({8}, group.rank() == 0 ? 1.0 : 1.0 / 512, at::kBFloat16);
+    auto output = at::empty({4});
+    group.reduce_scatter(output, input).wait();
+    EXPECT_TRUE(at::equal(output, at::full({4}, 1.0f + 1.0f / 512)));
+  });
+}
+
+TEST(GroupOverAnotherBackend, CountsItsTrafficByDefinition) {
+  on_plain_ranks(2, [](Group& group) {
+    auto whole = at::full({8}, 1.0f);
+    auto slice = at::full({4}, 1.0f);
+    EXPECT_EQ(group.traffic().count(Collective::control).calls, 0);
+    group.all_gather(whole, slice).wait();
+    group.barrier();
+    EXPECT_EQ(group.traffic().count(Collective::all_gather).logical_bytes, 16);
+    EXPECT_EQ(group.traffic().count(Collective::all_gather).copied_bytes, 16);
+    EXPECT_EQ(group.traffic().count(Collective::control).calls, 1);
+  });
+}
+
+TEST(GroupOverAnotherBackend, HasNoWindowsAndOrdinaryMemory) {
+  on_plain_ranks(2, [](Group& group) {
+    EXPECT_EQ(group.window(100, 1, Category::parameters), nullptr);
+    auto memory = group.empty(100, at::kFloat, Category::parameters);
+    EXPECT_EQ(group.ledger()->usage(Category::parameters).current, 400);
+    EXPECT_EQ(group.local_rank(), group.rank());
+    EXPECT_EQ(group.local_size(), 2);
+  });
+}
+
+// A backend that can do nothing but say where its ranks are, and whose barrier fails when it is
+// waited for.
+class BrokenBackend final : public c10d::Backend {
+ public:
+  BrokenBackend() : c10d::Backend(0, 2) {}
+  const std::string getBackendName() const override { return "broken"; }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor&, at::Tensor&,
+                                                 const c10d::AllgatherOptions&) override {
+    return c10::make_intrusive<Ended>(nullptr);
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+    return c10::make_intrusive<Ended>(
+        std::make_exception_ptr(c10::Error(std::string("the cable is unplugged"), nullptr)));
+  }
+
+ private:
+  class Ended final : public c10d::Work {
+   public:
+    explicit Ended(const std::exception_ptr& error) { finish(error); }
+  };
+};
+
+TEST(GroupOverAnotherBackend, ReportsItsErrorsAsCommErrors) {
+  Group group(c10::make_intrusive<BrokenBackend>());
+  auto tensor = at::full({2}, 1.0f);
+  try {
+    group.all_reduce(tensor, "norm");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("all_reduce 'norm'"),
+                                               ::testing::HasSubstr("does not support allreduce")));
+  }
+  try {
+    group.barrier();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the cable is unplugged"));
+  }
+}
+
+}  // namespace
+}  // namespace zero::comm

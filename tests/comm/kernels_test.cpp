@@ -1,0 +1,184 @@
+// The vector sums against the plain ones.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "zero/comm/copy_kernels.h"
+#include "zero/comm/reduce_kernels.h"
+
+namespace zero::comm {
+namespace {
+
+struct Dtypes {
+  c10::ScalarType input;
+  c10::ScalarType output;
+};
+
+const Dtypes kAll[] = {
+    {at::kFloat, at::kFloat},    {at::kDouble, at::kDouble}, {at::kBFloat16, at::kBFloat16},
+    {at::kBFloat16, at::kFloat}, {at::kHalf, at::kHalf},     {at::kHalf, at::kFloat},
+    {at::kInt, at::kInt},        {at::kLong, at::kLong},     {at::kByte, at::kByte}};
+
+// Random bits in floating point give every kind of number: huge, tiny, subnormal, infinite and NaN.
+std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(count);
+  for (auto& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+bool same(const std::byte* a, const std::byte* b, c10::ScalarType dtype) {
+  const auto size = c10::elementSize(dtype);
+  if (std::memcmp(a, b, size) == 0) return true;
+  const auto is_nan = [&](const std::byte* value) {
+    auto one = at::empty({1}, dtype);
+    std::memcpy(one.data_ptr(), value, size);
+    return at::isIntegralType(dtype, true) ? false : std::isnan(one.item<double>());
+  };
+  return is_nan(a) && is_nan(b);
+}
+
+TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
+  for (const auto [input, output] : kAll) {
+    const auto in_size = c10::elementSize(input);
+    const auto out_size = c10::elementSize(output);
+    for (const size_t arrays : {1, 2, 3, 5}) {
+      for (const int64_t numel : {0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 1001}) {
+        for (const size_t shift : {0, 1, 3}) {  // in elements, so that vectors are misaligned
+          const auto n = static_cast<size_t>(numel);
+          std::vector<std::vector<std::byte>> data;
+          std::vector<const void*> inputs;
+          for (size_t k = 0; k < arrays; ++k) {
+            data.push_back(random_bytes((n + shift + k) * in_size, 1000 * k + n));
+            inputs.push_back(data.back().data() + (shift + k) * in_size);
+          }
+          // A guard after the output shows writes beyond it.
+          std::vector<std::byte> fast((n + shift + 8) * out_size, std::byte{0x5A});
+          auto plain = fast;
+          sum(fast.data() + shift * out_size, output, inputs, input, numel);
+          sum_reference(plain.data() + shift * out_size, output, inputs, input, numel);
+          for (size_t i = 0; i < n + shift + 8; ++i) {
+            ASSERT_TRUE(same(fast.data() + i * out_size, plain.data() + i * out_size, output))
+                << input << " to " << output << ", element " << i << " of " << numel << ", "
+                << arrays << " arrays";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Sum, OfLargeArraysEqualsThePlainLoopAtAnyAlignment) {
+  for (const auto [input, output] : kAll) {
+    const auto in_size = c10::elementSize(input);
+    const auto out_size = c10::elementSize(output);
+    const auto n = static_cast<size_t>(kStreamedBytes) / out_size + 77;
+    for (const size_t shift : {0, 1, 5}) {
+      const auto a = random_bytes((n + 3) * in_size, 1);
+      const auto b = random_bytes((n + 3) * in_size, 2);
+      const std::vector<const void*> inputs{a.data(), b.data() + 3 * in_size};
+      std::vector<std::byte> fast((n + shift + 64) * out_size, std::byte{0x5A});
+      auto plain = fast;
+      sum(fast.data() + shift * out_size, output, inputs, input, static_cast<int64_t>(n));
+      sum_reference(plain.data() + shift * out_size, output, inputs, input,
+                    static_cast<int64_t>(n));
+      size_t wrong = 0;
+      for (size_t i = 0; i < n + shift + 64; ++i) {
+        if (std::memcmp(fast.data() + i * out_size, plain.data() + i * out_size, out_size) == 0)
+          continue;
+        wrong += same(fast.data() + i * out_size, plain.data() + i * out_size, output) ? 0 : 1;
+      }
+      EXPECT_EQ(wrong, 0u) << input << " to " << output;
+    }
+  }
+}
+
+TEST(CopyBytes, CopiesExactlyWhatItIsAskedTo) {
+  for (const int64_t bytes :
+       {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{4096}, kStreamedBytes - 1, kStreamedBytes,
+        kStreamedBytes + 1, kStreamedBytes + 255}) {
+    for (const int64_t to : {0, 1, 63, 64}) {
+      for (const int64_t from : {0, 7}) {
+        const auto source = random_bytes(static_cast<size_t>(bytes + from), 5);
+        std::vector<std::byte> target(static_cast<size_t>(bytes + to + 100), std::byte{0x5A});
+        auto expected = target;
+        copy_bytes(target.data() + to, source.data() + from, bytes);
+        std::copy_n(source.data() + from, bytes, expected.data() + to);
+        ASSERT_TRUE(target == expected) << bytes << " bytes from " << from << " to " << to;
+      }
+    }
+  }
+}
+
+TEST(Sum, MayWriteOverAnyOfItsInputs) {
+  for (const auto [input, output] : kAll) {
+    if (input != output) continue;
+    const auto size = c10::elementSize(input);
+    for (size_t target = 0; target < 3; ++target) {
+      constexpr int64_t kNumel = 205;
+      std::vector<std::vector<std::byte>> data;
+      std::vector<const void*> inputs;
+      for (size_t k = 0; k < 3; ++k) data.push_back(random_bytes(kNumel * size, k));
+      for (const auto& array : data) inputs.push_back(array.data());
+      std::vector<std::byte> expected(kNumel * size);
+      sum_reference(expected.data(), output, inputs, input, kNumel);
+      sum(data[target].data(), output, inputs, input, kNumel);
+      for (size_t i = 0; i < kNumel; ++i) {
+        ASSERT_TRUE(same(data[target].data() + i * size, expected.data() + i * size, output))
+            << input << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Sum, RoundsLowPrecisionOnceAtTheEnd) {
+  // 256 + 1 + 1 in bfloat16 arithmetic stays 256 at each step; added in fp32 it is 258.
+  for (const auto dtype : {at::kBFloat16}) {
+    std::vector<at::Tensor> tensors{at::full({40}, 256, dtype), at::full({40}, 1, dtype),
+                                    at::full({40}, 1, dtype)};
+    std::vector<const void*> inputs;
+    for (const auto& tensor : tensors) inputs.push_back(tensor.const_data_ptr());
+    auto output = at::empty({40}, dtype);
+    sum(output.data_ptr(), dtype, inputs, dtype, 40);
+    EXPECT_EQ(output[0].item<float>(), 258);
+    EXPECT_EQ(output[39].item<float>(), 258);
+  }
+}
+
+TEST(Sum, AddsInArrayOrder) {
+  // (1e8 + 1) - 1e8 is 0 in fp32, (1e8 - 1e8) + 1 is 1: another order gives another sum.
+  auto big = at::full({40}, 1e8f);
+  auto one = at::full({40}, 1.0f);
+  auto minus = at::full({40}, -1e8f);
+  auto output = at::empty({40});
+  std::vector<const void*> inputs{big.const_data_ptr(), one.const_data_ptr(),
+                                  minus.const_data_ptr()};
+  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40);
+  EXPECT_EQ(output[0].item<float>(), 0);
+  EXPECT_EQ(output[39].item<float>(), 0);
+  std::swap(inputs[1], inputs[2]);
+  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40);
+  EXPECT_EQ(output[0].item<float>(), 1);
+  EXPECT_EQ(output[39].item<float>(), 1);
+}
+
+TEST(Sum, IntegersWrapAround) {
+  auto most = at::full({20}, std::numeric_limits<int32_t>::max(), at::kInt);
+  auto one = at::full({20}, 1, at::kInt);
+  auto output = at::empty({20}, at::kInt);
+  const std::vector<const void*> inputs{most.const_data_ptr(), one.const_data_ptr()};
+  sum(output.data_ptr(), at::kInt, inputs, at::kInt, 20);
+  EXPECT_EQ(output[19].item<int32_t>(), std::numeric_limits<int32_t>::min());
+}
+
+}  // namespace
+}  // namespace zero::comm

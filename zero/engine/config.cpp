@@ -1,0 +1,306 @@
+#include "zero/engine/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+
+namespace zero {
+
+namespace {
+
+using Json = nlohmann::json;
+
+// One object of the file: reads keys with a type, remembers which were read, and refuses the rest
+// by name.
+class Section {
+ public:
+  Section(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    if (!json.is_object())
+      throw ConfigError(fmt::format("{} is {}; it must be an object {{...}}.",
+                                    path_.empty() ? "The configuration" : path_, json.dump()));
+  }
+
+  std::string path(std::string_view key) const {
+    return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+  }
+
+  /// The value of `key`, or null if it is absent or "auto", which means the default.
+  const Json* find(const std::string& key) {
+    known_.push_back(key);
+    const auto found = json_.find(key);
+    if (found == json_.end() || found->is_null() ||
+        (found->is_string() && found->get<std::string>() == "auto"))
+      return nullptr;
+    return &*found;
+  }
+
+  bool boolean(const std::string& key, bool fallback) {
+    const auto* value = find(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_boolean()) refuse(key, *value, "true or false");
+    return value->get<bool>();
+  }
+  double number(const std::string& key, double fallback) {
+    const auto* value = find(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_number()) refuse(key, *value, "a number");
+    return value->get<double>();
+  }
+  int64_t integer(const std::string& key, int64_t fallback, int64_t least = 0) {
+    const auto* value = find(key);
+    if (value == nullptr) return fallback;
+    // 5e8 is a whole number to whoever writes it.
+    const double real = value->is_number() ? value->get<double>() : std::nan("");
+    if (!(std::floor(real) == real) || real < static_cast<double>(least))
+      refuse(key, *value, fmt::format("a whole number, at least {}", least));
+    return real >= 9.2e18               ? std::numeric_limits<int64_t>::max()
+           : value->is_number_integer() ? value->get<int64_t>()
+                                        : static_cast<int64_t>(real);
+  }
+  std::string string(const std::string& key, const std::string& fallback) {
+    const auto* value = find(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_string()) refuse(key, *value, "a string");
+    return value->get<std::string>();
+  }
+  std::optional<Section> section(const std::string& key) {
+    const auto* value = find(key);
+    if (value == nullptr) return std::nullopt;
+    return Section(*value, path(key));
+  }
+  void pass_over(const std::string& key) { known_.push_back(key); }
+
+  [[noreturn]] void refuse(const std::string& key, const Json& value,
+                           std::string_view wanted) const {
+    throw ConfigError(fmt::format("{} is {}; it must be {}.", path(key), value.dump(), wanted));
+  }
+
+  /// Throws for a key that nothing has read.
+  void finish() const {
+    for (const auto& item : json_.items()) {
+      if (std::find(known_.begin(), known_.end(), item.key()) != known_.end()) continue;
+      throw ConfigError(fmt::format("Unknown key '{}' in the configuration.{}", path(item.key()),
+                                    did_you_mean(item.key(), known_)));
+    }
+  }
+
+ private:
+  const Json& json_;
+  std::string path_;
+  std::vector<std::string> known_;
+};
+
+std::pair<double, double> betas(Section& params, std::pair<double, double> fallback) {
+  const auto* value = params.find("betas");
+  if (value == nullptr) return fallback;
+  if (!value->is_array() || value->size() != 2 || !(*value)[0].is_number() ||
+      !(*value)[1].is_number())
+    params.refuse("betas", *value, "an array of two numbers");
+  return {(*value)[0].get<double>(), (*value)[1].get<double>()};
+}
+
+Optimizer read_optimizer(Section section) {
+  const auto type = section.string("type", "AdamW");
+  static const Json kEmpty = Json::object();
+  auto given = section.section("params");
+  Section params = given ? *given : Section(kEmpty, section.path("params"));
+  Optimizer result;
+  if (type == "Adam" || type == "AdamW") {
+    AdamW adam;
+    adam.lr = params.number("lr", adam.lr);
+    std::tie(adam.beta1, adam.beta2) = betas(params, {adam.beta1, adam.beta2});
+    adam.eps = params.number("eps", adam.eps);
+    // As in DeepSpeed: "Adam" decays like AdamW unless adam_w_mode is false, and without a default
+    // decay.
+    adam.weight_decay = params.number("weight_decay", type == "AdamW" ? adam.weight_decay : 0.0);
+    adam.decoupled = params.boolean("adam_w_mode", true);
+    adam.bias_correction = params.boolean("bias_correction", true);
+    params.pass_over("torch_adam");
+    result = adam;
+  } else if (type == "SGD") {
+    Sgd sgd;
+    sgd.lr = params.number("lr", sgd.lr);
+    sgd.momentum = params.number("momentum", sgd.momentum);
+    sgd.dampening = params.number("dampening", sgd.dampening);
+    sgd.weight_decay = params.number("weight_decay", sgd.weight_decay);
+    sgd.nesterov = params.boolean("nesterov", sgd.nesterov);
+    result = sgd;
+  } else {
+    const std::vector<std::string> known{"Adam", "AdamW", "SGD"};
+    throw ConfigError(fmt::format("{} is \"{}\"; it must be one of {}.{}", section.path("type"),
+                                  type, fmt::join(known, ", "), did_you_mean(type, known)));
+  }
+  params.finish();
+  section.finish();
+  return result;
+}
+
+Json write_optimizer(const Optimizer& optimizer) {
+  if (const auto* adam = std::get_if<AdamW>(&optimizer)) {
+    return {{"type", "AdamW"},
+            {"params",
+             {{"lr", adam->lr},
+              {"betas", {adam->beta1, adam->beta2}},
+              {"eps", adam->eps},
+              {"weight_decay", adam->weight_decay},
+              {"adam_w_mode", adam->decoupled},
+              {"bias_correction", adam->bias_correction}}}};
+  }
+  const auto& sgd = std::get<Sgd>(optimizer);
+  return {{"type", "SGD"},
+          {"params",
+           {{"lr", sgd.lr},
+            {"momentum", sgd.momentum},
+            {"dampening", sgd.dampening},
+            {"weight_decay", sgd.weight_decay},
+            {"nesterov", sgd.nesterov}}}};
+}
+
+// train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size:
+// any two give the third.
+void apply_batch_rule(Config& config, int64_t train, int64_t micro, int64_t steps, int64_t world) {
+  if (train == 0 && micro == 0 && steps == 0) return;
+  if (train > 0 && micro > 0 && steps == 0) {
+    steps = train / (micro * world);
+  } else if (train > 0 && micro == 0) {
+    if (steps == 0) steps = 1;
+    micro = train / (steps * world);
+  } else if (steps == 0) {
+    steps = 1;
+  }
+  if (train > 0 && train != micro * steps * world) {
+    throw ConfigError(fmt::format(
+        "train_batch_size is {}, but train_micro_batch_size_per_gpu x gradient_accumulation_steps "
+        "x ranks is {} x {} x {} = {}. Change one of them; any two determine the third.",
+        train, micro, steps, world, micro * steps * world));
+  }
+  config.micro_batch_size = micro;
+  config.gradient_accumulation_steps = steps;
+}
+
+}  // namespace
+
+Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
+  std::ifstream file(path);
+  if (!file)
+    throw ConfigError(fmt::format(
+        "The configuration file '{}' cannot be opened. Check the path and its permissions.", path));
+  std::stringstream text;
+  text << file.rdbuf();
+  return parse(text.str(), world_size, path, foreign);
+}
+
+Config Config::parse(std::string_view text, int world_size, std::string_view origin,
+                     std::span<const std::string> foreign) {
+  Json json;
+  try {
+    // A key that stands twice in one object is an error, not a silent choice of the last.
+    std::vector<std::vector<std::string>> keys;
+    const auto no_duplicates = [&](int, Json::parse_event_t event, Json& value) {
+      if (event == Json::parse_event_t::object_start) keys.emplace_back();
+      if (event == Json::parse_event_t::object_end) keys.pop_back();
+      if (event == Json::parse_event_t::key) {
+        auto& seen = keys.back();
+        auto key = value.get<std::string>();
+        if (std::find(seen.begin(), seen.end(), key) != seen.end())
+          throw ConfigError(
+              fmt::format("{}: the key '{}' stands twice in one object.", origin, key));
+        seen.push_back(std::move(key));
+      }
+      return true;
+    };
+    json = Json::parse(text, no_duplicates, true, true);
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("{} is not valid JSON: {}", origin, error.what()));
+  }
+  Config config;
+  Section top(json, "");
+  for (const auto& key : foreign) top.pass_over(key);
+  apply_batch_rule(config, top.integer("train_batch_size", 0),
+                   top.integer("train_micro_batch_size_per_gpu", 0),
+                   top.integer("gradient_accumulation_steps", 0), world_size);
+  config.gradient_clipping = top.number("gradient_clipping", config.gradient_clipping);
+  config.one_sided_gather = top.boolean("one_sided_gather", config.one_sided_gather);
+  config.seed_by_rank = top.boolean("seed_by_rank", config.seed_by_rank);
+  if (auto bf16 = top.section("bf16")) {
+    config.bf16 = bf16->boolean("enabled", false);
+    bf16->finish();
+  }
+  if (auto types = top.section("data_types")) {
+    const auto dtype = types->string("grad_accum_dtype", "fp32");
+    const std::vector<std::string> known{"fp32", "bf16", "model"};
+    if (dtype != "fp32" && dtype != "model" && !(dtype == "bf16" && config.bf16)) {
+      throw ConfigError(
+          fmt::format("data_types.grad_accum_dtype is \"{}\"; it must be \"fp32\", or \"model\" "
+                      "(or \"bf16\" where bf16 is enabled) for the parameter's own dtype.{}",
+                      dtype, did_you_mean(dtype, known)));
+    }
+    config.accumulation_dtype =
+        dtype == "fp32" ? AccumulationDtype::fp32 : AccumulationDtype::model;
+    types->finish();
+  }
+  if (auto zero = top.section("zero_optimization")) {
+    config.stage = static_cast<int>(zero->integer("stage", config.stage));
+    config.unit_bytes = zero->integer("unit_bytes", config.unit_bytes, 1);
+    config.max_live_parameters =
+        zero->integer("stage3_max_live_parameters", config.max_live_parameters);
+    zero->finish();
+  }
+  if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
+  top.finish();
+  config.validate();
+  return config;
+}
+
+std::string Config::dump() const {
+  Json json{
+      {"gradient_accumulation_steps", gradient_accumulation_steps},
+      {"gradient_clipping", gradient_clipping},
+      {"one_sided_gather", one_sided_gather},
+      {"seed_by_rank", seed_by_rank},
+      {"bf16", {{"enabled", bf16}}},
+      {"data_types",
+       {{"grad_accum_dtype", accumulation_dtype == AccumulationDtype::fp32 ? "fp32" : "model"}}},
+      {"zero_optimization",
+       {{"stage", stage},
+        {"unit_bytes", unit_bytes},
+        {"stage3_max_live_parameters", max_live_parameters}}}};
+  if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
+  if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
+  return json.dump(2);
+}
+
+void Config::validate() const {
+  if (stage < 0 || stage > 3)
+    throw ConfigError(
+        fmt::format("zero_optimization.stage is {}; it must be 0, 1, 2 or 3.", stage));
+  if (gradient_accumulation_steps < 1)
+    throw ConfigError(fmt::format("gradient_accumulation_steps is {}; it must be at least 1.",
+                                  gradient_accumulation_steps));
+  if (!(gradient_clipping >= 0) || std::isinf(gradient_clipping))
+    throw ConfigError(fmt::format("gradient_clipping is {}; it must be 0 (off) or a positive norm.",
+                                  gradient_clipping));
+  if (unit_bytes < 1)
+    throw ConfigError(
+        fmt::format("zero_optimization.unit_bytes is {}; it must be at least 1.", unit_bytes));
+  if (max_live_parameters < 0)
+    throw ConfigError(
+        fmt::format("zero_optimization.stage3_max_live_parameters is {}; it must not be negative.",
+                    max_live_parameters));
+  if (micro_batch_size < 0)
+    throw ConfigError(fmt::format("train_micro_batch_size_per_gpu is {}; it must not be negative.",
+                                  micro_batch_size));
+}
+
+}  // namespace zero

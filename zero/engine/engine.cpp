@@ -1,0 +1,443 @@
+#include "zero/engine/engine.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+namespace {
+
+// FNV-1a: an order-sensitive fingerprint that is the same in every process.
+uint64_t hash(uint64_t seed, std::string_view text) {
+  for (const char c : text) seed = (seed ^ static_cast<uint8_t>(c)) * 1099511628211ULL;
+  return seed;
+}
+
+bool dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+}  // namespace
+
+Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Config configuration,
+                   std::shared_ptr<comm::Group> ranks)
+    : config(std::move(configuration)), group(std::move(ranks)) {
+  config.validate();
+  // One rank has nobody to shard with: every state is whole on it.
+  placement = partition::placement_of_stage(group->size() == 1 ? 0 : config.stage);
+  const c10::NoGradGuard no_grad;
+  take_names(tensors);
+  assign_groups(groups);
+  agree_on_model();
+  broadcast_values(tensors);
+  lay_out();
+  move_in(tensors);
+}
+
+// Parameters in registration order, tied ones once, each with a dense storage of its own.
+void Engine::Impl::take_names(NamedTensors tensors) {
+  std::unordered_map<const c10::TensorImpl*, int64_t> seen;
+  std::set<const c10::StorageImpl*> storages;
+  for (auto& [name, tensor] : tensors.parameters) {
+    if (!tensor.defined()) continue;
+    if (const auto found = seen.find(tensor.unsafeGetTensorImpl()); found != seen.end()) {
+      index[name] = found->second;
+      continue;
+    }
+    if (!tensor.device().is_cpu()) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' is on device {}; this build trains on CPUs. Move the module "
+                      "to the CPU before constructing the Engine.",
+                      name, tensor.device().str()));
+    }
+    if (!at::isFloatingType(tensor.scalar_type()) || tensor.scalar_type() == at::kDouble) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' has dtype {}; the engine trains float, bfloat16 and half. "
+                      "Convert it, or register it as a buffer.",
+                      name, c10::toString(tensor.scalar_type())));
+    }
+    const auto& storage = tensor.storage();
+    const bool own = dense(tensor) && tensor.storage_offset() == 0 &&
+                     storage.nbytes() == tensor.nbytes() &&
+                     storages.insert(storage.unsafeGetStorageImpl()).second;
+    if (!own) {
+      tensor.set_data(dense(tensor) ? tensor.detach().clone(at::MemoryFormat::Preserve)
+                                    : tensor.detach().contiguous().clone());
+    }
+    const auto position = static_cast<int64_t>(parameters.size());
+    seen[tensor.unsafeGetTensorImpl()] = position;
+    index[name] = position;
+    names.push_back(name);
+    parameters.push_back(tensor);
+  }
+  if (parameters.empty())
+    throw ConfigError("The model has no parameters: there is nothing to train.");
+}
+
+void Engine::Impl::assign_groups(const std::vector<ParameterGroup>& groups) {
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  group_of.assign(parameters.size(), kNone);
+  size_t rest = kNone;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const double lr =
+        std::visit([](const auto& optimizer) { return optimizer.lr; }, groups[g].optimizer);
+    optimizer_groups.push_back({groups[g].optimizer, lr});
+    if (groups[g].names.empty()) {
+      if (rest != kNone)
+        throw ConfigError(fmt::format(
+            "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
+            g));
+      rest = g;
+    }
+    for (const auto& name : groups[g].names) {
+      auto& chosen = group_of[static_cast<size_t>(index_of(name))];
+      if (chosen != kNone)
+        throw ConfigError(fmt::format("Parameter '{}' is in groups {} and {}.", name, chosen, g));
+      chosen = g;
+    }
+  }
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (group_of[p] != kNone) continue;
+    if (rest == kNone && parameters[p].requires_grad()) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add a group "
+                      "without names, or freeze it.",
+                      names[p]));
+    }
+    group_of[p] = rest == kNone ? 0 : rest;
+  }
+}
+
+int64_t Engine::Impl::index_of(std::string_view name) const {
+  if (const auto found = index.find(std::string(name)); found != index.end()) return found->second;
+  std::vector<std::string> known;
+  for (const auto& entry : index) known.push_back(entry.first);
+  throw ConfigError(
+      fmt::format("The model has no parameter '{}'.{}", name, did_you_mean(name, known)));
+}
+
+// Every rank must hold the same model and configuration, or their collectives would not match.
+void Engine::Impl::agree_on_model() {
+  std::vector<std::string> lines{config.dump()};
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    lines.push_back(
+        fmt::format("{} {} ({}) {} group {}", names[p], c10::toString(parameters[p].scalar_type()),
+                    fmt::join(parameters[p].sizes(), ", "),
+                    parameters[p].requires_grad() ? "trainable" : "frozen", group_of[p]));
+  }
+  auto mine = at::empty({2}, at::kLong);
+  uint64_t all_lines = 14695981039346656037ULL;
+  for (const auto& line : lines) all_lines = hash(all_lines, line);
+  mine[0] = static_cast<int64_t>(all_lines);
+  mine[1] = static_cast<int64_t>(lines.size());
+  auto all = at::empty({2 * group->size()}, at::kLong);
+  group->all_gather_control(all, mine, "the model's plan");
+  for (int rank = 1; rank < group->size(); ++rank) {
+    if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
+    throw ConfigError(
+        fmt::format("Rank {} was given another model or configuration than rank 0 ({} parameters "
+                    "there, {} on rank 0; this is rank {} with {}). Names, shapes, dtypes, "
+                    "order, frozen parameters and the configuration must be the same on all ranks.",
+                    rank, all[2 * rank + 1].item<int64_t>() - 1, all[1].item<int64_t>() - 1,
+                    group->rank(), parameters.size()));
+  }
+}
+
+void Engine::Impl::broadcast_values(const NamedTensors& tensors) {
+  if (group->size() > 1) {
+    for (size_t p = 0; p < parameters.size(); ++p)
+      group->broadcast(flat_view(parameters[p]), 0, names[p]).wait();
+    for (const auto& [name, buffer] : tensors.buffers) {
+      if (!buffer.defined() || buffer.numel() == 0) continue;
+      auto value = buffer.detach().contiguous().clone();
+      group->broadcast(value.view({-1}), 0, name).wait();
+      buffer.detach().copy_(value);
+    }
+  }
+  if (config.seed_by_rank && group->rank() > 0) {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group->rank()));
+  }
+}
+
+void Engine::Impl::lay_out() {
+  std::vector<partition::Parameter> described;
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const auto dtype = config.bf16 && parameters[p].scalar_type() == at::kFloat
+                           ? at::kBFloat16
+                           : parameters[p].scalar_type();
+    // Of one dtype, trainable or not, and of one group.
+    const int64_t kind =
+        (static_cast<int64_t>(group_of[p]) * 64 + static_cast<int64_t>(dtype)) * 2 +
+        (parameters[p].requires_grad() ? 1 : 0);
+    described.push_back(
+        {names[p], parameters[p].numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
+  }
+  layout =
+      std::make_unique<partition::Layout>(std::move(described), group->size(), config.unit_bytes);
+}
+
+// From here on the model's states live in the stores.
+void Engine::Impl::move_in(NamedTensors& tensors) {
+  std::vector<at::ScalarType> dtypes;
+  std::vector<bool> trainable;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const auto& first = parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)];
+    dtypes.push_back(config.bf16 && first.scalar_type() == at::kFloat ? at::kBFloat16
+                                                                      : first.scalar_type());
+    trainable.push_back(first.requires_grad());
+  }
+  const int64_t element_bytes = config.bf16 ? 2 : 4;
+  store = std::make_unique<ParameterStore>(
+      *layout, dtypes, *group,
+      ParameterStore::Options{.placement = placement,
+                              .live_bytes = config.max_live_parameters > INT64_MAX / element_bytes
+                                                ? INT64_MAX
+                                                : config.max_live_parameters * element_bytes,
+                              .one_sided = config.one_sided_gather});
+  std::vector<OptimizerStore::Unit> units;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    units.push_back({trainable[static_cast<size_t>(u)] ? store->owned_range(u) : partition::Range{},
+                     store->owned(u)});
+  }
+  optimizer = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of,
+                                               std::move(units), group->ledger());
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const auto i = static_cast<int64_t>(p);
+    auto& parameter = parameters[p];
+    const auto dtype = store->dtype(layout->unit_of(i));
+    const auto original = flat_view(parameter);
+    // The master weights come from the original values, not from the rounded ones.
+    if (parameter.requires_grad() && dtype != at::kFloat) optimizer->set_master(i, original);
+    if (parameter.scalar_type() != dtype) parameter.set_data(parameter.detach().to(dtype));
+    store->take(i, parameter);
+  }
+  if (config.bf16) {
+    for (auto& [name, buffer] : tensors.buffers) {
+      if (buffer.defined() && buffer.scalar_type() == at::kFloat)
+        buffer.set_data(buffer.detach().to(at::kBFloat16));
+    }
+  }
+  gradients = std::make_unique<GradientStore>(
+      *layout, parameters, trainable, *group,
+      GradientStore::Options{
+          .placement = placement,
+          .accumulate_fp32 = config.gradient_accumulation_steps > 1 &&
+                             config.accumulation_dtype == AccumulationDtype::fp32});
+  store->start(parameters);
+  for (const auto& parameter : parameters)
+    versions.push_back(static_cast<int64_t>(parameter._version()));
+}
+
+Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
+               std::shared_ptr<comm::Group> group)
+    : impl_(std::make_unique<Impl>(std::move(tensors), std::move(groups), std::move(config),
+                                   std::move(group))) {}
+
+Engine::~Engine() = default;
+
+std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
+  if (!config.optimizer) {
+    throw ConfigError(
+        "The configuration has no `optimizer` section, and the Engine was given no optimizer. Add "
+        "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-4}}}, or pass zero::AdamW{} "
+        "to the constructor.");
+  }
+  return {ParameterGroup{{}, *config.optimizer}};
+}
+
+void Engine::backward(const at::Tensor& loss) {
+  if (!loss.defined() || loss.numel() != 1) {
+    throw Error(fmt::format("Engine::backward takes a loss of one element; this one has {}.",
+                            loss.defined() ? loss.numel() : 0));
+  }
+  if (!loss.requires_grad()) {
+    throw Error(
+        "Engine::backward was given a loss that depends on no parameter that requires a gradient "
+        "(computed under NoGradGuard or InferenceMode?).");
+  }
+  if (auto* pages = pager()) pages->check_storages();
+  impl_->gradients->begin_backward();
+  loss.backward();
+  impl_->gradients->end_backward();
+}
+
+// The square root of the sum over all units and ranks, in that order, of each slice's sum of
+// squares: the same at every stage.
+double Engine::Impl::global_norm(bool& finite) {
+  const int64_t units = layout->unit_count();
+  auto mine = at::zeros({units + 1}, at::kDouble);
+  auto* partial = mine.mutable_data_ptr<double>();
+  for (int64_t u = 0; u < units; ++u) {
+    if (!gradients->trainable(u)) continue;
+    const auto& segments = layout->unit(u).segments;
+    const bool any = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+      return gradients->present()[static_cast<size_t>(segment.parameter)] != 0;
+    });
+    if (!any) continue;
+    const auto slice = gradients->slice(u);
+    const auto norm =
+        optim::squared_norm(slice.const_data_ptr(), slice.scalar_type(), slice.numel());
+    partial[u] = norm.sum;
+    if (!norm.finite) partial[units] = 1;
+  }
+  auto all = at::empty({group->size() * mine.numel()}, at::kDouble);
+  // Also the point after which no rank reads the published parameters any more: each has ended its
+  // backward pass.
+  group->all_gather_control(all, mine, "gradient norm");
+  const auto* theirs = all.const_data_ptr<double>();
+  double sum = 0;
+  finite = true;
+  for (int64_t u = 0; u < units; ++u) {
+    for (int rank = 0; rank < group->size(); ++rank) sum += theirs[rank * (units + 1) + u];
+  }
+  for (int rank = 0; rank < group->size(); ++rank)
+    finite = finite && theirs[rank * (units + 1) + units] == 0;
+  return std::sqrt(sum);
+}
+
+void Engine::Impl::commit_writes() {
+  if (auto* pages = store->pager()) {
+    for (const int64_t i : pages->take_dirty()) {
+      const int64_t u = layout->unit_of(i);
+      const auto& segment = layout->segment_of(i);
+      const auto dtype = store->dtype(u);
+      auto values =
+          at::from_blob(pages->data(u), {layout->unit(u).numel}, at::TensorOptions().dtype(dtype))
+              .narrow(0, segment.offset, segment.numel);
+      write_owned(i, store->owned(u), values);
+      if (gradients->trainable(u)) optimizer->refresh_master(i);
+    }
+    return;
+  }
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const auto version = static_cast<int64_t>(parameters[p]._version());
+    if (std::exchange(versions[p], version) == version) continue;
+    const auto i = static_cast<int64_t>(p);
+    if (gradients->trainable(layout->unit_of(i))) optimizer->refresh_master(i);
+  }
+}
+
+// Shows the owned elements of a unit to all: at stage 3 always, since a frozen parameter may have
+// been written too.
+void Engine::Impl::publish(int64_t unit) {
+  if (placement.parameters || gradients->trainable(unit)) store->publish(unit);
+}
+
+StepResult Engine::step() {
+  auto& impl = *impl_;
+  const c10::NoGradGuard no_grad;
+  if (++impl.micro_batches < impl.config.gradient_accumulation_steps) return {.step = impl.steps};
+  impl.micro_batches = 0;
+  impl.gradients->finish();
+  StepResult result{.boundary = true, .step = impl.steps};
+  // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
+  double scale =
+      1.0 / static_cast<double>(impl.group->size() * impl.config.gradient_accumulation_steps);
+  bool finite = true;
+  result.grad_norm = impl.global_norm(finite) * scale;
+  impl.commit_writes();
+  if (auto* pages = pager()) {
+    pages->invalidate();
+    pages->end_step();
+  }
+  if (finite) {
+    const double clip = impl.config.gradient_clipping;
+    // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
+    if (clip > 0 && result.grad_norm > clip)
+      scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
+    for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
+      if (impl.gradients->trainable(u))
+        impl.optimizer->update(u, impl.gradients->reduced(u), scale, impl.gradients->present());
+      impl.publish(u);
+    }
+    impl.store->finish_publish();
+    result.updated = true;
+    result.step = ++impl.steps;
+  } else {
+    // What the user wrote to sharded parameters must still reach the peers.
+    for (int64_t u = 0; impl.placement.parameters && u < impl.layout->unit_count(); ++u)
+      impl.publish(u);
+  }
+  impl.gradients->clear();
+  return result;
+}
+
+void Engine::set_lr(double lr, size_t index) {
+  if (index >= impl_->optimizer->groups().size()) {
+    throw ConfigError(fmt::format("There is no parameter group {}; there are {}.", index,
+                                  impl_->optimizer->groups().size()));
+  }
+  impl_->optimizer->groups()[index].lr = lr;
+}
+
+double Engine::lr(size_t index) const { return impl_->optimizer->groups().at(index).lr; }
+size_t Engine::group_count() const { return impl_->optimizer->groups().size(); }
+const Config& Engine::config() const { return impl_->config; }
+comm::Group& Engine::group() { return *impl_->group; }
+int64_t Engine::steps() const { return impl_->steps; }
+int64_t Engine::parameter_count() const { return impl_->layout->content(); }
+const partition::Layout& Engine::layout() const { return *impl_->layout; }
+std::vector<std::string> Engine::parameter_names() const { return impl_->names; }
+paging::Pager* Engine::pager() { return impl_->store->pager(); }
+
+partition::LayoutMemory Engine::memory_formula() const {
+  const auto& impl = *impl_;
+  partition::LayoutMemory sum;
+  for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
+    partition::StateBytes bytes{
+        .parameter = impl.layout->unit(u).element_bytes, .gradient = 0, .optimizer = 0};
+    if (impl.gradients->trainable(u)) {
+      const auto arrays = static_cast<int64_t>(impl.optimizer->array_names(u).size());
+      const bool own_master = impl.store->dtype(u) != at::kFloat;
+      bytes.gradient = static_cast<int64_t>(c10::elementSize(impl.gradients->storage_dtype(u)));
+      bytes.optimizer = 4 * (arrays - (own_master ? 0 : 1));
+    }
+    const auto unit = partition::unit_memory(*impl.layout, u, impl.placement, bytes);
+    sum.parameters += unit.parameters;
+    sum.gradients += unit.gradients;
+    sum.optimizer += unit.optimizer;
+    sum.padding += unit.padding;
+  }
+  return sum;
+}
+
+TrafficFormula Engine::traffic_formula() const {
+  const auto& impl = *impl_;
+  const int64_t k = impl.config.gradient_accumulation_steps;
+  TrafficFormula sum;
+  for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
+    const auto& unit = impl.layout->unit(u);
+    const bool trainable = impl.gradients->trainable(u);
+    const int64_t parameter_bytes = partition::share_sent(unit.bytes(), impl.group->size());
+    const int64_t gradient_bytes =
+        trainable ? partition::share_sent(unit.numel * static_cast<int64_t>(c10::elementSize(
+                                                           impl.gradients->wire_dtype(u))),
+                                          impl.group->size())
+                  : 0;
+    if (!impl.placement.optimizer) {
+      sum.all_reduce += 2 * gradient_bytes;
+    } else {
+      sum.reduce_scatter += gradient_bytes * (impl.placement.gradients ? k : 1);
+      if (impl.placement.parameters) {
+        sum.all_gather += 2 * k * parameter_bytes;
+      } else if (trainable) {
+        sum.all_gather += parameter_bytes;
+      }
+    }
+  }
+  return sum;
+}
+
+}  // namespace zero

@@ -1,0 +1,62 @@
+// What Engine holds; shared by the files that implement it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "zero/engine/engine.h"
+#include "zero/engine/gradient_store.h"
+#include "zero/engine/optimizer_store.h"
+#include "zero/engine/parameter_store.h"
+
+namespace zero {
+
+struct Engine::Impl {
+  Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
+       std::shared_ptr<comm::Group> group);
+
+  // Construction, in order.
+  void take_names(NamedTensors tensors);
+  void assign_groups(const std::vector<ParameterGroup>& groups);
+  void agree_on_model();
+  void broadcast_values(const NamedTensors& tensors);
+  void lay_out();
+  void move_in(NamedTensors& tensors);
+
+  /// Index of a parameter by name (tied ones by any of their names). Throws ConfigError naming the
+  /// nearest.
+  int64_t index_of(std::string_view name) const;
+  /// The full array of which every rank holds `owned`: gathers it where it is sharded. Collective.
+  at::Tensor full(int64_t unit, const at::Tensor& owned);
+  /// Writes the owned part of a parameter's full values (storage order).
+  void write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values);
+  /// Writes of the user since the last step go from gathered copies to the shards and master
+  /// weights.
+  void commit_writes();
+  void publish(int64_t unit);
+  /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
+  /// the result to all. Collective.
+  void change_parameters(std::string_view label, const std::function<void()>& write);
+  double global_norm(bool& finite);
+
+  Config config;
+  std::shared_ptr<comm::Group> group;
+  partition::Placement placement;
+  std::vector<std::string> names;
+  std::unordered_map<std::string, int64_t> index;  // every name, tied ones too
+  std::vector<at::Tensor> parameters;
+  std::vector<size_t> group_of;
+  std::unique_ptr<partition::Layout> layout;
+  std::unique_ptr<ParameterStore> store;
+  std::unique_ptr<GradientStore> gradients;
+  std::unique_ptr<OptimizerStore> optimizer;
+  std::vector<OptimizerStore::Group> optimizer_groups;
+  std::vector<int64_t> versions;  // of replicated parameters, to notice the user's writes
+  int64_t micro_batches = 0;      // since the last boundary
+  int64_t steps = 0;
+};
+
+}  // namespace zero

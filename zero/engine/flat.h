@@ -1,0 +1,28 @@
+// Parameters as flat arrays: the elements in the order in which the storage holds them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/ScalarType.h>
+
+namespace zero {
+
+/// All elements of a dense tensor, in storage order, as a 1-D view of it.
+inline at::Tensor flat_view(const at::Tensor& tensor) {
+  return tensor.detach().as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+/// `value` (of `like`'s shape, any dtype) as a 1-D array of `dtype` in the storage order of `like`.
+inline at::Tensor flattened(const at::Tensor& value, const at::Tensor& like, at::ScalarType dtype) {
+  auto dense = at::empty_strided(like.sizes(), like.strides(), at::TensorOptions().dtype(dtype));
+  dense.copy_(value.detach());
+  return dense.as_strided({like.numel()}, {1});
+}
+
+/// The 1-D array `flat`, in the storage order of `like`, as a contiguous tensor of its shape.
+inline at::Tensor unflattened(const at::Tensor& flat, const at::Tensor& like) {
+  return flat.as_strided(like.sizes(), like.strides(), flat.storage_offset())
+      .clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace zero

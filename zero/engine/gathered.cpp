@@ -1,0 +1,80 @@
+#include "zero/engine/gathered.h"
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/flat.h"
+#include "zero/paging/pager.h"
+
+namespace zero {
+
+struct Gathered::Impl {
+  Engine::Impl* engine;
+  Access access;
+  std::optional<int> modifier_rank;
+  std::vector<int64_t> parameters;
+  std::vector<paging::Pager::Pin> pins;
+};
+
+Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access,
+                   std::optional<int> modifier_rank)
+    : impl_(std::make_unique<Impl>(Impl{engine.impl_.get(), access, modifier_rank, {}, {}})),
+      exceptions_(std::uncaught_exceptions()) {
+  const auto& all = engine.impl_->parameters;
+  std::set<int64_t> units;
+  for (const auto& wanted : parameters.empty() ? all : parameters) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const at::Tensor& p) { return p.is_same(wanted); });
+    if (found == all.end())
+      throw ConfigError(
+          "zero::Gathered was given a tensor that is not a parameter of its engine. Pass the "
+          "parameters themselves, not views or copies.");
+    impl_->parameters.push_back(found - all.begin());
+    units.insert(engine.impl_->layout->unit_of(impl_->parameters.back()));
+  }
+  if (auto* pager = engine.pager()) {
+    for (const int64_t unit : units) impl_->pins.push_back(pager->pin(unit));
+  }
+}
+
+void Gathered::close() {
+  if (!impl_) return;
+  const auto scope = std::exchange(impl_, nullptr);
+  if (scope->access == Access::read) return;
+  auto& engine = *scope->engine;
+  auto* pager = engine.store->pager();
+  if (scope->modifier_rank && engine.group->size() > 1) {
+    for (const int64_t i : scope->parameters) {
+      engine.group
+          ->broadcast(flat_view(engine.parameters[static_cast<size_t>(i)]), *scope->modifier_rank,
+                      engine.names[static_cast<size_t>(i)])
+          .wait();
+    }
+  }
+  if (pager != nullptr) {
+    for (const int64_t i : scope->parameters) {
+      paging::Page page{.pager = pager, .parameter = i, .unit = engine.layout->unit_of(i)};
+      pager->mark_dirty(page);
+    }
+    scope->pins.clear();
+  }
+  engine.change_parameters("writes in zero::Gathered", [&] {
+    if (pager != nullptr) return;
+    for (const int64_t i : scope->parameters) {
+      if (engine.gradients->trainable(engine.layout->unit_of(i)))
+        engine.optimizer->refresh_master(i);
+    }
+  });
+}
+
+Gathered::~Gathered() noexcept(false) {
+  if (std::uncaught_exceptions() == exceptions_) {
+    close();
+  }
+}
+
+}  // namespace zero

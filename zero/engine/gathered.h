@@ -1,0 +1,50 @@
+// A scope in which parameters are present in full: for reading or writing them without operators,
+// or in several steps.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "zero/engine/engine.h"
+
+namespace zero {
+
+/// While it lives, the given parameters of an engine have all their bytes on this rank: raw
+/// pointers, torch::save and third-party code work on them. At stages 0 to 2 they always have; the
+/// scope then only carries writes to the master weights.
+///
+///   {
+///     zero::Gathered scope(engine, model->parameters(), zero::Gathered::Access::write);
+///     torch::load(model, "pretrained.pt");
+///   }
+class Gathered {
+ public:
+  enum class Access : uint8_t {
+    read,   ///< what is written is lost or stays local: do not
+    write,  ///< closing commits what was written: collective
+  };
+
+  /// Gathers `parameters` (all of the engine's if empty). Reading needs no other rank where gathers
+  /// are one-sided, else it is collective. With `modifier_rank`, that rank's values are given to
+  /// all on closing; without, every rank must have written the same. Throws ConfigError for a
+  /// tensor that is no parameter of `engine`.
+  Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access = Access::read,
+           std::optional<int> modifier_rank = std::nullopt);
+  /// Closes; an error then, unless another exception is under way, is thrown.
+  ~Gathered() noexcept(false);
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+
+  /// Commits and releases now. Nothing happens the second time.
+  void close();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  int exceptions_;
+};
+
+}  // namespace zero

@@ -1,0 +1,371 @@
+#include "zero/engine/gradient_store.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/host_memory.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+using torch::autograd::PostAccumulateGradHook;
+
+namespace {
+
+// Reductions under way at a time: one runs while the next bucket fills.
+constexpr size_t kInFlight = 2;
+
+std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
+  return torch::autograd::impl::post_acc_grad_hooks(parameter);
+}
+
+}  // namespace
+
+// There is one slot a tensor: a hook of the user's that is already there is called first.
+class GradientStore::Hook final : public PostAccumulateGradHook {
+ public:
+  Hook(GradientStore& store, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
+      : users(std::move(users)), store_(store), parameter_(parameter) {}
+  void operator()(const torch::autograd::Variable& variable) override {
+    if (users) (*users)(variable);
+    store_.arrive(parameter_, variable);
+  }
+  std::unique_ptr<PostAccumulateGradHook> users;
+
+ private:
+  GradientStore& store_;
+  int64_t parameter_;
+};
+
+GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Tensor> parameters,
+                             std::vector<bool> trainable, comm::Group& group, Options options)
+    : layout_(layout),
+      parameters_(std::move(parameters)),
+      group_(group),
+      options_(options),
+      states_(static_cast<size_t>(layout.unit_count())),
+      in_bucket_(parameters_.size(), 0),
+      local_(parameters_.size(), 0),
+      present_(parameters_.size(), 0) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    auto& unit = state(u);
+    const auto first = layout_.unit(u).segments.front().parameter;
+    labels_.push_back(fmt::format("gradients of unit {} ({})", u,
+                                  layout_.parameters()[static_cast<size_t>(first)].name));
+    unit.trainable = trainable[static_cast<size_t>(u)];
+    if (!unit.trainable) continue;
+    order_.push_back(u);
+    unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
+    unit.storage =
+        options_.placement.gradients
+            ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(),
+                         Category::gradients)
+            : group_.empty(layout_.unit(u).numel, storage_dtype(u), Category::gradients).zero_();
+  }
+  std::reverse(order_.begin(),
+               order_.end());  // backward meets the last first; corrected after the first pass
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    const auto index = static_cast<int64_t>(p);
+    if (!state(layout_.unit_of(index)).trainable) continue;
+    parameters_[p].mutable_grad() = at::Tensor();
+    auto users = std::move(hook_of(parameters_[p]));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameters_[p], std::make_unique<Hook>(*this, index, std::move(users)));
+  }
+}
+
+GradientStore::~GradientStore() {
+  for (auto& reduction : in_flight_) {
+    try {
+      reduction.work.wait();
+    } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+    }
+  }
+  for (const auto& parameter : parameters_) {
+    if (auto* hook = dynamic_cast<Hook*>(hook_of(parameter).get())) {
+      auto users = std::move(hook->users);
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(users));
+    }
+  }
+}
+
+at::ScalarType GradientStore::storage_dtype(int64_t unit) const {
+  return options_.accumulate_fp32 ? at::kFloat : state(unit).dtype;
+}
+
+at::ScalarType GradientStore::wire_dtype(int64_t unit) const {
+  return options_.placement.gradients ? state(unit).dtype : storage_dtype(unit);
+}
+
+void GradientStore::begin_backward() {
+  const std::lock_guard lock(mutex_);
+  if (finished_ && !options_.placement.gradients) {
+    throw Error(
+        "Engine::backward after the gradients of this step were completed by Engine::gradient or "
+        "set_gradient: at stages 0 and 1 read "
+        "and write gradients between the last backward and Engine::step.");
+  }
+  finished_ = false;
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    if (!state(layout_.unit_of(static_cast<int64_t>(p))).trainable ||
+        dynamic_cast<Hook*>(hook_of(parameters_[p]).get()))
+      continue;
+    // The user has set a hook of its own since: put ours behind it again.
+    auto users = std::move(hook_of(parameters_[p]));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameters_[p], std::make_unique<Hook>(*this, static_cast<int64_t>(p), std::move(users)));
+  }
+  if (!options_.placement.gradients) return;
+  next_ = 0;
+  for (auto& unit : states_) {
+    unit.queued = false;
+    unit.arrived = 0;
+  }
+}
+
+void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
+  auto gradient = variable.grad();
+  if (!gradient.defined()) return;
+  variable.mutable_grad() = at::Tensor();
+  const at::NoGradGuard no_grad;
+  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  const std::lock_guard lock(mutex_);
+  const auto p = static_cast<size_t>(parameter);
+  const int64_t u = layout_.unit_of(parameter);
+  auto& unit = state(u);
+  const bool sharded = options_.placement.gradients;
+  if (sharded && !unit.bucket.defined()) unit.bucket = take(layout_.unit(u).numel, unit.dtype);
+  const auto& segment = layout_.segment_of(parameter);
+  const auto& array = sharded ? unit.bucket : unit.storage;
+  auto place = array.as_strided(variable.sizes(), variable.strides(),
+                                array.storage_offset() + segment.offset);
+  if (in_bucket_[p] != 0) {
+    place.add_(gradient);
+  } else {
+    place.copy_(gradient);
+  }
+  finished_ = false;
+  local_[p] = 1;
+  if (std::exchange(in_bucket_[p], 1) == 0) ++unit.arrived;
+  if (!sharded || unit.queued) return;
+  if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
+  if (!order_known_ && std::find(ready_.begin(), ready_.end(), u) == ready_.end())
+    ready_.push_back(u);
+  advance();
+}
+
+// Reduces units in order as long as the next one is complete.
+void GradientStore::advance() {
+  while (next_ < order_.size()) {
+    const auto& unit = state(order_[next_]);
+    if (unit.arrived < static_cast<int64_t>(layout_.unit(order_[next_]).segments.size())) return;
+    reduce(order_[next_++]);
+  }
+}
+
+void GradientStore::end_backward() {
+  const std::lock_guard lock(mutex_);
+  if (!options_.placement.gradients) return;
+  while (next_ < order_.size()) reduce(order_[next_++]);
+}
+
+// An array from the pool; its memory goes back with `give`. Steps after the first two allocate
+// nothing.
+at::Tensor GradientStore::take(int64_t numel, at::ScalarType dtype) {
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  const auto found = free_.lower_bound(bytes);
+  at::Tensor memory;
+  if (found != free_.end()) {
+    memory = std::move(found->second);
+    free_.erase(found);
+  } else {
+    free_.clear();  // too small: a larger one takes their place
+    memory = group_.empty(bytes, at::kByte, Category::gradient_buckets);
+  }
+  return memory.narrow(0, 0, bytes).view(dtype);
+}
+
+void GradientStore::give(at::Tensor array) {
+  const auto bytes = static_cast<int64_t>(array.storage().nbytes());
+  free_.emplace(bytes, array.view(at::kByte).as_strided({bytes}, {1}, 0));
+}
+
+// Zeros everything in a unit's array that no gradient of this rank was written to: other
+// parameters, and padding.
+void GradientStore::zero_missing(int64_t unit, const at::Tensor& array,
+                                 const std::vector<uint8_t>& here) {
+  int64_t end = 0;
+  const auto zero_until = [&](int64_t begin) {
+    if (begin > end) array.narrow(0, end, begin - end).zero_();
+  };
+  for (const auto& segment : layout_.unit(unit).segments) {
+    if (here[static_cast<size_t>(segment.parameter)] == 0) continue;
+    zero_until(segment.offset);
+    end = segment.range().end;
+  }
+  zero_until(layout_.unit(unit).numel);
+}
+
+// Starts the reduce-scatter of a unit's bucket (sharded gradients).
+void GradientStore::reduce(int64_t unit) {
+  const at::NoGradGuard no_grad;
+  auto& u = state(unit);
+  u.queued = true;
+  u.arrived = 0;
+  Reduction reduction{
+      .unit = unit,
+      .bucket = u.bucket.defined() ? std::move(u.bucket) : take(layout_.unit(unit).numel, u.dtype),
+      .addend = {},
+      .work = {}};
+  u.bucket = at::Tensor();
+  zero_missing(unit, reduction.bucket, in_bucket_);
+  for (const auto& segment : layout_.unit(unit).segments)
+    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  if (u.filled) {
+    // The sum of this pass, unrounded, is added to that of the earlier ones.
+    reduction.addend = take(layout_.slice_numel(unit), at::kFloat);
+  }
+  u.filled = true;
+  reduction.work = group_.reduce_scatter(reduction.addend.defined() ? reduction.addend : u.storage,
+                                         reduction.bucket, labels_[static_cast<size_t>(unit)]);
+  in_flight_.push_back(std::move(reduction));
+  while (in_flight_.size() > kInFlight) retire_one();
+}
+
+void GradientStore::retire_one() {
+  auto reduction = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  reduction.work.wait();
+  if (reduction.addend.defined()) {
+    auto& storage = state(reduction.unit).storage;
+    if (storage.scalar_type() == at::kFloat) {
+      optim::accumulate(static_cast<float*>(storage.data_ptr()), reduction.addend.const_data_ptr(),
+                        at::kFloat, storage.numel());
+    } else {
+      storage.add_(reduction.addend);
+    }
+  }
+  if (reduction.addend.defined()) give(std::move(reduction.addend));
+  give(std::move(reduction.bucket));
+}
+
+// Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
+// their bucket, and the order in which rank 0's became ready.
+void GradientStore::agree() {
+  const auto parameters = static_cast<int64_t>(parameters_.size());
+  const auto units = layout_.unit_count();
+  const auto ordered = static_cast<int64_t>(order_.size());
+  auto mine = at::zeros({parameters + units + ordered}, at::kInt);
+  auto* values = mine.mutable_data_ptr<int32_t>();
+  std::copy(local_.begin(), local_.end(), values);
+  for (int64_t u = 0; u < units; ++u) values[parameters + u] = state(u).bucket.defined() ? 1 : 0;
+  if (!order_known_) {
+    // Units that never became ready by themselves go last, so that none waits for them.
+    std::vector<int64_t> order = ready_;
+    for (const int64_t u : order_) {
+      if (std::find(order.begin(), order.end(), u) == order.end()) order.push_back(u);
+    }
+    std::copy(order.begin(), order.end(), values + parameters + units);
+  }
+  auto all = at::zeros({group_.size() * mine.numel()}, at::kInt);
+  group_.all_gather_control(all, mine, "gradients present");
+  const auto* gathered = all.const_data_ptr<int32_t>();
+  std::vector<bool> left(static_cast<size_t>(units), false);
+  std::fill(present_.begin(), present_.end(), uint8_t{0});
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto* theirs = gathered + rank * mine.numel();
+    for (int64_t p = 0; p < parameters; ++p)
+      present_[static_cast<size_t>(p)] |= static_cast<uint8_t>(theirs[p]);
+    for (int64_t u = 0; u < units; ++u) {
+      if (theirs[parameters + u] != 0) left[static_cast<size_t>(u)] = true;
+    }
+  }
+  if (!std::exchange(order_known_, true)) {
+    const auto* theirs = gathered + parameters + units;
+    std::copy(theirs, theirs + ordered, order_.begin());
+  }
+  if (!options_.placement.gradients) return;
+  for (const int64_t u : order_) {
+    if (left[static_cast<size_t>(u)]) reduce(u);
+  }
+}
+
+void GradientStore::finish() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(finished_, true)) return;
+  const at::NoGradGuard no_grad;
+  agree();
+  while (!in_flight_.empty()) retire_one();
+  if (options_.placement.gradients) return;
+  const auto wanted = [&](int64_t unit) {
+    const auto& segments = layout_.unit(unit).segments;
+    return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+      return present_[static_cast<size_t>(segment.parameter)] != 0;
+    });
+  };
+  std::vector<comm::Work> works;
+  for (const int64_t u : order_) {
+    if (!wanted(u)) continue;
+    auto& unit = state(u);
+    zero_missing(u, unit.storage, in_bucket_);
+    unit.filled = true;
+    const auto& label = labels_[static_cast<size_t>(u)];
+    works.push_back(options_.placement.optimizer
+                        ? group_.reduce_scatter(slice(u), unit.storage, label)
+                        : group_.all_reduce(unit.storage, label));
+  }
+  for (auto& work : works) work.wait();
+}
+
+at::Tensor GradientStore::slice(int64_t unit) const {
+  const auto& storage = state(unit).storage;
+  if (options_.placement.gradients) return storage;
+  const auto range = layout_.slice(unit, group_.rank());
+  return storage.narrow(0, range.begin, range.size());
+}
+
+at::Tensor GradientStore::reduced(int64_t unit) const {
+  return options_.placement.optimizer ? slice(unit) : state(unit).storage;
+}
+
+void GradientStore::clear() {
+  const std::lock_guard lock(mutex_);
+  std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
+  std::fill(local_.begin(), local_.end(), uint8_t{0});
+  std::fill(present_.begin(), present_.end(), uint8_t{0});
+  for (auto& unit : states_) {
+    unit.filled = false;
+    unit.arrived = 0;
+    if (unit.bucket.defined()) give(std::exchange(unit.bucket, at::Tensor()));
+  }
+  finished_ = false;
+}
+
+void GradientStore::set(int64_t parameter, const at::Tensor& values) {
+  finish();
+  const std::lock_guard lock(mutex_);
+  const int64_t u = layout_.unit_of(parameter);
+  auto target = reduced(u);
+  if (!state(u).filled) target.zero_();
+  state(u).filled = true;
+  const auto& segment = layout_.segment_of(parameter);
+  const partition::Range owned = options_.placement.optimizer
+                                     ? layout_.slice(u, group_.rank())
+                                     : partition::Range{0, layout_.unit(u).numel};
+  const auto mine = partition::intersect(segment.range(), owned);
+  if (!mine.empty()) {
+    target.narrow(0, mine.begin - owned.begin, mine.size())
+        .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+  }
+  present_[static_cast<size_t>(parameter)] = 1;
+  local_[static_cast<size_t>(parameter)] = 1;
+}
+
+}  // namespace zero

@@ -1,0 +1,129 @@
+// Gradients: from autograd's hooks, through a unit's bucket, to the sums over ranks that the
+// optimizer reads.
+//
+// Note [Gradients]
+// Each parameter's post-accumulate hook copies its gradient into the unit's array and drops
+// `.grad`. Replicated (stages 0 and 1): the array is the gradient storage of the formula;
+// micro-batches add up in it, and it is all-reduced (stage 0) or reduce-scattered (stage 1) at the
+// accumulation boundary. Sharded (stages 2 and 3): the array is a bucket that lives until the unit
+// is complete and reduce-scattered, in every backward pass; the slice that this rank owns is the
+// gradient storage of the formula, and micro-batches add up in it. Every rank reduces the units in
+// the same order: a unit that is ready early waits its turn, and one that some rank did not touch
+// is reduced with zeros when backward ends. The order is that in which units became ready on rank 0
+// in the first pass. A gradient that comes for a unit already reduced in this pass (recomputation,
+// several uses) waits in its bucket for the next pass, or for the boundary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "zero/comm/group.h"
+#include "zero/optim/optimizer.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class GradientStore {
+ public:
+  struct Options {
+    partition::Placement placement;
+    /// Gradients of several passes add up in fp32, whatever the parameter's dtype.
+    bool accumulate_fp32 = false;
+  };
+
+  /// Installs the hooks. `trainable` has an entry a unit.
+  GradientStore(const partition::Layout& layout, std::vector<at::Tensor> parameters,
+                std::vector<bool> trainable, comm::Group& group, Options options);
+  /// Gives the user's own hooks back their places.
+  ~GradientStore();
+  GradientStore(const GradientStore&) = delete;
+  GradientStore& operator=(const GradientStore&) = delete;
+
+  void begin_backward();
+  /// Reduces what the pass left over (sharded gradients).
+  void end_backward();
+
+  /// Completes every reduction, so that `reduced` and `present` are final for this step; further
+  /// calls do nothing until a new gradient arrives. Collective.
+  void finish();
+
+  /// The sum over ranks and passes of the owned elements of `unit` (all of them at stage 0, the
+  /// slice from stage 1 on).
+  at::Tensor reduced(int64_t unit) const;
+  /// This rank's slice of it, whose norm this rank computes: the same elements at every stage.
+  at::Tensor slice(int64_t unit) const;
+  /// By parameter: some rank had a gradient for it in this step.
+  const std::vector<uint8_t>& present() const { return present_; }
+  bool trainable(int64_t unit) const { return states_[static_cast<size_t>(unit)].trainable; }
+  /// The trainable units in the order of reduction.
+  const std::vector<int64_t>& order() const { return order_; }
+
+  /// Starts the next step: no gradient has arrived.
+  void clear();
+
+  /// Puts a full gradient (storage order, mean times `divisor`) in place of what was reduced;
+  /// `parameter` counts as present everywhere.
+  void set(int64_t parameter, const at::Tensor& values);
+
+  /// dtype of a unit's gradient storage, and of what it sends.
+  at::ScalarType storage_dtype(int64_t unit) const;
+  at::ScalarType wire_dtype(int64_t unit) const;
+
+ private:
+  class Hook;
+  struct Unit {
+    bool trainable = false;
+    at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
+    at::Tensor storage;   // the formula's gradients: full (replicated) or the slice (sharded)
+    bool filled = false;  // storage has a value of this step
+    at::Tensor bucket;    // sharded: gradients of this pass; undefined until one arrives
+    bool queued = false;  // sharded: its turn in this pass is over
+    int64_t arrived = 0;  // parameters whose gradient came in this pass
+  };
+  struct Reduction {
+    int64_t unit = 0;
+    at::Tensor bucket;
+    at::Tensor addend;  // defined where the result is added to the storage
+    comm::Work work;
+  };
+
+  void arrive(int64_t parameter, const at::Tensor& variable);
+  at::Tensor take(int64_t numel, at::ScalarType dtype);
+  void give(at::Tensor array);
+  void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
+  void advance();
+  void reduce(int64_t unit);
+  void retire_one();
+  void agree();
+  Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
+  const Unit& state(int64_t unit) const { return states_[static_cast<size_t>(unit)]; }
+
+  const partition::Layout& layout_;
+  std::vector<at::Tensor> parameters_;
+  comm::Group& group_;
+  Options options_;
+  std::vector<Unit> states_;
+  std::vector<std::string> labels_;
+  std::vector<int64_t> order_;
+  std::vector<int64_t> ready_;  // units in the order in which they became ready in the first pass
+  bool order_known_ = false;
+  size_t next_ = 0;                 // into order_: the unit whose turn it is
+  std::vector<uint8_t> in_bucket_;  // by parameter: its gradient is in the unit's array
+                                    // (replicated) or bucket (sharded)
+  std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
+  std::vector<uint8_t> present_;    // by parameter: some rank had
+  bool finished_ = false;
+  std::deque<Reduction> in_flight_;
+  std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
+  std::mutex mutex_;                         // autograd may run hooks on threads of its own
+};
+
+}  // namespace zero

@@ -1,0 +1,76 @@
+// Master weights, moments and the update of the elements that this rank owns.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/optim/optimizer.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class OptimizerStore {
+ public:
+  /// One optimizer a parameter group, with the learning rate in force.
+  struct Group {
+    Optimizer optimizer;
+    double lr = 0;
+  };
+  /// What a unit needs to be updated. `parameters` (owned elements) are the master weights
+  /// themselves if they are fp32.
+  struct Unit {
+    partition::Range owned;
+    at::Tensor parameters;
+  };
+
+  /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
+  OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
+                 std::vector<size_t> group_of, std::vector<Unit> units,
+                 const std::shared_ptr<Ledger>& ledger);
+
+  /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
+  /// storage order.
+  void set_master(int64_t parameter, const at::Tensor& values);
+  /// After something else wrote the owned (low-precision) parameters: where the master no longer
+  /// rounds to the parameter, takes the parameter. Elements that were not written keep the master's
+  /// extra bits. No-op for fp32.
+  void refresh_master(int64_t parameter);
+
+  /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
+  /// micro-batches) for every parameter with `present[parameter]`: absent ones keep weights and
+  /// moments, as in LibTorch. Counts their steps.
+  void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
+              const std::vector<uint8_t>& present);
+
+  /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
+  /// Undefined if the unit has none.
+  at::Tensor array(int64_t unit, std::string_view name) const;
+  /// "master" and the states of the unit's optimizers.
+  std::vector<std::string_view> array_names(int64_t unit) const;
+
+  std::vector<Group>& groups() { return groups_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  const Group& group_of(int64_t parameter) const {
+    return groups_[group_of_[static_cast<size_t>(parameter)]];
+  }
+  /// Updates that each parameter has had.
+  std::vector<int64_t>& steps() { return steps_; }
+
+ private:
+  struct Arrays {
+    at::Tensor master;  // shares the parameters' memory if they are fp32
+    std::vector<at::Tensor> states;
+  };
+  const partition::Layout& layout_;
+  std::vector<Group> groups_;
+  std::vector<size_t> group_of_;
+  std::vector<Unit> units_;
+  std::vector<Arrays> arrays_;
+  std::vector<int64_t> steps_;
+};
+
+}  // namespace zero

@@ -1,0 +1,175 @@
+// Full states by name, at any stage.
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "zero/base/error.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/flat.h"
+#include "zero/paging/pager.h"
+
+namespace zero {
+
+using partition::intersect;
+
+at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
+  const int64_t numel = layout->unit(unit).numel;
+  if (owned.numel() == numel) return owned;
+  auto whole = at::empty({numel}, owned.options());
+  group
+      ->all_gather(whole, owned,
+                   names[static_cast<size_t>(layout->unit(unit).segments.front().parameter)])
+      .wait();
+  return whole;
+}
+
+void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values) {
+  const auto& segment = layout->segment_of(index);
+  const auto owned = store->owned_range(layout->unit_of(index));
+  const auto mine = intersect(segment.range(), owned);
+  if (mine.empty()) return;
+  target.narrow(0, mine.begin - owned.begin, mine.size())
+      .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+}
+
+void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
+  const c10::NoGradGuard no_grad;
+  group->barrier(label);  // every rank has ended its gathers
+  commit_writes();
+  if (auto* pages = store->pager()) pages->invalidate();
+  write();
+  for (int64_t u = 0; u < layout->unit_count(); ++u) publish(u);
+  store->finish_publish();
+}
+
+namespace {
+
+// A segment of a full unit as a tensor of the parameter's shape, in fp32.
+at::Tensor pick(const at::Tensor& unit, const partition::Segment& segment, const at::Tensor& like) {
+  return unflattened(unit.narrow(0, segment.offset, segment.numel).to(at::kFloat), like);
+}
+
+void check_shape(const at::Tensor& value, const at::Tensor& like, std::string_view name) {
+  if (value.defined() && value.sizes() == like.sizes()) return;
+  throw ConfigError(
+      fmt::format("Parameter '{}' has shape ({}), but the given value has ({}).", name,
+                  fmt::join(like.sizes(), ", "),
+                  value.defined() ? fmt::format("{}", fmt::join(value.sizes(), ", ")) : "none"));
+}
+
+void check_trainable(bool trainable, std::string_view name, std::string_view what) {
+  if (!trainable)
+    throw ConfigError(
+        fmt::format("Parameter '{}' is frozen (requires_grad was false when the Engine was made): "
+                    "it has no {}.",
+                    name, what));
+}
+
+}  // namespace
+
+at::Tensor Engine::parameter(std::string_view name) {
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const int64_t u = impl_->layout->unit_of(i);
+  impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
+  const auto master = impl_->optimizer->array(u, "master");
+  const auto unit =
+      master.defined() ? impl_->full(u, master) : impl_->full(u, impl_->store->owned(u));
+  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)]);
+}
+
+void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  check_shape(value, like, name);
+  const int64_t u = impl_->layout->unit_of(i);
+  const auto values = flattened(value, like, at::kFloat);
+  impl_->change_parameters("Engine::set_parameter", [&] {
+    impl_->write_owned(i, impl_->store->owned(u), values);
+    if (impl_->gradients->trainable(u)) impl_->optimizer->set_master(i, values);
+  });
+}
+
+at::Tensor Engine::gradient(std::string_view name) {
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const int64_t u = impl_->layout->unit_of(i);
+  check_trainable(impl_->gradients->trainable(u), name, "gradient");
+  impl_->gradients->finish();
+  if (impl_->gradients->present()[static_cast<size_t>(i)] == 0) return {};
+  const double scale =
+      1.0 / static_cast<double>(impl_->group->size() * impl_->config.gradient_accumulation_steps);
+  const auto unit = impl_->full(u, impl_->gradients->reduced(u));
+  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)])
+      .mul_(scale);
+}
+
+void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
+  check_shape(value, like, name);
+  const auto divisor =
+      static_cast<double>(impl_->group->size() * impl_->config.gradient_accumulation_steps);
+  impl_->gradients->set(i, flattened(value, like, at::kFloat) * divisor);
+}
+
+at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const int64_t u = impl_->layout->unit_of(i);
+  check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
+  const auto array = impl_->optimizer->array(u, state);
+  if (!array.defined()) {
+    std::vector<std::string> known;
+    for (const auto& entry : impl_->optimizer->array_names(u)) known.emplace_back(entry);
+    throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
+                                  state, fmt::join(known, ", "), did_you_mean(state, known)));
+  }
+  return pick(impl_->full(u, array), impl_->layout->segment_of(i),
+              impl_->parameters[static_cast<size_t>(i)]);
+}
+
+void Engine::set_optimizer_state(std::string_view name, std::string_view state,
+                                 const at::Tensor& value) {
+  if (state == "master") {
+    set_parameter(name, value);
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  const int64_t i = impl_->index_of(name);
+  const int64_t u = impl_->layout->unit_of(i);
+  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
+  check_shape(value, like, name);
+  const auto array = impl_->optimizer->array(u, state);
+  if (!array.defined())
+    throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'.", name, state));
+  impl_->write_owned(i, array, flattened(value, like, at::kFloat));
+}
+
+void Engine::visit_parameters(
+    const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  const c10::NoGradGuard no_grad;
+  impl_->change_parameters("Engine::visit_parameters", [] {});
+  int64_t gathered = -1;
+  at::Tensor unit;
+  for (size_t p = 0; p < impl_->parameters.size(); ++p) {
+    const auto i = static_cast<int64_t>(p);
+    const int64_t u = impl_->layout->unit_of(i);
+    if (u != gathered) {
+      unit = at::Tensor();
+      unit = impl_->store->full(u);
+      gathered = u;
+    }
+    const auto& segment = impl_->layout->segment_of(i);
+    if (impl_->group->rank() == 0)
+      visit(impl_->names[p],
+            unflattened(unit.narrow(0, segment.offset, segment.numel), impl_->parameters[p]));
+  }
+}
+
+}  // namespace zero
