@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/data/dataset.h"
 #include "zero/data/filter.h"

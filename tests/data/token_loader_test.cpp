@@ -7,7 +7,7 @@
 #include <numeric>
 #include <set>
 
-#include "temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/data/permutation.h"
 

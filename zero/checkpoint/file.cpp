@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
-
-#include "zero/base/error.h"
 
 namespace zero {
 namespace {
@@ -47,7 +47,7 @@ void OutputFile::report(const char* what) const {
   std::abort();  // `fail_` throws
 }
 
-void OutputFile::write_at(uint64_t offset, const std::byte* data, size_t size) {
+void OutputFile::put(uint64_t offset, const std::byte* data, size_t size) {
   while (size > 0) {
     const auto written = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
@@ -59,7 +59,7 @@ void OutputFile::write_at(uint64_t offset, const std::byte* data, size_t size) {
 }
 
 void OutputFile::flush() {
-  write_at(size_ - buffered_, buffer_.get(), buffered_);
+  put(size_ - buffered_, buffer_.get(), buffered_);
   buffered_ = 0;
 }
 
@@ -67,7 +67,7 @@ void OutputFile::write(const void* data, size_t size) {
   if (size == 0) return;
   if (buffered_ + size > kBuffer) flush();
   if (size >= kBuffer) {
-    write_at(size_, static_cast<const std::byte*>(data), size);
+    put(size_, static_cast<const std::byte*>(data), size);
   } else {
     std::memcpy(buffer_.get() + buffered_, data, size);
     buffered_ += size;
@@ -75,10 +75,10 @@ void OutputFile::write(const void* data, size_t size) {
   size_ += size;
 }
 
-void OutputFile::overwrite(uint64_t offset, const void* data, size_t size) {
-  ensure(offset + size <= size_, "only written bytes can be overwritten");
+void OutputFile::write_at(uint64_t offset, const void* data, size_t size) {
   flush();
-  write_at(offset, static_cast<const std::byte*>(data), size);
+  put(offset, static_cast<const std::byte*>(data), size);
+  size_ = std::max(size_, offset + size);
 }
 
 void OutputFile::commit() {

@@ -34,15 +34,15 @@ class OutputFile {
   /// Appends `size` bytes. Small pieces are gathered in a buffer of 1 MiB; large ones go straight
   /// to the file.
   void write(const void* data, size_t size);
-  /// Replaces bytes that were written before, such as a header's count.
-  void overwrite(uint64_t offset, const void* data, size_t size);
-  /// Bytes appended so far.
+  /// Writes `size` bytes at `offset`, over what is there or beyond the end, unbuffered.
+  void write_at(uint64_t offset, const void* data, size_t size);
+  /// The end of what was written so far, where `write` appends.
   uint64_t size() const { return size_; }
   void commit();
 
  private:
   void flush();
-  void write_at(uint64_t offset, const std::byte* data, size_t size);
+  void put(uint64_t offset, const std::byte* data, size_t size);
   [[noreturn]] void report(const char* what) const;
 
   std::filesystem::path path_;

@@ -130,7 +130,7 @@ int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer,
         path.string(), count, std::numeric_limits<int32_t>::max()));
   }
   header[2] = static_cast<int32_t>(count);
-  file.overwrite(0, header.data(), kLlmCHeaderBytes);
+  file.write_at(0, header.data(), kLlmCHeaderBytes);
   file.commit();
   return count;
 }
