@@ -4,6 +4,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -16,6 +17,8 @@ namespace zero::app {
 namespace {
 
 constexpr Subcommand kSubcommands[] = {
+    {"train", "train a GPT-2 on several ranks, with its states sharded", train},
+    {"data", "turn text into token files", data},
     {"launch", "run any program as the ranks of a job on this host", launch},
 };
 
@@ -61,31 +64,27 @@ int run(Arguments arguments) {
   return find(name).run(arguments);
 }
 
-int report(const std::string& message, int status) {
-  std::fflush(stdout);
-  fmt::print(stderr, "zero: error: {}\n", message);
-  return status;
-}
-
 }  // namespace
 
-std::span<const Subcommand> subcommands() { return kSubcommands; }
+int report(const std::exception& error) {
+  std::string message = error.what();
+  if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) {
+    message =
+        torch->what_without_backtrace();  // its first line says what; the rest is a stack trace
+    message = message.substr(0, message.find('\n'));
+  }
+  std::fflush(stdout);
+  fmt::print(stderr, "zero: error: {}\n", message);
+  return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;
+}
 
 }  // namespace zero::app
 
 int main(int argc, char** argv) {
-  using namespace zero::app;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {
-    return run({argv + 1, argv + argc});
-  } catch (const zero::ConfigError& error) {
-    return report(error.what(), kUsage);
-  } catch (const zero::Error& error) {
-    return report(error.what(), kFailed);
-  } catch (const c10::Error&
-               error) {  // LibTorch's: the first line says what, the rest is its stack trace
-    const std::string message = error.what_without_backtrace();
-    return report(message.substr(0, message.find('\n')), kFailed);
+    return zero::app::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {
-    return report(error.what(), kFailed);
+    return zero::app::report(error);
   }
 }

@@ -1,7 +1,7 @@
 // The subcommands of the program: one file each.
 #pragma once
 
-#include <span>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +12,7 @@ namespace zero::app {
 /// configuration.
 inline constexpr int kFailed = 1;
 inline constexpr int kUsage = 2;
+inline constexpr int kInterrupted = 130;  ///< stopped by a signal, with the weights saved
 
 using Arguments = std::vector<std::string>;  ///< without the program's and the subcommand's name
 
@@ -20,7 +21,9 @@ struct Subcommand {
   std::string_view summary;
   int (*run)(const Arguments& arguments);
 };
-std::span<const Subcommand> subcommands();
+/// Prints "zero: error: MESSAGE" to stderr and returns the exit status that the kind of `error`
+/// has.
+int report(const std::exception& error);
 
 int train(const Arguments& arguments);
 int launch(const Arguments& arguments);

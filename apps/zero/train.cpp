@@ -1,0 +1,204 @@
+// `zero train`: GPT-2 on tokens.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <type_traits>
+
+#include "apps/zero/options.h"
+#include "apps/zero/subcommands.h"
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/comm/group.h"
+#include "zero/comm/job.h"
+#include "zero/comm/launcher.h"
+#include "zero/engine/config.h"
+#include "zero/train/agreement.h"
+#include "zero/train/options.h"
+#include "zero/train/trainer.h"
+
+namespace zero::app {
+namespace {
+
+constexpr const char* kDescription =
+    "Trains a GPT-2 with its optimizer states (--stage 1), gradients (2) and parameters (3) "
+    "sharded over the ranks.\n\n"
+    "  zero train --model gpt2-nano --data bible.txt --out run --nproc 2 --stage 3\n\n"
+    "DIR gets log.jsonl (every step), model.safetensors (Hugging Face's names) and config.json. "
+    "Ctrl-C stops after the\n"
+    "step and keeps the weights. Under torchrun, mpirun or srun leave --nproc out. Every option "
+    "may stand in a file\n"
+    "(--config): DeepSpeed's keys for the engine and a section \"train\" for the rest; the command "
+    "line comes first.";
+
+/// What the command line says of the engine; what it leaves out is the file's.
+struct EngineOptions {
+  std::optional<int> stage;
+  std::optional<std::string> dtype;
+  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters;
+  std::optional<double> lr, clip, weight_decay, beta1, beta2;
+
+  void apply(Config& config) const {
+    if (stage) config.stage = *stage;
+    if (dtype) config.bf16 = *dtype == "bf16";
+    if (micro_batch) config.micro_batch_size = *micro_batch;
+    if (accumulate) config.gradient_accumulation_steps = *accumulate;
+    if (bucket_size) config.unit_bytes = *bucket_size;
+    if (live_parameters) config.max_live_parameters = *live_parameters;
+    if (clip) config.gradient_clipping = *clip;
+    Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
+    std::visit(
+        [&](auto& chosen) {
+          if (lr) chosen.lr = *lr;
+          if (weight_decay) chosen.weight_decay = *weight_decay;
+        },
+        optimizer);
+    if (beta1 || beta2) {
+      auto* adam = std::get_if<AdamW>(&optimizer);
+      if (adam == nullptr)
+        throw ConfigError(
+            "--beta1 and --beta2 are AdamW's; the configuration names another optimizer.");
+      if (beta1) adam->beta1 = *beta1;
+      if (beta2) adam->beta2 = *beta2;
+    }
+    config.optimizer = optimizer;
+    config.validate();
+  }
+};
+
+struct Settings {
+  train::Options options;
+  EngineOptions engine;
+  std::string config_file;
+  std::optional<int> nproc;
+};
+
+/// "eval_every" as "--eval-every".
+std::string option_name(std::string_view key) {
+  std::string name = "--" + std::string(key);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+/// Reads the command line over what `settings` holds. Returns an exit status where there is nothing
+/// left to do.
+std::optional<int> read_command_line(const Arguments& arguments, Settings& settings) {
+  OptionParser parser("train", kDescription);
+  parser.add_option("--config", settings.config_file, "JSON file with any of these options")
+      ->type_name("FILE");
+  parser
+      .add_option("-n,--nproc", settings.nproc,
+                  "Ranks to start on this host; 1 unless a launcher has started some")
+      ->type_name("N");
+  train::for_each_field(
+      settings.options, [&](std::string_view key, auto& member, std::string_view help) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, bool>) {
+          parser.add_flag(option_name(key), member, std::string(help));
+        } else {
+          parser.add_option(option_name(key), member, std::string(help));
+        }
+      });
+  auto& engine = settings.engine;
+  const std::string group = "Engine";
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return parser.add_option(name, value, help)->group(group);
+  };
+  add("--stage", engine.stage, "ZeRO stage: 0, 1, 2 or 3 [0]")->check(CLI::Range(0, 3));
+  add("--dtype", engine.dtype, "fp32, or bf16 with fp32 master weights [fp32]")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  add("--micro-batch", engine.micro_batch, "Sequences that a rank passes at a time [8]")
+      ->check(CLI::PositiveNumber);
+  add("--accumulate", engine.accumulate, "Micro-batches of a rank in a step [1]")
+      ->check(CLI::PositiveNumber);
+  add("--lr", engine.lr, "Peak learning rate [3e-4]")->check(CLI::NonNegativeNumber);
+  add("--clip", engine.clip, "Global norm to which gradients are clipped; 0: not at all [1]")
+      ->check(CLI::NonNegativeNumber);
+  add("--weight-decay", engine.weight_decay, "Of matrices; biases and norms have none [0.1]")
+      ->check(CLI::NonNegativeNumber);
+  add("--beta1", engine.beta1, "AdamW's [0.9]");
+  add("--beta2", engine.beta2, "AdamW's [0.95]");
+  add("--bucket-size", engine.bucket_size, "Bytes that are gathered and reduced at once [33554432]")
+      ->check(CLI::PositiveNumber);
+  add("--live-parameters", engine.live_parameters,
+      "Stage 3: parameters that may be gathered at once [1000000000]")
+      ->check(CLI::NonNegativeNumber);
+  return parser.read(arguments);
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ConfigError(fmt::format("The configuration file {} cannot be read.", path));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The error's message on stderr and its exit status.
+int report_current_error() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return report(error);
+  }
+}
+
+int run_rank(const Settings& settings, const Config& config, bool alone) {
+  install_host_allocator();
+  const auto group = zero::init();
+  try {
+    train::Trainer trainer(settings.options, config, group);
+    return trainer.train() == 0 ? 0 : kInterrupted;
+  } catch (const train::StoppedByPeer&) {
+    // The peer reports. Its launcher should see it end first, so that its status is the job's.
+    try {
+      group->barrier("the end of a failed run");
+    } catch (const Error&) {
+    }
+    std::fflush(stdout);
+    std::_Exit(kFailed);
+  } catch (const std::exception&) {
+    if (alone) throw;
+    // At once and without leaving the group: the others must not end before this rank, whose
+    // message explains theirs.
+    const int status = report_current_error();
+    std::_Exit(status);
+  }
+}
+
+}  // namespace
+
+int train(const Arguments& arguments) {
+  Settings settings;
+  if (const auto status = read_command_line(arguments, settings)) return *status;
+  const auto job = comm::job_from_environment();
+  const bool launched = job.size > 1;
+  if (launched && settings.nproc && *settings.nproc != job.size) {
+    throw ConfigError(fmt::format("--nproc is {}, but {} has started {} ranks. Leave --nproc out.",
+                                  *settings.nproc, job.launcher, job.size));
+  }
+  const int ranks = launched ? job.size : settings.nproc.value_or(1);
+  if (ranks < 1) throw ConfigError(fmt::format("--nproc is {}; it should be at least 1.", ranks));
+
+  Config config;
+  if (!settings.config_file.empty()) {
+    const auto text = read_file(settings.config_file);
+    const std::vector<std::string> ours{"train"};
+    config = Config::parse(text, ranks, settings.config_file, ours);
+    Settings with_file;
+    train::read_options(with_file.options, text, settings.config_file);
+    read_command_line(arguments, with_file);
+    settings = with_file;
+  }
+  settings.engine.apply(config);
+
+  // One process checks, so that a mistake is told once.
+  if (job.rank == 0) train::check_run(settings.options, config, ranks);
+  if (launched || ranks == 1) return run_rank(settings, config, ranks == 1);
+  comm::LaunchOptions launch{.nproc = ranks};
+  launch.command = {"/proc/self/exe", "train"};
+  launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
+  return comm::launch(launch);
+}
+
+}  // namespace zero::app

@@ -1,0 +1,77 @@
+// The program's manners.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/run_program.h"
+
+namespace zero::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Outcome zero_program(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), ZERO_PROGRAM);
+  return run(arguments);
+}
+
+TEST(Program, ListsItsSubcommands) {
+  for (const auto& arguments : {std::vector<std::string>{"--help"}, {"help"}, {"-h"}}) {
+    const auto outcome = zero_program(arguments);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("train "), HasSubstr("launch "), HasSubstr("data ")));
+  }
+  const auto nothing = zero_program({});
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_THAT(nothing.out, HasSubstr("usage"));
+}
+
+TEST(Program, HelpsWithEachSubcommand) {
+  EXPECT_THAT(zero_program({"help", "launch"}).out, HasSubstr("--log-dir"));
+  EXPECT_THAT(zero_program({"data", "prepare", "--help"}).out, HasSubstr("--tokenizer"));
+  const auto train = zero_program({"help", "train"});
+  EXPECT_EQ(train.status, 0);
+  for (const char* option :
+       {"--model", "--data", "--out", "--nproc", "--stage", "--dtype", "--micro-batch", "--seq",
+        "--accumulate", "--steps", "--lr", "--clip", "--seed", "--threads", "--config"}) {
+    EXPECT_THAT(train.out, HasSubstr(option));
+  }
+  EXPECT_EQ(zero_program({"train", "--help"}).out, train.out);
+}
+
+TEST(Program, SaysItsVersion) {
+  EXPECT_THAT(zero_program({"--version"}).out, HasSubstr("zero 0."));
+}
+
+TEST(Program, NamesTheNearestSubcommand) {
+  const auto outcome = zero_program({"trian"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("zero: error: 'trian' is not a subcommand. Did you mean 'train'?"));
+}
+
+TEST(Program, NamesTheNearestOption) {
+  const auto outcome = zero_program({"train", "--micro-bacth", "3"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("'--micro-bacth'"), HasSubstr("Did you mean '--micro-batch'?")));
+  EXPECT_THAT(zero_program({"train", "--stpes=3"}).err, HasSubstr("Did you mean '--steps'?"));
+}
+
+TEST(Program, PreparesDataByBytes) {
+  TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "some text to learn\n";
+  write_file(folder / "in.txt", text);
+  const auto outcome = zero_program(
+      {"data", "prepare", folder / "in.txt", "--out", folder / "tokens", "--tokenizer", "bytes"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(std::filesystem::exists(folder / "tokens" / std::string("train.bin")));
+  const auto missing =
+      zero_program({"data", "prepare", folder / "none.txt", "--out", folder / "other"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.err, HasSubstr("none.txt"));
+}
+
+}  // namespace
+}  // namespace zero::test

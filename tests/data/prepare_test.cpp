@@ -1,0 +1,235 @@
+#include "zero/data/prepare.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/data/dataset.h"
+#include "zero/data/filter.h"
+#include "zero/data/tokenizer.h"
+
+namespace zero {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// Lines of words that repeat, with what is hard to encode among them.
+std::string sample_text(int lines) {
+  std::mt19937 random(1);
+  std::string text =
+      "First line \xE2\x82\xAC \xF0\x9F\x98\x80 caf\xC3\xA9\n\n  indented\ttab  two blanks \n";
+  for (int line = 0; line < lines; ++line) {
+    for (int word = 0; word < 9; ++word) {
+      const auto stem = random() % 600;
+      for (auto rest = stem + 30; rest > 0; rest /= 6)
+        text += "aeioun"[rest % 6], text += "bdlmrt"[(rest + stem) % 6];
+      text += word < 8 ? " " : ".\n";
+    }
+  }
+  return text;
+}
+
+std::vector<int64_t> all_tokens(const TokenRange& range) {
+  std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
+  range.file->read(range.begin, tokens);
+  return tokens;
+}
+
+TEST(Prepare, TokensOfATrainedBpeDecodeToTheText) {
+  const TemporaryFolder folder;
+  const auto text = sample_text(2000);
+  const auto output = folder.path() / "out";
+  const auto result = prepare({.inputs = {folder.write("text.txt", text)},
+                               .output = output,
+                               .vocab_size = 700,
+                               .validation_fraction = 0.2});
+  const auto data = open_dataset(output);
+  EXPECT_EQ(data.train.file->format(), TokenFormat::llm_c);
+  EXPECT_EQ(data.vocab_size, 700);
+  EXPECT_EQ(data.train.size(), result.train_tokens);
+  EXPECT_EQ(data.validation.size(), result.validation_tokens);
+  EXPECT_LT(result.train_tokens, result.train_bytes / 2) << "it compresses";
+  EXPECT_EQ(result.train_bytes + result.validation_bytes, static_cast<int64_t>(text.size()));
+  EXPECT_NEAR(static_cast<double>(result.validation_bytes), 0.2 * static_cast<double>(text.size()),
+              100);
+  EXPECT_DOUBLE_EQ(data.bytes_per_token, static_cast<double>(result.validation_bytes) /
+                                             static_cast<double>(result.validation_tokens));
+
+  const auto tokenizer = Tokenizer::load(data.tokenizer);
+  EXPECT_EQ(tokenizer.vocab_size(), 700);
+  const auto training = tokenizer.decode(all_tokens(data.train));
+  EXPECT_EQ(training + tokenizer.decode(all_tokens(data.validation)), text);
+  EXPECT_EQ(training.back(), '\n') << "the split is between lines";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2)
+      << "nothing temporary is left";
+}
+
+TEST(Prepare, GivesTheSameFilesAgain) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("text.txt", sample_text(800));
+  for (const char* name : {"a", "b"})
+    prepare({.inputs = {text}, .output = folder.path() / name, .vocab_size = 600});
+  for (const char* file : {"train.bin", "val.bin", "tokenizer.model", "meta.json"}) {
+    EXPECT_EQ(TemporaryFolder::read(folder.path() / "a" / file),
+              TemporaryFolder::read(folder.path() / "b" / file))
+        << file;
+  }
+}
+
+TEST(Prepare, TakesAnExistingModel) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("text.txt", sample_text(800));
+  prepare({.inputs = {text}, .output = folder.path() / "a", .vocab_size = 600});
+  prepare({.inputs = {text},
+           .output = folder.path() / "b",
+           .tokenizer = (folder.path() / "a" / "tokenizer.model").string()});
+  EXPECT_EQ(TemporaryFolder::read(folder.path() / "a" / "train.bin"),
+            TemporaryFolder::read(folder.path() / "b" / "train.bin"));
+}
+
+TEST(Prepare, ByBytesKeepsAnyBytesOfSeveralFiles) {
+  const TemporaryFolder folder;
+  const auto first = folder.write("1", "ab\xFF\ncd");
+  const auto second = folder.write("2", "ef\ngh\n");
+  const auto result = prepare({.inputs = {first, second},
+                               .output = folder.path() / "out/",
+                               .tokenizer = "bytes",
+                               .validation_fraction = 0.4});
+  const auto data = open_dataset(folder.path() / "out");
+  EXPECT_TRUE(data.by_bytes);
+  EXPECT_EQ(data.vocab_size, 256);
+  EXPECT_EQ(result.vocab_size, 256);
+  const auto tokenizer = Tokenizer::bytes();
+  EXPECT_EQ(tokenizer.decode(all_tokens(data.train)), "ab\xFF\ncd\nef\n")
+      << "a file's last line is ended";
+  EXPECT_EQ(tokenizer.decode(all_tokens(data.validation)), "gh\n");
+}
+
+TEST(Prepare, RefusesWhatCannotBePrepared) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("text.txt", sample_text(100));
+  const auto out = folder.path() / "out";
+  const auto expect = [&](PrepareOptions options, const char* message) {
+    EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr(message)));
+    EXPECT_FALSE(std::filesystem::exists(out)) << message;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+    }
+  };
+  expect({.inputs = {folder.path() / "absent.txt"}, .output = out}, "absent.txt: No such file");
+  expect({.inputs = {folder.write("empty.txt", "")}, .output = out}, "empty.txt is empty");
+  expect({.inputs = {folder.write("latin.txt", "caf\xE9 au lait\nx\n")}, .output = out},
+         "not UTF-8 text at byte 3");
+  expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
+         "split would be empty");
+  expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");
+  expect({.inputs = {text}, .output = out, .tokenizer = (folder.path() / "no.model").string()},
+         "no.model");
+  expect({.inputs = {text}, .output = out, .tokenizer = text.string()},
+         "zero-sentencepiece pieces failed");
+  EXPECT_THROW(prepare({.inputs = {}, .output = out}), ConfigError);
+  EXPECT_THROW(prepare({.inputs = {text}, .output = out, .vocab_size = 70000}), ConfigError);
+  EXPECT_THROW(prepare({.inputs = {text}, .output = out, .vocab_size = 100}), ConfigError);
+  EXPECT_THROW(prepare({.inputs = {text}, .output = out, .validation_fraction = 0}), ConfigError);
+}
+
+TEST(Prepare, ReplacesOnlyAnEarlierPreparation) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("text.txt", sample_text(10));
+  PrepareOptions options{.inputs = {text}, .output = folder.path() / "out", .tokenizer = "bytes"};
+  prepare(options);
+  EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("not empty")));
+  options.overwrite = true;
+  folder.write("out/left_over", "x");
+  prepare(options);
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "out" / "left_over"));
+  folder.write("precious/thesis.txt", "x");
+  options.output = folder.path() / "precious";
+  EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("holds no meta.json")));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "precious" / "thesis.txt"));
+  options.output = text;
+  EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("is not a folder")));
+}
+
+TEST(Tokenizer, BytesRoundTrip) {
+  const auto tokenizer = Tokenizer::bytes();
+  const std::string text("a\0\xFF\n", 4);
+  EXPECT_EQ(tokenizer.encode(text), (std::vector<int64_t>{97, 0, 255, 10}));
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  EXPECT_THROW(tokenizer.decode(std::vector<int64_t>{256}), DataError);
+  EXPECT_THROW(tokenizer.decode(std::vector<int64_t>{-1}), DataError);
+}
+
+TEST(Tokenizer, AModelEncodesTextThatItNeverSaw) {
+  const TemporaryFolder folder;
+  prepare({.inputs = {folder.write("text.txt", sample_text(800))},
+           .output = folder.path() / "out",
+           .vocab_size = 600});
+  const auto tokenizer = Tokenizer::load(folder.path() / "out" / "tokenizer.model");
+  const std::string unbroken(30000, 'q');
+  std::string accents;
+  for (int i = 0; i < 9000; ++i) accents += "\xC3\xA9";
+  for (const auto& text : {std::string(), std::string(" "), std::string("\n\n"),
+                           std::string("zz \xE4\xBD\xA0\xE5\xA5\xBD <s> \t  x"), unbroken, accents,
+                           unbroken.substr(0, 5000) + " " + unbroken}) {
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  }
+}
+
+TEST(Tokenizer, SaysWhatIsMissing) {
+  EXPECT_THAT([] { Tokenizer::load("/nowhere/t.model"); },
+              ThrowsMessage<DataError>(HasSubstr("/nowhere/t.model")));
+  const std::string before = std::getenv("ZERO_SENTENCEPIECE");
+  ::setenv("ZERO_SENTENCEPIECE", "/nowhere/zero-sentencepiece", 1);
+  EXPECT_THAT(
+      [] { Tokenizer::load("/nowhere/t.model"); },
+      ThrowsMessage<DataError>(HasSubstr("Cannot run /nowhere/zero-sentencepiece: No such file")));
+  ::setenv("ZERO_SENTENCEPIECE", before.c_str(), 1);
+}
+
+TEST(Filter, PassesMoreThanAPipeHoldsBothWays) {
+  const std::string block(100000, 'x');
+  int sent = 0;
+  size_t received = 0;
+  run_filter(
+      {"/bin/cat"}, [&] { return sent++ < 50 ? std::string_view(block) : std::string_view(); },
+      [&](std::string_view piece) { received += piece.size(); });
+  EXPECT_EQ(received, 50 * block.size());
+}
+
+TEST(Filter, AProgramThatEndsEarlyOrFailsIsReported) {
+  const std::string block(1000000, 'x');
+  const auto endless = [&] { return std::string_view(block); };
+  EXPECT_NO_THROW(run_filter({"/bin/true"}, endless, [](std::string_view) {}));
+  EXPECT_THAT(
+      [&] {
+        run_filter({"/bin/sh", "-c", "echo its reason >&2; exit 3"}, endless,
+                   [](std::string_view) {});
+      },
+      ThrowsMessage<DataError>(HasSubstr("its reason")));
+  EXPECT_THAT(
+      [&] {
+        run_filter({"/bin/sh", "-c", "kill -9 $$"}, endless, [](std::string_view) {});
+      },
+      ThrowsMessage<DataError>(HasSubstr("signal 9")));
+}
+
+TEST(Filter, ExceptionsOfInputAndOutputPassThrough) {
+  const std::string block(1000, 'x');
+  EXPECT_THROW(run_filter(
+                   {"/bin/cat"}, []() -> std::string_view { throw ConfigError("in"); },
+                   [](std::string_view) {}),
+               ConfigError);
+  EXPECT_THROW(run_filter(
+                   {"/bin/cat"}, [&] { return std::string_view(block); },
+                   [](std::string_view) { throw ConfigError("out"); }),
+               ConfigError);
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,122 @@
+#include "zero/models/generate.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "zero/base/error.h"
+#include "zero/models/gpt2.h"
+
+namespace zero {
+namespace {
+
+const std::vector<int64_t> kPrompt{3};
+
+// The same logits whatever the tokens.
+LastLogits constant(std::vector<float> logits) {
+  return [tensor = at::tensor(logits).unsqueeze(0)](const at::Tensor&) { return tensor; };
+}
+
+// How often each token comes.
+std::vector<double> frequencies(const std::vector<int64_t>& tokens, size_t vocabulary) {
+  std::vector<double> share(vocabulary);
+  for (const int64_t token : tokens)
+    share.at(static_cast<size_t>(token)) += 1.0 / static_cast<double>(tokens.size());
+  return share;
+}
+
+TEST(Generate, TemperatureZeroTakesTheLikeliestToken) {
+  // The token after t is t + 1.
+  const LastLogits next = [](const at::Tensor& tokens) {
+    auto logits = at::zeros({1, 10});
+    logits[0][(tokens[0][-1].item<int64_t>() + 1) % 10] = 1;
+    return logits;
+  };
+  EXPECT_EQ(generate(kPrompt, next, {.tokens = 8, .temperature = 0}),
+            (std::vector<int64_t>{4, 5, 6, 7, 8, 9, 0, 1}));
+  EXPECT_TRUE(generate(kPrompt, next, {.tokens = 0}).empty());
+}
+
+TEST(Generate, DrawsFromTheSoftmaxAtTheTemperature) {
+  for (const double temperature : {0.5, 1.0, 2.0}) {
+    const auto share = frequencies(
+        generate(kPrompt, constant({0, 1, 2}), {.tokens = 4000, .temperature = temperature}), 3);
+    double sum = 0;
+    for (int i = 0; i < 3; ++i) sum += std::exp(i / temperature);
+    for (int i = 0; i < 3; ++i) {
+      const double p = std::exp(i / temperature) / sum;
+      EXPECT_NEAR(share[i], p, 4 * std::sqrt(p * (1 - p) / 4000)) << temperature << " " << i;
+    }
+  }
+}
+
+TEST(Generate, TopKLeavesOnlyTheLikeliest) {
+  const auto share =
+      frequencies(generate(kPrompt, constant({5, 1, 5, 2, 0}), {.tokens = 500, .top_k = 2}), 5);
+  EXPECT_NEAR(share[0], 0.5, 0.1);
+  EXPECT_DOUBLE_EQ(share[0] + share[2], 1.0);
+  EXPECT_EQ(generate(kPrompt, constant({0, 9, 1}), {.tokens = 3, .top_k = 1}),
+            (std::vector<int64_t>{1, 1, 1}));
+  EXPECT_EQ(generate(kPrompt, constant({0, 1, 2}), {.tokens = 50, .top_k = 100}),
+            generate(kPrompt, constant({0, 1, 2}), {.tokens = 50}));
+}
+
+TEST(Generate, TheSeedDecidesAndTheDefaultGeneratorDoesNot) {
+  const auto run = [](uint64_t seed) {
+    return generate(kPrompt, constant({0, 0, 0, 0}), {.tokens = 40, .seed = seed});
+  };
+  at::manual_seed(1);
+  const auto first = run(7);
+  at::manual_seed(2);
+  EXPECT_EQ(run(7), first);
+  EXPECT_NE(run(8), first);
+  at::manual_seed(3);
+  const auto expected = at::rand({4});
+  at::manual_seed(3);
+  run(7);
+  EXPECT_TRUE(at::equal(at::rand({4}), expected)) << "dropout's random numbers stay as they were";
+}
+
+TEST(Generate, TheModelSeesTheLastTokensOfTheContext) {
+  std::vector<std::vector<int64_t>> seen;
+  const LastLogits record = [&](const at::Tensor& tokens) {
+    EXPECT_FALSE(at::GradMode::is_enabled());
+    const auto* values = tokens.const_data_ptr<int64_t>();
+    seen.emplace_back(values, values + tokens.numel());
+    auto logits = at::zeros({1, 10});
+    logits[0][9] = 1;
+    return logits;
+  };
+  generate(std::vector<int64_t>{1, 2}, record, {.tokens = 4, .context = 3, .temperature = 0});
+  EXPECT_EQ(seen, (std::vector<std::vector<int64_t>>{{1, 2}, {1, 2, 9}, {2, 9, 9}, {9, 9, 9}}));
+}
+
+TEST(Generate, WorksWithAModelInLowPrecision) {
+  at::manual_seed(1);
+  Gpt2 model(Gpt2Config{.vocab_size = 11, .context = 6, .width = 8, .layers = 1, .heads = 2});
+  model->to(at::kBFloat16);
+  const auto tokens = generate(kPrompt, [&](const at::Tensor& x) { return model->logits_last(x); },
+                               {.tokens = 10, .context = 6});
+  EXPECT_EQ(tokens.size(), 10U);
+}
+
+TEST(Generate, RefusesBrokenModelsAndOptions) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_THROW(generate(kPrompt, constant({0, nan}), {}), Error);
+  EXPECT_THROW(generate(kPrompt, constant({0, infinity}), {}), Error);
+  EXPECT_EQ(generate(kPrompt, constant({-infinity, 0}), {.tokens = 5}),
+            (std::vector<int64_t>(5, 1)))
+      << "a forbidden token";
+  const auto good = constant({0, 1});
+  EXPECT_THROW(generate({}, good, {}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.tokens = -1}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.context = 0}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.temperature = -1}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.top_k = -1}), ConfigError);
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,143 @@
+#include "zero/checkpoint/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace zero {
+namespace {
+
+constexpr size_t kBuffer = size_t{1} << 20;
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  const auto folder = path.parent_path();
+  return folder.empty() ? std::filesystem::path(".") : folder;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(std::filesystem::path path, Fail fail)
+    : path_(std::move(path)), fail_(fail), buffer_(std::make_unique<std::byte[]>(kBuffer)) {
+  temporary_ = path_;
+  temporary_ += fmt::format(".{}.tmp", ::getpid());
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) report("create");
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::report(const char* what) const {
+  const int code = errno;
+  const char* remedy = code == ENOSPC || code == EDQUOT
+                           ? " Free some space, or write to another disk."
+                           : " Check that the folder exists and may be written.";
+  fail_(fmt::format("Cannot {} {}: {}.{}", what, path_.string(), std::strerror(code), remedy));
+  std::abort();  // `fail_` throws
+}
+
+void OutputFile::put(uint64_t offset, const std::byte* data, size_t size) {
+  while (size > 0) {
+    const auto written = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) report("write");
+    data += written;
+    offset += static_cast<uint64_t>(written);
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void OutputFile::flush() {
+  put(size_ - buffered_, buffer_.get(), buffered_);
+  buffered_ = 0;
+}
+
+void OutputFile::write(const void* data, size_t size) {
+  if (size == 0) return;
+  if (buffered_ + size > kBuffer) flush();
+  if (size >= kBuffer) {
+    put(size_, static_cast<const std::byte*>(data), size);
+  } else {
+    std::memcpy(buffer_.get() + buffered_, data, size);
+    buffered_ += size;
+  }
+  size_ += size;
+}
+
+void OutputFile::write_at(uint64_t offset, const void* data, size_t size) {
+  flush();
+  put(offset, static_cast<const std::byte*>(data), size);
+  size_ = std::max(size_, offset + size);
+}
+
+void OutputFile::commit() {
+  flush();
+  if (::fsync(descriptor_) != 0) report("sync");
+  // Network file systems report a failed write only here.
+  const int descriptor = std::exchange(descriptor_, -1);
+  if (::close(descriptor) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int code = errno;
+    ::unlink(temporary_.c_str());
+    errno = code;
+    report("complete");
+  }
+  sync_folder(folder_of(path_), fail_);
+}
+
+void sync_folder(const std::filesystem::path& folder, Fail fail) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
+  const int code = errno;
+  if (descriptor >= 0) ::close(descriptor);
+  // Some file systems cannot sync a folder; they say so with EINVAL.
+  if (!synced && code != EINVAL) {
+    fail(fmt::format("Cannot sync the folder {}: {}.", folder.string(), std::strerror(code)));
+  }
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path, Fail fail) : path_(path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status {};
+  const char* reason = nullptr;
+  if (descriptor < 0 || ::fstat(descriptor, &status) != 0) {
+    reason = std::strerror(errno);
+  } else if (!S_ISREG(status.st_mode)) {
+    reason = S_ISDIR(status.st_mode) ? "it is a folder" : "it is not a regular file";
+  } else if (status.st_size > 0) {
+    size_ = static_cast<size_t>(status.st_size);
+    void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (data == MAP_FAILED) {
+      reason = std::strerror(errno);
+    } else {
+      data_ = static_cast<const std::byte*>(data);
+    }
+  }
+  if (descriptor >= 0) ::close(descriptor);
+  if (reason != nullptr) fail(fmt::format("Cannot read {}: {}.", path.string(), reason));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::will_need(size_t offset, size_t size) const {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t begin = offset / page * page;
+  if (data_ != nullptr && offset + size <= size_) {
+    // Only a hint: a failure changes nothing.
+    (void)::madvise(const_cast<std::byte*>(data_) + begin, offset + size - begin, MADV_WILLNEED);
+  }
+}
+
+}  // namespace zero

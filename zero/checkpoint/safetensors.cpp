@@ -1,0 +1,299 @@
+#include "zero/checkpoint/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+
+namespace zero {
+namespace {
+
+using nlohmann::json;
+
+static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+
+constexpr const char* kMetadata = "__metadata__";
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 15> kDtypes{
+    {{"F64", at::kDouble},
+     {"F32", at::kFloat},
+     {"F16", at::kHalf},
+     {"BF16", at::kBFloat16},
+     {"I64", at::kLong},
+     {"I32", at::kInt},
+     {"I16", at::kShort},
+     {"I8", at::kChar},
+     {"U64", at::kUInt64},
+     {"U32", at::kUInt32},
+     {"U16", at::kUInt16},
+     {"U8", at::kByte},
+     {"BOOL", at::kBool},
+     {"F8_E4M3", at::kFloat8_e4m3fn},
+     {"F8_E5M2", at::kFloat8_e5m2}}};
+
+std::optional<at::ScalarType> dtype_of(std::string_view name) {
+  for (const auto& [known, dtype] : kDtypes) {
+    if (known == name) return dtype;
+  }
+  return {};
+}
+
+std::optional<std::string_view> name_of(at::ScalarType dtype) {
+  for (const auto& [name, known] : kDtypes) {
+    if (known == dtype) return name;
+  }
+  return {};
+}
+
+std::string describe(at::ScalarType dtype, at::IntArrayRef shape) {
+  return fmt::format("{} ({})", c10::toString(dtype), fmt::join(shape, ", "));
+}
+
+// Bytes of a tensor, or nothing when a dimension is negative or the product does not fit.
+std::optional<uint64_t> byte_size(const TensorInfo& info) {
+  uint64_t size = c10::elementSize(info.dtype);
+  for (const int64_t dimension : info.shape) {
+    if (dimension < 0 || __builtin_mul_overflow(size, static_cast<uint64_t>(dimension), &size))
+      return {};
+  }
+  return size;
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(path) {
+  const auto refuse = [&](const std::string& why) {
+    throw CheckpointError(fmt::format("Cannot write {}: {}.", path.string(), why));
+  };
+  // Wide elements first, as other writers do: every tensor then lies at a multiple of its element's
+  // size.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+  });
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[kMetadata] = metadata;
+  uint64_t end = 0;
+  for (const auto& info : tensors) {
+    const auto dtype = name_of(info.dtype);
+    const auto size = byte_size(info);
+    if (!dtype)
+      refuse(fmt::format("the tensor '{}' is of dtype {}, which safetensors has no name for",
+                         info.name, c10::toString(info.dtype)));
+    if (!size)
+      refuse(fmt::format("the tensor '{}' has the shape {}", info.name,
+                         describe(info.dtype, info.shape)));
+    if (info.name == kMetadata) refuse(fmt::format("a tensor cannot be named '{}'", kMetadata));
+    const uint64_t begin = end;
+    end += *size;
+    header[info.name] = {{"dtype", *dtype}, {"shape", info.shape}, {"data_offsets", {begin, end}}};
+    if (!slots_.try_emplace(info.name, Slot{info, begin}).second) {
+      refuse(fmt::format("two tensors are named '{}'", info.name));
+    }
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const json::exception& error) {
+    refuse(fmt::format("a name is not UTF-8 ({})", error.what()));
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  file_ = std::make_unique<OutputFile>(path, &fail<CheckpointError>);
+  file_->write(&length, sizeof length);
+  file_->write(text.data(), text.size());
+  for (auto& [name, slot] : slots_) slot.offset += sizeof length + length;
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
+  const auto refuse = [&](const std::string& why) {
+    throw CheckpointError(
+        fmt::format("Cannot write the tensor '{}' to {}: {}.", name, path_.string(), why));
+  };
+  const auto found = slots_.find(name);
+  if (found == slots_.end()) refuse("it was not declared");
+  auto& slot = found->second;
+  if (slot.written) refuse("it is written already");
+  if (tensor.scalar_type() != slot.info.dtype || !tensor.sizes().equals(slot.info.shape)) {
+    refuse(fmt::format("it was declared as {} and is {}",
+                       describe(slot.info.dtype, slot.info.shape),
+                       describe(tensor.scalar_type(), tensor.sizes())));
+  }
+  const auto values = tensor.detach().to(at::kCPU).contiguous();
+  file_->write_at(slot.offset, values.const_data_ptr(), values.nbytes());
+  slot.written = true;
+}
+
+void SafetensorsWriter::commit() {
+  for (const auto& [name, slot] : slots_) {
+    if (!slot.written)
+      throw CheckpointError(fmt::format("Cannot complete {}: the tensor '{}' was not written.",
+                                        path_.string(), name));
+  }
+  file_->commit();
+}
+
+namespace {
+
+// Parses the header and refuses names that repeat, of which nlohmann would keep one.
+json parse_header(std::string_view text) {
+  std::vector<std::set<std::string>> names;
+  std::string repeated;
+  const auto watch = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) names.emplace_back();
+    if (event == json::parse_event_t::object_end) names.pop_back();
+    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
+      repeated = value.get<std::string>();
+    return true;
+  };
+  auto header = json::parse(text, watch);
+  if (!repeated.empty())
+    throw CheckpointError(fmt::format("the header names '{}' twice", repeated));
+  if (!header.is_object()) throw CheckpointError("the header is not a JSON object");
+  return header;
+}
+
+struct Entry {
+  TensorInfo info;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+Entry parse_entry(const std::string& name, const json& value) {
+  const auto refuse = [&](const std::string& why) {
+    throw CheckpointError(fmt::format("the tensor '{}' {}", name, why));
+  };
+  const auto is_sizes = [](const json& list) {
+    return list.is_array() && std::all_of(list.begin(), list.end(), [](const json& item) {
+             return item.is_number_unsigned();
+           });
+  };
+  if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") ||
+      !value.contains("data_offsets")) {
+    refuse("lacks a dtype, a shape or data_offsets");
+  }
+  const auto& dtype = value["dtype"];
+  const auto& shape = value["shape"];
+  const auto& offsets = value["data_offsets"];
+  const auto known = dtype.is_string() ? dtype_of(dtype.get<std::string>()) : std::nullopt;
+  if (!known) refuse(fmt::format("has the unknown dtype {}", dtype.dump()));
+  if (!is_sizes(shape)) refuse(fmt::format("has the shape {}", shape.dump()));
+  if (!is_sizes(offsets) || offsets.size() != 2)
+    refuse(fmt::format("has the data_offsets {}", offsets.dump()));
+  Entry entry{{name, *known, shape.get<std::vector<int64_t>>()},
+              offsets[0].get<uint64_t>(),
+              offsets[1].get<uint64_t>()};
+  const auto size = byte_size(entry.info);
+  if (!size) refuse(fmt::format("has the shape {}, which is too large", shape.dump()));
+  if (entry.end < entry.begin || entry.end - entry.begin != *size) {
+    refuse(fmt::format("of {} has {} bytes, and its data_offsets are {}",
+                       describe(entry.info.dtype, entry.info.shape), *size, offsets.dump()));
+  }
+  return entry;
+}
+
+// In the order of their bytes, which must follow each other from 0 to `size`.
+std::vector<Entry> parse_entries(const json& header, uint64_t size) {
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : header.items()) {
+    if (name != kMetadata) entries.push_back(parse_entry(name, value));
+  }
+  // By begin, then end: a tensor without elements goes before its neighbour.
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t end = 0;
+  for (const auto& entry : entries) {
+    if (entry.begin != end) {
+      throw CheckpointError(fmt::format(
+          "the tensor '{}' begins at {}, and the one before it ends at {}: they {}",
+          entry.info.name, entry.begin, end, entry.begin < end ? "overlap" : "leave a gap"));
+    }
+    end = entry.end;
+  }
+  if (end != size) {
+    throw CheckpointError(
+        fmt::format("the tensors have {} bytes, and the file has {} after its header: it {}", end,
+                    size, end > size ? "is truncated" : "holds bytes of no tensor"));
+  }
+  return entries;
+}
+
+std::map<std::string, std::string> parse_metadata(const json& header) {
+  std::map<std::string, std::string> metadata;
+  const auto found = header.find(kMetadata);
+  if (found == header.end()) return metadata;
+  if (!found->is_object()) throw CheckpointError(fmt::format("its {} is not an object", kMetadata));
+  for (const auto& [key, value] : found->items()) {
+    if (!value.is_string())
+      throw CheckpointError(fmt::format("the {} '{}' is not a string", kMetadata, key));
+    metadata[key] = value.get<std::string>();
+  }
+  return metadata;
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+    : file_(std::make_unique<MappedFile>(path, &fail<CheckpointError>)) {
+  try {
+    const auto bytes = file_->bytes();
+    uint64_t length = 0;
+    if (bytes.size() < sizeof length)
+      throw CheckpointError(fmt::format("it has only {} bytes", bytes.size()));
+    std::memcpy(&length, bytes.data(), sizeof length);
+    if (length > kMaxHeader || length > bytes.size() - sizeof length) {
+      throw CheckpointError(fmt::format("it promises a header of {} bytes, and {} follow", length,
+                                        bytes.size() - sizeof length));
+    }
+    const auto header =
+        parse_header({reinterpret_cast<const char*>(bytes.data()) + sizeof length, length});
+    const size_t origin = sizeof length + length;
+    metadata_ = parse_metadata(header);
+    for (auto& entry : parse_entries(header, bytes.size() - origin)) {
+      offsets_[entry.info.name] = {tensors_.size(), origin + entry.begin};
+      tensors_.push_back(std::move(entry.info));
+    }
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{} is not a safetensors file: its header is not JSON ({}).",
+                                      path.string(), error.what()));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{} is not a safetensors file or is damaged: {}.",
+                                      path.string(), error.what()));
+  }
+}
+
+SafetensorsReader::~SafetensorsReader() = default;
+
+at::Tensor SafetensorsReader::read(std::string_view name) const {
+  const auto found = offsets_.find(name);
+  if (found == offsets_.end()) {
+    std::vector<std::string> names;
+    for (const auto& info : tensors_) names.push_back(info.name);
+    throw CheckpointError(fmt::format("{} holds no tensor '{}'.{}", file_->path().string(), name,
+                                      did_you_mean(name, names)));
+  }
+  const auto& info = tensors_[found->second.index];
+  auto tensor = at::empty(info.shape, info.dtype);
+  if (tensor.numel() > 0)
+    std::memcpy(tensor.mutable_data_ptr(), file_->bytes().data() + found->second.offset,
+                tensor.nbytes());
+  return tensor;
+}
+
+}  // namespace zero

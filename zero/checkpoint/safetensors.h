@@ -1,0 +1,85 @@
+// Files of named tensors in the safetensors format: a u64 header length, a JSON header {name:
+// {dtype, shape, data_offsets}}, and the tensors' bytes without gaps, little-endian.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zero {
+
+class MappedFile;
+class OutputFile;
+
+/// What a safetensors header says of a tensor.
+struct TensorInfo {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
+
+  bool operator==(const TensorInfo&) const = default;
+};
+
+/// Writes a safetensors file without holding more than one tensor: all are declared first, then
+/// written in any order, each once. The file appears under its name at `commit`, complete and on
+/// the disk; without it nothing remains. Every failure is a CheckpointError.
+class SafetensorsWriter {
+ public:
+  /// `metadata` is kept in the header. CheckpointError for names that repeat or are not UTF-8, or a
+  /// dtype without a name in the format.
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  ~SafetensorsWriter();
+
+  /// Writes the tensor declared as `name`, of its dtype and shape, on any device. CheckpointError
+  /// when it does not fit the declaration, was not declared or is written already.
+  void write(std::string_view name, const at::Tensor& tensor);
+  /// CheckpointError when a declared tensor is missing.
+  void commit();
+
+ private:
+  struct Slot {
+    TensorInfo info;
+    uint64_t offset = 0;
+    bool written = false;
+  };
+  std::filesystem::path path_;
+  std::map<std::string, Slot, std::less<>> slots_;
+  std::unique_ptr<OutputFile> file_;
+};
+
+/// Reads a safetensors file through memory: opening reads the header alone. A header that lies in
+/// any way is a CheckpointError, here and not later: its length, JSON, repeated names, dtypes,
+/// shapes, and offsets that overlap, leave a gap or do not match the file's size.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+  ~SafetensorsReader();
+
+  /// All tensors, in the order of their bytes.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool contains(std::string_view name) const { return offsets_.find(name) != offsets_.end(); }
+
+  /// A copy of the tensor on the CPU. CheckpointError when there is no such tensor.
+  at::Tensor read(std::string_view name) const;
+
+ private:
+  struct Location {
+    size_t index = 0;   // in tensors_
+    size_t offset = 0;  // in the file
+  };
+  std::unique_ptr<MappedFile> file_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, Location, std::less<>> offsets_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace zero

@@ -1,0 +1,54 @@
+// A data set: tokens to train on and tokens to validate with.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "zero/data/token_file.h"
+
+namespace zero {
+
+/// Tokens [begin, end) of a file.
+struct TokenRange {
+  std::shared_ptr<const TokenFile> file;
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+};
+
+struct SplitOptions {
+  /// The share of a single file's tokens, taken from its end, that validates; in [0, 1). 0 means no
+  /// validation split.
+  double validation_fraction = 0.1;
+  /// At most so many of them: more would cost training data without a better estimate of the loss.
+  int64_t max_validation_tokens = int64_t{1} << 20;
+};
+
+struct Dataset {
+  TokenRange train;
+  TokenRange validation;  ///< of size 0 when SplitOptions asked for none
+  /// The tokens' vocabulary: from meta.json beside the files, or 256 for text; 0 when the file does
+  /// not say (token files of others).
+  int64_t vocab_size = 0;
+  /// The sentencepiece model that made the tokens; empty for bytes or when unknown.
+  std::filesystem::path tokenizer;
+  /// Whether tokens are bytes, so that the loss is nats per byte and text needs no tokenizer model.
+  bool by_bytes = false;
+  /// Bytes of validation text for each of its tokens, which turn nats per token into nats per byte;
+  /// 0 when unknown.
+  double bytes_per_token = 0;
+};
+
+/// Opens the data set at `path`:
+/// - a folder with train.bin and val.bin (or train.txt and val.txt, or one pair X_train.bin and
+/// X_val.bin);
+/// - a file whose name contains "train" and that has a sibling with "val" in its place: X_train.bin
+/// and X_val.bin;
+/// - any other file: its end validates, as `options` says.
+/// DataError for what TokenFile refuses, a folder without a pair, a split without tokens, or a
+/// meta.json that cannot be read.
+Dataset open_dataset(const std::filesystem::path& path, const SplitOptions& options = {});
+
+}  // namespace zero

@@ -1,0 +1,160 @@
+#include "zero/data/filter.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value = -1) : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+  int get() const { return value_; }
+  void close() {
+    if (value_ >= 0) ::close(value_);
+    value_ = -1;
+  }
+
+ private:
+  int value_;
+};
+
+struct Pipe {
+  Descriptor read;
+  Descriptor write;
+};
+
+[[noreturn]] void report(const std::string& program, int code) {
+  throw DataError(fmt::format("Cannot run {}: {}.", program, std::strerror(code)));
+}
+
+Pipe make_pipe(const std::string& program) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) report(program, errno);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+// Until the program closes its input: what it thinks of that shows in its exit status.
+void feed(int descriptor, const FilterInput& input) {
+  for (auto piece = input(); !piece.empty(); piece = input()) {
+    while (!piece.empty()) {
+      const auto written = ::write(descriptor, piece.data(), piece.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return;
+      piece.remove_prefix(static_cast<size_t>(written));
+    }
+  }
+}
+
+void drain(int descriptor, const FilterOutput& output) {
+  std::vector<char> buffer(size_t{1} << 16);
+  while (true) {
+    const auto got = ::read(descriptor, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return;
+    output({buffer.data(), static_cast<size_t>(got)});
+  }
+}
+
+std::string contents(int descriptor) {
+  std::string text(4096, '\0');
+  const auto got = ::pread(descriptor, text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+pid_t start(const std::vector<std::string>& command, int in, int out, int error) {
+  std::vector<char*> arguments;
+  for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, error, STDERR_FILENO);
+  pid_t child = -1;
+  const int code =
+      ::posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (code != 0) report(command[0], code);
+  return child;
+}
+
+int wait_for(pid_t child) {
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+}  // namespace
+
+void run_filter(const std::vector<std::string>& command, const FilterInput& input,
+                const FilterOutput& output) {
+  auto in = make_pipe(command[0]);
+  auto out = make_pipe(command[0]);
+  // Errors go to memory, so that a talkative program never waits for a reader.
+  const Descriptor errors(::memfd_create("errors", MFD_CLOEXEC));
+  if (errors.get() < 0) report(command[0], errno);
+  const pid_t child = start(command, in.read.get(), out.write.get(), errors.get());
+  in.read.close();
+  out.write.close();
+
+  std::exception_ptr input_failure;
+  std::thread feeder([&] {
+    // A program that ends early must not end this one: the signal stays blocked in this thread, and
+    // write fails instead.
+    sigset_t broken_pipe;
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+    try {
+      feed(in.write.get(), input);
+    } catch (...) {
+      input_failure = std::current_exception();
+    }
+    in.write.close();
+  });
+  std::exception_ptr output_failure;
+  try {
+    drain(out.read.get(), output);
+  } catch (...) {
+    output_failure = std::current_exception();
+    ::kill(child, SIGKILL);
+  }
+  out.read.close();
+  const int status = wait_for(child);
+  feeder.join();
+
+  if (output_failure) std::rethrow_exception(output_failure);
+  if (input_failure) std::rethrow_exception(input_failure);
+  if (WIFSIGNALED(status))
+    throw DataError(fmt::format("{} was ended by signal {}.", command[0], WTERMSIG(status)));
+  if (WEXITSTATUS(status) != 0) {
+    throw DataError(fmt::format("{} {} failed: {}", command[0],
+                                command.size() > 1 ? command[1] : "", contents(errors.get())));
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,46 @@
+#include "zero/data/permutation.h"
+
+#include <bit>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+// SplitMix64's finalizer: every bit of the input reaches every bit of the output.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+Permutation::Permutation(int64_t size, uint64_t seed, uint64_t epoch)
+    : size_(static_cast<uint64_t>(size)) {
+  ensure(size > 0, "a permutation of something");
+  half_bits_ = (std::bit_width(size_ - 1) + 1) / 2;
+  uint64_t state = mix(mix(seed) ^ epoch);
+  for (auto& key : keys_) key = state = mix(state);
+}
+
+int64_t Permutation::operator()(int64_t index) const {
+  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+  auto value = static_cast<uint64_t>(index);
+  // The network permutes [0, 4^h), less than four times the size; a walk from inside comes back
+  // inside.
+  do {
+    uint64_t left = value >> half_bits_;
+    uint64_t right = value & mask;
+    for (const auto key : keys_) {
+      const uint64_t next = left ^ (mix(right ^ key) & mask);
+      left = right;
+      right = next;
+    }
+    value = left << half_bits_ | right;
+  } while (value >= size_);
+  return static_cast<int64_t>(value);
+}
+
+}  // namespace zero

@@ -1,0 +1,39 @@
+// Turns text into token files for training.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace zero {
+
+struct PrepareOptions {
+  std::vector<std::filesystem::path> inputs;  ///< text files, taken as one text in this order
+  std::filesystem::path output;  ///< a folder that is absent or empty, or see `overwrite`
+  /// "bpe" trains a byte-pair encoding on the training text; "bytes" makes each byte a token;
+  /// anything else is the path of a sentencepiece model.
+  std::string tokenizer = "bpe";
+  int64_t vocab_size = 8192;  ///< of "bpe": 512 to 65536
+  double validation_fraction =
+      0.1;  ///< the share of the text, from its end and in whole lines, that validates; in (0, 1)
+  int64_t max_validation_bytes = int64_t{4} << 20;  ///< at most so much of it
+  bool overwrite = false;  ///< replace what an earlier preparation wrote to `output`
+};
+
+struct PrepareResult {
+  int64_t vocab_size = 0;
+  int64_t train_tokens = 0;
+  int64_t validation_tokens = 0;
+  int64_t train_bytes = 0;
+  int64_t validation_bytes = 0;
+};
+
+/// Writes train.bin and val.bin (llm.c's format), tokenizer.model (unless by bytes) and meta.json
+/// into `output`, which appears only when all of it is complete. ConfigError for options out of
+/// range; DataError for inputs that are missing, empty or not UTF-8 (unless by bytes), an output
+/// that exists, a vocabulary too large for the text, a split without text, a full disk, or more
+/// tokens than the format can count.
+PrepareResult prepare(const PrepareOptions& options);
+
+}  // namespace zero

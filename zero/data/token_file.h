@@ -1,0 +1,60 @@
+// Files of tokens, read through memory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace zero {
+
+class MappedFile;
+
+enum class TokenFormat : uint8_t {
+  bytes,    ///< plain text: each byte is a token
+  llm_c,    ///< llm.c's .bin: 256 int32 header words (magic 20240520, version 1, number of tokens,
+            ///< zeros), then u16 tokens
+  nano_gpt  ///< nanoGPT's .bin: u16 tokens and nothing else
+};
+
+inline constexpr int32_t kLlmCMagic = 20240520;
+inline constexpr int32_t kLlmCVersion = 1;
+inline constexpr size_t kLlmCHeaderBytes = 1024;
+
+/// "text by bytes", "llm.c tokens", "nanoGPT tokens".
+std::string_view name(TokenFormat format);
+
+/// A read-only file of tokens, mapped into memory: opening costs nothing, and ranks of one host
+/// share its pages.
+class TokenFile {
+ public:
+  /// Opens `path`. Without `format`, llm.c's magic decides, then the extension: .bin is nanoGPT's
+  /// format, anything else is text. DataError when the file is missing, empty, truncated, longer
+  /// than its header says, of an odd number of bytes, or has a header of another kind.
+  explicit TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format = {});
+  ~TokenFile();
+
+  const std::filesystem::path& path() const;
+  TokenFormat format() const { return format_; }
+  /// The number of tokens.
+  int64_t size() const { return size_; }
+  /// The number of values a token of this format can take: 256 or 65536.
+  int64_t vocab_limit() const { return format_ == TokenFormat::bytes ? 256 : 65536; }
+
+  /// Copies tokens [begin, begin + out.size()) to `out` and returns the largest. The range must lie
+  /// within the file.
+  int64_t read(int64_t begin, std::span<int64_t> out) const;
+
+  /// Asks the system to bring a range into memory soon, without waiting.
+  void will_need(int64_t begin, int64_t count) const;
+
+ private:
+  std::unique_ptr<MappedFile> file_;
+  TokenFormat format_ = TokenFormat::bytes;
+  size_t header_ = 0;
+  int64_t size_ = 0;
+};
+
+}  // namespace zero

@@ -1,0 +1,155 @@
+#include "zero/data/token_loader.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/data/permutation.h"
+
+namespace zero {
+namespace {
+
+constexpr int64_t kTokensCheckedAtStart = int64_t{1} << 24;
+
+void check(const LoaderOptions& options) {
+  if (options.sequence <= 0)
+    throw ConfigError(
+        fmt::format("The sequence length is {}; it must be positive.", options.sequence));
+  if (options.micro_batch <= 0)
+    throw ConfigError(
+        fmt::format("The micro-batch is {}; it must be positive.", options.micro_batch));
+  ensure(options.rank >= 0 && options.rank < options.world_size, "a rank within the world");
+}
+
+// Whether nobody but `tensor` itself can see its values; autograd may hold the tensor or a view of
+// it.
+bool is_ours(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
+}  // namespace
+
+std::string LoaderState::to_json() const {
+  return nlohmann::ordered_json{
+      {"sample", sample}, {"sequence", sequence}, {"sequences", sequences}, {"seed", seed}}
+      .dump();
+}
+
+LoaderState LoaderState::from_json(std::string_view json) {
+  try {
+    const auto object = nlohmann::json::parse(json);
+    const auto integer = [&](const char* key) {
+      const auto& value = object.at(key);
+      if (!value.is_number_integer())
+        throw DataError(
+            fmt::format("The state of the data has the {} {}, which is not a whole number.", key,
+                        value.dump()));
+      return value;
+    };
+    return {integer("sample"), integer("sequence"), integer("sequences"), integer("seed")};
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(fmt::format("The state of the data cannot be read: {}.", error.what()));
+  }
+}
+
+TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
+    : tokens_(std::move(tokens)), options_(options) {
+  check(options_);
+  ensure(tokens_.file != nullptr, "a range of a file");
+  const auto file = tokens_.file->path().string();
+  sequences_ = std::max<int64_t>(0, tokens_.size() - 1) / options_.sequence;
+  if (sequences_ == 0) {
+    throw DataError(
+        fmt::format("The split of {} has {} tokens, and one sequence of {} with its target needs "
+                    "{}. Use a shorter sequence or more data.",
+                    file, tokens_.size(), options_.sequence, options_.sequence + 1));
+  }
+  const int64_t together = options_.world_size * options_.micro_batch;
+  if (sequences_ < together) {
+    throw DataError(fmt::format(
+        "The split of {} has {} sequences of {} tokens, fewer than the {} that {} ranks take at a "
+        "time with a micro-batch of {}. Use fewer ranks, a "
+        "smaller micro-batch, a shorter sequence or more data.",
+        file, sequences_, options_.sequence, together, options_.world_size, options_.micro_batch));
+  }
+  row_.resize(static_cast<size_t>(options_.sequence) + 1);
+  if (options_.vocab_size > 0 && options_.vocab_size < tokens_.file->vocab_limit()) {
+    std::vector<int64_t> block(size_t{1} << 16);
+    const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
+    for (int64_t begin = tokens_.begin; begin < end; begin += static_cast<int64_t>(block.size())) {
+      const auto count = std::min<int64_t>(static_cast<int64_t>(block.size()), end - begin);
+      check_token(tokens_.file->read(begin, std::span(block).first(count)), begin, count);
+    }
+  }
+}
+
+void TokenLoader::check_token(int64_t largest, int64_t begin, int64_t count) const {
+  if (options_.vocab_size <= 0 || largest < options_.vocab_size) return;
+  throw DataError(fmt::format(
+      "{} holds the token {} (among tokens {} to {}), and the model's vocabulary has {}. Use the "
+      "vocabulary that the data was "
+      "prepared with.",
+      tokens_.file->path().string(), largest, begin, begin + count - 1, options_.vocab_size));
+}
+
+int64_t TokenLoader::sequence_of(int64_t sample) const {
+  const int64_t within = sample % sequences_;
+  if (!options_.shuffle) return within;
+  return Permutation(sequences_, options_.seed, static_cast<uint64_t>(sample / sequences_))(within);
+}
+
+TokenLoader::Batch TokenLoader::next() {
+  const int64_t rows = options_.micro_batch;
+  const int64_t length = options_.sequence;
+  for (auto* tensor : {&batch_.tokens, &batch_.targets}) {
+    if (!is_ours(*tensor)) *tensor = at::empty({rows, length}, at::kLong);
+  }
+  const int64_t first = sample_ + options_.rank * rows;
+  auto* tokens = batch_.tokens.mutable_data_ptr<int64_t>();
+  auto* targets = batch_.targets.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t begin = tokens_.begin + sequence_of(first + row) * length;
+    check_token(tokens_.file->read(begin, row_), begin, length + 1);
+    std::copy_n(row_.begin(), length, tokens + row * length);
+    std::copy_n(row_.begin() + 1, length, targets + row * length);
+  }
+  sample_ += options_.world_size * rows;
+  // The disk works while the model does.
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t begin =
+        tokens_.begin + sequence_of(sample_ + options_.rank * rows + row) * length;
+    tokens_.file->will_need(begin, length + 1);
+  }
+  return batch_;
+}
+
+LoaderState TokenLoader::state() const {
+  return {.sample = sample_,
+          .sequence = options_.sequence,
+          .sequences = sequences_,
+          .seed = options_.seed};
+}
+
+void TokenLoader::restore(const LoaderState& state) {
+  const auto expect = [&](const char* what, auto saved, auto now) {
+    if (saved != now) {
+      throw DataError(
+          fmt::format("The run that is resumed had {} {}, and this one has {}: its position in the "
+                      "data would mean something else. Use the same data, sequence "
+                      "length and seed.",
+                      what, saved, now));
+    }
+  };
+  expect("a sequence length of", state.sequence, options_.sequence);
+  expect("a number of sequences of", state.sequences, sequences_);
+  expect("the seed", state.seed, options_.seed);
+  if (state.sample < 0)
+    throw DataError(fmt::format("The state of the data has the negative sample {}.", state.sample));
+  sample_ = state.sample;
+}
+
+}  // namespace zero

@@ -1,0 +1,68 @@
+#include "zero/train/accounts.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <type_traits>
+
+namespace zero::train {
+namespace {
+
+/// Every rank's `mine`, in rank order. Collective.
+template <class Record>
+std::vector<Record> gather(comm::Group& group, const Record& mine, std::string_view label) {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  const auto size = static_cast<int64_t>(sizeof(Record));
+  const auto input = at::empty({size}, at::kByte);
+  const auto output = at::empty({size * group.size()}, at::kByte);
+  std::memcpy(input.data_ptr(), &mine, sizeof(Record));
+  group.all_gather_control(output, input, label);
+  std::vector<Record> all(static_cast<size_t>(group.size()));
+  std::memcpy(all.data(), output.data_ptr(), static_cast<size_t>(output.numel()));
+  return all;
+}
+
+}  // namespace
+
+std::vector<RankMemory> collect_memory(Engine& engine) {
+  const auto& ledger = *engine.group().ledger();
+  const auto formula = engine.memory_formula();
+  RankMemory mine;
+  for (size_t i = 0; i < kCategories; ++i) mine.usage[i] = ledger.usage(static_cast<Category>(i));
+  mine.total = ledger.total();
+  mine.parameters_formula = formula.parameters;
+  mine.gradients_formula = formula.gradients;
+  mine.optimizer_formula = formula.optimizer;
+  mine.padding = formula.padding;
+  return gather(engine.group(), mine, "memory by rank");
+}
+
+StepTraffic::Counts StepTraffic::now() const {
+  Counts counts;
+  for (size_t i = 0; i < comm::kCollectives; ++i) {
+    counts[i] = engine_.group().traffic().count(static_cast<comm::Collective>(i));
+  }
+  return counts;
+}
+
+void StepTraffic::end_step() {
+  const auto after = now();
+  for (size_t i = 0; i < comm::kCollectives; ++i) {
+    sum_[i].calls += after[i].calls - before_[i].calls;
+    sum_[i].logical_bytes += after[i].logical_bytes - before_[i].logical_bytes;
+    sum_[i].copied_bytes += after[i].copied_bytes - before_[i].copied_bytes;
+  }
+  ++steps_;
+}
+
+std::vector<RankTraffic> StepTraffic::collect() const {
+  const auto formula = engine_.traffic_formula();
+  RankTraffic mine;
+  mine.counts = sum_;
+  mine.all_gather_formula = steps_ * formula.all_gather;
+  mine.reduce_scatter_formula = steps_ * formula.reduce_scatter;
+  mine.all_reduce_formula = steps_ * formula.all_reduce;
+  return gather(engine_.group(), mine, "traffic by rank");
+}
+
+}  // namespace zero::train

@@ -1,0 +1,35 @@
+// The ranks' ledgers, collected for the monitors.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "zero/engine/engine.h"
+#include "zero/train/monitor.h"
+
+namespace zero::train {
+
+/// Every rank's memory, in rank order. Collective.
+std::vector<RankMemory> collect_memory(Engine& engine);
+
+/// Counts what the training steps send, and nothing else (validation, say).
+class StepTraffic {
+ public:
+  explicit StepTraffic(Engine& engine) : engine_(engine) {}
+  void begin_step() { before_ = now(); }
+  void end_step();
+  int64_t steps() const { return steps_; }
+  /// Every rank's traffic so far, in rank order, with the formula's bytes for as many steps.
+  /// Collective.
+  std::vector<RankTraffic> collect() const;
+
+ private:
+  using Counts = std::array<comm::TrafficCount, comm::kCollectives>;
+  Counts now() const;
+  Engine& engine_;
+  Counts before_{}, sum_{};
+  int64_t steps_ = 0;
+};
+
+}  // namespace zero::train

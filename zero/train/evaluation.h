@@ -1,0 +1,27 @@
+// A scope without gradients and dropout.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+namespace zero::train {
+
+/// While it lives: no gradients, and the model in eval mode. Then the model is in the mode in which
+/// it was.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& model)
+      : model_(model), was_training_(model.is_training()) {
+    model_.eval();
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  ~EvaluationMode() { model_.train(was_training_); }
+
+ private:
+  at::NoGradGuard no_gradients_;
+  torch::nn::Module& model_;
+  bool was_training_;
+};
+
+}  // namespace zero::train

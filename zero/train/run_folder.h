@@ -1,0 +1,39 @@
+// The folder of a run: its log, its weights, its checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace zero::train {
+
+class RunFolder {
+ public:
+  explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
+
+  std::filesystem::path log() const { return path_ / "log.jsonl"; }
+  std::filesystem::path model() const { return path_ / "model.safetensors"; }
+  std::filesystem::path model_config() const { return path_ / "config.json"; }
+  /// The folder of the checkpoint after `step`; whole once it holds `kMarker`, which is written
+  /// last.
+  std::filesystem::path checkpoint(int64_t step) const;
+  static constexpr const char* kMarker = "train.json";
+
+  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, or it
+  /// holds an earlier run and neither `overwrite` nor `resume` says what to do with it. Changes
+  /// nothing.
+  void check(bool overwrite, bool resume) const;
+  /// The same, then makes the folder if absent, and with `overwrite` removes the earlier run's
+  /// checkpoints (its weights stay until new ones replace them).
+  void prepare(bool overwrite, bool resume) const;
+
+  /// The step of the newest whole checkpoint.
+  std::optional<int64_t> last_checkpoint() const;
+  /// Removes all checkpoints but that of `step`.
+  void remove_other_checkpoints(int64_t step) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace zero::train

@@ -1,0 +1,440 @@
+#include "zero/train/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/data/tokenizer.h"
+#include "zero/train/agreement.h"
+#include "zero/train/evaluation.h"
+#include "zero/train/generate.h"
+#include "zero/train/stop.h"
+#include "zero/train/weights.h"
+
+namespace zero::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// --- What the parts of a run are made from ---
+
+Options checked(Options options) {
+  options.validate();
+  return options;
+}
+
+int64_t micro_batch_of(const Config& config) {
+  return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
+}
+
+Dataset open_data(const Options& options) {
+  const bool validates = options.eval_batches > 0;
+  const bool splits = validates && options.val_data.empty();
+  auto data = open_dataset(
+      options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
+  if (validates && !options.val_data.empty()) {
+    const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
+    data.validation = validation.train;
+  }
+  return data;
+}
+
+/// The model's sizes: a published model keeps its vocabulary, so that its weights fit elsewhere;
+/// gpt2-nano takes that of the data.
+Gpt2Config model_config(const Options& options, const Dataset& data) {
+  auto config = Gpt2Config::load(options.model);
+  if (options.vocab_size > 0) {
+    config.vocab_size = options.vocab_size;
+  } else if (options.model == "gpt2-nano" && data.vocab_size > 0) {
+    config.vocab_size = data.vocab_size;
+  }
+  if (options.dropout >= 0) config.set_dropout(options.dropout);
+  if (options.seq > config.context) {
+    throw ConfigError(
+        fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
+                    options.seq, options.model, config.context));
+  }
+  if (data.vocab_size > config.vocab_size) {
+    throw ConfigError(fmt::format(
+        "The data {} has a vocabulary of {} tokens, but the model {} has {}. Set --vocab-size {}.",
+        options.data, data.vocab_size, options.model, config.vocab_size, data.vocab_size));
+  }
+  config.validate();
+  return config;
+}
+
+LoaderOptions loader_options(const Options& options, const Config& config, int rank, int ranks,
+                             int64_t vocabulary, bool shuffle) {
+  return {.sequence = options.seq,
+          .micro_batch = micro_batch_of(config),
+          .rank = rank,
+          .world_size = ranks,
+          .seed = static_cast<uint64_t>(options.seed),
+          .shuffle = shuffle,
+          .vocab_size = vocabulary};
+}
+
+Gpt2 build_model(const Options& options, const Dataset& data) {
+  const auto config = model_config(options, data);
+  at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
+  return Gpt2(config);
+}
+
+/// Weight decay acts on matrices alone: not on biases and norms.
+std::vector<ParameterGroup> parameter_groups(const Gpt2& model, const Config& config) {
+  const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
+  auto undecayed = optimizer;
+  std::visit([](auto& o) { o.weight_decay = 0; }, undecayed);
+  ParameterGroup vectors{{}, undecayed};
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
+  }
+  return {ParameterGroup{{}, optimizer}, vectors};
+}
+
+optim::WarmupDecay schedule_of(const Options& options, const Config& config) {
+  const double lr = std::visit([](const auto& o) { return o.lr; },
+                               config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
+  optim::WarmupDecay schedule;
+  schedule.lr = lr;
+  schedule.min_lr = options.min_lr < 0 ? lr / 10 : options.min_lr;
+  schedule.warmup_steps =
+      options.warmup < 0 ? std::min<int64_t>(200, options.steps / 10) : options.warmup;
+  schedule.total_steps = options.steps;
+  schedule.decay = decay_from(options.schedule);
+  optim::check(schedule);
+  return schedule;
+}
+
+/// Dropout is drawn afresh for each step and rank, so that a resumed run draws what an
+/// uninterrupted one would.
+uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
+  uint64_t x = static_cast<uint64_t>(seed) * 0x9e3779b97f4a7c15u +
+               static_cast<uint64_t>(step) * 0xbf58476d1ce4e5b9u +
+               static_cast<uint64_t>(rank) * 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  return x * 0xd6e8feb86659fd93u;
+}
+
+/// The mean of one number of each rank, added in rank order. Collective.
+double mean_over_ranks(comm::Group& group, double mine) {
+  const auto input = at::full({1}, mine, at::kDouble);
+  const auto output = at::empty({group.size()}, at::kDouble);
+  group.all_gather_control(output, input, "validation loss");
+  double sum = 0;
+  for (int rank = 0; rank < group.size(); ++rank) sum += output.data_ptr<double>()[rank];
+  return sum / group.size();
+}
+
+LoaderState loader_state(const std::filesystem::path& marker) {
+  std::ifstream file(marker);
+  try {
+    return LoaderState::from_json(nlohmann::json::parse(file).at("loader").dump());
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{} cannot be read: {}.", marker.string(), error.what()));
+  }
+}
+
+}  // namespace
+
+void check_run(const Options& options, const Config& config, int ranks) {
+  options.validate();
+  config.validate();
+  RunFolder(options.out).check(options.overwrite, options.resume);
+  const auto data = open_data(options);
+  const auto model = model_config(options, data);
+  (void)schedule_of(options, config);
+  (void)TokenLoader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  if (options.eval_batches > 0) {
+    (void)TokenLoader(data.validation,
+                      loader_options(options, config, 0, ranks, model.vocab_size, false));
+  }
+}
+
+Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+                 std::vector<std::unique_ptr<Monitor>> more)
+    : options_(checked(std::move(options))),
+      group_(std::move(group)),
+      folder_(options_.out),
+      data_(open_data(options_)),
+      model_(nullptr),
+      schedule_(schedule_of(options_, config)) {
+  config.micro_batch_size = micro_batch_of(config);
+  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+  const auto vocabulary = model_config(options_, data_).vocab_size;
+  train_loader_.emplace(data_.train, loader_options(options_, config, group_->rank(),
+                                                    group_->size(), vocabulary, true));
+  if (options_.eval_batches > 0) {
+    validation_loader_.emplace(data_.validation, loader_options(options_, config, group_->rank(),
+                                                                group_->size(), vocabulary, false));
+  }
+  on_rank_zero(*group_, [&] {
+    folder_.prepare(options_.overwrite, options_.resume);
+    monitors_ = std::move(more);
+    monitors_.push_back(console_monitor(options_.log_every));
+    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+  });
+
+  model_ = build_model(options_, data_);
+  engine_.emplace(model_, parameter_groups(model_, config), config, group_);
+  traffic_.emplace(*engine_);
+  losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
+  const auto numbers = static_cast<int64_t>(losses_.size()) + 2;
+  exchange_mine_ = at::empty({numbers}, at::kFloat);
+  exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
+  if (options_.resume) resume();
+}
+
+int Trainer::train() {
+  const StopSignals signals;
+  signals_ = &signals;
+  report_run();
+  const auto begin = Clock::now();
+  while (step_ < options_.steps && stop_signal_ == 0) {
+    const auto step = train_step();
+    report([&](Monitor& monitor) { monitor.step(step); });
+    const bool last = step_ == options_.steps || stop_signal_ != 0;
+    if (options_.eval_batches > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
+        !last) {
+      const auto validation = validate();
+      report([&](Monitor& monitor) { monitor.validation(validation); });
+    }
+    if (options_.save_every > 0 && (step_ % options_.save_every == 0 || last)) save_checkpoint();
+  }
+  signals_ = nullptr;
+  return finish(seconds_since(begin));
+}
+
+StepReport Trainer::train_step() {
+  const auto begin = Clock::now();
+  const double waited_before = group_->wait_ms();
+  traffic_->begin_step();
+  StepReport report;
+  report.step = step_ + 1;
+  report.lr = schedule_.rate(report.step);
+  for (size_t i = 0; i < engine_->group_count(); ++i) engine_->set_lr(report.lr, i);
+  at::manual_seed(dropout_seed(options_.seed, report.step, group_->rank()));
+
+  for (size_t i = 0; i < losses_.size(); ++i) {
+    const auto batch = train_loader_->next();
+    const auto loss = model_->loss(batch.tokens, batch.targets);
+    engine_->backward(loss);
+    losses_[i] = loss.item<float>();
+    if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
+  }
+  const auto all = exchange(losses_);
+  const auto result = engine_->step();
+  ++step_;
+  traffic_->end_step();
+
+  report.loss = all.mean_loss;
+  report.grad_norm = result.grad_norm;
+  report.skipped = !result.updated;
+  report.step_ms = seconds_since(begin) * 1000;
+  report.tokens_per_s = static_cast<double>(tokens_per_step()) / report.step_ms * 1000;
+  report.comm_ms = group_->wait_ms() - waited_before;
+  report.memory_peak = group_->ledger()->total().peak;
+  stop_signal_ = all.stop_signal;
+  return report;
+}
+
+Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
+  // Each rank's numbers: the losses of its micro-batches, the signal it received, whether its
+  // monitors failed.
+  const auto k = static_cast<int64_t>(losses.size());
+  float* mine = exchange_mine_.data_ptr<float>();
+  std::copy(losses.begin(), losses.end(), mine);
+  mine[k] = signals_ != nullptr ? static_cast<float>(signals_->received()) : 0;
+  mine[k + 1] = monitor_failure_ ? 1 : 0;
+  group_->all_gather_control(exchange_all_, exchange_mine_, "losses");
+
+  const float* all = exchange_all_.data_ptr<float>();
+  const auto of_rank = [&](int rank) { return all + rank * (k + 2); };
+  Exchange result;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (of_rank(rank)[k + 1] != 0) share_failure(*group_, monitor_failure_);
+    if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
+  }
+  // The same order at every stage, so that the mean is the same bit for bit.
+  double sum = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    for (int rank = 0; rank < group_->size(); ++rank) sum += of_rank(rank)[i];
+  }
+  result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
+  if (!std::isfinite(result.mean_loss)) {
+    on_rank_zero(*group_, [&] {
+      for (auto& monitor : monitors_)
+        monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
+      throw Error(
+          fmt::format("The loss of step {} is {}: the run has diverged, and nothing was updated in "
+                      "this step. A lower --lr, a longer --warmup or "
+                      "--clip may help.",
+                      step_ + 1, result.mean_loss));
+    });
+  }
+  return result;
+}
+
+ValidationReport Trainer::validate() {
+  const EvaluationMode evaluation(*model_);
+  validation_loader_->rewind();
+  const int64_t batches = std::min(options_.eval_batches, validation_loader_->batches_per_epoch());
+  double sum = 0;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < batches; ++i) {
+    const auto batch = validation_loader_->next();
+    sum += model_->loss(batch.tokens, batch.targets).item<float>();
+    tokens += batch.tokens.numel() * group_->size();
+  }
+  return {.step = step_,
+          .loss = mean_over_ranks(*group_, sum / static_cast<double>(batches)),
+          .tokens = tokens};
+}
+
+int Trainer::finish(double seconds) {
+  const bool interrupted = stop_signal_ != 0;
+  if (!interrupted && options_.eval_batches > 0) {
+    const auto validation = validate();
+    report([&](Monitor& monitor) { monitor.validation(validation); });
+  }
+  const auto memory = collect_memory(*engine_);
+  const auto traffic = traffic_->collect();
+  report([&](Monitor& monitor) {
+    monitor.memory(memory);
+    monitor.traffic(traffic, traffic_->steps());
+  });
+  save_weights();
+  if (!interrupted && options_.sample_tokens > 0) sample();
+  const EndReport end{.steps = step_,
+                      .seconds = seconds,
+                      .reason = interrupted
+                                    ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
+                                    : "finished",
+                      .model_file = folder_.model()};
+  report([&](Monitor& monitor) { monitor.end(end); });
+  share_failure(*group_, monitor_failure_);
+  return stop_signal_;
+}
+
+void Trainer::report(const std::function<void(Monitor&)>& what) {
+  if (monitor_failure_) return;
+  try {
+    for (auto& monitor : monitors_) what(*monitor);
+  } catch (const Error&) {
+    monitor_failure_ = std::current_exception();  // the others learn of it at the next exchange
+  }
+}
+
+void Trainer::report_run() {
+  const auto run = describe();
+  const auto memory = collect_memory(*engine_);
+  report([&](Monitor& monitor) {
+    monitor.begin(run);
+    monitor.initial_memory(memory);
+  });
+  share_failure(*group_, monitor_failure_);
+}
+
+int64_t Trainer::tokens_per_step() const {
+  const auto& config = engine_->config();
+  return group_->size() * config.gradient_accumulation_steps * config.micro_batch_size *
+         options_.seq;
+}
+
+RunInfo Trainer::describe() const {
+  const auto& config = engine_->config();
+  const auto& sizes = model_->config();
+  RunInfo run;
+  run.model_name = options_.model;
+  run.parameters = engine_->parameter_count();
+  run.layers = sizes.layers;
+  run.width = sizes.width;
+  run.vocabulary = sizes.vocab_size;
+  run.dtype = config.bf16 ? "bf16" : "fp32";
+  run.stage = config.stage;
+  run.ranks = group_->size();
+  run.threads = at::get_num_threads();
+  run.micro_batch = config.micro_batch_size;
+  run.sequence = options_.seq;
+  run.accumulate = config.gradient_accumulation_steps;
+  run.steps = options_.steps;
+  run.first_step = first_step_;
+  run.data = options_.data;
+  run.train_tokens = data_.train.size();
+  run.validation_tokens = data_.validation.size();
+  using Json = nlohmann::ordered_json;
+  run.config_json = Json{{"engine", Json::parse(config.dump())},
+                         {"train", Json::parse(dump(options_))},
+                         {"model", Json::parse(sizes.to_json())}}
+                        .dump();
+  return run;
+}
+
+void Trainer::sample() {
+  const bool as_text = data_.by_bytes || !data_.tokenizer.empty();
+  const auto tokenizer =
+      data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
+  const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
+  const auto tokens = generate(model_, prompt,
+                               {.tokens = options_.sample_tokens,
+                                .temperature = options_.temperature,
+                                .seed = options_.seed,
+                                .window = options_.seq},
+                               *group_);
+  report([&](Monitor& monitor) {
+    if (as_text) {
+      monitor.sample(options_.prompt, tokenizer.decode(tokens));
+    } else {
+      monitor.sample("tokens 0", fmt::format(" {}", fmt::join(tokens, " ")));
+    }
+  });
+}
+
+void Trainer::save_weights() { write_weights(*engine_, model_, folder_); }
+
+void Trainer::save_checkpoint() {
+  const auto path = folder_.checkpoint(step_);
+  engine_->save(path);
+  on_rank_zero(*group_, [&] {
+    const nlohmann::ordered_json state{
+        {"step", step_}, {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
+    OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
+    const std::string text = state.dump(2) + "\n";
+    marker.write(text.data(), text.size());
+    marker.commit();
+    folder_.remove_other_checkpoints(step_);
+  });
+}
+
+void Trainer::resume() {
+  const int64_t step = folder_.last_checkpoint().value();
+  const auto path = folder_.checkpoint(step);
+  engine_->load(path);
+  train_loader_->restore(loader_state(path / RunFolder::kMarker));
+  step_ = step;
+  first_step_ = step + 1;
+  if (step_ >= options_.steps) {
+    throw ConfigError(
+        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
+                    options_.out, step_, options_.steps));
+  }
+}
+
+}  // namespace zero::train

@@ -1,0 +1,108 @@
+// The training loop: GPT-2 on tokens, with its states partitioned as the engine's configuration
+// says.
+//
+//   zero::train::Options options{.model = "gpt2-nano", .data = "text.txt", .out = "run"};
+//   zero::Config config;
+//   config.stage = 3;
+//   zero::train::Trainer trainer(options, config, zero::init());
+//   trainer.train();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "zero/comm/group.h"
+#include "zero/data/dataset.h"
+#include "zero/data/token_loader.h"
+#include "zero/engine/config.h"
+#include "zero/engine/engine.h"
+#include "zero/models/gpt2.h"
+#include "zero/optim/schedule.h"
+#include "zero/train/accounts.h"
+#include "zero/train/monitor.h"
+#include "zero/train/options.h"
+#include "zero/train/run_folder.h"
+
+namespace zero::train {
+
+/// The optimizer of a run whose configuration names none: AdamW as GPT-2's successors are trained.
+inline constexpr AdamW kDefaultOptimizer{
+    .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+inline constexpr int64_t kDefaultMicroBatch = 8;
+
+/// Checks what one process can check before ranks are started: options, data, output folder.
+/// Changes nothing. Throws ConfigError or DataError.
+void check_run(const Options& options, const Config& config, int ranks);
+
+class Trainer {
+ public:
+  /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
+  /// run where the options say so. All ranks give equal arguments. On rank 0 the console and
+  /// DIR/log.jsonl get reports, and `more` monitors too. Collective. Throws ConfigError, DataError,
+  /// CheckpointError; a rank that stops because of another's failure throws StoppedByPeer.
+  Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+          std::vector<std::unique_ptr<Monitor>> more = {});
+
+  /// Trains to the last step or until SIGINT, SIGTERM or SIGHUP reaches any rank; then writes the
+  /// weights. Returns the signal, or 0. Collective.
+  int train();
+
+  /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
+  /// then nothing was updated. Collective.
+  StepReport train_step();
+  /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
+  ValidationReport validate();
+  /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
+  /// not say how to decode them. Collective.
+  void sample();
+  /// Writes DIR/model.safetensors (Hugging Face's GPT-2 names, the model's dtype) and
+  /// DIR/config.json, whole or not at all. Collective.
+  void save_weights();
+  /// Writes DIR/checkpoint-STEP, then removes older ones. Collective.
+  void save_checkpoint();
+
+  int64_t step() const { return step_; }
+  Engine& engine() { return *engine_; }
+  Gpt2& model() { return model_; }
+
+ private:
+  /// Numbers that the ranks exchange once a step, before the update.
+  struct Exchange {
+    float mean_loss = 0;
+    int stop_signal = 0;
+  };
+  Exchange exchange(const std::vector<float>& losses);
+  void report(const std::function<void(Monitor&)>& what);
+  void report_run();
+  RunInfo describe() const;
+  int64_t tokens_per_step() const;
+  void resume();
+  int finish(double seconds);
+
+  Options options_;
+  std::shared_ptr<comm::Group> group_;
+  RunFolder folder_;
+  std::vector<std::unique_ptr<Monitor>> monitors_;  ///< empty on ranks other than 0
+  std::exception_ptr monitor_failure_;              ///< shared at the next exchange
+  Dataset data_;
+  Gpt2 model_;
+  std::optional<Engine> engine_;
+  std::optional<TokenLoader> train_loader_;
+  std::optional<TokenLoader> validation_loader_;
+  std::optional<StepTraffic> traffic_;
+  optim::WarmupDecay schedule_;
+  std::vector<float> losses_;  ///< of this rank's micro-batches in the step
+  at::Tensor exchange_mine_, exchange_all_;
+  int64_t step_ = 0;  ///< updates done
+  int64_t first_step_ = 1;
+  int stop_signal_ = 0;
+  const class StopSignals* signals_ = nullptr;  ///< while `train` runs
+};
+
+}  // namespace zero::train
