@@ -130,6 +130,16 @@ TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {
   EXPECT_LE(trainer.step(), 3);
 }
 
+TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {
+  Heard heard;
+  options_.vocab_size =
+      5000;  // the untrained model would draw one of the 4744 others nearly always
+  options_.steps = 1;
+  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+  trainer.train();
+  EXPECT_EQ(heard.text.size(), 5u);
+}
+
 TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {
   options_.vocab_size = 100;
   EXPECT_THROW(check_run(options_, config_, 1), ConfigError);

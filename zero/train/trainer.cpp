@@ -397,13 +397,15 @@ void Trainer::sample() {
       data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
   const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
   const EvaluationMode evaluation(*model_);
-  const auto tokens =
-      generate(prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen); },
-               {.tokens = options_.sample_tokens,
-                .context = options_.seq,
-                .temperature = options_.temperature,
-                .top_k = options_.top_k,
-                .seed = static_cast<uint64_t>(options_.seed)});
+  // The model's vocabulary may be larger than the text's: what has no text is never drawn.
+  const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size;
+  const auto tokens = generate(
+      prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen).narrow(1, 0, drawn); },
+      {.tokens = options_.sample_tokens,
+       .context = options_.seq,
+       .temperature = options_.temperature,
+       .top_k = options_.top_k,
+       .seed = static_cast<uint64_t>(options_.seed)});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));
