@@ -101,8 +101,13 @@ TEST(Launch, PassesRankZerosOutputAsItIs) {
 TEST(Launch, WritesLogFiles) {
   test::TemporaryFolder folder;
   const auto logs = folder / "made/by/it";
-  const auto outcome = launch_script(2, "echo out$RANK; echo err$RANK >&2; exit $RANK",
-                                     {"--logs", "files", "--log-dir", logs});
+  // Rank 1 fails once rank 0 has spoken, since rank 0 is then stopped.
+  const auto outcome =
+      launch_script(2,
+                    "echo out$RANK; echo err$RANK >&2; if [ $RANK = 0 ]; then exec sleep 100; fi; "
+                    "until grep -q err0 " +
+                        (logs / "rank-0.log").string() + "; do sleep 0.05; done; exit 1",
+                    {"--logs", "files", "--log-dir", logs});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(test::read_file(logs / "rank-0.log"), "out0\nerr0\n");
@@ -139,8 +144,12 @@ TEST(Launch, KillsRanksThatIgnoreSigterm) {
 }
 
 TEST(Launch, StopsWhatAFailedRanksPeersHaveStarted) {
-  const auto outcome = launch_script(
-      2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi; sleep 100 & echo child=$!; exec sleep 100");
+  test::TemporaryFolder folder;
+  const std::string started = folder / "started";
+  const auto outcome = launch_script(2, "if [ $RANK = 1 ]; then until [ -e " + started +
+                                            " ]; do sleep 0.05; done; exit 1; fi; "
+                                            "sleep 100 & echo child=$!; touch " +
+                                            started + "; exec sleep 100");
   const auto at = outcome.out.find("child=");
   ASSERT_NE(at, std::string::npos);
   EXPECT_TRUE(gone_within(std::stoi(outcome.out.substr(at + 6)), seconds(2)));

@@ -227,6 +227,7 @@ class RollCall {
 
   std::vector<std::string> all() const {
     std::vector<std::string> keys;
+    keys.reserve(static_cast<size_t>(job_.size));
     for (int rank = 0; rank < job_.size; ++rank) keys.push_back(here(rank));
     return keys;
   }

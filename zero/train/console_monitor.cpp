@@ -2,6 +2,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -50,7 +51,7 @@ class ConsoleMonitor final : public Monitor {
     fmt::print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
                info.threads == 1 ? "" : "s", info.stage);
     fmt::print(
-        "step      {} tokens ({} ranks x {} micro-batches x {} sequences x {}); {} steps: {} "
+        "step      {} tokens (ranks {} x micro-batches {} x sequences {} x {}); {} steps: {} "
         "tokens, {:.2f} epochs\n",
         grouped(info.tokens_per_step()), info.ranks, info.accumulate, info.micro_batch,
         info.sequence, grouped(info.steps), grouped(info.steps * info.tokens_per_step()),
