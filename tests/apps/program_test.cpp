@@ -10,9 +10,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Outcome zero_program(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), ZERO_PROGRAM);
-  return run(arguments);
+Outcome zero_program(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command{ZERO_PROGRAM};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return run(command);
 }
 
 TEST(Program, ListsItsSubcommands) {

@@ -1,7 +1,7 @@
 // A group of ranks: the collectives that ZeRO is made of, over c10d's Backend.
 //
 // Every rank of a group issues the same collectives in the same order. A rank that does not is
-// named in a CommError on every rank (see Note [Matching] in shm_backend.cpp). A group of one
+// named in a CommError on every rank (see Note [Matching] in shm_collectives.cpp). A group of one
 // returns at once from everything.
 #pragma once
 

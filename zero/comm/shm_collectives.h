@@ -45,7 +45,6 @@ class Collectives {
   void run(Call& call);
 
  private:
-  struct Chunk;
   void begin(Call& call);
   void stage_first(const Call& call);
   void sync();

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "zero/optim/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -43,31 +45,57 @@ void accumulate(float* destination, const void* source, c10::ScalarType dtype, i
   }
 }
 
-/// Adds the squares of kNormLanes elements to as many partial sums. The sums live in memory, as a
-/// vector's width is not known at compile time on every machine; they stay in the first cache
-/// level.
+/// Adds the squares of `rows` rows of kNormLanes elements to as many partial sums. The square of an
+/// fp32 value is exact in fp64, so that MulAdd gives the same bits whether it is fused or not.
 template <class Source>
-HWY_INLINE void add_squares(const typename Source::Stored* values, double* HWY_RESTRICT partial) {
+HWY_INLINE void add_squares(const typename Source::Stored* HWY_RESTRICT values, int64_t rows,
+                            double* HWY_RESTRICT partial) {
   const hn::CappedTag<double, kMaxLanes / 2> d;
   const hn::Rebind<float, decltype(d)> d32;
-  for (size_t j = 0; j < static_cast<size_t>(kNormLanes); j += hn::Lanes(d)) {
-    const auto value = hn::PromoteTo(d, load(Source(), d32, values + j));
-    hn::Store(hn::Add(hn::Load(d, partial + j), hn::Mul(value, value)), d, partial + j);
+  const size_t lanes = hn::Lanes(d);
+  const auto value = [&](const typename Source::Stored* from)
+                         HWY_ATTR { return hn::PromoteTo(d, load(Source(), d32, from)); };
+  // Four sums at a time, which hide the latency of the additions.
+  for (size_t j = 0; j < static_cast<size_t>(kNormLanes); j += 4 * lanes) {
+    auto a = hn::Load(d, partial + j);
+    auto b = hn::Load(d, partial + j + lanes);
+    auto c = hn::Load(d, partial + j + 2 * lanes);
+    auto e = hn::Load(d, partial + j + 3 * lanes);
+    const auto* row = values + j;
+    for (int64_t r = 0; r < rows; ++r, row += kNormLanes) {
+      const auto va = value(row);
+      const auto vb = value(row + lanes);
+      const auto vc = value(row + 2 * lanes);
+      const auto ve = value(row + 3 * lanes);
+      a = hn::MulAdd(va, va, a);
+      b = hn::MulAdd(vb, vb, b);
+      c = hn::MulAdd(vc, vc, c);
+      e = hn::MulAdd(ve, ve, e);
+    }
+    hn::Store(a, d, partial + j);
+    hn::Store(b, d, partial + j + lanes);
+    hn::Store(c, d, partial + j + 2 * lanes);
+    hn::Store(e, d, partial + j + 3 * lanes);
   }
 }
 
 template <class Source>
 double squares(const typename Source::Stored* values, int64_t begin, int64_t end) {
+  // Narrow vectors go over the same rows several times, so that these should stay in the first
+  // cache level.
+  constexpr int64_t kRows = 64;
   HWY_ALIGN double partial[kNormLanes] = {};
   int64_t i = begin;
-  for (; i + kNormLanes <= end; i += kNormLanes) {
-    add_squares<Source>(values + i, partial);
+  while (i + kNormLanes <= end) {
+    const int64_t rows = std::min(kRows, (end - i) / kNormLanes);
+    add_squares<Source>(values + i, rows, partial);
+    i += rows * kNormLanes;
   }
   if (i < end) {
     // Zeros in the padding leave a sum of squares as it is.
     typename Source::Stored tail[kNormLanes] = {};
     std::memcpy(tail, values + i, static_cast<size_t>(end - i) * sizeof(tail[0]));
-    add_squares<Source>(tail, partial);
+    add_squares<Source>(tail, 1, partial);
   }
   double sum = 0;
   for (const double p : partial) sum += p;

@@ -36,6 +36,7 @@ struct Options {
   int64_t sample_tokens = 200;  ///< tokens generated at the end; 0: none
   std::string prompt = "\n";
   double temperature = 0.8;
+  int64_t top_k = 0;  ///< the sample takes only the likeliest so many tokens; 0: any
   bool overwrite = false;
   bool resume = false;
 
@@ -74,6 +75,7 @@ void for_each_field(Options& options, const Field& field) {
   field("sample_tokens", options.sample_tokens, "Tokens to generate at the end; 0: none");
   field("prompt", options.prompt, "What the sample continues");
   field("temperature", options.temperature, "Of the sample; 0: always the likeliest token");
+  field("top_k", options.top_k, "The sample takes only the likeliest so many tokens; 0: any");
   field("overwrite", options.overwrite, "Replace an earlier run in --out");
   field("resume", options.resume, "Continue the run in --out from its last checkpoint");
 }

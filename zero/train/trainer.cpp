@@ -18,9 +18,9 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
+#include "zero/models/generate.h"
 #include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
-#include "zero/train/generate.h"
 #include "zero/train/stop.h"
 #include "zero/train/weights.h"
 
@@ -392,12 +392,14 @@ void Trainer::sample() {
   const auto tokenizer =
       data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
   const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
-  const auto tokens = generate(model_, prompt,
-                               {.tokens = options_.sample_tokens,
-                                .temperature = options_.temperature,
-                                .seed = options_.seed,
-                                .window = options_.seq},
-                               *group_);
+  const EvaluationMode evaluation(*model_);
+  const auto tokens =
+      generate(prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen); },
+               {.tokens = options_.sample_tokens,
+                .context = options_.seq,
+                .temperature = options_.temperature,
+                .top_k = options_.top_k,
+                .seed = static_cast<uint64_t>(options_.seed)});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));

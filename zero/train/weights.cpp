@@ -1,12 +1,14 @@
 #include "zero/train/weights.h"
 
-#include <fmt/format.h>
-
-#include <nlohmann/json.hpp>
+#include <exception>
+#include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/checkpoint/safetensors.h"
 #include "zero/train/agreement.h"
 
 namespace zero::train {
@@ -18,29 +20,21 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   file.commit();
 }
 
-/// The header of a safetensors file that holds the model's parameters in registration order: its
-/// length, then JSON, padded so that the data starts on a multiple of 8 bytes.
-std::string header_of(const Gpt2& model, bool bf16) {
-  nlohmann::ordered_json header{{"__metadata__", {{"format", "pt"}}}};
-  int64_t offset = 0;
+/// The model's parameters in registration order, in the dtype in which the engine keeps them.
+std::vector<TensorInfo> declarations(const Gpt2& model, bool bf16) {
+  std::vector<TensorInfo> tensors;
   for (const auto& parameter : model->named_parameters()) {
-    const int64_t bytes = parameter.value().numel() * (bf16 ? 2 : 4);
-    header[parameter.key()] = {{"dtype", bf16 ? "BF16" : "F32"},
-                               {"shape", parameter.value().sizes().vec()},
-                               {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
+    tensors.push_back(
+        {parameter.key(), bf16 ? at::kBFloat16 : at::kFloat, parameter.value().sizes().vec()});
   }
-  std::string json = header.dump();
-  json.append((8 - json.size() % 8) % 8, ' ');
-  const uint64_t length = json.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + json;
+  return tensors;
 }
 
 }  // namespace
 
 void write_weights(Engine& engine, const Gpt2& model, const RunFolder& folder) {
   const bool writes = engine.group().rank() == 0;
-  std::optional<OutputFile> file;
+  std::optional<SafetensorsWriter> file;
   std::exception_ptr failure;
   const auto attempt = [&](const auto& body) {
     if (!writes || failure) return;
@@ -50,16 +44,12 @@ void write_weights(Engine& engine, const Gpt2& model, const RunFolder& folder) {
       failure = std::current_exception();  // the walk over the parameters is collective: it goes on
     }
   };
-  attempt([&] {
-    file.emplace(folder.model(), fail<CheckpointError>);
-    const auto header = header_of(model, engine.config().bf16);
-    file->write(header.data(), header.size());
-  });
-  engine.visit_parameters([&](const std::string&, const at::Tensor& value) {
-    attempt([&] {
-      const auto flat = value.contiguous();
-      file->write(flat.data_ptr(), flat.nbytes());
-    });
+  const std::map<std::string, std::string> metadata{
+      {"format", "pt"}};  // Hugging Face's loader asks for it
+  attempt(
+      [&] { file.emplace(folder.model(), declarations(model, engine.config().bf16), metadata); });
+  engine.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+    attempt([&] { file->write(name, value); });
   });
   attempt([&] {
     file->commit();
