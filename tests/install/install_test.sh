@@ -18,6 +18,8 @@ if grep -rnE '#include [<"](fmt|spdlog|nlohmann|CLI)/' "$work/moved/include"; th
 if grep -rnF -e "$source" -e "$build" "$work/moved" --include='*.cmake'; then fail "the package names the build's folders"; fi
 
 cp -r "$source/examples/train_my_module" "$work/example"
+(cd "$work/moved/include" && find . -name '*.h' | sort | sed 's/\(.*\)/#include "\1"/') >"$work/example/headers.cpp" # each compiles elsewhere
+echo 'target_sources(train_my_module PRIVATE headers.cpp)' >>"$work/example/CMakeLists.txt"
 cmake -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$work/moved" "$@" >/dev/null
 cmake --build "$work/example/build"
 
