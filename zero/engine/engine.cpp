@@ -229,6 +229,9 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
         buffer.set_data(buffer.detach().to(at::kBFloat16));
     }
   }
+  for (const auto& [name, buffer] : tensors.buffers) {
+    if (buffer.defined()) buffers.emplace_back(name, buffer);
+  }
   gradients = std::make_unique<GradientStore>(
       *layout, parameters, trainable, *group,
       GradientStore::Options{

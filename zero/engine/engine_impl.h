@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -42,12 +43,21 @@ struct Engine::Impl {
   void change_parameters(std::string_view label, const std::function<void()>& write);
   double global_norm(bool& finite);
 
+  // Saving and loading.
+  std::vector<std::pair<std::string, at::Tensor>> owned_arrays();
+  std::map<std::string, std::string> description() const;
+  void take_steps(const std::string& path, const std::string& count,
+                  const std::string& by_parameter);
+  void at_boundary(std::string_view what) const;
+  void forget_gradients();
+
   Config config;
   std::shared_ptr<comm::Group> group;
   partition::Placement placement;
   std::vector<std::string> names;
   std::unordered_map<std::string, int64_t> index;  // every name, tied ones too
   std::vector<at::Tensor> parameters;
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::vector<size_t> group_of;
   std::unique_ptr<partition::Layout> layout;
   std::unique_ptr<ParameterStore> store;

@@ -1,0 +1,344 @@
+// Saving and loading the engine's states, sharded or in full.
+//
+// A sharded save is one file a rank, of the elements that the rank owns, by unit; at stage 0 rank
+// 0's file has everything. It is written to `folder`.partial and takes the place of an earlier save
+// only once every rank's file is complete.
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/safetensors.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kSharded = "libzero sharded states 1";
+constexpr const char* kFull = "libzero full states 1";
+
+// Runs `work` on this rank; if it fails on any rank, all throw: that rank its own error, the others
+// one that names it.
+void together(comm::Group& group, std::string_view what, const std::function<void()>& work) {
+  std::string failure;
+  try {
+    work();
+  } catch (const CommError&) {
+    throw;  // the group itself has failed: nothing can be agreed on
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  auto all = at::zeros({group.size()}, at::kLong);
+  group.all_gather_control(all, at::full({1}, failure.empty() ? 0 : 1, at::kLong), what);
+  if (!failure.empty()) throw CheckpointError(failure);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (all[rank].item<int64_t>() != 0)
+      throw CheckpointError(
+          fmt::format("{} failed on rank {}, which says why; nothing was changed.", what, rank));
+  }
+}
+
+std::string shard_name(int rank, int ranks) {
+  return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
+}
+
+std::string array_key(int64_t unit, std::string_view array) {
+  return fmt::format("unit.{}.{}", unit, array);
+}
+
+std::string state_key(std::string_view state, std::string_view parameter) {
+  return fmt::format("optimizer.{}.{}", state, parameter);
+}
+
+const std::string& metadata(const SafetensorsReader& file, const std::string& path,
+                            const std::string& key) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end())
+    throw CheckpointError(fmt::format(
+        "'{}' has no '{}' in its header: it was not written by Engine::save or Engine::save_full.",
+        path, key));
+  return found->second;
+}
+
+void expect(const std::string& path, std::string_view what, const std::string& expected,
+            const std::string& found) {
+  if (expected == found) return;
+  throw CheckpointError(
+      fmt::format("'{}' was saved with {} {}, but this run has {}. Resume with the same, or save "
+                  "with Engine::save_full, which loads at any stage and number of ranks.",
+                  path, what, found, expected));
+}
+
+void expect_tensor(const SafetensorsReader& file, const std::string& path,
+                   const TensorInfo& wanted) {
+  for (const auto& info : file.tensors()) {
+    if (info.name != wanted.name) continue;
+    if (info == wanted) return;
+    throw CheckpointError(fmt::format("'{}' holds '{}' as {} ({}), but the model needs {} ({}).",
+                                      path, wanted.name, c10::toString(info.dtype),
+                                      fmt::join(info.shape, ", "), c10::toString(wanted.dtype),
+                                      fmt::join(wanted.shape, ", ")));
+  }
+  throw CheckpointError(
+      fmt::format("'{}' has no '{}': it is of another model or optimizer.", path, wanted.name));
+}
+
+}  // namespace
+
+// The flat arrays that this rank owns, by their names in a sharded save. A low-precision parameter
+// is saved beside its master, since the user may have written it since the last update.
+std::vector<std::pair<std::string, at::Tensor>> Engine::Impl::owned_arrays() {
+  std::vector<std::pair<std::string, at::Tensor>> arrays;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    arrays.emplace_back(array_key(u, "parameter"), store->owned(u));
+    for (const auto name : optimizer->array_names(u)) {
+      const auto array = optimizer->array(u, name);
+      if (!array.is_alias_of(store->owned(u))) arrays.emplace_back(array_key(u, name), array);
+    }
+  }
+  return arrays;
+}
+
+std::map<std::string, std::string> Engine::Impl::description() const {
+  const nlohmann::json parameter_steps = optimizer->steps();
+  return {{"stage", std::to_string(config.stage)},
+          {"world_size", std::to_string(group->size())},
+          {"unit_bytes", std::to_string(config.unit_bytes)},
+          {"parameters", nlohmann::json(names).dump()},
+          {"steps", std::to_string(steps)},
+          {"parameter_steps", parameter_steps.dump()}};
+}
+
+void Engine::Impl::take_steps(const std::string& path, const std::string& count,
+                              const std::string& by_parameter) {
+  try {
+    const auto list = nlohmann::json::parse(by_parameter).get<std::vector<int64_t>>();
+    if (list.size() != parameters.size())
+      throw CheckpointError(fmt::format("'{}' counts the steps of {} parameters; the model has {}.",
+                                        path, list.size(), parameters.size()));
+    optimizer->steps() = list;
+    steps = std::stoll(count);
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CheckpointError(
+        fmt::format("'{}' has a step count that cannot be read ({}).", path, error.what()));
+  }
+}
+
+void Engine::Impl::at_boundary(std::string_view what) const {
+  if (micro_batches == 0) return;
+  throw Error(
+      fmt::format("{} in the middle of an accumulation ({} of {} micro-batches): gradients are not "
+                  "saved. Call it after the step.",
+                  what, micro_batches, config.gradient_accumulation_steps));
+}
+
+void Engine::save(const std::string& folder) {
+  const c10::NoGradGuard no_grad;
+  auto& impl = *impl_;
+  impl.at_boundary("Engine::save");
+  impl.change_parameters("Engine::save", [] {});
+  const fs::path target(folder);
+  const fs::path partial(folder + ".partial");
+  const int rank = impl.group->rank();
+  together(*impl.group, "Engine::save", [&] {
+    if (rank != 0) return;
+    fs::remove_all(partial);
+    fs::create_directories(partial);
+  });
+  const auto remove_partial = [&] {
+    std::error_code ignored;
+    if (rank == 0) fs::remove_all(partial, ignored);
+  };
+  try {
+    together(*impl.group, "Engine::save", [&] {
+      auto arrays = impl.placement.optimizer || rank == 0
+                        ? impl.owned_arrays()
+                        : std::vector<std::pair<std::string, at::Tensor>>{};
+      if (rank == 0) {
+        for (const auto& [name, buffer] : impl.buffers)
+          arrays.emplace_back("buffer." + name, buffer);
+      }
+      std::vector<TensorInfo> infos;
+      for (const auto& [name, array] : arrays)
+        infos.push_back({name, array.scalar_type(), array.sizes().vec()});
+      auto header = impl.description();
+      header["format"] = kSharded;
+      SafetensorsWriter writer(partial / shard_name(rank, impl.group->size()), infos, header);
+      for (const auto& [name, array] : arrays) writer.write(name, array);
+      writer.commit();
+    });
+    together(*impl.group, "Engine::save", [&] {
+      if (rank != 0) return;
+      // An earlier save is moved aside first, so that one of the two is always whole.
+      const fs::path earlier(folder + ".earlier");
+      fs::remove_all(earlier);
+      if (fs::exists(target)) fs::rename(target, earlier);
+      fs::rename(partial, target);
+      fs::remove_all(earlier);
+    });
+  } catch (const CheckpointError&) {
+    remove_partial();
+    throw;
+  }
+}
+
+void Engine::load(const std::string& folder) {
+  const c10::NoGradGuard no_grad;
+  auto& impl = *impl_;
+  const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
+  const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
+  const auto first = (fs::path(folder) / shard_name(0, impl.group->size())).string();
+  std::unique_ptr<SafetensorsReader> file;
+  std::unique_ptr<SafetensorsReader> replicated;
+  const auto arrays = impl.owned_arrays();
+  together(*impl.group, "Engine::load", [&] {
+    if (!fs::exists(path)) {
+      throw CheckpointError(
+          fmt::format("'{}' does not exist. Engine::load resumes at the number of ranks that "
+                      "saved; Engine::save_full and load_full change it.",
+                      path));
+    }
+    file = std::make_unique<SafetensorsReader>(path);
+    replicated = std::make_unique<SafetensorsReader>(first);
+    expect(path, "format", kSharded, metadata(*file, path, "format"));
+    for (const auto& [key, value] : impl.description()) {
+      if (key != "steps" && key != "parameter_steps")
+        expect(path, key, value, metadata(*file, path, key));
+    }
+    for (const auto& [name, array] : arrays)
+      expect_tensor(*file, path, {name, array.scalar_type(), array.sizes().vec()});
+    for (const auto& [name, buffer] : impl.buffers)
+      expect_tensor(*replicated, first,
+                    {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    impl.take_steps(path, metadata(*file, path, "steps"), metadata(*file, path, "parameter_steps"));
+  });
+  impl.change_parameters("Engine::load", [&] {
+    for (const auto& [name, array] : arrays) array.copy_(file->read(name));
+    for (const auto& [name, buffer] : impl.buffers)
+      buffer.detach().copy_(replicated->read("buffer." + name));
+  });
+  impl.forget_gradients();
+}
+
+void Engine::save_full(const std::string& path) {
+  const c10::NoGradGuard no_grad;
+  auto& impl = *impl_;
+  impl.at_boundary("Engine::save_full");
+  impl.change_parameters("Engine::save_full", [] {});
+  const bool writes = impl.group->rank() == 0;
+  std::unique_ptr<SafetensorsWriter> writer;
+  together(*impl.group, "Engine::save_full", [&] {
+    if (!writes) return;
+    std::vector<TensorInfo> infos;
+    for (size_t p = 0; p < impl.parameters.size(); ++p) {
+      infos.push_back({impl.names[p], at::kFloat, impl.parameters[p].sizes().vec()});
+      for (const auto name :
+           impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
+        if (name != "master")
+          infos.push_back(
+              {state_key(name, impl.names[p]), at::kFloat, impl.parameters[p].sizes().vec()});
+      }
+    }
+    for (const auto& [name, buffer] : impl.buffers)
+      infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    auto header = impl.description();
+    header["format"] = kFull;
+    writer = std::make_unique<SafetensorsWriter>(path, infos, header);
+  });
+  // Rank 0 may fail to write in the middle; it still takes part in the gathers, and all learn of it
+  // at the end.
+  std::string failure;
+  const auto attempt = [&](const std::function<void()>& write) {
+    if (!writes || !failure.empty()) return;
+    try {
+      write();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
+    const auto names = impl.optimizer->array_names(u);
+    const auto gather_and_write = [&](const at::Tensor& owned, std::string_view state) {
+      const auto unit = impl.full(u, owned);
+      for (const auto& segment : impl.layout->unit(u).segments) {
+        const auto p = static_cast<size_t>(segment.parameter);
+        attempt([&] {
+          const auto value = unflattened(
+              unit.narrow(0, segment.offset, segment.numel).to(at::kFloat), impl.parameters[p]);
+          writer->write(state == "master" ? impl.names[p] : state_key(state, impl.names[p]), value);
+        });
+      }
+    };
+    if (names.empty()) gather_and_write(impl.store->owned(u), "master");
+    for (const auto name : names) gather_and_write(impl.optimizer->array(u, name), name);
+  }
+  together(*impl.group, "Engine::save_full", [&] {
+    if (!writes) return;
+    for (const auto& [name, buffer] : impl.buffers)
+      attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
+    attempt([&] { writer->commit(); });
+    if (!failure.empty()) throw CheckpointError(failure);
+  });
+}
+
+void Engine::load_full(const std::string& path) {
+  const c10::NoGradGuard no_grad;
+  auto& impl = *impl_;
+  std::unique_ptr<SafetensorsReader> file;
+  together(*impl.group, "Engine::load_full", [&] {
+    file = std::make_unique<SafetensorsReader>(path);
+    expect(path, "format", kFull, metadata(*file, path, "format"));
+    for (size_t p = 0; p < impl.parameters.size(); ++p) {
+      const auto shape = impl.parameters[p].sizes().vec();
+      expect_tensor(*file, path, {impl.names[p], at::kFloat, shape});
+      for (const auto name :
+           impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
+        if (name != "master")
+          expect_tensor(*file, path, {state_key(name, impl.names[p]), at::kFloat, shape});
+      }
+    }
+    for (const auto& [name, buffer] : impl.buffers)
+      expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    expect(path, "parameters", nlohmann::json(impl.names).dump(),
+           metadata(*file, path, "parameters"));
+    impl.take_steps(path, metadata(*file, path, "steps"), metadata(*file, path, "parameter_steps"));
+  });
+  impl.change_parameters("Engine::load_full", [&] {
+    for (size_t p = 0; p < impl.parameters.size(); ++p) {
+      const auto i = static_cast<int64_t>(p);
+      const int64_t u = impl.layout->unit_of(i);
+      const auto& like = impl.parameters[p];
+      const auto values = flattened(file->read(impl.names[p]), like, at::kFloat);
+      impl.write_owned(i, impl.store->owned(u), values);
+      for (const auto name : impl.optimizer->array_names(u)) {
+        if (name == "master") {
+          impl.optimizer->set_master(i, values);
+        } else {
+          impl.write_owned(i, impl.optimizer->array(u, name),
+                           flattened(file->read(state_key(name, impl.names[p])), like, at::kFloat));
+        }
+      }
+    }
+    for (const auto& [name, buffer] : impl.buffers)
+      buffer.detach().copy_(file->read("buffer." + name));
+  });
+  impl.forget_gradients();
+}
+
+void Engine::Impl::forget_gradients() {
+  gradients->clear();
+  micro_batches = 0;
+}
+
+}  // namespace zero
