@@ -98,7 +98,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
         if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, bool>) {
           parser.add_flag(option_name(key), member, std::string(help));
         } else {
-          parser.add_option(option_name(key), member, std::string(help));
+          auto* option = parser.add_option(option_name(key), member, std::string(help));
+          if (key == "prompt") option->default_str("a line's end");
         }
       });
   auto& engine = settings.engine;

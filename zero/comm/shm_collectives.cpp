@@ -106,7 +106,9 @@ void Collectives::begin(Call& call) {
     own_.input_bytes = call.window_bytes;
     own_.output_bytes = call.window_slots;
     const auto bytes = ShmWindow::block_bytes(call.window_bytes, call.window_slots);
-    call.window_block = std::make_unique<SharedBlock>(arena_, bytes, ledger_, call.window_category);
+    // The epochs are the transport's: the category holds exactly what its owner asked for.
+    call.window_block = std::make_unique<SharedBlock>(
+        arena_, call.window_bytes, ledger_, call.window_category, bytes - call.window_bytes);
     own_.data_offset = call.window_block->offset();
   } else if (call.input.defined()) {
     own_.input_bytes = input_bytes(call);

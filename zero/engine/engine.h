@@ -92,7 +92,9 @@ class Engine {
   Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
          std::shared_ptr<comm::Group> group);
   /// Gives replicated parameters (stages 0 to 2) back to the model. At stage 3 the parameters stay
-  /// sharded and any further use of one throws an error that says so: export them before.
+  /// sharded and any further use of one throws an error that says so: export them before; and,
+  /// since peers may still be reading this rank's shards, it is collective there, except while an
+  /// exception unwinds.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <exception>
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 
@@ -57,7 +59,15 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
   }
 }
 
-ParameterStore::~ParameterStore() = default;
+// Peers may still read the window: it goes when all are here. Not while an error unwinds, when some
+// may never come.
+ParameterStore::~ParameterStore() {
+  if (!window_ || std::uncaught_exceptions() > 0) return;
+  try {
+    group_.barrier("end of the engine");
+  } catch (const CommError&) {  // a peer is gone, and with it the reader
+  }
+}
 
 Range ParameterStore::owned_range(int64_t unit) const {
   if (options_.placement.optimizer) return layout_.slice(unit, group_.rank());

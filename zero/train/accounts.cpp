@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "zero/base/host_allocator.h"
+
 namespace zero::train {
 namespace {
 
@@ -29,6 +31,8 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   const auto formula = engine.memory_formula();
   RankMemory mine;
   for (size_t i = 0; i < kCategories; ++i) mine.usage[i] = ledger.usage(static_cast<Category>(i));
+  // The states, units and buckets are not LibTorch's: what its allocator holds is the rest.
+  mine.usage[static_cast<size_t>(Category::activations)] = HostAllocator::instance().usage().used;
   mine.total = ledger.total();
   mine.parameters_formula = formula.parameters;
   mine.gradients_formula = formula.gradients;

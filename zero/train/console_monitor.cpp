@@ -132,6 +132,18 @@ class ConsoleMonitor final : public Monitor {
       {comm::Collective::reduce_scatter, &RankTraffic::reduce_scatter_formula},
       {comm::Collective::all_reduce, &RankTraffic::all_reduce_formula}};
 
+  /// `cell` gives a rank's value and formula.
+  template <class Cell>
+  static void table_row(std::string_view title, const std::vector<RankMemory>& ranks,
+                        const Cell& cell) {
+    fmt::print("{:<18}", title);
+    for (const auto& rank : ranks) {
+      const auto [value, formula] = cell(rank);
+      fmt::print("  {:>12} {:>12}", value, formula.empty() ? "" : "(" + formula + ")");
+    }
+    fmt::print("\n");
+  }
+
   /// One line a category, one column a rank; the formula's value where there is one.
   static void table(const std::vector<RankMemory>& ranks, bool peak) {
     const auto value = [&](const Usage& usage) {
@@ -143,20 +155,21 @@ class ConsoleMonitor final : public Monitor {
     fmt::print("\n");
     for (size_t i = 0; i < kCategories; ++i) {
       const auto category = static_cast<Category>(i);
-      fmt::print("{:<18}", name(category));
-      for (const auto& rank : ranks) {
+      if (category == Category::activations) continue;
+      table_row(name(category), ranks, [&](const RankMemory& rank) {
         std::string formula;
         if (category == Category::parameters) formula = bytes_or_dash(rank.parameters_formula);
         if (category == Category::gradients) formula = bytes_or_dash(rank.gradients_formula);
         if (category == Category::optimizer) formula = bytes_or_dash(rank.optimizer_formula);
-        fmt::print("  {:>12} {:>12}", value(rank.usage[i]),
-                   formula.empty() ? "" : "(" + formula + ")");
-      }
-      fmt::print("\n");
+        return std::pair(value(rank.usage[i]), formula);
+      });
     }
-    fmt::print("{:<18}", "total");
-    for (const auto& rank : ranks) fmt::print("  {:>12} {:>12}", value(rank.total), "");
-    fmt::print("\n");
+    table_row("total", ranks,
+              [&](const RankMemory& rank) { return std::pair(value(rank.total), std::string()); });
+    table_row(name(Category::activations), ranks, [&](const RankMemory& rank) {
+      return std::pair(value(rank.usage[static_cast<size_t>(Category::activations)]),
+                       std::string());
+    });
     if (ranks[0].padding > 0)
       fmt::print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
   }

@@ -41,7 +41,7 @@ struct RunInfo {
 /// Bytes of one rank by category, and what the formula says of the three that it covers.
 struct RankMemory {
   std::array<Usage, kCategories> usage{};
-  Usage total;
+  Usage total;  ///< of all categories but activations, which LibTorch's allocator counts by itself
   int64_t parameters_formula = 0;
   int64_t gradients_formula = 0;
   int64_t optimizer_formula = 0;

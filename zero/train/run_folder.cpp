@@ -73,14 +73,18 @@ void RunFolder::check(bool overwrite, bool resume) const {
   }
 }
 
-void RunFolder::prepare(bool overwrite, bool resume) const {
-  check(overwrite, resume);
+void RunFolder::make() const {
   std::error_code error;
   fs::create_directories(path_, error);
   if (error) {
     throw ConfigError(fmt::format("Cannot make the folder {}: {}. Give another --out.",
                                   path_.string(), error.message()));
   }
+}
+
+void RunFolder::prepare(bool overwrite, bool resume) const {
+  check(overwrite, resume);
+  make();
   if (overwrite) remove_other_checkpoints(-1);
 }
 

@@ -23,7 +23,9 @@ class RunFolder {
   /// holds an earlier run and neither `overwrite` nor `resume` says what to do with it. Changes
   /// nothing.
   void check(bool overwrite, bool resume) const;
-  /// The same, then makes the folder if absent, and with `overwrite` removes the earlier run's
+  /// Makes the folder if absent. Throws ConfigError.
+  void make() const;
+  /// Checks and makes the folder, and with `overwrite` removes the earlier run's
   /// checkpoints (its weights stay until new ones replace them).
   void prepare(bool overwrite, bool resume) const;
 

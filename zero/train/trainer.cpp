@@ -16,6 +16,7 @@
 #include <string>
 
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
 #include "zero/models/generate.h"
@@ -157,7 +158,8 @@ LoaderState loader_state(const std::filesystem::path& marker) {
 void check_run(const Options& options, const Config& config, int ranks) {
   options.validate();
   config.validate();
-  RunFolder(options.out).check(options.overwrite, options.resume);
+  const RunFolder folder(options.out);
+  folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
@@ -166,6 +168,7 @@ void check_run(const Options& options, const Config& config, int ranks) {
     (void)TokenLoader(data.validation,
                       loader_options(options, config, 0, ranks, model.vocab_size, false));
   }
+  folder.make();
 }
 
 Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
@@ -206,6 +209,7 @@ int Trainer::train() {
   const StopSignals signals;
   signals_ = &signals;
   report_run();
+  HostAllocator::instance().reset_peaks();  // of the steps, not of the full model that was sharded
   const auto begin = Clock::now();
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
@@ -393,13 +397,15 @@ void Trainer::sample() {
       data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
   const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
   const EvaluationMode evaluation(*model_);
-  const auto tokens =
-      generate(prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen); },
-               {.tokens = options_.sample_tokens,
-                .context = options_.seq,
-                .temperature = options_.temperature,
-                .top_k = options_.top_k,
-                .seed = static_cast<uint64_t>(options_.seed)});
+  // The model's vocabulary may be larger than the text's: what has no text is never drawn.
+  const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size;
+  const auto tokens = generate(
+      prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen).narrow(1, 0, drawn); },
+      {.tokens = options_.sample_tokens,
+       .context = options_.seq,
+       .temperature = options_.temperature,
+       .top_k = options_.top_k,
+       .seed = static_cast<uint64_t>(options_.seed)});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));

@@ -37,7 +37,8 @@ inline constexpr AdamW kDefaultOptimizer{
 inline constexpr int64_t kDefaultMicroBatch = 8;
 
 /// Checks what one process can check before ranks are started: options, data, output folder.
-/// Changes nothing. Throws ConfigError or DataError.
+/// Changes nothing, but makes the output folder once all else is well. Throws ConfigError or
+/// DataError.
 void check_run(const Options& options, const Config& config, int ranks);
 
 class Trainer {

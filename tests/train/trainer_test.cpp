@@ -1,0 +1,152 @@
+// The training loop from C++, without the program.
+#include "zero/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/run_program.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/safetensors.h"
+
+namespace zero::train {
+namespace {
+
+struct Heard {
+  std::vector<StepReport> steps;
+  std::vector<ValidationReport> validations;
+  RunInfo run;
+  std::string text;
+};
+
+class Listener final : public Monitor {
+ public:
+  explicit Listener(Heard& heard) : heard_(heard) {}
+  void begin(const RunInfo& run) override { heard_.run = run; }
+  void step(const StepReport& report) override { heard_.steps.push_back(report); }
+  void validation(const ValidationReport& report) override { heard_.validations.push_back(report); }
+  void sample(const std::string&, const std::string& text) override { heard_.text = text; }
+
+ private:
+  Heard& heard_;
+};
+
+class FailingMonitor final : public Monitor {
+ public:
+  void step(const StepReport& report) override {
+    if (report.step == 2) throw Error("The disk of this monitor is full.");
+  }
+};
+
+template <class... MonitorTypes>
+std::vector<std::unique_ptr<Monitor>> monitors(std::unique_ptr<MonitorTypes>... each) {
+  std::vector<std::unique_ptr<Monitor>> all;
+  (all.push_back(std::move(each)), ...);
+  return all;
+}
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TrainerTest() {
+    std::string text;
+    for (int i = 0; i < 300; ++i)
+      text += "a line to learn, number " + std::to_string(i % 10) + "\n";
+    test::write_file(folder_ / "text.txt", text);
+    test::write_file(
+        folder_ / "tiny.json",
+        R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
+        "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");
+    options_.model = folder_ / "tiny.json";
+    options_.data = folder_ / "text.txt";
+    options_.out = folder_ / "run";
+    options_.seq = 16;
+    options_.steps = 4;
+    options_.warmup = 0;
+    options_.eval_every = 2;
+    options_.eval_batches = 2;
+    options_.sample_tokens = 5;
+    options_.threads = 1;
+    config_.micro_batch_size = 2;
+    config_.gradient_accumulation_steps = 2;
+  }
+
+  test::TemporaryFolder folder_;
+  Options options_;
+  Config config_;
+};
+
+TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
+  Heard heard;
+  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+  EXPECT_EQ(trainer.train(), 0);
+  EXPECT_EQ(trainer.step(), 4);
+  EXPECT_EQ(heard.run.tokens_per_step(), 2 * 2 * 16);
+  ASSERT_EQ(heard.steps.size(), 4u);
+  ASSERT_EQ(heard.validations.size(), 2u) << "after step 2, and at the end";
+  EXPECT_EQ(heard.validations[1].step, 4);
+  EXPECT_EQ(heard.text.size(), 5u);
+  EXPECT_DOUBLE_EQ(heard.steps[3].lr, 3e-5) << "a tenth of the peak at the last step";
+
+  std::istringstream log(test::read_file(folder_ / "run/log.jsonl"));
+  size_t found = 0;
+  for (std::string line; std::getline(log, line);) {
+    const auto object = nlohmann::json::parse(line);
+    if (object.contains("event")) continue;
+    EXPECT_EQ(object["loss"].get<float>(), heard.steps.at(found++).loss);
+  }
+  EXPECT_EQ(found, 4u);
+}
+
+TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
+  Trainer trainer(options_, config_, comm::single());
+  trainer.train();
+  const SafetensorsReader file(folder_ / "run/model.safetensors");
+  const auto parameters = trainer.model()->named_parameters();
+  EXPECT_EQ(file.tensors().size(), parameters.size());
+  for (const auto& parameter : parameters) {
+    EXPECT_TRUE(file.read(parameter.key()).equal(parameter.value().detach())) << parameter.key();
+  }
+  EXPECT_EQ(Gpt2Config::load((folder_ / "run/config.json").string()), trainer.model()->config());
+}
+
+TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
+  Trainer trainer(options_, config_, comm::single());
+  const auto first = trainer.validate();
+  EXPECT_EQ(trainer.validate().loss, first.loss);
+  trainer.train_step();
+  EXPECT_LT(trainer.validate().loss, first.loss);
+}
+
+TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {
+  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<FailingMonitor>()));
+  try {
+    trainer.train();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "The disk of this monitor is full.");
+  }
+  EXPECT_LE(trainer.step(), 3);
+}
+
+TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {
+  Heard heard;
+  options_.vocab_size =
+      5000;  // the untrained model would draw one of the 4744 others nearly always
+  options_.steps = 1;
+  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+  trainer.train();
+  EXPECT_EQ(heard.text.size(), 5u);
+}
+
+TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {
+  options_.vocab_size = 100;
+  EXPECT_THROW(check_run(options_, config_, 1), ConfigError);
+  options_.vocab_size = 0;
+  options_.seq = 33;
+  EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
+}
+
+}  // namespace
+}  // namespace zero::train
