@@ -9,10 +9,12 @@ set_target_properties(zero_program PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON INS
 install(TARGETS zero EXPORT zeroTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION ${ZERO_CMAKE_DIR})
 
-# Public are the umbrella header and what it includes, directly or not. The set is found at install time.
+# Public are these headers and what they include, directly or not. The set is found at install time. Those beside the umbrella are
+# left out of it because they cost torch/torch.h, or because few programs want them.
 install(CODE "set(source \"${CMAKE_CURRENT_SOURCE_DIR}\")
 set(destination \"${CMAKE_INSTALL_INCLUDEDIR}\")
-set(headers zero/zero.h)")
+set(headers zero/zero.h zero/base/host_allocator.h zero/data/prepare.h zero/data/token_loader.h zero/engine/zero_redundancy_optimizer.h
+    zero/models/gpt2.h zero/optim/schedule.h)")
 install(SCRIPT cmake/InstallHeaders.cmake)
 
 # A program linked to libzero must use the LibTorch release that libzero was built with: its C++ interface changes between releases.
