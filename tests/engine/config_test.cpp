@@ -1,0 +1,100 @@
+// Configuration files with DeepSpeed's keys.
+#include "zero/engine/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+using testing::HasSubstr;
+
+std::string error_of(std::string_view text, int world = 2) {
+  try {
+    Config::parse(text, world);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Config, ReadsDeepSpeedsKeys) {
+  const auto config = Config::parse(R"({
+    // comments are allowed
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "train_batch_size": 24,
+    "gradient_clipping": 0.5, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"},
+    "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e6, "unit_bytes": 4096},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.2}}})",
+                                    2);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.gradient_accumulation_steps, 3);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_TRUE(config.bf16);
+  EXPECT_EQ(config.accumulation_dtype, AccumulationDtype::model);
+  EXPECT_EQ(config.max_live_parameters, 1'000'000);
+  EXPECT_EQ(config.unit_bytes, 4096);
+  const auto& adam = std::get<AdamW>(*config.optimizer);
+  EXPECT_EQ(adam.lr, 0.001);
+  EXPECT_EQ(adam.beta1, 0.8);
+  EXPECT_EQ(adam.weight_decay, 0.2);
+}
+
+TEST(Config, WhatIsDumpedReadsBackEqual) {
+  Config config;
+  config.stage = 2;
+  config.bf16 = true;
+  config.gradient_accumulation_steps = 5;
+  config.accumulation_dtype = AccumulationDtype::model;
+  config.optimizer = Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true};
+  EXPECT_EQ(Config::parse(config.dump(), 1).dump(), config.dump());
+}
+
+TEST(Config, BatchRuleGivesTheThirdOfTwo) {
+  EXPECT_EQ(Config::parse(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2})", 2)
+                .gradient_accumulation_steps,
+            3);
+  EXPECT_EQ(Config::parse(R"({"train_batch_size": 12, "gradient_accumulation_steps": 3})", 2)
+                .micro_batch_size,
+            2);
+  EXPECT_EQ(Config::parse(R"({"train_batch_size": 12})", 2).micro_batch_size, 6);
+  EXPECT_EQ(
+      Config::parse(R"({"train_micro_batch_size_per_gpu": 2})", 2).gradient_accumulation_steps, 1);
+  EXPECT_THAT(error_of(R"({"train_batch_size": 13, "train_micro_batch_size_per_gpu": 2})"),
+              HasSubstr("2 x 3 x 2 = 12"));
+}
+
+TEST(Config, AutoMeansTheDefault) {
+  EXPECT_EQ(Config::parse(R"({"gradient_clipping": "auto"})", 1).gradient_clipping,
+            Config().gradient_clipping);
+}
+
+TEST(Config, WrongInputIsNamedWithItsValueAndTheRemedy) {
+  EXPECT_THAT(error_of(R"({"gradient_cliping": 1})"),
+              HasSubstr("Did you mean 'gradient_clipping'"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stag": 1}})"),
+              HasSubstr("'zero_optimization.stag' in the configuration. Did you mean 'stage'"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stage": 7}})"),
+              HasSubstr("zero_optimization.stage is 7"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stage": 1.5}})"),
+              HasSubstr("zero_optimization.stage is 1.5"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": -1})"), HasSubstr("gradient_clipping is -1"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": "yes"}})"),
+              HasSubstr("bf16.enabled is \"yes\"; it must be true or false"));
+  EXPECT_THAT(error_of(R"({"bf16": true})"), HasSubstr("bf16 is true; it must be an object"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": 1, "gradient_clipping": 2})"),
+              HasSubstr("stands twice"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adamw"}})"), HasSubstr("Did you mean 'AdamW'"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "AdamW", "params": {"betas": 1}}})"),
+              HasSubstr("optimizer.params.betas is 1"));
+  EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp8"}})"),
+              HasSubstr("grad_accum_dtype"));
+  EXPECT_THAT(error_of("{"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("must be an object"));
+  EXPECT_THROW(Config::load("/no/such/file.json", 1), ConfigError);
+}
+
+}  // namespace
+}  // namespace zero

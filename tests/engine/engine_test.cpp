@@ -1,0 +1,680 @@
+// The engine through its public interface, ranks as threads: memory and traffic against the
+// formulas, states by name, saving and loading, groups, frozen and absent gradients, errors.
+#include "zero/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+#include "zero/engine/gathered.h"
+#include "zero/paging/pager.h"
+
+namespace zero {
+namespace {
+
+namespace nn = torch::nn;
+using comm::Collective;
+using comm::run_as_threads;
+using testing::HasSubstr;
+
+// Three linear layers of uneven sizes: nothing divides by 2, 3 or 4.
+struct Net : nn::Module {
+  Net()
+      : a(register_module("a", nn::Linear(7, 33))),
+        b(register_module("b", nn::Linear(33, 29))),
+        c(register_module("c", nn::Linear(29, 1))) {
+    // Ranks are threads here and share the generator: values that do not need it.
+    const torch::NoGradGuard guard;
+    double phase = 0.3;
+    for (auto& p : parameters())
+      p.copy_(torch::sin(torch::arange(p.numel()) * 0.7 + (phase += 1.1)).mul(0.2).view(p.sizes()));
+  }
+  at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
+  nn::Linear a, b, c;
+};
+
+at::Tensor input(int rank, int64_t step, at::ScalarType dtype) {
+  return torch::cos(torch::arange(35) * 0.9 + rank * 1.7 + static_cast<double>(step))
+      .view({5, 7})
+      .to(dtype);
+}
+
+at::Tensor loss_of(Net& net, int rank, int64_t step) {
+  const auto dtype = net.a->weight.scalar_type();
+  return (net.forward(input(rank, step, dtype)).to(at::kFloat) - 0.7).pow(2).mean();
+}
+
+Config config(int stage, bool bf16 = false, int64_t accumulate = 1) {
+  Config result;
+  result.stage = stage;
+  result.bf16 = bf16;
+  result.gradient_accumulation_steps = accumulate;
+  result.unit_bytes = 1500;
+  result.gradient_clipping = 0;
+  return result;
+}
+
+void train(Engine& engine, Net& net, int64_t steps, int64_t first = 0) {
+  const int64_t k = engine.config().gradient_accumulation_steps;
+  for (int64_t i = first * k; i < (first + steps) * k; ++i) {
+    engine.backward(loss_of(net, engine.group().rank(), i));
+    engine.step();
+  }
+}
+
+struct Setting {
+  int stage;
+  int ranks;
+  bool bf16;
+  int64_t accumulate;
+};
+class EngineFormulas : public testing::TestWithParam<Setting> {};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      for (const bool bf16 : {false, true}) {
+        for (const int64_t k : {1, 3}) all.push_back({stage, ranks, bf16, k});
+      }
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineFormulas, testing::ValuesIn(settings()), [](const auto& info) {
+  return "stage" + std::to_string(info.param.stage) + "ranks" + std::to_string(info.param.ranks) +
+         (info.param.bf16 ? "bf16" : "fp32") + "k" + std::to_string(info.param.accumulate);
+});
+
+TEST_P(EngineFormulas, MemoryOfTheStatesIsTheFormulaPlusPaddingByTheLedger) {
+  const auto [stage, ranks, bf16, k] = GetParam();
+  run_as_threads(ranks, [&, stage = stage, ranks = ranks, bf16 = bf16, k = k](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(stage, bf16, k), group);
+    train(engine, *net, 2);
+    const auto& ledger = *group->ledger();
+    const auto formula = engine.memory_formula();
+    EXPECT_EQ(ledger.usage(Category::parameters).current, formula.parameters);
+    EXPECT_EQ(ledger.usage(Category::gradients).current, formula.gradients);
+    EXPECT_EQ(ledger.usage(Category::optimizer).current, formula.optimizer);
+    EXPECT_EQ(ledger.usage(Category::optimizer).peak, formula.optimizer);
+    // And the formula is the paper's, over the padded elements: computed here independently.
+    int64_t padded = 0;
+    for (const auto& unit : engine.layout().units()) padded += unit.numel;
+    const bool alone = ranks == 1;
+    const auto share = [&](bool sharded) { return sharded && !alone ? padded / ranks : padded; };
+    EXPECT_EQ(formula.parameters, (bf16 ? 2 : 4) * share(stage >= 3));
+    EXPECT_EQ(formula.gradients, (bf16 && k == 1 ? 2 : 4) * share(stage >= 2));
+    EXPECT_EQ(formula.optimizer, (bf16 ? 12 : 8) * share(stage >= 1));
+    EXPECT_LT(formula.padding, formula.total());
+  });
+}
+
+TEST_P(EngineFormulas, BytesSentAreTheFormula) {
+  const auto [stage, ranks, bf16, k] = GetParam();
+  run_as_threads(ranks, [&, stage = stage, ranks = ranks, bf16 = bf16, k = k](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(stage, bf16, k);
+    c.max_live_parameters = 0;
+    Engine engine(net, AdamW{}, c, group);
+    train(engine, *net, 1);
+    group->traffic().reset();
+    const auto before =
+        engine.pager() != nullptr ? engine.pager()->counts() : paging::PagerCounts{};
+    train(engine, *net, 1, 1);
+    int64_t psi = 0;
+    for (const auto& unit : engine.layout().units()) psi += unit.numel;
+    const int64_t once = psi / ranks * (ranks - 1);  // Psi (N-1)/N elements
+    const int64_t wire = bf16 ? 2 : 4;
+    const bool alone = ranks == 1;
+    const auto gathered = group->traffic().count(Collective::all_gather).logical_bytes;
+    const auto scattered = group->traffic().count(Collective::reduce_scatter).logical_bytes;
+    const auto reduced = group->traffic().count(Collective::all_reduce).logical_bytes;
+    const int64_t boundary_wire =
+        bf16 && k > 1 ? 4 : wire;  // accumulated in fp32 before it is sent
+    EXPECT_EQ(reduced, stage == 0 ? 2 * once * boundary_wire : 0);
+    EXPECT_EQ(scattered, alone || stage == 0 ? 0
+                         : stage == 1        ? once * boundary_wire
+                                             : once * wire * k);
+    if (stage < 3) {
+      EXPECT_EQ(gathered, stage == 0 ? 0 : once * wire);
+      EXPECT_EQ(engine.traffic_formula().all_gather, gathered);
+    }
+    if (stage == 3 && ranks > 1) {
+      const auto after = engine.pager()->counts();
+      EXPECT_EQ(gathered, (after.gathered_bytes - before.gathered_bytes) / ranks * (ranks - 1));
+    }
+    const auto formula = engine.traffic_formula();
+    EXPECT_EQ(formula.reduce_scatter, scattered);
+    EXPECT_EQ(formula.all_reduce, reduced);
+    EXPECT_EQ(group->traffic().count(Collective::broadcast).calls, 0);
+    EXPECT_EQ(group->traffic().count(Collective::all_to_all).calls, 0);
+  });
+}
+
+// One operator in forward and one in backward touch each unit: an embedding-free chain of products
+// without biases.
+struct Chain : nn::Module {
+  Chain() {
+    for (int i = 0; i < 4; ++i)
+      w.push_back(register_parameter(
+          "w" + std::to_string(i),
+          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& weight : w) x = torch::mm(x, weight);
+    return x;
+  }
+  std::vector<at::Tensor> w;
+};
+
+TEST(EngineTraffic, StageThreeMovesExactlyThreePsiAMicroBatchWithForcedRelease) {
+  for (const int64_t k : {1, 2}) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Chain>();
+      Config c;
+      c.stage = 3;
+      c.unit_bytes = 64 * 64 * 4;
+      c.max_live_parameters = 0;
+      c.gradient_accumulation_steps = k;
+      Engine engine(net, AdamW{}, c, group);
+      const auto x = torch::ones({2, 64}).requires_grad_();
+      group->traffic().reset();
+      for (int64_t i = 0; i < k; ++i) {
+        engine.backward(net->forward(x).mean());
+        engine.step();
+      }
+      const int64_t psi_bytes = 4 * 64 * 64 * 4;
+      EXPECT_EQ(group->traffic().count(Collective::all_gather).logical_bytes,
+                2 * k * psi_bytes / 2);
+      EXPECT_EQ(group->traffic().count(Collective::reduce_scatter).logical_bytes,
+                k * psi_bytes / 2);
+      EXPECT_EQ(group->traffic().total().logical_bytes, 3 * k * psi_bytes / 2);
+      EXPECT_EQ(engine.traffic_formula().all_gather + engine.traffic_formula().reduce_scatter,
+                3 * k * psi_bytes / 2);
+    });
+  }
+}
+
+TEST(EngineTraffic, StageThreeWithTheWholeModelAsBudgetMovesWhatStageTwoMoves) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(3), group);
+    train(engine, *net, 1);
+    group->traffic().reset();
+    train(engine, *net, 1, 1);
+    int64_t psi = 0;
+    for (const auto& unit : engine.layout().units()) psi += unit.bytes();
+    EXPECT_EQ(group->traffic().total().logical_bytes, 2 * (psi / 2));
+  });
+}
+
+TEST(EngineMemory, GatheredUnitsStayWithinTheBudgetOrWhatOneOperatorPins) {
+  for (const int64_t live : {0, 1200, 1 << 20}) {
+    run_as_threads(3, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = config(3);
+      c.max_live_parameters = live;
+      Engine engine(net, AdamW{}, c, group);
+      group->ledger()->reset_peaks();
+      train(engine, *net, 3);
+      // A linear layer's weight and bias are pinned together: at most two units.
+      int64_t pair = 0;
+      for (const auto* layer : {"a", "b", "c"}) {
+        const auto names = engine.parameter_names();
+        const auto index = [&](const std::string& name) {
+          return std::find(names.begin(), names.end(), name) - names.begin();
+        };
+        const auto w = engine.layout().unit_of(index(std::string(layer) + ".weight"));
+        const auto b = engine.layout().unit_of(index(std::string(layer) + ".bias"));
+        pair = std::max(
+            pair, engine.layout().unit(w).bytes() + (w == b ? 0 : engine.layout().unit(b).bytes()));
+      }
+      EXPECT_LE(group->ledger()->usage(Category::gathered_units).peak, std::max(live * 4, pair));
+      EXPECT_GT(group->ledger()->usage(Category::gathered_units).peak, 0);
+    });
+  }
+}
+
+TEST(EngineMemory, EverythingIsGivenBackWhenTheEngineEnds) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{}, config(stage, true, 2), group);
+        train(engine, *net, 2);
+      }
+      for (const auto category : {Category::parameters, Category::gradients, Category::optimizer,
+                                  Category::gathered_units, Category::gradient_buckets}) {
+        EXPECT_EQ(group->ledger()->usage(category).current, 0)
+            << name(category) << ", stage " << stage;
+      }
+    });
+  }
+}
+
+TEST(EngineStates, AreReadableAndWritableByNameAtEveryStage) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      run_as_threads(3, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        const auto original = net->b->weight.detach().clone();
+        Engine engine(net, AdamW{}, config(stage, bf16), group);
+        EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), original))
+            << "the master keeps fp32";
+        engine.backward(loss_of(*net, group->rank(), 0));
+        // The mean over ranks of what each rank alone would have computed.
+        const auto gradient = engine.gradient("a.bias");
+        EXPECT_EQ(gradient.sizes(), net->a->bias.sizes());
+        EXPECT_GT(gradient.abs().max().template item<float>(), 0);
+        engine.set_gradient("a.bias", torch::full({33}, 0.5));
+        EXPECT_TRUE(torch::allclose(engine.gradient("a.bias"), torch::full({33}, 0.5), 1e-2, 0));
+        EXPECT_TRUE(engine.step().updated);
+        EXPECT_TRUE(torch::allclose(engine.optimizer_state("a.bias", "exp_avg"),
+                                    torch::full({33}, 0.05), 1e-2, 0));
+        const auto value = torch::arange(33 * 29).view({29, 33}).to(at::kFloat) * 0.001;
+        engine.set_parameter("b.weight", value);
+        EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), value));
+        EXPECT_TRUE(torch::equal(net->b->weight.detach().to(at::kFloat).clone(),
+                                 value.to(bf16 ? at::kBFloat16 : at::kFloat).to(at::kFloat)));
+        engine.set_optimizer_state("b.weight", "exp_avg_sq", value);
+        EXPECT_TRUE(torch::equal(engine.optimizer_state("b.weight", "exp_avg_sq"), value));
+        EXPECT_THROW(engine.parameter("b.wieght"), ConfigError);
+        EXPECT_THROW(engine.optimizer_state("b.weight", "exp_average"), ConfigError);
+        EXPECT_THROW(engine.set_parameter("b.weight", torch::zeros({3})), ConfigError);
+      });
+    }
+  }
+}
+
+TEST(EngineStates, WritesOfTheUserReachTheMasterWeightsAndThePeers) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      run_as_threads(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, Sgd{.lr = 0.0}, config(stage, bf16), group);
+        const auto before = engine.parameter("b.weight");
+        {
+          const torch::NoGradGuard guard;
+          net->a->weight.fill_(0.25);
+        }
+        train(engine, *net, 1);
+        EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), torch::full({33, 7}, 0.25)));
+        EXPECT_TRUE(torch::equal(net->a->weight.detach().to(at::kFloat).clone(),
+                                 torch::full({33, 7}, 0.25)));
+        EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), before))
+            << "what nobody wrote keeps the master's bits";
+        {
+          Gathered scope(engine, {net->c->weight, net->c->bias}, Gathered::Access::write, 1);
+          if (group->rank() == 1) {
+            if (bf16) {
+              std::fill_n(net->c->weight.data_ptr<at::BFloat16>(), 29, at::BFloat16(3.0F));
+            } else {
+              std::fill_n(net->c->weight.data_ptr<float>(), 29, 3.0F);  // raw memory
+            }
+          }
+        }
+        EXPECT_TRUE(torch::equal(engine.parameter("c.weight"), torch::full({1, 29}, 3.0)));
+        EXPECT_TRUE(torch::equal(net->c->weight.detach().to(at::kFloat).clone(),
+                                 torch::full({1, 29}, 3.0)));
+        EXPECT_THROW(Gathered(engine, {torch::zeros({3})}), ConfigError);
+      });
+    }
+  }
+}
+
+std::vector<at::Tensor> weights(Engine& engine) {
+  std::vector<at::Tensor> all;
+  for (const auto& name : engine.parameter_names()) all.push_back(engine.parameter(name));
+  return all;
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << "parameter " << i;
+}
+
+TEST(EngineSave, ResumesBitExactlyAtEveryStage) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const TemporaryFolder folder;
+    run_as_threads(3, [&](auto group) {
+      std::vector<at::Tensor> expected;
+      {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{.lr = 1e-2}, config(stage, true), group);
+        train(engine, *net, 2);
+        engine.save(folder.path() / "run");
+        engine.save(folder.path() / "run");  // over an earlier one
+        train(engine, *net, 2, 2);
+        expected = weights(engine);
+      }
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, config(stage, true), group);
+      train(engine, *net, 1);  // something else, to be overwritten
+      engine.load(folder.path() / "run");
+      EXPECT_EQ(engine.steps(), 2);
+      train(engine, *net, 2, 2);
+      expect_equal(weights(engine), expected);
+      EXPECT_FALSE(std::filesystem::exists(folder.path() / "run.partial"));
+      EXPECT_FALSE(std::filesystem::exists(folder.path() / "run.earlier"));
+    });
+  }
+}
+
+TEST(EngineSave, FullStatesLoadAtAnyStageAndNumberOfRanks) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "full.safetensors").string();
+  std::vector<at::Tensor> expected;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, config(3), group);
+    train(engine, *net, 3);
+    engine.save_full(file);
+    auto now = weights(engine);
+    if (group->rank() == 0) expected = std::move(now);
+  });
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int ranks : {1, 3}) {
+      run_as_threads(ranks, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{.lr = 1e-2}, config(stage), group);
+        engine.load_full(file);
+        EXPECT_EQ(engine.steps(), 3);
+        expect_equal(weights(engine), expected);
+        EXPECT_TRUE(engine.optimizer_state("b.bias", "exp_avg").abs().max().template item<float>() >
+                    0);
+      });
+    }
+  }
+}
+
+template <class Exception>
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(2), group);
+    engine.save(folder.path() / "run");
+    const auto before = weights(engine);
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "absent"); }),
+                HasSubstr("does not exist"));
+    if (group->rank() == 1) {
+      const auto file = folder.path() / "run" / "rank-1-of-2.safetensors";
+      std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
+    }
+    group->barrier();
+    const auto message = message_of<CheckpointError>([&] { engine.load(folder.path() / "run"); });
+    EXPECT_THAT(message, HasSubstr(group->rank() == 1 ? "rank-1-of-2" : "failed on rank 1"))
+        << message;
+    expect_equal(weights(engine), before);
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.save("/proc/cannot/be/made"); }),
+                HasSubstr(group->rank() == 0 ? "/proc/cannot" : "rank 0"));
+  });
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(3), group);
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "run"); }),
+                HasSubstr(group->rank() == 0 ? "stage" : ""));
+  });
+}
+
+TEST(EngineGradients, AbsentOnSomeRanksAreZerosAndOnAllRanksAreSkipped) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 0.1, .weight_decay = 0.5}, config(stage), group);
+      const auto before_c = engine.parameter("c.weight");
+      const auto before_a = engine.parameter("a.weight");
+      const auto x = input(0, 0, at::kFloat);
+      // Only rank 0 uses layer a; nobody uses b and c.
+      const auto loss =
+          group->rank() == 0 ? net->a(x).pow(2).mean() : (net->a->bias.sum() * 0).sum();
+      engine.backward(loss);
+      EXPECT_FALSE(engine.gradient("c.weight").defined());
+      EXPECT_TRUE(engine.gradient("a.weight").defined());
+      EXPECT_TRUE(engine.step().updated);
+      EXPECT_TRUE(torch::equal(engine.parameter("c.weight"), before_c)) << "no decay, no moments";
+      EXPECT_TRUE(
+          torch::equal(engine.optimizer_state("c.weight", "exp_avg"), torch::zeros({1, 29})));
+      EXPECT_FALSE(torch::equal(engine.parameter("a.weight"), before_a));
+    });
+  }
+}
+
+TEST(EngineGradients, SeveralBackwardCallsAddUpAndGradIsEmptyAfterwards) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, config(stage), group);
+      engine.backward(loss_of(*net, group->rank(), 0));
+      engine.backward(loss_of(*net, group->rank(), 1));
+      for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
+      const auto both = engine.gradient("b.weight");
+      auto other = std::make_shared<Net>();
+      Engine reference(other, AdamW{}, config(stage, false, 2), group);
+      for (int i = 0; i < 2; ++i) reference.backward(loss_of(*other, group->rank(), i));
+      EXPECT_TRUE(torch::allclose(both, reference.gradient("b.weight") * 2, 1e-5, 1e-8));
+      engine.step();
+      reference.step();
+    });
+  }
+}
+
+TEST(EngineGradients, NonFiniteOnOneRankSkipsTheUpdateOnAll) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, config(stage), group);
+      const auto before = weights(engine);
+      auto loss = loss_of(*net, group->rank(), 0);
+      if (group->rank() == 1) loss = loss * std::numeric_limits<float>::infinity();
+      engine.backward(loss);
+      const auto result = engine.step();
+      EXPECT_TRUE(result.boundary);
+      EXPECT_FALSE(result.updated);
+      expect_equal(weights(engine), before);
+      train(engine, *net, 1);
+      EXPECT_EQ(engine.steps(), 1);
+    });
+  }
+}
+
+TEST(EngineGradients, TheUsersHooksAreChained) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    int tensor_hook = 0;
+    net->a->weight.register_hook([&](const at::Tensor&) { ++tensor_hook; });
+    Engine engine(net, AdamW{}, config(3), group);
+    train(engine, *net, 2);
+    EXPECT_EQ(tensor_hook, 2);
+  });
+}
+
+TEST(EngineGroups, HaveTheirOwnHyperParameters) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net,
+                    std::vector<ParameterGroup>{{{"a.bias", "b.bias"}, Sgd{.lr = 0.0}},
+                                                {{}, AdamW{.lr = 1e-2}}},
+                    config(stage), group);
+      const auto bias = engine.parameter("a.bias");
+      const auto weight = engine.parameter("a.weight");
+      train(engine, *net, 1);
+      EXPECT_TRUE(torch::equal(engine.parameter("a.bias"), bias));
+      EXPECT_FALSE(torch::equal(engine.parameter("a.weight"), weight));
+      engine.set_lr(0.1, 0);
+      EXPECT_EQ(engine.lr(0), 0.1);
+      train(engine, *net, 1);
+      EXPECT_FALSE(torch::equal(engine.parameter("a.bias"), bias));
+      EXPECT_THROW(engine.set_lr(1, 7), ConfigError);
+    });
+  }
+}
+
+TEST(EngineGroups, FrozenParametersHaveNoStatesAndStayAsTheyAre) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      net->b->weight.set_requires_grad(false);
+      Engine engine(net, AdamW{.lr = 0.1}, config(stage), group);
+      const auto frozen = engine.parameter("b.weight");
+      train(engine, *net, 2);
+      EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), frozen));
+      EXPECT_THROW(engine.gradient("b.weight"), ConfigError);
+      EXPECT_EQ(group->ledger()->usage(Category::optimizer).current,
+                engine.memory_formula().optimizer);
+    });
+  }
+}
+
+TEST(EngineStart, RankZerosValuesAndBuffersAreGivenToAll) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(3, [&](auto group) {
+      nn::Sequential net(nn::Linear(3, 5), nn::BatchNorm1d(5));
+      {
+        const torch::NoGradGuard guard;
+        for (auto& p : net->parameters()) p.fill_(group->rank() + 1);
+        for (auto& b : net->buffers()) b.fill_(group->rank() + 1);
+      }
+      Engine engine(net, AdamW{}, config(stage), group);
+      EXPECT_TRUE(torch::equal(engine.parameter("0.weight"), torch::ones({5, 3})));
+      for (const auto& b : net->buffers())
+        EXPECT_EQ(b.to(at::kFloat).mean().template item<float>(), 1);
+    });
+  }
+}
+
+TEST(EngineStart, ADifferentModelOnOneRankIsAnErrorOnAll) {
+  run_as_threads(2, [&](auto group) {
+    nn::Linear net(3, group->rank() == 1 ? 4 : 5);
+    EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{}, config(2), group); }),
+                HasSubstr("Rank 1 was given another model"));
+  });
+}
+
+TEST(EngineStart, NonsenseIsRefusedByName) {
+  auto net = std::make_shared<Net>();
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, config(0)); }),
+              HasSubstr("optimizer"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                Engine engine(net, std::vector<ParameterGroup>{{{"a.wieght"}, AdamW{}}}, config(0));
+              }),
+              HasSubstr("Did you mean 'a.weight'"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                Engine engine(net, std::vector<ParameterGroup>{{{"a.weight"}, AdamW{}}}, config(0));
+              }),
+              HasSubstr("in no parameter group"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{}, config(4)); }),
+              HasSubstr("stage"));
+  nn::Dropout empty;
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(empty, AdamW{}, config(0)); }),
+              HasSubstr("no parameters"));
+  Engine engine(net, AdamW{}, config(0));
+  EXPECT_THAT(message_of<Error>([&] { engine.backward(torch::zeros({2})); }),
+              HasSubstr("one element"));
+  EXPECT_THAT(message_of<Error>([&] { engine.backward(torch::zeros({})); }),
+              HasSubstr("no parameter"));
+}
+
+TEST(EngineStart, TwoEnginesLiveInOneProcessAndGroup) {
+  run_as_threads(2, [&](auto group) {
+    auto one = std::make_shared<Net>();
+    auto two = std::make_shared<Net>();
+    Engine first(one, AdamW{.lr = 1e-2}, config(3), group);
+    Engine second(two, AdamW{.lr = 1e-2}, config(2), group);
+    for (int64_t i = 0; i < 3; ++i) {
+      train(first, *one, 1, i);
+      train(second, *two, 1, i);
+    }
+    expect_equal(weights(first), weights(second));
+  });
+}
+
+TEST(EngineDivergence, AParameterUsedByOneRankAloneDoesNotHangOneSidedGathers) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(3), group);
+    if (group->rank() == 0) {
+      const torch::NoGradGuard guard;
+      EXPECT_GT(net->b->weight.abs().sum().template item<float>(), 0);
+    }
+    train(engine, *net, 1);
+    EXPECT_EQ(engine.steps(), 1);
+  });
+}
+
+TEST(EngineDivergence, AParameterUsedByOneRankAloneIsAnErrorWhereGathersAreMatched) {
+  std::atomic<int> errors{0};
+  try {
+    run_as_threads(2,
+                   [&](auto group) {
+                     auto net = std::make_shared<Net>();
+                     auto c = config(3);
+                     c.one_sided_gather = false;
+                     Engine engine(net, AdamW{}, c, group);
+                     try {
+                       if (group->rank() == 0) {
+                         const torch::NoGradGuard guard;
+                         net->b->weight.sum();
+                       }
+                       train(engine, *net, 1);
+                     } catch (const CommError& error) {
+                       ++errors;
+                       EXPECT_THAT(error.what(), HasSubstr("all_gather")) << error.what();
+                       EXPECT_THAT(error.what(), HasSubstr("b.weight")) << error.what();
+                       throw;
+                     }
+                   },
+                   {.timeout = std::chrono::seconds(10)});
+    FAIL() << "nothing was thrown";
+  } catch (const CommError&) {
+  }
+  EXPECT_EQ(errors, 2);
+}
+
+TEST(EngineModes, EvaluationBetweenStepsChangesNothing) {
+  run_as_threads(2, [&](auto group) {
+    auto plain = std::make_shared<Net>();
+    auto watched = std::make_shared<Net>();
+    auto c = config(3);
+    c.max_live_parameters = 500;
+    Engine first(plain, AdamW{.lr = 1e-2}, c, group);
+    Engine second(watched, AdamW{.lr = 1e-2}, c, group);
+    for (int64_t i = 0; i < 3; ++i) {
+      train(first, *plain, 1, i);
+      train(second, *watched, 1, i);
+      watched->eval();
+      {
+        const torch::NoGradGuard guard;
+        loss_of(*watched, 0, 100);
+      }
+      {
+        const c10::InferenceMode guard;
+        loss_of(*watched, 0, 100);
+      }
+      watched->train();
+    }
+    expect_equal(weights(first), weights(second));
+  });
+}
+
+}  // namespace
+}  // namespace zero
