@@ -1,15 +1,16 @@
-// The one precompiled header of the library, its tests and its programs. Files still include what they use:
-// clang-tidy and the lint preset build without it. torch/torch.h is left out: see docs/architecture.md, "Compile times".
+// The one precompiled header of the library, its tests and its programs. Files still include what
+// they use: clang-tidy and the lint preset build without it. torch/torch.h is left out: see
+// docs/architecture.md, "Compile times".
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/types.h>
 
 #include <algorithm>
 #include <atomic>

@@ -12,6 +12,7 @@ const std::vector<std::string> kKeys{"stage", "train_batch_size", "gradient_clip
 TEST(DidYouMean, NamesTheNearestKnownWord) {
   EXPECT_EQ(nearest("gradient_cliping", kKeys), "gradient_clipping");
   EXPECT_EQ(nearest("stag", kKeys), "stage");
+  EXPECT_EQ(nearest("STAGE", kKeys), "stage");
   EXPECT_EQ(did_you_mean("stge", kKeys), " Did you mean 'stage'?");
 }
 

@@ -45,8 +45,8 @@ std::vector<int64_t> simulate(const std::vector<int64_t>& trace, const partition
 }
 
 TEST(Pager, GathersWhatTheSimulatorSaysForEveryBudget) {
-  const auto parameters = matrices({1, 3, 2, 5, 1, 4});
   for (const int64_t budget : {0, 300, 700, 1300, 2600, 100000}) {
+    const auto parameters = matrices({1, 3, 2, 5, 1, 4});
     const Paged paged(parameters, 1, budget);
     for (int step = 0; step < 3; ++step) {
       const torch::NoGradGuard guard;

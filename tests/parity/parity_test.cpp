@@ -73,9 +73,12 @@ TEST(ParityOfUnits, UnitsLargerAndSmallerThanALayerAreBitIdentical) {
   const auto usual = run(gpt2(), config(0, false, 0.0), 6);
   for (const int64_t unit_bytes : {1, 1024, 1 << 20}) {
     const auto expected = run(gpt2(), config(0, false, 0.0, 1, unit_bytes), 6);
-    EXPECT_EQ(expected.losses, usual.losses) << "without clipping only the norm's rounding depends on the units";
+    EXPECT_EQ(expected.losses, usual.losses)
+        << "without clipping only the norm's rounding depends on the units";
     for (int stage = 1; stage <= 3; ++stage) {
-      EXPECT_EQ(difference(expected, run(gpt2(), config(stage, false, 0.0, 1, unit_bytes), 6), *world()), "")
+      EXPECT_EQ(
+          difference(expected, run(gpt2(), config(stage, false, 0.0, 1, unit_bytes), 6), *world()),
+          "")
           << "stage " << stage << ", units of " << unit_bytes << " bytes";
     }
   }

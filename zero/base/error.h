@@ -52,8 +52,9 @@ class OutOfMemory : public Error {
 void ensure(bool holds, std::string_view message,
             std::source_location where = std::source_location::current());
 
-/// The entry of `known` that is nearest to `word` by edit distance, for "did you mean"; empty when
-/// none is near (more than max(2, a third of the word) edits away).
+/// The entry of `known` that is nearest to `word` by edit distance (upper and lower case are the
+/// same), for "did you mean"; empty when none is near (more than max(2, a third of the word) edits
+/// away).
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
 /// " Did you mean 'X'?" for the nearest of `known`, or "" when none is near.
