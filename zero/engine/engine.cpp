@@ -177,10 +177,13 @@ void Engine::Impl::lay_out() {
     const auto dtype = config.bf16 && parameters[p].scalar_type() == at::kFloat
                            ? at::kBFloat16
                            : parameters[p].scalar_type();
-    // Of one dtype, trainable or not, and of one group.
+    // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
+    // differ within a unit.
+    const auto& optimizer_of = optimizer_groups[group_of[p]].optimizer;
+    const auto states =
+        static_cast<int64_t>(optimizer_of.index() * 4 + optim::state_names(optimizer_of).size());
     const int64_t kind =
-        (static_cast<int64_t>(group_of[p]) * 64 + static_cast<int64_t>(dtype)) * 2 +
-        (parameters[p].requires_grad() ? 1 : 0);
+        (states * 64 + static_cast<int64_t>(dtype)) * 2 + (parameters[p].requires_grad() ? 1 : 0);
     described.push_back(
         {names[p], parameters[p].numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
   }
