@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ class LocalSource : public UnitSource {
   void gather(int64_t unit, void* destination) override {
     std::memcpy(destination, units_[static_cast<size_t>(unit)].data_ptr(),
                 static_cast<size_t>(layout_.unit(unit).bytes()));
+    const std::lock_guard lock(mutex_);  // several units may be gathered at once
     gathered.push_back(unit);
   }
   char* data(int64_t parameter) {
@@ -33,6 +35,7 @@ class LocalSource : public UnitSource {
  private:
   const partition::Layout& layout_;
   std::vector<at::Tensor> units_;
+  std::mutex mutex_;
 };
 
 /// Pages `parameters` as long as it lives.
