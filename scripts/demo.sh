@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small GPT-2 by bytes on the King James Bible, about 5 minutes on 2 cores. Results: run/demo.
-#   STEPS=N: another number of steps than 1000
+#   STEPS=N: another number of steps than 1700
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 zero=build/release/zero
@@ -15,7 +15,7 @@ fi
 # Small units and a small budget of gathered parameters, so that stage 3 has something to do on a model this small.
 command=("$zero" train --model examples/demo/model.json --data "$data" --out run/demo --overwrite
   --nproc 2 --stage 3 --bucket-size 1000000 --live-parameters 500000
-  --seq 128 --micro-batch 8 --steps "${STEPS:-1000}" --lr 4e-3 --warmup 50
-  --log-every 50 --eval-every 250 --sample-tokens 600 --prompt "And it came to pass")
+  --seq 128 --micro-batch 8 --steps "${STEPS:-1700}" --lr 4e-3 --warmup 50
+  --log-every 85 --eval-every 425 --sample-tokens 600 --prompt "And it came to pass")
 say "${command[*]}"
 exec "${command[@]}"

@@ -19,11 +19,12 @@ class LocalSource : public UnitSource {
   explicit LocalSource(const partition::Layout& layout) : layout_(layout) {
     for (const auto& unit : layout.units()) units_.push_back(at::zeros({unit.bytes()}, at::kByte));
   }
-  void gather(int64_t unit, void* destination) override {
+  comm::Work gather(int64_t unit, void* destination) override {
     std::memcpy(destination, units_[static_cast<size_t>(unit)].data_ptr(),
                 static_cast<size_t>(layout_.unit(unit).bytes()));
     const std::lock_guard lock(mutex_);  // several units may be gathered at once
     gathered.push_back(unit);
+    return {};
   }
   char* data(int64_t parameter) {
     const int64_t unit = layout_.unit_of(parameter);
@@ -41,14 +42,16 @@ class LocalSource : public UnitSource {
 /// Pages `parameters` as long as it lives.
 class Paged {
  public:
-  Paged(const std::vector<at::Tensor>& parameters, int64_t unit_bytes, int64_t budget_bytes)
+  Paged(const std::vector<at::Tensor>& parameters, int64_t unit_bytes, int64_t budget_bytes,
+        int64_t prefetch_bytes = 0)
       : layout(describe(parameters), 1, unit_bytes), source(layout) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& storage = parameters[i].storage();
       std::memcpy(source.data(static_cast<int64_t>(i)), storage.data(), storage.nbytes());
     }
-    pager = std::make_unique<Pager>(layout, parameters, source, ledger,
-                                    PagerOptions{.budget_bytes = budget_bytes});
+    pager = std::make_unique<Pager>(
+        layout, parameters, source, ledger,
+        PagerOptions{.budget_bytes = budget_bytes, .prefetch_bytes = prefetch_bytes});
   }
 
   static std::vector<partition::Parameter> describe(const std::vector<at::Tensor>& parameters) {

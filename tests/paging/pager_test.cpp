@@ -44,38 +44,87 @@ std::vector<int64_t> simulate(const std::vector<int64_t>& trace, const partition
   return gathered;
 }
 
-TEST(Pager, GathersWhatTheSimulatorSaysForEveryBudget) {
-  for (const int64_t budget : {0, 300, 700, 1300, 2600, 100000}) {
-    const auto parameters = matrices({1, 3, 2, 5, 1, 4});
-    const Paged paged(parameters, 1, budget);
-    for (int step = 0; step < 3; ++step) {
-      const torch::NoGradGuard guard;
-      for (const int64_t p : {0, 1, 2, 3, 4, 5, 0, 5, 4, 3, 2, 1, 0, 3, 3})
-        parameters[static_cast<size_t>(p)].sum();
-      paged.pager->end_step();
+std::vector<int64_t> units_of(const std::vector<Plan::Gather>& gathers) {
+  std::vector<int64_t> units;
+  for (const auto& gather : gathers) units.push_back(gather.unit);
+  return units;
+}
+
+TEST(Pager, GathersTheFirstStepOnDemandAndTheNextByPlan) {
+  const std::vector<int64_t> step{0, 1, 2, 3, 4, 5, 0, 5, 4, 3, 2, 1, 0, 3, 3};
+  for (const int64_t prefetch : {0, 1300}) {
+    for (const int64_t budget : {0, 300, 700, 1300, 2600, 100000}) {
+      const auto parameters = matrices({1, 3, 2, 5, 1, 4});
+      Paged paged(parameters, 1, budget, prefetch);
+      auto& gathered = paged.source.gathered;
+      const auto run = [&] {
+        gathered.clear();
+        for (const int64_t p : step) parameters[static_cast<size_t>(p)].sum();
+        paged.pager->invalidate();
+        paged.pager->end_step();
+        return gathered;
+      };
+      EXPECT_EQ(run(), simulate(step, paged.layout, budget)) << "budget " << budget;
+      ASSERT_NE(paged.pager->plan(), nullptr);
+      const auto planned = units_of(paged.pager->plan()->gathers);
+      EXPECT_LE(planned.size(), simulate(step, paged.layout, budget).size());
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(run(), planned) << "budget " << budget;
+      EXPECT_LE(paged.ledger->usage(Category::gathered_units).peak,
+                std::max<int64_t>(budget, 5 * 64 * 4));
     }
-    ASSERT_EQ(paged.pager->trace().last().size(), 15U);
-    EXPECT_TRUE(paged.pager->trace().repeated());
-    std::vector<int64_t> whole;
-    for (int step = 0; step < 3; ++step)
-      whole.insert(whole.end(), paged.pager->trace().last().begin(),
-                   paged.pager->trace().last().end());
-    EXPECT_EQ(paged.source.gathered, simulate(whole, paged.layout, budget)) << "budget " << budget;
-    EXPECT_LE(paged.ledger->usage(Category::gathered_units).peak,
-              std::max<int64_t>(budget, 5 * 64 * 4));
   }
 }
 
-TEST(Pager, AChangedStepIsNoticed) {
-  const auto parameters = matrices({1, 2});
-  const Paged paged(parameters, 1, 0);
-  const torch::NoGradGuard guard;
-  for (const int64_t extra : {0, 0, 1}) {
-    parameters[0].sum();
-    parameters[static_cast<size_t>(extra)].sum();
+TEST(Pager, AChangedStepIsServedAndPlannedAnew) {
+  const auto parameters = matrices({2, 2, 2, 2});
+  const int64_t two = 2 * 2 * 64 * 4;
+  Paged paged(parameters, 1, two);
+  auto& gathered = paged.source.gathered;
+  const auto run = [&](const std::vector<int64_t>& step) {
+    gathered.clear();
+    for (const int64_t p : step) parameters[static_cast<size_t>(p)].sum();
+    const bool followed = paged.pager->following();
+    paged.pager->invalidate();
     paged.pager->end_step();
+    EXPECT_EQ(paged.pager->live_bytes(), 0);
+    return followed;
+  };
+  const std::vector<int64_t> a{0, 1, 2, 3, 2, 1, 0};
+  const std::vector<int64_t> b{0, 1, 3, 1, 0};
+  EXPECT_FALSE(run(a));
+  EXPECT_TRUE(run(a));
+  EXPECT_EQ(gathered, (std::vector<int64_t>{0, 1, 2, 3, 1, 0})) << "2 stays, 1 is farther";
+  EXPECT_FALSE(run(b)) << "a step that is new is noticed";
+  EXPECT_TRUE(run(a)) << "and forgets none";
+  EXPECT_TRUE(run(b)) << "a known step is found where the traces part";
+  EXPECT_EQ(gathered, (std::vector<int64_t>{0, 1, 3, 1, 0})) << "1 went by the first one's plan";
+}
+
+TEST(Pager, EvaluationBetweenStepsChangesNoPlan) {
+  const auto parameters = matrices({2, 2, 2});
+  const int64_t two = 2 * 2 * 64 * 4;
+  Paged paged(parameters, 1, two);
+  auto& gathered = paged.source.gathered;
+  const auto train = [&] {
+    for (const int64_t p : {0, 1, 2, 1, 0}) parameters[static_cast<size_t>(p)].sum();
+    paged.pager->invalidate();
+    paged.pager->end_step();
+  };
+  train();
+  gathered.clear();
+  train();
+  const auto alone = gathered;
+  {
+    const torch::NoGradGuard guard;
+    for (const int64_t p : {2, 1, 0, 2}) parameters[static_cast<size_t>(p)].sum();
   }
-  EXPECT_FALSE(paged.pager->trace().repeated());
+  const auto* plan = paged.pager->plan();
+  EXPECT_GT(paged.pager->live_bytes(), 0);
+  gathered.clear();
+  train();
+  EXPECT_EQ(paged.pager->plan(), plan);
+  EXPECT_LE(gathered.size(), alone.size()) << "what evaluation left is used";
+  EXPECT_LE(paged.ledger->usage(Category::gathered_units).peak, two);
 }
 
 TEST(Pager, PinnedUnitsOutliveTheBudget) {
@@ -107,8 +156,9 @@ TEST(Pager, ALowerBudgetReleasesAtOnce) {
 
 class FailingSource : public UnitSource {
  public:
-  void gather(int64_t, void*) override {
+  comm::Work gather(int64_t, void*) override {
     if (fails) throw CommError("the peer is gone");
+    return {};
   }
   bool fails = true;
 };

@@ -121,14 +121,13 @@ void ParameterStore::finish_publish() {
   publishing_.clear();
 }
 
-void ParameterStore::gather(int64_t unit, void* destination) {
+comm::Work ParameterStore::gather(int64_t unit, void* destination) {
   const auto u = static_cast<size_t>(unit);
   const auto& shape = layout_.unit(unit);
   const int64_t slice_bytes = layout_.slice_numel(unit) * shape.element_bytes;
   if (!window_) {
     auto output = at::from_blob(destination, {shape.numel}, at::TensorOptions().dtype(dtype(unit)));
-    group_.all_gather(output, owned_[u], labels_[u]).wait();
-    return;
+    return group_.all_gather(output, owned_[u], labels_[u]);
   }
   for (int rank = 0; rank < group_.size(); ++rank) {
     window_->wait(unit, rank, epoch_[u], labels_[u]);
@@ -139,12 +138,13 @@ void ParameterStore::gather(int64_t unit, void* destination) {
   }
   group_.traffic().add(comm::Collective::all_gather,
                        partition::share_sent(shape.bytes(), group_.size()), shape.bytes());
+  return {};
 }
 
 at::Tensor ParameterStore::full(int64_t unit) {
   if (!options_.placement.parameters) return units_[static_cast<size_t>(unit)];
   auto array = at::empty({layout_.unit(unit).numel}, at::TensorOptions().dtype(dtype(unit)));
-  gather(unit, array.data_ptr());
+  gather(unit, array.data_ptr()).wait();
   return array;
 }
 

@@ -55,7 +55,7 @@ class ParameterStore final : public paging::UnitSource {
   /// Null where parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
 
-  void gather(int64_t unit, void* destination) override;
+  comm::Work gather(int64_t unit, void* destination) override;
 
  private:
   const partition::Layout& layout_;

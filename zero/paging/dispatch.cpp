@@ -8,9 +8,13 @@
 // does read a parameter, the key is excluded for everything inside it: its parameters are pinned.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
+
+#include <algorithm>
 
 #include "zero/paging/page.h"
 #include "zero/paging/pager.h"
@@ -19,16 +23,20 @@ namespace zero::paging {
 
 namespace {
 
-using Pins = c10::SmallVector<Pager::Pin, 4>;
+// A parameter among an operator's arguments.
+struct Use {
+  Page* page;
+  bool written;
+};
+using Uses = c10::SmallVector<Use, 4>;
+using Pins = c10::SmallVector<Pager::Pin, 1>;
 
-void pin(const at::Tensor& tensor, bool written, Pins& pins) {
-  Page* page = page_of(tensor);
-  if (page == nullptr) return;
-  pins.push_back(page->pager->touch(page->unit));
-  if (written) page->pager->mark_dirty(*page);
+void find(const at::Tensor& tensor, bool written, Uses& uses) {
+  if (Page* page = page_of(tensor)) uses.push_back({page, written});
 }
 
-void pin_all(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, Pins& pins) {
+Uses find_uses(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  Uses uses;
   const auto& arguments = schema.arguments();
   const auto values = torch::jit::last(stack, arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -37,26 +45,52 @@ void pin_all(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, 
     if (alias != nullptr && !written) continue;
     const auto& value = values[i];
     if (value.isTensor()) {
-      pin(value.toTensor(), written, pins);
+      find(value.toTensor(), written, uses);
     } else if (value.isList()) {
       for (const auto& element : value.toListRef()) {
         if (element.isNone()) continue;  // Tensor?[]
         if (!element.isTensor()) break;
-        pin(element.toTensor(), written, pins);
+        find(element.toTensor(), written, uses);
       }
     }
   }
+  return uses;
+}
+
+// One pin a pager, almost always one.
+Pins pin(const Uses& uses) {
+  // Forward with gradients, or any backward: a part of the step that repeats.
+  const bool training =
+      c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1;
+  Pins pins;
+  for (size_t first = 0; first < uses.size(); ++first) {
+    auto* pager = uses[first].page->pager;
+    const auto* done = uses.begin() + first;
+    if (std::any_of(uses.begin(), done, [&](const Use& use) { return use.page->pager == pager; }))
+      continue;
+    c10::SmallVector<int64_t, 4> units;
+    for (const auto& use : uses) {
+      if (use.page->pager == pager &&
+          std::find(units.begin(), units.end(), use.page->unit) == units.end())
+        units.push_back(use.page->unit);
+    }
+    pins.push_back(pager->touch(units, training));
+    for (const auto& use : uses) {
+      if (use.page->pager == pager && use.written) pager->mark_dirty(*use.page);
+    }
+  }
+  return pins;
 }
 
 void page_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  Pins pins;
-  pin_all(op.schema(), *stack, pins);
+  const auto uses = find_uses(op.schema(), *stack);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey);
-  if (pins.empty()) {
+  if (uses.empty()) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
+  const auto pins = pin(uses);
+  const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
   op.redispatchBoxed(below, stack);
 }
 

@@ -10,20 +10,30 @@
 
 namespace zero::paging {
 
+namespace {
+
+constexpr size_t kPlans = 4;                   // known steps
+constexpr size_t kMostOperators = 1UL << 20U;  // of a step; a longer one is not planned
+
+}  // namespace
+
 Pager::Pin::Pin(Pin&& other) noexcept
-    : pager_(std::exchange(other.pager_, nullptr)), unit_(other.unit_) {}
+    : pager_(std::exchange(other.pager_, nullptr)),
+      units_(std::move(other.units_)),
+      position_(other.position_) {}
 
 Pager::Pin& Pager::Pin::operator=(Pin&& other) noexcept {
   if (this != &other) {
     release();
     pager_ = std::exchange(other.pager_, nullptr);
-    unit_ = other.unit_;
+    units_ = std::move(other.units_);
+    position_ = other.position_;
   }
   return *this;
 }
 
 void Pager::Pin::release() {
-  if (pager_ != nullptr) std::exchange(pager_, nullptr)->unpin(unit_);
+  if (pager_ != nullptr) std::exchange(pager_, nullptr)->unpin(units_, position_);
 }
 
 Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters,
@@ -58,6 +68,7 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 }
 
 Pager::~Pager() {
+  evict_all();  // waits for what is being gathered ahead
   for (size_t i = 0; i < parameters_.size(); ++i) {
     untag(parameters_[i]);
     orphan(*pages_[i].storage, fmt::format("Parameter '{}' was sharded (ZeRO stage 3) by an Engine "
@@ -71,65 +82,169 @@ Pager::~Pager() {
 Pager::Pin Pager::pin(int64_t unit) {
   std::unique_lock lock(mutex_);
   acquire(lock, unit);
-  return {this, unit};
+  return {this, {unit}, Plan::kNever};
 }
 
-Pager::Pin Pager::touch(int64_t unit) {
+Pager::Pin Pager::touch(std::span<const int64_t> units, bool training) {
   std::unique_lock lock(mutex_);
-  trace_.record(unit);
-  ++counts_.touches;
-  acquire(lock, unit);
-  return {this, unit};
+  counts_.touches += static_cast<int64_t>(units.size());
+  Pin pin(this, {}, Plan::kNever);
+  if (training) pin.position_ = advance(lock, units);
+  for (const int64_t unit : units) {
+    try {
+      acquire(lock, unit);
+    } catch (...) {
+      lock.unlock();  // `pin` releases those before
+      throw;
+    }
+    pin.units_.push_back(unit);
+  }
+  lock.unlock();
+  return pin;
 }
 
+// Takes the trace one operator on: compares it with the plan, and starts what is due to be gathered
+// ahead. Returns the operator's position, or Plan::kNever where no plan is followed.
+size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units) {
+  const size_t position = trace_.operators();
+  if (position >= kMostOperators) {
+    following_ = nullptr;
+    return Plan::kNever;
+  }
+  trace_.record(units);
+  if (position == 0 || (following_ != nullptr && !following_->trace.has(position, units))) {
+    if (!choose_plan()) return Plan::kNever;
+    forecast(position);
+  }
+  if (following_ == nullptr) return Plan::kNever;
+  const auto& plan = *following_;
+  for (size_t i = plan.trace.begin(position); i < plan.trace.begin(position + 1); ++i)
+    state(plan.trace.touches()[i]).next_use = plan.next[i];
+  if (source_.in_place()) return position;
+  // Another thread may come here while the lock is away, so the cursor moves first.
+  while (next_gather_ < plan.gathers.size() && plan.gathers[next_gather_].start <= position) {
+    const auto& gather = plan.gathers[next_gather_++];
+    if (gather.use < position || state(gather.unit).presence != Presence::absent) continue;
+    if (gather.use > position) state(gather.unit).next_use = gather.use;
+    start(lock, gather.unit);
+    if (following_ != &plan) return Plan::kNever;
+  }
+  return position;
+}
+
+// The first known step that begins as this one has so far.
+bool Pager::choose_plan() {
+  following_ = nullptr;
+  const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
+    return trace_.is_prefix_of(plan->trace);
+  });
+  if (found != plans_.end()) following_ = found->get();
+  return following_ != nullptr;
+}
+
+// Next uses and the first gather to come, seen from before operator `position`.
+void Pager::forecast(size_t position) {
+  for (auto& unit : units_) unit.next_use = Plan::kNever;
+  const auto& trace = following_->trace;
+  for (size_t op = trace.operators(); op-- > position;) {
+    for (const int64_t unit : trace.units(op)) state(unit).next_use = op;
+  }
+  const auto& gathers = following_->gathers;
+  next_gather_ = static_cast<size_t>(
+      std::ranges::lower_bound(gathers, position, {}, &Plan::Gather::use) - gathers.begin());
+}
+
+// Makes a unit present; it is pinned once this returns.
 void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
   auto& s = state(unit);
-  ++s.pins;
-  gathered_.wait(lock, [&] { return s.presence != Presence::gathering; });
-  if (s.presence == Presence::present) {
-    recency_.splice(recency_.end(), recency_, s.recency);
-    return;
+  while (s.presence != Presence::present) {  // while the lock is away others may change it
+    if (s.presence == Presence::absent) {
+      start(lock, unit);
+    } else if (s.presence == Presence::started) {
+      complete(lock, unit);
+    } else {
+      gathered_.wait(lock, [&] { return s.presence != Presence::gathering; });
+    }
   }
+  ++s.pins;
+  recency_.splice(recency_.end(), recency_, s.recency);
+}
+
+// Starts the gather of an absent unit.
+void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
+  auto& s = state(unit);
   const int64_t bytes = layout_.unit(unit).bytes();
-  const auto give_up = [&] {
-    s.presence = Presence::absent;
-    --s.pins;
-    gathered_.notify_all();
-  };
   s.presence = Presence::gathering;
   try {
     make_room(bytes);
-    s.frame = take_frame(bytes);
+    if (!source_.in_place()) s.frame = take_frame(bytes);
+    live_ += bytes;
+    ++counts_.gathers;
+    counts_.gathered_bytes += bytes;
+    if (!source_.in_place()) {
+      void* destination = s.frame.data_ptr();
+      lock.unlock();  // no lock is held while peers may be waited for
+      s.work = source_.gather(unit, destination);
+      lock.lock();
+      s.data = destination;
+    }
   } catch (...) {
-    give_up();
+    if (!lock.owns_lock()) lock.lock();
+    give_up(unit);
     throw;
   }
-  live_ += bytes;
-  ++counts_.gathers;
-  counts_.gathered_bytes += bytes;
-  void* data = s.frame.data_ptr();
-  lock.unlock();  // a gather may wait for peers: no lock is held meanwhile
+  s.presence = Presence::started;
+  gathered_.notify_all();
+}
+
+// Waits for a gather that has been started.
+void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
+  auto& s = state(unit);
+  s.presence = Presence::gathering;
+  lock.unlock();
   try {
-    source_.gather(unit, data);
+    if (source_.in_place()) {
+      s.data = source_.view(unit);
+    } else {
+      s.work.wait();
+    }
   } catch (...) {
     lock.lock();
-    live_ -= bytes;
-    free_ += bytes;
-    free_frames_.emplace(bytes, std::move(s.frame));
-    give_up();
+    give_up(unit);
     throw;
   }
   lock.lock();
+  s.work = {};
   for (const auto& segment : layout_.unit(unit).segments)
-    show(pages_[static_cast<size_t>(segment.parameter)], data);
+    show(pages_[static_cast<size_t>(segment.parameter)], s.data);
   s.recency = recency_.insert(recency_.end(), unit);
   s.presence = Presence::present;
   gathered_.notify_all();
 }
 
-void Pager::unpin(int64_t unit) {
-  std::lock_guard lock(mutex_);
-  --state(unit).pins;
+// After a failed gather the unit is as absent as before.
+void Pager::give_up(int64_t unit) {
+  auto& s = state(unit);
+  if (s.frame.defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
+  if (s.frame.defined()) keep_frame(std::move(s.frame));
+  s.frame = at::Tensor();
+  s.data = nullptr;
+  s.work = {};
+  s.presence = Presence::absent;
+  gathered_.notify_all();
+}
+
+void Pager::unpin(std::span<const int64_t> units, size_t position) {
+  const std::lock_guard lock(mutex_);
+  const bool planned = following_ != nullptr && position < following_->trace.operators() &&
+                       following_->trace.has(position, units);
+  for (size_t i = 0; i < units.size(); ++i) {
+    auto& s = state(units[i]);
+    --s.pins;
+    if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins == 0 &&
+        s.dirty == 0)
+      evict(units[i]);
+  }
   while (live_ > options_.budget_bytes && evict_one()) {
   }
 }
@@ -137,7 +252,7 @@ void Pager::unpin(int64_t unit) {
 void* Pager::data(int64_t unit) const {
   std::lock_guard lock(mutex_);
   const auto& s = state(unit);
-  return s.presence == Presence::present ? s.frame.data_ptr() : nullptr;
+  return s.presence == Presence::present ? s.data : nullptr;
 }
 
 // Frees memory until `bytes` more fit into the budget: frames that nobody uses first, then units
@@ -162,15 +277,21 @@ at::Tensor Pager::take_frame(int64_t bytes) {
   return host_zeros(bytes, at::kByte, ledger_, options_.category);
 }
 
-// Evicts the least recently used unit that may go; false if there is none.
+// Evicts one unit that may go: the one whose next use is farthest by the plan, or the least
+// recently used. False if there is none.
 bool Pager::evict_one() {
+  const UnitState* best = nullptr;
+  int64_t victim = 0;
   for (const int64_t unit : recency_) {
-    if (state(unit).pins == 0 && state(unit).dirty == 0) {
-      evict(unit);
-      return true;
-    }
+    const auto& s = state(unit);
+    if (s.pins > 0 || s.dirty > 0 || (best != nullptr && s.next_use <= best->next_use)) continue;
+    best = &s;
+    victim = unit;
+    if (following_ == nullptr) break;
   }
-  return false;
+  if (best == nullptr) return false;
+  evict(victim);
+  return true;
 }
 
 void Pager::evict(int64_t unit) {
@@ -178,18 +299,38 @@ void Pager::evict(int64_t unit) {
   for (const auto& segment : layout_.unit(unit).segments)
     hide(pages_[static_cast<size_t>(segment.parameter)]);
   recency_.erase(s.recency);
-  const int64_t bytes = layout_.unit(unit).bytes();
-  live_ -= bytes;
+  live_ -= layout_.unit(unit).bytes();
   s.presence = Presence::absent;
+  s.data = nullptr;
+  if (s.frame.defined()) keep_frame(std::move(s.frame));
+  s.frame = at::Tensor();
+}
+
+// Kept all the same if it is the only one, so that a budget of zero does not allocate at every
+// operator.
+void Pager::keep_frame(at::Tensor frame) {
+  const auto bytes = frame.numel();
   if (live_ + free_ + bytes > options_.budget_bytes) {
-    // Kept all the same if it is the only one, so that a budget of zero does not allocate at every
-    // operator.
-    for (auto& [size, frame] : free_frames_) frame.reset();
     free_frames_.clear();
     free_ = 0;
   }
   free_ += bytes;
-  free_frames_.emplace(bytes, std::move(s.frame));
+  free_frames_.emplace(bytes, std::move(frame));
+}
+
+// Every unit that may go, also those on their way.
+void Pager::evict_all() {
+  for (int64_t unit = 0; unit < layout_.unit_count(); ++unit) {
+    auto& s = state(unit);
+    if (s.presence != Presence::started) continue;
+    try {
+      s.work.wait();
+    } catch (const CommError&) {  // surfaces at the group's next call
+    }
+    give_up(unit);
+  }
+  while (evict_one()) {
+  }
 }
 
 void Pager::mark_dirty(const Page& page) {
@@ -207,8 +348,7 @@ std::vector<int64_t> Pager::take_dirty() {
 
 void Pager::release_all() {
   std::lock_guard lock(mutex_);
-  while (evict_one()) {
-  }
+  evict_all();
 }
 
 void Pager::invalidate() {
@@ -223,13 +363,30 @@ void Pager::invalidate() {
                     layout_.parameters()[static_cast<size_t>(first.parameter)].name));
   }
   ensure(dirty_.empty(), "dirty pages are taken before the units are invalidated");
-  while (evict_one()) {
-  }
+  evict_all();
 }
 
 void Pager::end_step() {
   std::lock_guard lock(mutex_);
-  trace_.end_step();
+  if (!trace_.empty() && trace_.operators() < kMostOperators) {
+    auto known = plans_.begin();
+    while (known != plans_.end() && !((*known)->trace == trace_)) ++known;
+    if (known == plans_.end()) {
+      if (plans_.size() == kPlans) plans_.pop_back();
+      known = plans_.insert(plans_.end(), make(trace_));
+    }
+    std::rotate(plans_.begin(), known, known + 1);
+  }
+  trace_.clear();
+  following_ = nullptr;
+}
+
+std::unique_ptr<Plan> Pager::make(Trace trace) const {
+  std::vector<int64_t> unit_bytes;
+  for (const auto& unit : layout_.units()) unit_bytes.push_back(unit.bytes());
+  return std::make_unique<Plan>(make_plan(
+      std::move(trace), unit_bytes,
+      {.budget_bytes = options_.budget_bytes, .prefetch_bytes = options_.prefetch_bytes}));
 }
 
 PagerCounts Pager::counts() const {
@@ -239,7 +396,9 @@ PagerCounts Pager::counts() const {
 
 void Pager::set_budget(int64_t bytes) {
   std::lock_guard lock(mutex_);
-  options_.budget_bytes = bytes;
+  if (bytes == std::exchange(options_.budget_bytes, bytes)) return;
+  following_ = nullptr;
+  for (auto& plan : plans_) plan = make(std::move(plan->trace));
   while (live_ > options_.budget_bytes && evict_one()) {
   }
 }

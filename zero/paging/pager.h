@@ -1,8 +1,19 @@
 // The pager: keeps units present while operators use them, within a budget of live bytes.
+//
+// Note [Following the plan]
+// Touches of training (recorded where gradients are, in forward and in backward) are compared with
+// the steps before. While they repeat one that is known, its plan (plan.h) says what is kept, what
+// is released after each operator and what is gathered ahead; all by the position in the trace,
+// never by timing, so that every rank gathers in the same order. A touch that leaves the trace
+// looks for another known step that began the same way (an alternating model, another sequence
+// length); if there is none, the rest of the step is served on demand, least recently used first
+// out, and planned when it ends. Touches of evaluation are served on demand too and change no plan.
+// Every choice is correct; plans only save bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -10,23 +21,31 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/comm/work.h"
 #include "zero/paging/page.h"
-#include "zero/paging/trace.h"
+#include "zero/paging/plan.h"
 #include "zero/partition/layout.h"
 
 namespace zero::paging {
 
-/// Where the bytes of a unit come from.
+/// Where the bytes of a unit come from. Called without the pager's lock, by one thread at a time
+/// for a given unit, by several for different ones.
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
-  /// Fills `destination` (unit(index).bytes()) with the full unit. Blocks. Called without the
-  /// pager's lock, by one thread at a time for a given unit, by several for different ones.
-  virtual void gather(int64_t unit, void* destination) = 0;
+  /// Starts to fill `destination` (unit(index).bytes()) with the full unit. It lives until the Work
+  /// is done.
+  virtual comm::Work gather(int64_t unit, void* destination) = 0;
+  /// Full units lie where this rank can read them: `view` is called, and `gather` never.
+  virtual bool in_place() const { return false; }
+  /// Blocks until the unit is valid; its bytes, which stay where they are as long as the source
+  /// lives. What is written there is seen by this rank alone.
+  virtual void* view(int64_t /*unit*/) { return nullptr; }
 };
 
 struct PagerOptions {
@@ -34,13 +53,15 @@ struct PagerOptions {
   /// first. 0 releases a unit as soon as the operator that used it returns. Pinned units may exceed
   /// it.
   int64_t budget_bytes = 0;
+  /// Bytes that may be gathered ahead of their use, within the budget.
+  int64_t prefetch_bytes = 0;
   Category category = Category::gathered_units;
 };
 
 /// Counts since construction.
 struct PagerCounts {
   int64_t touches = 0;  ///< units pinned by operators
-  int64_t gathers = 0;  ///< of them, found absent
+  int64_t gathers = 0;  ///< units found absent, or gathered ahead
   int64_t gathered_bytes = 0;
 };
 
@@ -56,11 +77,10 @@ class Pager {
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
-  /// Keeps a unit present. Move-only.
+  /// Keeps units present. Move-only.
   class Pin {
    public:
     Pin() = default;
-    Pin(Pager* pager, int64_t unit) : pager_(pager), unit_(unit) {}
     Pin(Pin&& other) noexcept;
     Pin& operator=(Pin&& other) noexcept;
     Pin(const Pin&) = delete;
@@ -69,14 +89,20 @@ class Pager {
     void release();
 
    private:
+    friend class Pager;
+    using Units = c10::SmallVector<int64_t, 4>;
+    Pin(Pager* pager, Units units, size_t position)
+        : pager_(pager), units_(std::move(units)), position_(position) {}
     Pager* pager_ = nullptr;
-    int64_t unit_ = 0;
+    Units units_;
+    size_t position_ = 0;  // of the operator in the trace, or Plan::kNever
   };
 
-  /// Makes `unit` present, gathering it if it is absent, and keeps it so. `touch` (what operators
-  /// do) also records the trace.
+  /// Makes `unit` present, gathering it if it is absent, and keeps it so.
   Pin pin(int64_t unit);
-  Pin touch(int64_t unit);
+  /// The same for the distinct units of one operator. `training`: it belongs to the step that
+  /// repeats, and is recorded.
+  Pin touch(std::span<const int64_t> units, bool training);
 
   /// The bytes of a present unit, or null.
   void* data(int64_t unit) const;
@@ -92,10 +118,14 @@ class Pager {
   /// The source has new bytes: like release_all, but throws Error naming a unit's first parameter
   /// if one is pinned.
   void invalidate();
-  /// Ends a step of the trace.
+  /// Ends a step of the trace, and plans it if it is new.
   void end_step();
 
-  const Trace& trace() const { return trace_; }
+  /// The plan of the last complete step; null before the first has ended. Valid until the next
+  /// end_step or set_budget.
+  const Plan* plan() const { return plans_.empty() ? nullptr : plans_.front().get(); }
+  /// The step under way has followed a plan so far.
+  bool following() const { return following_ != nullptr; }
   PagerCounts counts() const;
   void set_budget(int64_t bytes);
   int64_t budget() const { return options_.budget_bytes; }
@@ -107,21 +137,38 @@ class Pager {
   void check_storages() const;
 
  private:
-  enum class Presence : uint8_t { absent, gathering, present };
+  enum class Presence : uint8_t {
+    absent,
+    started,    // being gathered ahead; nobody waits for it yet
+    gathering,  // a thread starts it or waits for it
+    present
+  };
   struct UnitState {
     Presence presence = Presence::absent;
     int64_t pins = 0;
     int64_t dirty = 0;
-    at::Tensor frame;
+    at::Tensor frame;                      // where the source is not in place
+    void* data = nullptr;                  // while present
+    comm::Work work;                       // while started
+    size_t next_use = Plan::kNever;        // by the plan that is followed
     std::list<int64_t>::iterator recency;  // valid while present
   };
 
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
-  void unpin(int64_t unit);
+  void start(std::unique_lock<std::mutex>& lock, int64_t unit);
+  void complete(std::unique_lock<std::mutex>& lock, int64_t unit);
+  void give_up(int64_t unit);
+  size_t advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units);
+  bool choose_plan();
+  void forecast(size_t position);
+  std::unique_ptr<Plan> make(Trace trace) const;
+  void unpin(std::span<const int64_t> units, size_t position);
   at::Tensor take_frame(int64_t bytes);
+  void keep_frame(at::Tensor frame);
   void make_room(int64_t bytes);
   bool evict_one();
   void evict(int64_t unit);
+  void evict_all();
   UnitState& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
   const UnitState& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
@@ -138,9 +185,12 @@ class Pager {
   std::list<int64_t> recency_;                      // least recently used first
   std::multimap<int64_t, at::Tensor> free_frames_;  // by bytes
   std::vector<int64_t> dirty_;
-  int64_t live_ = 0;  // bytes of present and gathering units
-  int64_t free_ = 0;  // bytes of free_frames_
-  Trace trace_;
+  int64_t live_ = 0;                          // bytes of present and gathering units
+  int64_t free_ = 0;                          // bytes of free_frames_
+  Trace trace_;                               // of the step under way
+  std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
+  const Plan* following_ = nullptr;           // of plans_
+  size_t next_gather_ = 0;                    // into following_->gathers
   PagerCounts counts_;
 };
 

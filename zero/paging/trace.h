@@ -1,31 +1,50 @@
-// The trace: the sequence of units that operators touch during a step.
+// The trace: which units the operators of a step pin, in order.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace zero::paging {
 
-/// Records touches in order. A step repeats the same sequence, so the last complete step is a
-/// forecast of the next: prefetch and replacement plan on it.
+/// A sequence of operators, each with the distinct units that it pins at once.
 class Trace {
  public:
-  void record(int64_t unit) { current_.push_back(unit); }
-  /// Ends a step: what was recorded becomes `last`. Memory of the earlier one is reused.
-  void end_step() {
-    repeated_ = current_ == last_;
-    last_.swap(current_);
-    current_.clear();
+  void record(std::span<const int64_t> units) {
+    touches_.insert(touches_.end(), units.begin(), units.end());
+    ends_.push_back(touches_.size());
   }
-  /// The last complete step; empty before the first ends.
-  const std::vector<int64_t>& last() const { return last_; }
-  /// The last complete step touched what the one before it touched, in the same order.
-  bool repeated() const { return repeated_; }
+  /// Forgets everything; the memory is kept.
+  void clear() {
+    touches_.clear();
+    ends_.clear();
+  }
+  size_t operators() const { return ends_.size(); }
+  bool empty() const { return ends_.empty(); }
+  /// The index into `touches` of an operator's first unit; also for one past the last operator.
+  size_t begin(size_t index) const { return index == 0 ? 0 : ends_[index - 1]; }
+  std::span<const int64_t> units(size_t index) const {
+    return std::span(touches_).subspan(begin(index), ends_[index] - begin(index));
+  }
+  /// All units of all operators, one after the other.
+  const std::vector<int64_t>& touches() const { return touches_; }
+  /// Operator `index` exists and pins exactly `units`.
+  bool has(size_t index, std::span<const int64_t> units) const {
+    return index < operators() && std::ranges::equal(this->units(index), units);
+  }
+  /// `other` begins with all of these operators.
+  bool is_prefix_of(const Trace& other) const {
+    return operators() <= other.operators() &&
+           std::equal(ends_.begin(), ends_.end(), other.ends_.begin()) &&
+           std::equal(touches_.begin(), touches_.end(), other.touches_.begin());
+  }
+  bool operator==(const Trace&) const = default;
 
  private:
-  std::vector<int64_t> last_;
-  std::vector<int64_t> current_;
-  bool repeated_ = false;
+  std::vector<int64_t> touches_;
+  std::vector<size_t> ends_;  // by operator
 };
 
 }  // namespace zero::paging

@@ -1,0 +1,66 @@
+// The plan: which units stay present between their uses, so that a step gathers as few bytes as the
+// budget allows.
+//
+// Note [Planned paging]
+// A step repeats the operators of the one before, so their future is known. Between two uses of a
+// unit by consecutive operators that touch it lies an interval; a unit that is kept over an
+// interval need not be gathered at its end, and takes its bytes from the budget meanwhile. A choice
+// of intervals is possible if, while an operator runs, the kept units and those that it pins fit in
+// the budget (or it keeps nothing but what it pins), and between operators the kept ones fit.
+//
+// For units of equal size Belady's rule (when room is short, give up the unit whose next use is
+// farthest) keeps as many intervals as can be, also where operators pin several units at once
+// (L. A. Belady, IBM Systems Journal 5(2), 1966; as interval packing: U. Faigle and W. M. Nawijn,
+// Discrete Applied Mathematics 58, 1995). For unequal sizes the problem is NP-hard. There Belady's
+// rule is the start, holes are filled with what still fits, single intervals are exchanged for
+// larger ones, and a branch-and-bound search improves the result until it is proven or its effort
+// is spent. The bound is the same problem with units that may be kept in part, which Belady's rule
+// solves exactly: no plan gathers less than `bound_bytes`.
+//
+// Gathers are then moved ahead of their use (prefetch) as far as the budget and the window allow;
+// that changes neither their order nor their number.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "zero/paging/trace.h"
+
+namespace zero::paging {
+
+struct PlanOptions {
+  int64_t budget_bytes = 0;
+  /// Bytes that may be gathered ahead of their use; 0 gathers on demand.
+  int64_t prefetch_bytes = 0;
+  /// Limit of the search for unequal units: touches looked at.
+  int64_t effort = 4'000'000;
+};
+
+struct Plan {
+  static constexpr size_t kNever = std::numeric_limits<size_t>::max();
+
+  Trace trace;
+  /// By touch: the unit stays present until the next operator that touches it.
+  std::vector<uint8_t> keep;
+  /// By touch: that operator, or kNever.
+  std::vector<size_t> next;
+  /// Gathers in order: `unit`, needed by operator `use`, may start right before operator `start`
+  /// runs (start <= use).
+  struct Gather {
+    int64_t unit = 0;
+    size_t start = 0;
+    size_t use = 0;
+  };
+  std::vector<Gather> gathers;
+  int64_t gathered_bytes = 0;
+  /// No choice gathers fewer bytes than this within the budget.
+  int64_t bound_bytes = 0;
+};
+
+/// Plans `trace` for units of `unit_bytes` (by unit). Nothing is present before the first operator.
+Plan make_plan(Trace trace, std::span<const int64_t> unit_bytes, const PlanOptions& options);
+
+}  // namespace zero::paging
