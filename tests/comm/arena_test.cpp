@@ -123,7 +123,7 @@ TEST(SharedMemoryGroup, LeavesNothingBehind) {
   const auto before = descriptors();
   run_as_threads(3, [&](std::shared_ptr<Group> group) {
     auto tensor = group->empty(1000, at::kFloat, Category::gradients);
-    auto window = group->window(1000, 2, Category::parameters);
+    auto window = group->window(999, 2, Category::parameters);
     group->all_reduce(tensor).wait();
     const auto during = descriptors();
     EXPECT_EQ(count_of(during, "memfd:libzero"), 1u) << "one file for all ranks";

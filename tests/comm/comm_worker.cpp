@@ -100,12 +100,12 @@ void correct_collectives(Group& group) {
     if (!at::equal(slice, at::full({n}, float(group.size()))))
       throw zero::CommError("wrong all_reduce");
   }
-  auto window = group.window(64, 1, Category::parameters);
-  window->local().fill_(group.rank() + 5);
+  auto window = group.window(64 * group.size(), 1, Category::parameters);
+  window->memory().narrow(0, 64 * group.rank(), 64).fill_(group.rank() + 5);
   window->publish(0, 1);
   for (int r = 0; r < group.size(); ++r) {
     window->wait(0, r, 1, "window");
-    if (window->peer(r)[63].item<int>() != r + 5) throw zero::CommError("wrong window");
+    if (window->view()[64 * r + 63].item<int>() != r + 5) throw zero::CommError("wrong window");
   }
   group.barrier("end");
 }
@@ -146,7 +146,7 @@ void killed_in_allocator(const Job& job, Group& group) {
 }
 
 void killed_as_window_owner(const Job& job, Group& group) {
-  auto window = group.window(64, 1, Category::parameters);
+  auto window = group.window(64 * group.size(), 1, Category::parameters);
   group.barrier("start");
   if (job.rank == 1) die(job);
   window->wait(0, 1, 1, "unit 5");

@@ -217,12 +217,59 @@ TEST(EngineTraffic, StageThreeWithTheWholeModelAsBudgetMovesWhatStageTwoMoves) {
   });
 }
 
+// What is gathered follows the plan, whose optimum tests/paging/plan_test.cpp proves; what comes
+// out of it depends neither on the budget, nor on gathering ahead, nor on how a unit is gathered.
+TEST(EngineTraffic, StageThreeGathersWhatThePlanSaysWithTheSameResultForEveryBudget) {
+  std::mutex mutex;
+  std::vector<at::Tensor> results;
+  for (const bool in_place : {true, false}) {
+    for (const int64_t prefetch : {0, 2000}) {
+      for (const int64_t live : {0, 400, 1000, 1800, 1 << 20}) {
+        run_as_threads(3, [&](auto group) {
+          auto net = std::make_shared<Net>();
+          auto c = config(3, false, 2);
+          c.max_live_parameters = live;
+          c.prefetch_bucket_size = prefetch;
+          c.one_sided_gather = in_place;
+          Engine engine(net, AdamW{}, c, group);
+          train(engine, *net, 1);
+          for (int64_t step = 1; step < 4; ++step) {
+            group->traffic().reset();
+            train(engine, *net, 1, step);
+            const auto gathered = group->traffic().count(Collective::all_gather);
+            const auto* plan = engine.pager()->plan();
+            EXPECT_EQ(gathered.logical_bytes, plan->gathered_bytes / 3 * 2);
+            EXPECT_EQ(gathered.calls, static_cast<int64_t>(plan->gathers.size()));
+            EXPECT_EQ(gathered.copied_bytes == 0, in_place);
+          }
+          const auto weight = engine.parameter("b.weight");
+          if (group->rank() != 0) return;
+          const std::lock_guard lock(mutex);
+          results.push_back(weight);
+        });
+      }
+    }
+  }
+  ASSERT_EQ(results.size(), 20U);
+  for (const auto& result : results) EXPECT_TRUE(at::equal(result, results.front()));
+}
+
+TEST(EngineMemory, UnitsThatAreReadInPlaceTakeNoMemory) {
+  run_as_threads(3, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(3), group);
+    train(engine, *net, 3);
+    EXPECT_EQ(group->ledger()->usage(Category::gathered_units).peak, 0);
+  });
+}
+
 TEST(EngineMemory, GatheredUnitsStayWithinTheBudgetOrWhatOneOperatorPins) {
   for (const int64_t live : {0, 1200, 1 << 20}) {
     run_as_threads(3, [&](auto group) {
       auto net = std::make_shared<Net>();
       auto c = config(3);
       c.max_live_parameters = live;
+      c.one_sided_gather = false;
       Engine engine(net, AdamW{}, c, group);
       group->ledger()->reset_peaks();
       train(engine, *net, 3);

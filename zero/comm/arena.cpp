@@ -20,6 +20,10 @@ namespace zero::comm {
 namespace {
 
 constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1
+#endif
 constexpr int64_t kMostVirtual = int64_t{8} << 40;
 // Below this an allocation cannot bring the machine down, and the look at the free memory costs
 // more than it is worth.
@@ -33,6 +37,25 @@ int reserve(int file, int64_t offset, int64_t bytes) {
     if (fallocate(file, FALLOC_FL_KEEP_SIZE, offset, bytes) == 0) return 0;
     if (errno != EINTR) return errno;
   }
+}
+
+struct Reservation {
+  void* base = nullptr;
+  size_t bytes = 0;
+  void* aligned = nullptr;  // to a huge page
+};
+
+// Address space, without memory, for `bytes` bytes that start on a multiple of a huge page.
+Reservation reserve_addresses(int64_t bytes) {
+  Reservation space;
+  space.bytes = static_cast<size_t>(bytes + kHugePage);
+  space.base =
+      mmap(nullptr, space.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space.base == MAP_FAILED) return {};
+  const auto address = reinterpret_cast<uintptr_t>(space.base);
+  constexpr auto kUnit = static_cast<uintptr_t>(kHugePage);
+  space.aligned = reinterpret_cast<void*>((address + kUnit - 1) / kUnit * kUnit);
+  return space;
 }
 
 int64_t read_number(const std::string& path) {
@@ -132,9 +155,16 @@ std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layou
 
 Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
     : file_(std::move(file)), layout_(layout) {
-  void* base = mmap(nullptr, static_cast<size_t>(layout_.total_bytes()), PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  const auto space = reserve_addresses(layout_.total_bytes());
+  reserved_ = space.base;
+  reserved_bytes_ = space.bytes;
+  void* base =
+      space.base == nullptr
+          ? MAP_FAILED
+          : mmap(space.aligned, static_cast<size_t>(layout_.total_bytes()), PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_.get(), 0);
   if (base == MAP_FAILED) {
+    if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
     throw OutOfMemory(fmt::format(
         "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
         "address space (ulimit -v) must be lifted; no memory is used by it.",
@@ -145,7 +175,34 @@ Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
 }
 
 Mapping::~Mapping() {
-  if (base_ != nullptr) munmap(base_, static_cast<size_t>(layout_.total_bytes()));
+  if (base_ != nullptr) munmap(reserved_, reserved_bytes_);
+}
+
+PrivateView::PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes)
+    : mapping_(std::move(mapping)), bytes_(static_cast<size_t>(round_up(bytes, kPage))) {
+  if (bytes_ == 0) return;
+  const auto space = reserve_addresses(static_cast<int64_t>(bytes_));
+  reserved_ = space.base;
+  reserved_bytes_ = space.bytes;
+  void* data = space.base == nullptr
+                   ? MAP_FAILED
+                   : mmap(space.aligned, bytes_, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping_->file(), offset);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
+    throw OutOfMemory(fmt::format("Cannot map {} of shared memory for reading: {}.",
+                                  format_bytes(static_cast<double>(bytes)), std::strerror(error)));
+  }
+  data_ = static_cast<std::byte*>(data);
+}
+
+PrivateView::~PrivateView() {
+  if (data_ != nullptr) munmap(reserved_, reserved_bytes_);
+}
+
+void PrivateView::discard() {
+  if (data_ != nullptr) madvise(data_, bytes_, MADV_DONTNEED);
 }
 
 int64_t Mapping::offset_of(const void* address, int64_t bytes) const {
@@ -170,6 +227,7 @@ int64_t Arena::allocate(int64_t bytes) {
                     format_bytes(static_cast<double>(allocated_bytes())), why));
   };
   const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : round_up(bytes, kPage);
+  const auto alignment = rounded >= kHugePage ? kHugePage : kPage;
   if (rounded >= kWatchedBytes) {
     // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
     // failing.
@@ -183,14 +241,18 @@ int64_t Arena::allocate(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     auto best = holes_.end();
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
-      if (hole->second >= rounded && (best == holes_.end() || hole->second < best->second))
+      const auto skipped = round_up(hole->first, alignment) - hole->first;
+      if (hole->second >= skipped + rounded &&
+          (best == holes_.end() || hole->second < best->second))
         best = hole;
     }
     if (best != holes_.end()) {
-      offset = best->first;
-      const auto rest = best->second - rounded;
+      const auto [begin, length] = *best;
+      offset = round_up(begin, alignment);
       holes_.erase(best);
-      if (rest > 0) holes_.emplace(offset + rounded, rest);
+      if (offset > begin) holes_.emplace(begin, offset - begin);
+      if (const auto rest = begin + length - offset - rounded; rest > 0)
+        holes_.emplace(offset + rounded, rest);
       blocks_.emplace(offset, rounded);
       allocated_ += rounded;
     }
@@ -200,6 +262,11 @@ int64_t Arena::allocate(int64_t bytes) {
     free(offset);
     refuse(std::strerror(error));
   }
+  // Asked for outright, since systems leave huge pages of shared memory switched off. A refusal
+  // leaves small pages.
+  if (rounded >= kHugePage)
+    madvise(mapping_->at(offset), static_cast<size_t>(rounded / kHugePage * kHugePage),
+            MADV_COLLAPSE);
   return offset;
 }
 

@@ -72,11 +72,35 @@ class Mapping {
   Mapping(Descriptor file, const ArenaLayout& layout);
   Descriptor file_;
   ArenaLayout layout_;
+  void* reserved_ = nullptr;
+  size_t reserved_bytes_ = 0;
   std::byte* base_ = nullptr;
 };
 
+/// Bytes of the file as this rank alone sees them: what it writes stays with it (copy on write, by
+/// page of 4 KiB).
+class PrivateView {
+ public:
+  /// Throws OutOfMemory.
+  PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes);
+  PrivateView(const PrivateView&) = delete;
+  PrivateView& operator=(const PrivateView&) = delete;
+  ~PrivateView();
+  std::byte* data() const { return data_; }
+  /// Gives the written pages up: the file shows through again.
+  void discard();
+
+ private:
+  std::shared_ptr<Mapping> mapping_;
+  void* reserved_ = nullptr;
+  size_t reserved_bytes_ = 0;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 /// This rank's region: an allocator of blocks of 4 KiB granularity, best fit, neighbours merged.
-/// Thread-safe.
+/// Blocks of 2 MiB or more start on a multiple of it and are made of huge pages where the kernel
+/// agrees. Thread-safe.
 class Arena {
  public:
   Arena(std::shared_ptr<Mapping> mapping, int rank);

@@ -29,26 +29,30 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-/// Memory of every rank that all ranks can read without the owner's help; each rank writes only its
-/// own part.
+/// One array that all ranks of a host share: each rank writes its own parts of it, and all read the
+/// whole without the owners' help and without a copy.
 ///
 /// Note [Epochs]
-/// A window's memory is divided by its user into `slots` (libzero: one a unit). Each (rank, slot)
-/// carries an epoch. The owner writes a slot only when the peers have agreed that nobody still
-/// reads it (libzero: after the step's small all-reduce, which every rank enters once its gathers
-/// are done), then publishes the next epoch; readers wait for the epoch that they expect. So a
-/// gather needs no matching call of the peers.
+/// A window's array is divided by its user into parts and `slots` (libzero: a slot is a unit, of
+/// which every rank owns a slice). Each (rank, slot) carries an epoch. The owner writes its part of
+/// a slot only when the peers have agreed that nobody still reads it (libzero: after the step's
+/// small all-reduce, which every rank enters once its gathers are done), then publishes the next
+/// epoch; readers wait for the epoch that they expect. So a gather needs no matching call of the
+/// peers, and moves no byte.
 class Window {
  public:
-  /// Frees this rank's part: to be done only when the peers have agreed that nobody reads it any
-  /// more.
+  /// Frees the array: to be done only when the peers have agreed that nobody uses it any more.
   virtual ~Window() = default;
-  /// This rank's bytes: a 1-D uint8 tensor, zero-filled at first, valid while the window lives.
-  virtual at::Tensor local() = 0;
-  /// The bytes of `rank`, to be read only: a 1-D uint8 tensor, valid while the window lives.
-  virtual at::Tensor peer(int rank) = 0;
-  /// Makes what this rank wrote to `slot` visible to readers that wait for `epoch`. Epochs of a
-  /// slot only grow.
+  /// The array: a 1-D uint8 tensor, zero-filled at first, valid while the window lives. This rank
+  /// writes its own parts alone.
+  virtual at::Tensor memory() = 0;
+  /// The same bytes for reading. What this rank writes here nobody else sees, and the pages (4 KiB)
+  /// that it wrote to do not follow the array any more until `discard`.
+  virtual at::Tensor view() = 0;
+  /// Forgets what this rank wrote to the view: it shows the array again.
+  virtual void discard() = 0;
+  /// Makes what this rank wrote to its part of `slot` visible to readers that wait for `epoch`.
+  /// Epochs of a slot only grow.
   virtual void publish(int64_t slot, uint64_t epoch) = 0;
   /// Blocks until `rank` has published at least `epoch` for `slot`. Throws CommError if that rank
   /// dies, leaves, or keeps this one waiting for longer than the group's timeout; `label` says on
@@ -76,8 +80,9 @@ class Group {
   /// collective: ranks may allocate in any order.
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category);
 
-  /// Shared read-only memory of `bytes` bytes a rank with `slots` epochs (see Window), or null
-  /// where the transport has none. Collective. Charged to `category`.
+  /// A shared array of `bytes` bytes, a multiple of the number of ranks, with `slots` epochs a rank
+  /// (see Window), or null where the transport has none. Collective. Each rank charges its share,
+  /// bytes / N, to `category`: the host holds one copy.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
 
   // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor

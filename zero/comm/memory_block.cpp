@@ -13,11 +13,10 @@
 namespace zero::comm {
 
 SharedBlock::SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes,
-                         const std::shared_ptr<Ledger>& ledger, Category category, int64_t overhead)
+                         const std::shared_ptr<Ledger>& ledger, Category category)
     : arena_(std::move(arena)),
-      offset_(arena_->allocate(bytes + overhead)),
-      charge_(ledger, category, bytes),
-      overhead_charge_(ledger, Category::communication, overhead) {}
+      offset_(arena_->allocate(bytes)),
+      charge_(ledger, category, bytes) {}
 
 SharedBlock::~SharedBlock() { arena_->free(offset_); }
 

@@ -14,10 +14,9 @@ namespace zero::comm {
 /// A zero-filled block of a rank's region of the shared memory; keeps the memory mapped.
 class SharedBlock {
  public:
-  /// `bytes` > 0; they are charged as they are, without the rounding to pages. `overhead` bytes
-  /// more follow them, charged to `communication`. Throws OutOfMemory.
+  /// `bytes` > 0; they are charged as they are, without the rounding to pages. Throws OutOfMemory.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes, const std::shared_ptr<Ledger>& ledger,
-              Category category, int64_t overhead = 0);
+              Category category);
   SharedBlock(const SharedBlock&) = delete;
   SharedBlock& operator=(const SharedBlock&) = delete;
   ~SharedBlock();
@@ -27,7 +26,7 @@ class SharedBlock {
  private:
   std::shared_ptr<Arena> arena_;
   int64_t offset_;
-  Charge charge_, overhead_charge_;
+  Charge charge_;
 };
 
 /// A 1-D tensor in a new block of the shared memory. Throws OutOfMemory.

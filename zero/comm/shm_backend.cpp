@@ -248,16 +248,22 @@ at::Tensor ShmBackend::empty(int64_t numel, at::ScalarType dtype, Category categ
 }
 
 std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Category category) {
+  if (bytes % getSize() != 0) {
+    throw CommError(fmt::format("A window of {} bytes cannot be shared equally by {} ranks.", bytes,
+                                getSize()));
+  }
+  const ShmWindow::Shape shape{bytes, slots};
   Call call;
   call.op = Op::window;
   call.window_bytes = bytes;
   call.window_slots = slots;
-  call.window_category = category;
+  call.window_own_bytes = shape.block_bytes(getRank());
   const auto work = issue(std::move(call), false, c10d::kUnsetTimeout);
   auto& done = static_cast<IssuedCall&>(*work).call();
   return std::make_unique<ShmWindow>(peers_, health_, arena_->mapping(),
                                      std::move(done.window_block), std::move(done.window_offsets),
-                                     bytes, slots, timeout_, clock_);
+                                     shape, Charge(ledger_, category, bytes / getSize()), timeout_,
+                                     clock_);
 }
 
 }  // namespace zero::comm

@@ -26,7 +26,6 @@
 #include "zero/base/error.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
-#include "zero/comm/shm_window.h"
 
 namespace zero::comm {
 namespace {
@@ -105,10 +104,8 @@ void Collectives::begin(Call& call) {
   if (call.op == Op::window) {
     own_.input_bytes = call.window_bytes;
     own_.output_bytes = call.window_slots;
-    const auto bytes = ShmWindow::block_bytes(call.window_bytes, call.window_slots);
-    // The epochs are the transport's: the category holds exactly what its owner asked for.
-    call.window_block = std::make_unique<SharedBlock>(
-        arena_, call.window_bytes, ledger_, call.window_category, bytes - call.window_bytes);
+    call.window_block = std::make_unique<SharedBlock>(arena_, call.window_own_bytes, ledger_,
+                                                      Category::communication);
     own_.data_offset = call.window_block->offset();
   } else if (call.input.defined()) {
     own_.input_bytes = input_bytes(call);

@@ -27,9 +27,9 @@ struct Call {
   int root = 0;
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
+  int64_t window_own_bytes = 0;               ///< of this rank's block
   std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
-  std::vector<int64_t> window_offsets;        ///< and where the peers' blocks are
-  Category window_category{};
+  std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
   Collective counted = Collective::control;
   FixedText<72> label;
   std::chrono::milliseconds timeout{};

@@ -12,8 +12,6 @@
 namespace zero::comm {
 namespace {
 
-int64_t data_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 void check_slot(int64_t slot, size_t slots) {
   if (slot < 0 || slot >= static_cast<int64_t>(slots)) {
     throw CommError(fmt::format("A window of {} slots has no slot {}.", slots, slot));
@@ -29,22 +27,27 @@ void check_epoch(int64_t slot, uint64_t now, uint64_t epoch) {
 
 }  // namespace
 
-int64_t ShmWindow::block_bytes(int64_t bytes, int64_t slots) {
-  return data_bytes(bytes) +
+int64_t ShmWindow::Shape::epochs_offset(int rank) const {
+  return rank == 0 ? (bytes + 63) / 64 * 64 : 0;  // on a cache line of their own
+}
+
+int64_t ShmWindow::Shape::block_bytes(int rank) const {
+  return epochs_offset(rank) +
          std::max<int64_t>(1, slots) * static_cast<int64_t>(sizeof(std::atomic<uint64_t>));
 }
 
 ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
                      std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
-                     std::vector<int64_t> offsets, int64_t bytes, int64_t slots,
+                     std::vector<int64_t> offsets, Shape shape, Charge charge,
                      std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock)
     : peers_(std::move(peers)),
       health_(std::move(health)),
       mapping_(std::move(mapping)),
       own_(std::move(own)),
       offsets_(std::move(offsets)),
-      bytes_(bytes),
-      slots_(slots),
+      shape_(shape),
+      charge_(std::move(charge)),
+      view_(std::make_shared<PrivateView>(mapping_, offsets_[0], shape.bytes)),
       timeout_(timeout),
       clock_(std::move(clock)) {}
 
@@ -52,25 +55,25 @@ ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> healt
 // gets here.
 std::atomic<uint64_t>& ShmWindow::epoch_of(int rank, int64_t slot) const {
   auto* first = reinterpret_cast<std::atomic<uint64_t>*>(
-      mapping_->at(offsets_[static_cast<size_t>(rank)] + data_bytes(bytes_)));
+      mapping_->at(offsets_[static_cast<size_t>(rank)] + shape_.epochs_offset(rank)));
   return first[slot];
 }
 
-at::Tensor ShmWindow::local() {
+at::Tensor ShmWindow::memory() {
   return at::from_blob(
-      own_->data(), {bytes_}, [own = own_](void*) {}, at::TensorOptions(at::kByte));
-}
-
-at::Tensor ShmWindow::peer(int rank) {
-  if (rank == peers_->rank()) return local();
-  check_rank(rank);
-  return at::from_blob(
-      mapping_->at(offsets_[static_cast<size_t>(rank)]), {bytes_}, [mapping = mapping_](void*) {},
+      mapping_->at(offsets_[0]), {shape_.bytes}, [mapping = mapping_](void*) {},
       at::TensorOptions(at::kByte));
 }
 
+at::Tensor ShmWindow::view() {
+  return at::from_blob(
+      view_->data(), {shape_.bytes}, [view = view_](void*) {}, at::TensorOptions(at::kByte));
+}
+
+void ShmWindow::discard() { view_->discard(); }
+
 void ShmWindow::publish(int64_t slot, uint64_t epoch) {
-  check_slot(slot, static_cast<size_t>(slots_));
+  check_slot(slot, static_cast<size_t>(shape_.slots));
   auto& mine = epoch_of(peers_->rank(), slot);
   check_epoch(slot, mine.load(std::memory_order_relaxed), epoch);
   mine.store(epoch, std::memory_order_release);
@@ -79,7 +82,7 @@ void ShmWindow::publish(int64_t slot, uint64_t epoch) {
 
 void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) {
   check_rank(rank);
-  check_slot(slot, static_cast<size_t>(slots_));
+  check_slot(slot, static_cast<size_t>(shape_.slots));
   const auto& theirs = epoch_of(rank, slot);
   const auto look = [&]() -> std::optional<uint32_t> {
     const auto now = theirs.load(std::memory_order_acquire);
@@ -111,11 +114,6 @@ SingleWindow::SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<L
                            Category category)
     : memory_(private_tensor(bytes, at::kByte, ledger, category).zero_()),
       epochs_(static_cast<size_t>(slots)) {}
-
-at::Tensor SingleWindow::peer(int rank) {
-  if (rank != 0) throw CommError(fmt::format("A window of 1 rank has no rank {}.", rank));
-  return memory_;
-}
 
 void SingleWindow::publish(int64_t slot, uint64_t epoch) {
   check_slot(slot, epochs_.size());

@@ -17,18 +17,24 @@
 
 namespace zero::comm {
 
-/// Each rank's block holds its bytes, rounded up to whole cache lines, and then its epochs.
+/// Every rank's block holds its epochs; rank 0's begins with the array.
 class ShmWindow final : public Window {
  public:
+  struct Shape {
+    int64_t bytes = 0;
+    int64_t slots = 0;
+    int64_t epochs_offset(int rank) const;
+    int64_t block_bytes(int rank) const;
+  };
+  /// `offsets`: the ranks' blocks. `charge`: this rank's share of the array.
   ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
             std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
-            std::vector<int64_t> offsets, int64_t bytes, int64_t slots,
+            std::vector<int64_t> offsets, Shape shape, Charge charge,
             std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock);
-  /// Bytes of a rank's block.
-  static int64_t block_bytes(int64_t bytes, int64_t slots);
 
-  at::Tensor local() override;
-  at::Tensor peer(int rank) override;
+  at::Tensor memory() override;
+  at::Tensor view() override;
+  void discard() override;
   void publish(int64_t slot, uint64_t epoch) override;
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 
@@ -41,8 +47,9 @@ class ShmWindow final : public Window {
   std::shared_ptr<Mapping> mapping_;
   std::shared_ptr<SharedBlock> own_;
   std::vector<int64_t> offsets_;
-  int64_t bytes_;
-  int64_t slots_;
+  Shape shape_;
+  Charge charge_;
+  std::shared_ptr<PrivateView> view_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<WaitClock> clock_;
 };
@@ -52,8 +59,9 @@ class SingleWindow final : public Window {
  public:
   SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<Ledger>& ledger,
                Category category);
-  at::Tensor local() override { return memory_; }
-  at::Tensor peer(int rank) override;
+  at::Tensor memory() override { return memory_; }
+  at::Tensor view() override { return memory_; }
+  void discard() override {}
   void publish(int64_t slot, uint64_t epoch) override;
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 

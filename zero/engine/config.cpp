@@ -255,6 +255,8 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
     config.unit_bytes = zero->integer("unit_bytes", config.unit_bytes, 1);
     config.max_live_parameters =
         zero->integer("stage3_max_live_parameters", config.max_live_parameters);
+    config.prefetch_bucket_size =
+        zero->integer("stage3_prefetch_bucket_size", config.prefetch_bucket_size);
     zero->finish();
   }
   if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
@@ -275,7 +277,8 @@ std::string Config::dump() const {
       {"zero_optimization",
        {{"stage", stage},
         {"unit_bytes", unit_bytes},
-        {"stage3_max_live_parameters", max_live_parameters}}}};
+        {"stage3_max_live_parameters", max_live_parameters},
+        {"stage3_prefetch_bucket_size", prefetch_bucket_size}}}};
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
   return json.dump(2);
@@ -298,6 +301,10 @@ void Config::validate() const {
     throw ConfigError(
         fmt::format("zero_optimization.stage3_max_live_parameters is {}; it must not be negative.",
                     max_live_parameters));
+  if (prefetch_bucket_size < 0)
+    throw ConfigError(
+        fmt::format("zero_optimization.stage3_prefetch_bucket_size is {}; it must not be negative.",
+                    prefetch_bucket_size));
   if (micro_batch_size < 0)
     throw ConfigError(fmt::format("train_micro_batch_size_per_gpu is {}; it must not be negative.",
                                   micro_batch_size));

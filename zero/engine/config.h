@@ -36,6 +36,9 @@ struct Config {
   /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after
   /// the operator that used it.
   int64_t max_live_parameters = 1'000'000'000;
+  /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
+  /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
+  int64_t prefetch_bucket_size = 50'000'000;
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;

@@ -202,12 +202,14 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     trainable.push_back(first.requires_grad());
   }
   const int64_t element_bytes = config.bf16 ? 2 : 4;
+  const auto bytes_of = [&](int64_t elements) {
+    return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
+  };
   store = std::make_unique<ParameterStore>(
       *layout, dtypes, *group,
       ParameterStore::Options{.placement = placement,
-                              .live_bytes = config.max_live_parameters > INT64_MAX / element_bytes
-                                                ? INT64_MAX
-                                                : config.max_live_parameters * element_bytes,
+                              .live_bytes = bytes_of(config.max_live_parameters),
+                              .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
                               .one_sided = config.one_sided_gather});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
@@ -335,6 +337,14 @@ void Engine::Impl::commit_writes() {
   }
 }
 
+// Gathered units are about to be out of date.
+void Engine::Impl::invalidate() {
+  if (auto* pages = store->pager()) {
+    pages->invalidate();
+    store->discard_writes();
+  }
+}
+
 // Shows the owned elements of a unit to all: at stage 3 always, since a frozen parameter may have
 // been written too.
 void Engine::Impl::publish(int64_t unit) {
@@ -354,10 +364,8 @@ StepResult Engine::step() {
   bool finite = true;
   result.grad_norm = impl.global_norm(finite) * scale;
   impl.commit_writes();
-  if (auto* pages = pager()) {
-    pages->invalidate();
-    pages->end_step();
-  }
+  impl.invalidate();
+  if (auto* pages = pager()) pages->end_step();
   if (finite) {
     const double clip = impl.config.gradient_clipping;
     // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.

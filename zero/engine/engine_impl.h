@@ -37,6 +37,7 @@ struct Engine::Impl {
   /// Writes of the user since the last step go from gathered copies to the shards and master
   /// weights.
   void commit_writes();
+  void invalidate();
   void publish(int64_t unit);
   /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
   /// the result to all. Collective.

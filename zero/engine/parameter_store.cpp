@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <cstddef>
 #include <exception>
 #include <utility>
 
@@ -29,22 +29,20 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
         "unit {} ({})", u,
         layout_.parameters()[static_cast<size_t>(unit.segments.front().parameter)].name));
     window_offset_.push_back(bytes);
-    bytes += layout_.slice_numel(u) * unit.element_bytes;
+    bytes += unit.bytes();
   }
   if (options_.placement.parameters) {
     if (options_.one_sided) window_ = group_.window(bytes, units, Category::parameters);
-    if (window_) {
-      for (int rank = 0; rank < group_.size(); ++rank) peers_.push_back(window_->peer(rank));
-    }
+    if (window_) view_ = window_->view();
   }
   for (int64_t u = 0; u < units; ++u) {
     const auto& unit = layout_.unit(u);
     const int64_t slice = layout_.slice_numel(u);
     if (window_) {
-      owned_.push_back(
-          window_->local()
-              .narrow(0, window_offset_[static_cast<size_t>(u)], slice * unit.element_bytes)
-              .view(dtype(u)));
+      owned_.push_back(window_->memory()
+                           .narrow(0, window_offset_[static_cast<size_t>(u)], unit.bytes())
+                           .view(dtype(u))
+                           .narrow(0, slice * group_.rank(), slice));
     } else if (options_.placement.parameters) {
       owned_.push_back(group_.empty(slice, dtype(u), Category::parameters).zero_());
     } else {
@@ -100,9 +98,10 @@ void ParameterStore::take(int64_t index, const at::Tensor& parameter) {
 
 void ParameterStore::start(const std::vector<at::Tensor>& parameters) {
   if (!options_.placement.parameters) return;
-  pager_ =
-      std::make_unique<paging::Pager>(layout_, parameters, *this, group_.ledger(),
-                                      paging::PagerOptions{.budget_bytes = options_.live_bytes});
+  pager_ = std::make_unique<paging::Pager>(
+      layout_, parameters, *this, group_.ledger(),
+      paging::PagerOptions{.budget_bytes = options_.live_bytes,
+                           .prefetch_bytes = options_.prefetch_bytes});
   for (int64_t u = 0; u < layout_.unit_count(); ++u) publish(u);
 }
 
@@ -123,27 +122,29 @@ void ParameterStore::finish_publish() {
 
 comm::Work ParameterStore::gather(int64_t unit, void* destination) {
   const auto u = static_cast<size_t>(unit);
-  const auto& shape = layout_.unit(unit);
-  const int64_t slice_bytes = layout_.slice_numel(unit) * shape.element_bytes;
-  if (!window_) {
-    auto output = at::from_blob(destination, {shape.numel}, at::TensorOptions().dtype(dtype(unit)));
-    return group_.all_gather(output, owned_[u], labels_[u]);
-  }
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    window_->wait(unit, rank, epoch_[u], labels_[u]);
-    std::memcpy(static_cast<char*>(destination) + rank * slice_bytes,
-                static_cast<const char*>(peers_[static_cast<size_t>(rank)].const_data_ptr()) +
-                    window_offset_[u],
-                static_cast<size_t>(slice_bytes));
-  }
+  auto output = at::from_blob(destination, {layout_.unit(unit).numel},
+                              at::TensorOptions().dtype(dtype(unit)));
+  return group_.all_gather(output, owned_[u], labels_[u]);
+}
+
+// The gather is an ordering alone: the slices lie side by side already.
+void* ParameterStore::view(int64_t unit) {
+  const auto u = static_cast<size_t>(unit);
+  for (int rank = 0; rank < group_.size(); ++rank) window_->wait(unit, rank, epoch_[u], labels_[u]);
   group_.traffic().add(comm::Collective::all_gather,
-                       partition::share_sent(shape.bytes(), group_.size()), shape.bytes());
-  return {};
+                       partition::share_sent(layout_.unit(unit).bytes(), group_.size()), 0);
+  return static_cast<std::byte*>(view_.data_ptr()) + window_offset_[u];
+}
+
+void ParameterStore::discard_writes() {
+  if (window_) window_->discard();
 }
 
 at::Tensor ParameterStore::full(int64_t unit) {
   if (!options_.placement.parameters) return units_[static_cast<size_t>(unit)];
-  auto array = at::empty({layout_.unit(unit).numel}, at::TensorOptions().dtype(dtype(unit)));
+  const auto options = at::TensorOptions().dtype(dtype(unit));
+  if (window_) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
+  auto array = at::empty({layout_.unit(unit).numel}, options);
   gather(unit, array.data_ptr()).wait();
   return array;
 }

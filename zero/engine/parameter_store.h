@@ -18,7 +18,8 @@ class ParameterStore final : public paging::UnitSource {
  public:
   struct Options {
     partition::Placement placement;
-    int64_t live_bytes = 0;  ///< of gathered units, stage 3
+    int64_t live_bytes = 0;      ///< of gathered units, stage 3
+    int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
     bool one_sided = true;
   };
 
@@ -48,23 +49,27 @@ class ParameterStore final : public paging::UnitSource {
   /// Waits for the all-gathers that `publish` started.
   void finish_publish();
 
-  /// The full unit, in its dtype. At stage 3 gathers it into a temporary array. Collective where
-  /// gathers are matched.
+  /// The full unit, in its dtype: valid until the parameters change. At stage 3 gathers it.
+  /// Collective where gathers are matched.
   at::Tensor full(int64_t unit);
 
   /// Null where parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
 
   comm::Work gather(int64_t unit, void* destination) override;
+  bool in_place() const override { return window_ != nullptr; }
+  void* view(int64_t unit) override;
+  /// Forgets what was written to gathered units.
+  void discard_writes();
 
  private:
   const partition::Layout& layout_;
   std::vector<at::ScalarType> dtypes_;
   comm::Group& group_;
   Options options_;
-  std::unique_ptr<comm::Window> window_;  // stage 3 on one host
+  std::unique_ptr<comm::Window> window_;  // stage 3 on one host: all slices of a unit side by side
+  at::Tensor view_;                       // of the window
   std::vector<int64_t> window_offset_;    // bytes, by unit
-  std::vector<at::Tensor> peers_;         // the window's memory, by rank
   std::vector<uint64_t> epoch_;           // by unit, the same on all ranks
   std::vector<at::Tensor> units_;         // replicated arrays
   std::vector<at::Tensor> owned_;

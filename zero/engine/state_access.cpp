@@ -37,7 +37,7 @@ void Engine::Impl::change_parameters(std::string_view label, const std::function
   const c10::NoGradGuard no_grad;
   group->barrier(label);  // every rank has ended its gathers
   commit_writes();
-  if (auto* pages = store->pager()) pages->invalidate();
+  invalidate();
   write();
   for (int64_t u = 0; u < layout->unit_count(); ++u) publish(u);
   store->finish_publish();
