@@ -12,11 +12,14 @@
 
 namespace zero::comm {
 
+SharedBlock::SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes)
+    : arena_(std::move(arena)), offset_(arena_->allocate(bytes)) {}
+
 SharedBlock::SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes,
                          const std::shared_ptr<Ledger>& ledger, Category category)
-    : arena_(std::move(arena)),
-      offset_(arena_->allocate(bytes)),
-      charge_(ledger, category, bytes) {}
+    : SharedBlock(std::move(arena), bytes) {
+  charge_ = Charge(ledger, category, bytes);
+}
 
 SharedBlock::~SharedBlock() { arena_->free(offset_); }
 

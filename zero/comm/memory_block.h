@@ -14,7 +14,9 @@ namespace zero::comm {
 /// A zero-filled block of a rank's region of the shared memory; keeps the memory mapped.
 class SharedBlock {
  public:
-  /// `bytes` > 0; they are charged as they are, without the rounding to pages. Throws OutOfMemory.
+  /// `bytes` > 0. Throws OutOfMemory.
+  SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes);
+  /// Charged as they are, without the rounding to pages.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes, const std::shared_ptr<Ledger>& ledger,
               Category category);
   SharedBlock(const SharedBlock&) = delete;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -260,10 +261,12 @@ std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Categor
   call.window_own_bytes = shape.block_bytes(getRank());
   const auto work = issue(std::move(call), false, c10d::kUnsetTimeout);
   auto& done = static_cast<IssuedCall&>(*work).call();
-  return std::make_unique<ShmWindow>(peers_, health_, arena_->mapping(),
-                                     std::move(done.window_block), std::move(done.window_offsets),
-                                     shape, Charge(ledger_, category, bytes / getSize()), timeout_,
-                                     clock_);
+  return std::make_unique<ShmWindow>(
+      peers_, health_, arena_->mapping(), std::move(done.window_block),
+      std::move(done.window_offsets), shape,
+      std::array{Charge(ledger_, category, bytes / getSize()),
+                 Charge(ledger_, Category::communication, shape.epochs_bytes())},
+      timeout_, clock_);
 }
 
 }  // namespace zero::comm

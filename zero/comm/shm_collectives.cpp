@@ -104,8 +104,7 @@ void Collectives::begin(Call& call) {
   if (call.op == Op::window) {
     own_.input_bytes = call.window_bytes;
     own_.output_bytes = call.window_slots;
-    call.window_block = std::make_unique<SharedBlock>(arena_, call.window_own_bytes, ledger_,
-                                                      Category::communication);
+    call.window_block = std::make_unique<SharedBlock>(arena_, call.window_own_bytes);
     own_.data_offset = call.window_block->offset();
   } else if (call.input.defined()) {
     own_.input_bytes = input_bytes(call);

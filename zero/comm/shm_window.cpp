@@ -31,14 +31,13 @@ int64_t ShmWindow::Shape::epochs_offset(int rank) const {
   return rank == 0 ? (bytes + 63) / 64 * 64 : 0;  // on a cache line of their own
 }
 
-int64_t ShmWindow::Shape::block_bytes(int rank) const {
-  return epochs_offset(rank) +
-         std::max<int64_t>(1, slots) * static_cast<int64_t>(sizeof(std::atomic<uint64_t>));
+int64_t ShmWindow::Shape::epochs_bytes() const {
+  return std::max<int64_t>(1, slots) * static_cast<int64_t>(sizeof(std::atomic<uint64_t>));
 }
 
 ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
                      std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
-                     std::vector<int64_t> offsets, Shape shape, Charge charge,
+                     std::vector<int64_t> offsets, Shape shape, std::array<Charge, 2> charges,
                      std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock)
     : peers_(std::move(peers)),
       health_(std::move(health)),
@@ -46,7 +45,7 @@ ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> healt
       own_(std::move(own)),
       offsets_(std::move(offsets)),
       shape_(shape),
-      charge_(std::move(charge)),
+      charges_(std::move(charges)),
       view_(std::make_shared<PrivateView>(mapping_, offsets_[0], shape.bytes)),
       timeout_(timeout),
       clock_(std::move(clock)) {}

@@ -1,6 +1,7 @@
 // Window over the shared-memory group: see Note [Epochs] in group.h.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,12 +25,13 @@ class ShmWindow final : public Window {
     int64_t bytes = 0;
     int64_t slots = 0;
     int64_t epochs_offset(int rank) const;
-    int64_t block_bytes(int rank) const;
+    int64_t epochs_bytes() const;
+    int64_t block_bytes(int rank) const { return epochs_offset(rank) + epochs_bytes(); }
   };
-  /// `offsets`: the ranks' blocks. `charge`: this rank's share of the array.
+  /// `offsets`: the ranks' blocks. `charges`: this rank's share of the array, and its epochs.
   ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
             std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
-            std::vector<int64_t> offsets, Shape shape, Charge charge,
+            std::vector<int64_t> offsets, Shape shape, std::array<Charge, 2> charges,
             std::chrono::milliseconds timeout, std::shared_ptr<WaitClock> clock);
 
   at::Tensor memory() override;
@@ -48,7 +50,7 @@ class ShmWindow final : public Window {
   std::shared_ptr<SharedBlock> own_;
   std::vector<int64_t> offsets_;
   Shape shape_;
-  Charge charge_;
+  std::array<Charge, 2> charges_;
   std::shared_ptr<PrivateView> view_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<WaitClock> clock_;

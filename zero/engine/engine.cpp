@@ -242,7 +242,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
       GradientStore::Options{
           .placement = placement,
           .accumulate_fp32 = config.gradient_accumulation_steps > 1 &&
-                             config.accumulation_dtype == AccumulationDtype::fp32});
+                             config.accumulation_dtype == AccumulationDtype::fp32,
+          .unit_bytes = config.unit_bytes});
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));

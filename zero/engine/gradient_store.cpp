@@ -62,6 +62,8 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     unit.trainable = trainable[static_cast<size_t>(u)];
     if (!unit.trainable) continue;
     order_.push_back(u);
+    if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
+      bucket_bytes_ = std::max(bucket_bytes_, layout_.unit(u).bytes());
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
     unit.storage =
         options_.placement.gradients
@@ -141,15 +143,23 @@ void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   const int64_t u = layout_.unit_of(parameter);
   auto& unit = state(u);
   const bool sharded = options_.placement.gradients;
-  if (sharded && !unit.bucket.defined()) unit.bucket = take(layout_.unit(u).numel, unit.dtype);
-  const auto& segment = layout_.segment_of(parameter);
-  const auto& array = sharded ? unit.bucket : unit.storage;
-  auto place = array.as_strided(variable.sizes(), variable.strides(),
-                                array.storage_offset() + segment.offset);
-  if (in_bucket_[p] != 0) {
-    place.add_(gradient);
+  if (sharded && !unit.bucket.defined() && stands_alone(u, gradient, variable)) {
+    unit.bucket = gradient.as_strided({layout_.unit(u).numel}, {1});
+    unit.pooled = false;
   } else {
-    place.copy_(gradient);
+    if (sharded && !unit.bucket.defined()) {
+      unit.bucket = take(layout_.unit(u).numel, unit.dtype);
+      unit.pooled = true;
+    }
+    const auto& segment = layout_.segment_of(parameter);
+    const auto& array = sharded ? unit.bucket : unit.storage;
+    auto place = array.as_strided(variable.sizes(), variable.strides(),
+                                  array.storage_offset() + segment.offset);
+    if (in_bucket_[p] != 0) {
+      place.add_(gradient);
+    } else {
+      place.copy_(gradient);
+    }
   }
   finished_ = false;
   local_[p] = 1;
@@ -176,18 +186,28 @@ void GradientStore::end_backward() {
   while (next_ < order_.size()) reduce(order_[next_++]);
 }
 
+// The gradient is all of its unit, lies as the unit does, and is nobody else's.
+bool GradientStore::stands_alone(int64_t unit, const at::Tensor& gradient,
+                                 const at::Tensor& variable) const {
+  const auto& shape = layout_.unit(unit);
+  return shape.bytes() > bucket_bytes_ && gradient.numel() == shape.numel &&
+         gradient.scalar_type() == variable.scalar_type() &&
+         gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
+         !gradient.requires_grad() && gradient.use_count() == 1 &&
+         gradient.storage().use_count() == 1;
+}
+
 // An array from the pool; its memory goes back with `give`. Steps after the first two allocate
 // nothing.
 at::Tensor GradientStore::take(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  const auto found = free_.lower_bound(bytes);
+  const int64_t whole = std::max(bytes, bucket_bytes_);
   at::Tensor memory;
-  if (found != free_.end()) {
+  if (const auto found = free_.find(whole); found != free_.end()) {
     memory = std::move(found->second);
     free_.erase(found);
   } else {
-    free_.clear();  // too small: a larger one takes their place
-    memory = group_.empty(bytes, at::kByte, Category::gradient_buckets);
+    memory = group_.empty(whole, at::kByte, Category::gradient_buckets);
   }
   return memory.narrow(0, 0, bytes).view(dtype);
 }
@@ -219,9 +239,11 @@ void GradientStore::reduce(int64_t unit) {
   auto& u = state(unit);
   u.queued = true;
   u.arrived = 0;
+  if (!u.bucket.defined()) u.pooled = true;
   Reduction reduction{
       .unit = unit,
       .bucket = u.bucket.defined() ? std::move(u.bucket) : take(layout_.unit(unit).numel, u.dtype),
+      .pooled = u.pooled,
       .addend = {},
       .work = {}};
   u.bucket = at::Tensor();
@@ -253,7 +275,7 @@ void GradientStore::retire_one() {
     }
   }
   if (reduction.addend.defined()) give(std::move(reduction.addend));
-  give(std::move(reduction.bucket));
+  if (reduction.pooled) give(std::move(reduction.bucket));
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
@@ -343,7 +365,8 @@ void GradientStore::clear() {
   for (auto& unit : states_) {
     unit.filled = false;
     unit.arrived = 0;
-    if (unit.bucket.defined()) give(std::exchange(unit.bucket, at::Tensor()));
+    auto bucket = std::exchange(unit.bucket, at::Tensor());
+    if (bucket.defined() && unit.pooled) give(std::move(bucket));
   }
   finished_ = false;
 }

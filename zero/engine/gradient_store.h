@@ -12,6 +12,11 @@
 // is reduced with zeros when backward ends. The order is that in which units became ready on rank 0
 // in the first pass. A gradient that comes for a unit already reduced in this pass (recomputation,
 // several uses) waits in its bucket for the next pass, or for the boundary.
+//
+// Buckets of ordinary units have one size and are used again and again: two on their way, one that
+// fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
+// has the unit's shape: it is reduced from where autograd left it, through the group's small
+// staging buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +42,8 @@ class GradientStore {
     partition::Placement placement;
     /// Gradients of several passes add up in fp32, whatever the parameter's dtype.
     bool accumulate_fp32 = false;
+    /// Bytes of an ordinary unit at most.
+    int64_t unit_bytes = 0;
   };
 
   /// Installs the hooks. `trainable` has an entry a unit.
@@ -85,17 +92,20 @@ class GradientStore {
     at::Tensor storage;   // the formula's gradients: full (replicated) or the slice (sharded)
     bool filled = false;  // storage has a value of this step
     at::Tensor bucket;    // sharded: gradients of this pass; undefined until one arrives
+    bool pooled = false;  // the bucket is of the pool, not a gradient itself
     bool queued = false;  // sharded: its turn in this pass is over
     int64_t arrived = 0;  // parameters whose gradient came in this pass
   };
   struct Reduction {
     int64_t unit = 0;
     at::Tensor bucket;
+    bool pooled = true;
     at::Tensor addend;  // defined where the result is added to the storage
     comm::Work work;
   };
 
   void arrive(int64_t parameter, const at::Tensor& variable);
+  bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
@@ -122,6 +132,7 @@ class GradientStore {
   std::vector<uint8_t> present_;    // by parameter: some rank had
   bool finished_ = false;
   std::deque<Reduction> in_flight_;
+  int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
   std::mutex mutex_;                         // autograd may run hooks on threads of its own
 };
