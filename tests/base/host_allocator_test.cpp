@@ -2,12 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
+#include <sys/sysinfo.h>
 #include <torch/types.h>
 
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
@@ -35,35 +34,14 @@ class HostAllocatorTest : public testing::Test {
   HostMemory start;
 };
 
-TEST_F(HostAllocatorTest, SizeClassesWasteAtMostAnEighth) {
-  std::mt19937_64 generator(1);
-  std::vector<size_t> sizes;
-  for (size_t power = 16; power < 40; ++power) {
-    for (const size_t near : {size_t{0}, size_t{1}, size_t{4095}}) {
-      sizes.push_back((size_t{1} << power) + near);
-    }
-    sizes.push_back((size_t{2} << power) - 1);
-    for (int i = 0; i < 100; ++i) {
-      sizes.push_back((size_t{1} << power) + generator() % (size_t{1} << power));
-    }
-  }
-  for (const size_t size : sizes) {
-    const size_t rounded = host_size_class(size);
-    EXPECT_GE(rounded, size);
-    EXPECT_LE(static_cast<double>(rounded), 1.125 * static_cast<double>(size)) << size;
-    EXPECT_EQ(rounded % 4096, 0) << size;
-    EXPECT_EQ(host_size_class(rounded), rounded);
-  }
-}
-
-TEST_F(HostAllocatorTest, AlignsBlocksToCacheLinesPagesAndHugePages) {
+TEST_F(HostAllocatorTest, AlignsBlocksToCacheLinesAndPages) {
   std::vector<c10::DataPtr> blocks;
   for (const size_t bytes : {size_t{1}, size_t{63}, size_t{1000}, size_t{65535}, size_t{65536},
                              size_t{100000}, kMiB, 2 * kMiB, 2 * kMiB + 1, 7 * kMiB}) {
     blocks.push_back(allocator.allocate(bytes));
     void* data = blocks.back().get();
     std::memset(data, 0xAB, bytes);
-    const size_t alignment = bytes >= 2 * kMiB ? 2 * kMiB : bytes >= 65536 ? 4096 : 64;
+    const size_t alignment = bytes >= 65536 ? 4096 : 64;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % alignment, 0) << bytes;
     EXPECT_TRUE(allocator.is_simple_data_ptr(blocks.back()));
   }
@@ -91,42 +69,69 @@ TEST_F(HostAllocatorTest, CountsUsedAndReservedBytesAndTheirPeaks) {
     const auto small = allocator.allocate(1000);
     EXPECT_GE(used(), 2 * size + 1000);
     EXPECT_LE(used(), 2 * size + 1200);
-    EXPECT_EQ(used(), reserved());
+    EXPECT_GE(reserved(), used());
+    EXPECT_LE(reserved(), used() + size) << "whole huge pages";
   }
   EXPECT_EQ(used(), 0);
-  EXPECT_EQ(reserved(), 2 * size) << "two blocks are cached";
+  EXPECT_GE(reserved(), 2 * size) << "two blocks stay";
   EXPECT_GE(allocator.usage().used.peak - start.used.current, 2 * size + 1000);
   allocator.reset_peaks();
   EXPECT_EQ(allocator.usage().used.peak, start.used.current);
   allocator.trim();
   EXPECT_EQ(reserved(), 0);
-  EXPECT_EQ(allocator.usage().reserved.peak - start.reserved.current, 2 * size);
+  EXPECT_GE(allocator.usage().reserved.peak - start.reserved.current, 2 * size);
 }
 
-TEST_F(HostAllocatorTest, KeepsReservedMemoryBelowTwiceThePeakWhenSizesComeAndGo) {
-  for (size_t i = 0; i < 200; ++i) {
-    const auto block = allocator.allocate((10 + i) * kMiB);
+TEST_F(HostAllocatorTest, KeepsReservedMemoryNearThePeakWhenSizesComeAndGo) {
+  std::mt19937 random(7);
+  std::vector<c10::DataPtr> held(20);
+  for (size_t i = 0; i < 2000; ++i) {
+    held[random() % held.size()] = allocator.allocate(1 + random() % (10 * kMiB));
     const auto now = allocator.usage();
-    ASSERT_LE(now.reserved.current, 2 * now.used.peak + static_cast<int64_t>(64 * kMiB)) << i;
+    ASSERT_LE(now.reserved.current - start.reserved.current,
+              now.used.peak / 8 * 9 + static_cast<int64_t>(40 * kMiB))
+        << i;
   }
 }
 
-TEST_F(HostAllocatorTest, ReturnsCachedBlocksBeforeItGivesUp) {
-  // A limit on the address space that leaves room for one of two blocks of different classes.
-  std::ifstream statm("/proc/self/statm");
-  rlim_t pages = 0;
-  statm >> pages;
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
-  { const auto block = allocator.allocate(512 * kMiB); }
-  EXPECT_EQ(reserved(), static_cast<int64_t>(512 * kMiB));
-  const rlimit tight{.rlim_cur = pages * 4096 + 900 * kMiB, .rlim_max = before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
-  c10::DataPtr block;
-  EXPECT_NO_THROW(block = allocator.allocate(640 * kMiB));
-  EXPECT_EQ(reserved(), static_cast<int64_t>(640 * kMiB));
-  EXPECT_THROW(allocator.allocate(640 * kMiB), OutOfMemory);
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+TEST_F(HostAllocatorTest, RepeatedStepsAskTheSystemForNothing) {
+  const auto step = [&] {
+    std::mt19937 random(11);
+    std::vector<c10::DataPtr> held(30);
+    for (int i = 0; i < 300; ++i)
+      held[random() % held.size()] = allocator.allocate(kMiB + random() % (6 * kMiB));
+  };
+  step();
+  step();
+  const auto before = requests();
+  for (int i = 0; i < 20; ++i) step();
+  EXPECT_EQ(requests(), before);
+}
+
+// Memory that is free but in pieces does not keep a large block from being found, nor stay resident
+// beside it.
+TEST_F(HostAllocatorTest, HolesDoNotKeepALargeBlockOut) {
+  std::vector<c10::DataPtr> blocks;
+  for (int i = 0; i < 64; ++i) {
+    blocks.push_back(allocator.allocate(4 * kMiB));
+    std::memset(blocks.back().get(), 1, 4 * kMiB);
+  }
+  for (size_t i = 0; i < blocks.size(); i += 2) blocks[i] = c10::DataPtr();
+  EXPECT_EQ(used(), static_cast<int64_t>(128 * kMiB));
+  const auto large = allocator.allocate(120 * kMiB);
+  std::memset(large.get(), 2, 120 * kMiB);
+  EXPECT_LE(reserved(), allocator.usage().used.peak / 8 * 9 + static_cast<int64_t>(36 * kMiB));
+  for (size_t i = 1; i < blocks.size(); i += 2)
+    EXPECT_EQ(static_cast<const char*>(blocks[i].get())[4 * kMiB - 1], 1);
+}
+
+TEST_F(HostAllocatorTest, RefusesMoreThanTheMachineHas) {
+  struct sysinfo info {};
+  ASSERT_EQ(sysinfo(&info), 0);
+  const size_t machine = (info.totalram + info.totalswap) * info.mem_unit;
+  const auto half = allocator.allocate(machine / 2);  // not touched
+  EXPECT_THROW(allocator.allocate(machine / 2 + kMiB), OutOfMemory);
+  EXPECT_NO_THROW(allocator.allocate(machine / 4));
 }
 
 TEST_F(HostAllocatorTest, NamesTheBytesThatTheSystemRefused) {

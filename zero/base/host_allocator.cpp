@@ -3,19 +3,15 @@
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 #include <malloc.h>
-#include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <mutex>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_space.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -28,14 +24,10 @@ namespace zero {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
-/// From here on a block is a mapping of its own.
+/// From here on a block is cut from the host space.
 constexpr size_t kMapped = size_t{64} << 10;
-/// Cached blocks of this many bytes are always allowed.
-constexpr int64_t kCacheAllowance = int64_t{64} << 20;
-/// No system gives a process more than 2^57 bytes; beyond this, a size class would overflow.
-constexpr size_t kLargest = size_t{1} << 60;
+/// Resident memory above the peak of what was used that is always kept.
+constexpr int64_t kSlack = int64_t{32} << 20;
 
 class Counter {
  public:
@@ -53,74 +45,34 @@ class Counter {
   std::atomic<int64_t> peak_{0};
 };
 
-/// A mapping of `bytes` bytes that starts on a huge page's border if it has room for one; null if
-/// the system refuses.
-void* map_block(size_t bytes) {
-  const size_t slack = bytes >= kHugePage ? kHugePage : 0;
-  void* mapping =
-      mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) return nullptr;
-  if (slack == 0) return mapping;
-  auto* start = static_cast<std::byte*>(mapping);
-  void* aligned = start;
-  size_t room = bytes + slack;
-  std::align(kHugePage, bytes, aligned, room);
-  auto* data = static_cast<std::byte*>(aligned);
-  const auto before = static_cast<size_t>(data - start);
-  if (before > 0) munmap(start, before);
-  if (slack - before > 0) munmap(data + bytes, slack - before);
-  madvise(data, bytes, MADV_HUGEPAGE);  // a wish: without huge pages the block works as well
-  return data;
-}
-
 }  // namespace
 
-size_t host_size_class(size_t bytes) {
-  const size_t step = std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
-}
-
 struct HostAllocator::Impl {
-  struct Block {
-    size_t bytes;
-    uint64_t freed_at = 0;
-  };
-  using Blocks = std::unordered_map<void*, Block>;
-
-  std::mutex mutex;
-  Blocks blocks;  // every mapping, in use or cached
-  std::map<size_t, std::vector<Blocks::iterator>>
-      cached;  // by size class; the longest unused first
-  uint64_t clock = 0;
+  mutable std::mutex mutex;
+  HostSpace space;
   Counter used;
   Counter reserved;
-  std::atomic<int64_t> system_requests{0};
+  int64_t resident = 0;  // what `reserved` counts of `space`
 
-  void* take(size_t bytes);
-  void* take_mapped(size_t bytes);
+  void* take(size_t bytes) { return bytes < kMapped ? take_small(bytes) : take_large(bytes); }
+  void* take_large(size_t bytes);
   void* take_small(size_t bytes);
-  /// True if `data` is a mapping, which is then cached.
-  bool give_back_mapped(void* data);
+  void give_back_large(void* data);
   void give_back_small(void* data);
 
-  // The rest is called with the mutex held.
-  void make_room(size_t bytes);
-  void drop_oldest();
-  void drop_all() {
-    while (!cached.empty()) drop_oldest();
+  // With the mutex held: resident memory within `bytes`, and counted.
+  void limit(size_t bytes) {
+    space.limit_resident(bytes);
+    const auto now = static_cast<int64_t>(space.resident());
+    reserved.add(now - std::exchange(resident, now));
   }
 };
-
-void* HostAllocator::Impl::take(size_t bytes) {
-  if (bytes < kMapped) return take_small(bytes);
-  return bytes <= kLargest ? take_mapped(bytes) : nullptr;
-}
 
 void* HostAllocator::Impl::take_small(size_t bytes) {
   void* data = nullptr;
   if (posix_memalign(&data, kAlignment, bytes) != 0) {
     const std::lock_guard lock(mutex);
-    drop_all();
+    limit(0);
     if (posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
   }
   const auto held = static_cast<int64_t>(malloc_usable_size(data));
@@ -129,42 +81,26 @@ void* HostAllocator::Impl::take_small(size_t bytes) {
   return data;
 }
 
-void* HostAllocator::Impl::take_mapped(size_t bytes) {
-  const size_t size = host_size_class(bytes);
+void* HostAllocator::Impl::take_large(size_t bytes) {
   const std::lock_guard lock(mutex);
-  void* data = nullptr;
-  if (const auto list = cached.find(size); list != cached.end() && !list->second.empty()) {
-    data = list->second.back()->first;
-    list->second.pop_back();
-  } else {
-    make_room(size);
-    data = map_block(size);
-    if (!data) {
-      drop_all();
-      data = map_block(size);
-    }
-    if (!data) return nullptr;
-    system_requests.fetch_add(1, std::memory_order_relaxed);
-    blocks.emplace(data, Block{.bytes = size});
-    reserved.add(static_cast<int64_t>(size));
-    ASAN_POISON_MEMORY_REGION(data, size);
-  }
-  // The rest of the class stays poisoned, so that writing past the request is found too.
-  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
+  void* data = space.take(bytes);
+  if (data == nullptr) return nullptr;
+  const size_t size = space.size_of(data);
   used.add(static_cast<int64_t>(size));
+  limit(static_cast<size_t>(used.usage().peak / 8 * 9 + kSlack));
+  // The rest of the last page stays poisoned, so that writing past the request is found too.
+  ASAN_POISON_MEMORY_REGION(data, size);
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   return data;
 }
 
-bool HostAllocator::Impl::give_back_mapped(void* data) {
+void HostAllocator::Impl::give_back_large(void* data) {
   const std::lock_guard lock(mutex);
-  const auto block = blocks.find(data);
-  if (block == blocks.end()) return false;
-  const size_t size = block->second.bytes;
+  const size_t size = space.size_of(data);
+  ensure(size > 0, "a block of the host allocator is freed twice");
   ASAN_POISON_MEMORY_REGION(data, size);
-  block->second.freed_at = ++clock;
-  cached[size].push_back(block);
+  space.give(data);
   used.add(-static_cast<int64_t>(size));
-  return true;
 }
 
 void HostAllocator::Impl::give_back_small(void* data) {
@@ -172,36 +108,6 @@ void HostAllocator::Impl::give_back_small(void* data) {
   used.add(held);
   reserved.add(held);
   std::free(data);  // NOLINT: from posix_memalign
-}
-
-void HostAllocator::Impl::make_room(size_t bytes) {
-  const auto wanted = static_cast<int64_t>(bytes);
-  const int64_t peak = std::max(used.usage().peak, used.usage().current + wanted);
-  const int64_t limit = 2 * peak + kCacheAllowance;
-  while (!cached.empty() && reserved.usage().current + wanted > limit) drop_oldest();
-}
-
-void HostAllocator::Impl::drop_oldest() {
-  auto oldest = cached.end();
-  for (auto list = cached.begin(); list != cached.end();) {
-    if (list->second.empty()) {
-      list = cached.erase(list);
-      continue;
-    }
-    if (oldest == cached.end() ||
-        list->second.front()->second.freed_at < oldest->second.front()->second.freed_at) {
-      oldest = list;
-    }
-    ++list;
-  }
-  if (oldest == cached.end()) return;
-  const auto block = oldest->second.front();
-  oldest->second.erase(oldest->second.begin());
-  if (oldest->second.empty()) cached.erase(oldest);
-  ASAN_UNPOISON_MEMORY_REGION(block->first, block->second.bytes);
-  munmap(block->first, block->second.bytes);
-  reserved.add(-static_cast<int64_t>(block->second.bytes));
-  blocks.erase(block);
 }
 
 HostAllocator::HostAllocator() : impl_(std::make_unique<Impl>()) {}
@@ -232,10 +138,7 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
 void HostAllocator::release(void* data) {
   if (!data) return;
   auto& impl = *instance().impl_;
-  // Mappings start on a page; few small blocks do.
-  const bool on_page = reinterpret_cast<uintptr_t>(data) % kPage == 0;  // NOLINT
-  if (on_page && impl.give_back_mapped(data)) return;
-  impl.give_back_small(data);
+  impl.space.contains(data) ? impl.give_back_large(data) : impl.give_back_small(data);
 }
 
 c10::DeleterFnPtr HostAllocator::raw_deleter() const { return &release; }
@@ -245,14 +148,19 @@ void HostAllocator::copy_data(void* destination, const void* source, size_t byte
 }
 
 HostMemory HostAllocator::usage() const {
+  int64_t requests = 0;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    requests = impl_->space.system_requests();
+  }
   return {.used = impl_->used.usage(),
           .reserved = impl_->reserved.usage(),
-          .system_requests = impl_->system_requests.load()};
+          .system_requests = requests};
 }
 
 void HostAllocator::trim() {
   const std::lock_guard lock(impl_->mutex);
-  impl_->drop_all();
+  impl_->limit(0);
 }
 
 void HostAllocator::reset_peaks() {

@@ -5,14 +5,12 @@
 // gives them out again.
 //
 // Note [Host blocks]
-// Below 64 KiB a request goes to malloc, which is good at that. From there on a block is a mapping
-// of its own, of a size class: 8 classes to each power of two, so that rounding wastes at most 12.5
-// %. From 2 MiB on a block starts on a huge page's border and asks for huge pages. A freed block
-// goes to its class's list, and the next request of the class takes it. Sizes that come and go
-// would pile up there, so cached blocks are returned to the system, longest unused first, when
-// reserved memory would pass twice the peak of used memory. The block's descriptor is apart from
-// the block, found by its address, so that the DataPtr's context is the data itself: LibTorch asks
-// that of raw_allocate and lazy clones.
+// Below 64 KiB a request goes to malloc, which is good at that. From there on a block is cut from
+// one large range of addresses (Note [Host space] in host_space.h), whose freed parts stay mapped
+// for the next request and merge with their neighbours. Memory that nobody uses is returned to the
+// system when what is mapped would pass the peak of what was used by an eighth. The block's
+// descriptor is apart from the block, found by its address, so that the DataPtr's context is the
+// data itself: LibTorch asks that of raw_allocate and lazy clones.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -27,10 +25,10 @@ namespace zero {
 
 /// What the allocator holds, in bytes, for the whole process.
 struct HostMemory {
-  Usage used;      ///< blocks in use, as large as their size class
-  Usage reserved;  ///< used and cached blocks
+  Usage used;      ///< blocks in use, rounded up to whole pages
+  Usage reserved;  ///< the huge pages that hold them, and those kept for the next blocks
   int64_t system_requests =
-      0;  ///< mappings asked of the operating system so far; constant in a steady state
+      0;  ///< requests that needed new memory of the operating system; constant in a steady state
 };
 
 /// Thread-safe. There is one, which is never destroyed, since tensors may outlive everything else.
@@ -38,15 +36,14 @@ class HostAllocator final : public c10::Allocator {
  public:
   static HostAllocator& instance();
 
-  /// `bytes` uninitialised bytes, at least 64-byte aligned; page-aligned from 64 KiB and 2
-  /// MiB-aligned from 2 MiB. When the system refuses, returns the cached blocks to it and tries
-  /// again, then throws OutOfMemory.
+  /// `bytes` uninitialised bytes, at least 64-byte aligned, page-aligned from 64 KiB. Throws
+  /// OutOfMemory where the machine has not as much memory.
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* destination, const void* source, size_t bytes) const override;
 
   HostMemory usage() const;
-  /// Returns every cached block to the system.
+  /// Returns the memory that nobody uses to the system.
   void trim();
   /// Sets each peak to the current value.
   void reset_peaks();
@@ -64,9 +61,5 @@ class HostAllocator final : public c10::Allocator {
 /// nothing. Tensors that exist keep their memory and its deleter. Call it before other threads
 /// allocate. Throws ConfigError if an allocator of higher priority is installed.
 void install_host_allocator();
-
-/// The size class of a request of `bytes` bytes, at least 64 KiB: the smallest k * 2^e with k
-/// in 8..15 that is no smaller.
-size_t host_size_class(size_t bytes);
 
 }  // namespace zero

@@ -1,0 +1,142 @@
+#include "zero/base/host_space.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace zero {
+
+namespace {
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// What a limit on address space (ulimit -v) leaves, or the largest number.
+size_t addresses_left() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const size_t used = pages * HostSpace::kPage;
+  return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+}
+
+}  // namespace
+
+HostSpace::HostSpace() {
+  struct sysinfo info {};
+  sysinfo(&info);
+  machine_ = (info.totalram + info.totalswap) * info.mem_unit;
+  // Half of what a limit leaves is for everything else.
+  size_t wanted = round_up(std::min(4 * machine_, addresses_left() / 2), kHugePage);
+  void* memory = MAP_FAILED;
+  for (; wanted >= kHugePage; wanted = round_up(wanted / 2, kHugePage)) {
+    reserved_bytes_ = wanted + kHugePage;
+    memory = mmap(nullptr, reserved_bytes_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory != MAP_FAILED || wanted == kHugePage) break;
+  }
+  if (memory == MAP_FAILED) return;  // every `take` is refused
+  reserved_ = static_cast<std::byte*>(memory);
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  base_ = reserved_ + (round_up(address, kHugePage) - address);
+  bytes_ = wanted;
+  madvise(base_, bytes_, MADV_HUGEPAGE);  // a wish: without huge pages it works as well
+  resident_pages_.assign(bytes_ / kHugePage, false);
+  add_hole(base_, bytes_);
+}
+
+HostSpace::~HostSpace() {
+  if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
+}
+
+void* HostSpace::take(size_t bytes) {
+  if (bytes > machine_) return nullptr;
+  const size_t rounded = round_up(std::max<size_t>(bytes, 1), kPage);
+  if (used_ + rounded > machine_) return nullptr;
+  const auto best = holes_by_size_.lower_bound({rounded, nullptr});
+  if (best == holes_by_size_.end()) return nullptr;
+  const auto [length, begin] = *best;
+  remove_hole(holes_.find(begin));
+  if (length > rounded) add_hole(begin + rounded, length - rounded);
+  if (touch(begin, rounded)) ++system_requests_;
+  blocks_.emplace(begin, rounded);
+  used_ += rounded;
+  return begin;
+}
+
+size_t HostSpace::size_of(void* data) const {
+  const auto block = blocks_.find(data);
+  return block == blocks_.end() ? 0 : block->second;
+}
+
+void HostSpace::give(void* data) {
+  const auto block = blocks_.find(data);
+  auto* begin = static_cast<std::byte*>(data);
+  size_t length = block->second;
+  used_ -= length;
+  blocks_.erase(block);
+  auto next = holes_.lower_bound(begin);
+  if (next != holes_.end() && next->first == begin + length) {
+    length += next->second;
+    remove_hole(next++);
+  }
+  next = holes_.lower_bound(begin);
+  if (next != holes_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == begin) {
+      begin = previous->first;
+      length += previous->second;
+      remove_hole(previous);
+    }
+  }
+  add_hole(begin, length);
+}
+
+void HostSpace::limit_resident(size_t bytes) {
+  for (auto hole = holes_by_size_.rbegin();
+       hole != holes_by_size_.rend() && resident_ > bytes && hole->first >= kHugePage; ++hole)
+    release(hole->second, hole->first, resident_ - bytes);
+}
+
+void HostSpace::add_hole(std::byte* begin, size_t bytes) {
+  holes_.emplace(begin, bytes);
+  holes_by_size_.emplace(bytes, begin);
+}
+
+void HostSpace::remove_hole(Holes::iterator hole) {
+  holes_by_size_.erase({hole->second, hole->first});
+  holes_.erase(hole);
+}
+
+// Notes that a range is about to be touched; true if some of it was not resident.
+bool HostSpace::touch(std::byte* begin, size_t bytes) {
+  bool fresh = false;
+  const auto first = static_cast<size_t>(begin - base_) / kHugePage;
+  const auto last = (static_cast<size_t>(begin - base_) + bytes - 1) / kHugePage;
+  for (size_t page = first; page <= last; ++page) {
+    if (resident_pages_[page]) continue;
+    resident_pages_[page] = fresh = true;
+    resident_ += kHugePage;
+  }
+  return fresh;
+}
+
+// Gives back resident huge pages that lie whole in a hole, at least `most` bytes if there are as
+// many: the last ones, since blocks are cut from a hole's front.
+void HostSpace::release(std::byte* begin, size_t bytes, size_t most) {
+  const auto from = static_cast<size_t>(begin - base_);
+  const size_t first = round_up(from, kHugePage) / kHugePage;
+  size_t page = (from + bytes) / kHugePage;
+  for (size_t released = 0; page-- > first && released < most;) {
+    if (!resident_pages_[page]) continue;
+    madvise(base_ + page * kHugePage, kHugePage, MADV_DONTNEED);
+    resident_pages_[page] = false;
+    resident_ -= kHugePage;
+    released += kHugePage;
+  }
+}
+
+}  // namespace zero

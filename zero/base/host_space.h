@@ -1,0 +1,73 @@
+// A range of addresses from which large blocks are cut: the heap behind the host allocator.
+//
+// Note [Host space]
+// The range is far larger than the machine's memory and costs nothing until it is touched, so that
+// a large block always finds room however the used ones lie: holes cannot make an allocation fail,
+// only keep memory resident that nobody uses. Blocks are cut best fit from the holes, neighbouring
+// holes are merged. What has been touched stays resident, by huge pages, so that the next step
+// finds its memory mapped; resident memory above a limit is given back from the largest holes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace zero {
+
+/// Not thread-safe.
+class HostSpace {
+ public:
+  static constexpr size_t kPage = 4096;
+  static constexpr size_t kHugePage = size_t{2} << 20;
+
+  /// Reserves addresses for four times the machine's memory, or for what a limit on address space
+  /// allows.
+  HostSpace();
+  ~HostSpace();
+  HostSpace(const HostSpace&) = delete;
+  HostSpace& operator=(const HostSpace&) = delete;
+
+  /// A block of `bytes` rounded up to pages, on a page's border; null if the machine never has as
+  /// much memory as would be in use then. What was resident before may hold old values.
+  void* take(size_t bytes);
+  /// Its size if `data` is a block, or 0.
+  size_t size_of(void* data) const;
+  bool contains(const void* data) const { return data >= base_ && data < base_ + bytes_; }
+  /// Gives a block back; it stays resident.
+  void give(void* data);
+
+  /// Gives memory that nobody uses back to the system until at most `bytes` are resident.
+  void limit_resident(size_t bytes);
+
+  size_t used() const { return used_; }
+  /// Whole huge pages that have been touched and not given back.
+  size_t resident() const { return resident_; }
+  /// Times that `take` needed memory that was not resident.
+  int64_t system_requests() const { return system_requests_; }
+
+ private:
+  using Holes = std::map<std::byte*, size_t>;  // by address
+  void add_hole(std::byte* begin, size_t bytes);
+  void remove_hole(Holes::iterator hole);
+  bool touch(std::byte* begin, size_t bytes);
+  void release(std::byte* begin, size_t bytes, size_t most);
+
+  std::byte* reserved_ = nullptr;
+  size_t reserved_bytes_ = 0;
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+  size_t machine_ = 0;  // bytes of memory and swap
+  Holes holes_;
+  std::set<std::pair<size_t, std::byte*>> holes_by_size_;
+  std::unordered_map<void*, size_t> blocks_;
+  std::vector<bool> resident_pages_;  // by huge page of the range
+  size_t used_ = 0;
+  size_t resident_ = 0;
+  int64_t system_requests_ = 0;
+};
+
+}  // namespace zero
