@@ -143,7 +143,8 @@ const at::Tensor& Gpt2Impl::output_weight() const {
   return config_.tie_word_embeddings ? wte->weight : lm_head_->weight;
 }
 
-at::Tensor Gpt2Impl::body(const at::Tensor& tokens) {
+// `sparse`: the gradient of the embedding is a list of rows.
+at::Tensor Gpt2Impl::body(const at::Tensor& tokens, bool sparse) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
     throw ConfigError(fmt::format("GPT-2 takes tokens as Long (B, T), not {} ({}).",
                                   c10::toString(tokens.scalar_type()),
@@ -157,7 +158,8 @@ at::Tensor Gpt2Impl::body(const at::Tensor& tokens) {
                     "with a longer context.",
                     sequence, config_.context));
   }
-  auto x = wte(tokens).add_(wpe->weight.narrow(0, 0, sequence));
+  auto x = at::embedding(wte->weight, tokens, -1, false, sparse)
+               .add_(wpe->weight.narrow(0, 0, sequence));
   x = drop(x, config_.embedding_dropout, is_training());
   for (const auto& block : *h) x = block->as<Gpt2BlockImpl>()->forward(x);
   return x;
@@ -171,7 +173,11 @@ at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
         fmt::format("GPT-2's targets must have the shape of its tokens, ({}), not ({}).",
                     fmt::join(tokens.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
   }
-  return linear_cross_entropy(forward(tokens).view({-1, config_.width}), output_weight(),
+  // The tied weight's gradient is dense from the output; the rows of the tokens are added to it in
+  // place, where a dense gradient of the embedding would be as large as the weight, and mostly
+  // zero.
+  const auto hidden = ln_f(body(tokens, config_.tie_word_embeddings));
+  return linear_cross_entropy(hidden.view({-1, config_.width}), output_weight(),
                               targets.reshape({-1}));
 }
 

@@ -179,7 +179,7 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
 
  private:
   /// The hidden states before the last norm. (B, T) -> (B, T, C).
-  at::Tensor body(const at::Tensor& tokens);
+  at::Tensor body(const at::Tensor& tokens, bool sparse = false);
   /// (V, C): wte.weight or lm_head.weight.
   const at::Tensor& output_weight() const;
 

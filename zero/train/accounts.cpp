@@ -32,7 +32,10 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   RankMemory mine;
   for (size_t i = 0; i < kCategories; ++i) mine.usage[i] = ledger.usage(static_cast<Category>(i));
   // The states, units and buckets are not LibTorch's: what its allocator holds is the rest.
-  mine.usage[static_cast<size_t>(Category::activations)] = HostAllocator::instance().usage().used;
+  const auto host = HostAllocator::instance().usage();
+  mine.usage[static_cast<size_t>(Category::activations)] = host.used;
+  mine.reserved = host.reserved;
+  mine.system_requests = host.system_requests;
   mine.total = ledger.total();
   mine.parameters_formula = formula.parameters;
   mine.gradients_formula = formula.gradients;

@@ -171,6 +171,9 @@ class ConsoleMonitor final : public Monitor {
       return std::pair(value(rank.usage[static_cast<size_t>(Category::activations)]),
                        std::string());
     });
+    table_row("  reserved", ranks, [&](const RankMemory& rank) {
+      return std::pair(value(rank.reserved), std::string());
+    });
     if (ranks[0].padding > 0)
       fmt::print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
   }

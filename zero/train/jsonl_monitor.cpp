@@ -45,6 +45,8 @@ Json to_json(const RankMemory& memory) {
     object[std::string(name(category))]["formula"] = bytes;
   object["total"] = to_json(memory.total);
   object["padding"] = memory.padding;
+  object["reserved"] = to_json(memory.reserved);
+  object["system_requests"] = memory.system_requests;
   return object;
 }
 

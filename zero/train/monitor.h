@@ -46,6 +46,10 @@ struct RankMemory {
   int64_t gradients_formula = 0;
   int64_t optimizer_formula = 0;
   int64_t padding = 0;  ///< bytes of the formula that are padding
+  /// What LibTorch's allocator holds of the system for `activations`, and the requests by which it
+  /// got it: what is above `activations` is fragmentation.
+  Usage reserved;
+  int64_t system_requests = 0;
 };
 
 /// Calls and bytes that one rank sent during the training steps, and what the formula says of as
