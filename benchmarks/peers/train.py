@@ -57,7 +57,8 @@ def make_master_weights_step(model: torch.nn.Module, parameters: list, masters: 
         torch.nn.utils.clip_grad_norm_(masters, CLIP, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        torch._foreach_copy_(parameters, masters)
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, masters)
         return loss
 
     return step
@@ -72,12 +73,10 @@ def replicated(model: Gpt2, options: argparse.Namespace, wrap: Callable[[Gpt2], 
     for group in groups:
         group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
     masters = [p for group in groups for p in group["params"]]
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.data = parameter.data.bfloat16()
+    for parameter in parameters:
+        parameter.data = parameter.data.bfloat16()
     optimizer = torch.optim.AdamW(groups, **adamw(options), fused=True)
-    with torch.no_grad():
-        return make_master_weights_step(wrap(model), parameters, masters, optimizer)
+    return make_master_weights_step(wrap(model), parameters, masters, optimizer)
 
 
 def independent(model: Gpt2, options: argparse.Namespace) -> Step:
@@ -239,7 +238,8 @@ def main() -> None:
         log.close()
     if not alone:
         dist.barrier()
-        dist.destroy_process_group()
+    # Without taking the process group apart: Gloo's threads sometimes abort a process that does so.
+    os._exit(0)
 
 
 if __name__ == "__main__":
