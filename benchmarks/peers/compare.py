@@ -141,7 +141,7 @@ class Comparison:
             if name in PEERS:
                 environment = {**self.peer_environment, "WORLD_SIZE": str(ranks), "MASTER_PORT": str(free_port())}
                 command = [o.python, HERE / "train.py", "--mode", name, "--weights", self.weights, "--lr", LEARNING_RATE,
-                           *self.common(out, steps)]
+                           "--deepspeed", json.dumps(o.deepspeed), *self.common(out, steps)]
                 processes = [self.start(command, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, out, rank)
                              for rank in range(ranks)]
             else:
@@ -304,6 +304,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--zero", type=Path, default=ROOT / "build/release/zero", help="the program [build/release/zero]")
     parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word")
+    parser.add_argument("--deepspeed", type=json.loads, default={}, help="JSON object over train.py's settings of zero_optimization")
     parser.add_argument("--data", type=Path, default=ROOT / "build/demo/bible", help="folder made by `zero data prepare`")
     parser.add_argument("--python", type=Path, default=CACHE / "peers/bin/python", help="that of setup.sh")
     parser.add_argument("--json", type=Path, help="where to write everything that was measured")

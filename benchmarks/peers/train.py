@@ -123,17 +123,19 @@ def deepspeed(model: Gpt2, options: argparse.Namespace, stage: int, lean: bool =
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    zero = {"stage": stage, **DEEPSPEED_ZERO[stage]}
-    if lean:
-        zero |= DEEPSPEED_LEAN
-    zero |= json.loads(os.environ.get("PEERS_DEEPSPEED_ZERO", "{}"))  # for trying other settings
+    # Buckets of 200 MB: the default of 2 GB would hold all gradients of a small model at once. There are no streams on a CPU that
+    # could overlap, so double buffers would only cost; and Gloo's all-reduce of a bucket takes fewer cycles than its reduces to owners.
+    zero = {"stage": stage, "reduce_bucket_size": 50_000_000, "overlap_comm": False, "reduce_scatter": stage == 3}
+    if lean:  # nothing stays gathered, small buckets
+        zero |= {"reduce_bucket_size": 10_000_000, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0,
+                 "stage3_prefetch_bucket_size": 0}
+    zero |= options.deepspeed
     config = {
         "train_micro_batch_size_per_gpu": options.micro_batch,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": CLIP,
         "steps_per_print": 1 << 30,
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
     }
     if options.dtype == "bf16":
@@ -152,9 +154,6 @@ def deepspeed(model: Gpt2, options: argparse.Namespace, stage: int, lean: bool =
 
     return step
 
-
-DEEPSPEED_ZERO = {1: {}, 2: {}, 3: {}}
-DEEPSPEED_LEAN = {}
 
 MODES: dict[str, Callable[[Gpt2, argparse.Namespace], Step]] = {
     "independent": independent,
@@ -190,6 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deepspeed", type=json.loads, default={}, help="JSON object over the settings of zero_optimization")
     options = parser.parse_args()
     options.rank, options.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.mode == "zero-redundancy" and options.dtype == "bf16":
