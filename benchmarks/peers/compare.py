@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from memory import children, cpu_seconds, pss_bytes
+sys.dont_write_bytecode = True  # no __pycache__ in the checkout
+
+from memory import children, cpu_seconds, pss_bytes  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -93,6 +95,7 @@ class Comparison:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
+            "PYTHONDONTWRITEBYTECODE": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "MASTER_ADDR": "127.0.0.1",
         }
