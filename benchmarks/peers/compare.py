@@ -40,6 +40,8 @@ LEARNING_RATE = 3e-4
 # added, DeepSpeed's master weights at the start.
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 
+TCMALLOC = "libtcmalloc_minimal.so.4"
+
 OURS_ALONE = "zero independent"
 # Peer -> the run of ours that does the same work.
 PEERS = {
@@ -101,7 +103,7 @@ class Comparison:
         }
         self.peer_environment = dict(self.environment)
         if options.allocator == "tcmalloc":
-            self.peer_environment["LD_PRELOAD"] = "libtcmalloc_minimal.so.4"
+            self.peer_environment["LD_PRELOAD"] = TCMALLOC
             self.peer_environment["TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD"] = str(1 << 40)
 
     # --- Starting ---
@@ -326,6 +328,10 @@ def arguments() -> argparse.Namespace:
                          (options.python, "benchmarks/peers/setup.sh")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
+    if options.allocator == "tcmalloc":  # a library that cannot be preloaded is only warned of
+        said = subprocess.run(["/bin/true"], env={"LD_PRELOAD": TCMALLOC}, capture_output=True, text=True).stderr
+        if said:
+            parser.error(f"{TCMALLOC} is missing; run: benchmarks/peers/setup.sh, or --allocator glibc")
     return options
 
 
