@@ -378,6 +378,7 @@ def compare(options: argparse.Namespace, work: Path) -> int:
 
 def main() -> int:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the trainers on the way out
     # In memory where that is possible: half a gigabyte of weights written to a disk would slow down the run that follows.
     memory_disk = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="zero-peers-", dir=memory_disk if os.access(memory_disk, os.W_OK) else None) as work:
