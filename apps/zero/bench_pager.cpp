@@ -1,5 +1,4 @@
 // `zero bench pager`: what paging adds to an operator that uses a parameter.
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
@@ -24,7 +23,8 @@ namespace zero::app::benchmarks {
 namespace {
 
 constexpr const char* kDescription =
-    "Times what stage 3 adds to an operator that uses a parameter, in nanoseconds.\n\n"
+    "Times what stage 3 adds to an operator that uses a parameter, in nanoseconds of processor "
+    "time.\n\n"
     "  zero bench pager --parameters 148\n\n"
     "The operator negates a parameter of --elements elements into an existing tensor; a view is "
     "`parameter.t()`. Each touch\n"
@@ -34,7 +34,9 @@ constexpr const char* kDescription =
     "pager's own work is\n"
     "timed and not a copy. A touch is what the pager does for an operator, called without one. "
     "`more` is the difference from\n"
-    "the same without paging. Timed by Google Benchmark.";
+    "the same without paging. A step of 1000 touches repeats and is planned, as in training; "
+    "evaluation is served on demand.\n"
+    "Timed by Google Benchmark.";
 
 struct Options {
   int64_t parameters = 16;
@@ -61,7 +63,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
 
 class NullSource : public paging::UnitSource {
  public:
-  void gather(int64_t, void*) override {}
+  comm::Work gather(int64_t, void*) override { return {}; }
 };
 
 std::vector<at::Tensor> make_parameters(const Options& options) {
@@ -81,17 +83,23 @@ partition::Layout layout_of(const std::vector<at::Tensor>& parameters) {
   return {described, 1, 1};  // units of at most a byte: each parameter is its own
 }
 
-/// Parameters that are paged as long as it lives.
+/// Parameters that are paged as long as it lives. A plan releases a unit after its last use in a
+/// step; those that are to be present are pinned, so that every touch is a hit.
 struct Paged {
   Paged(const Options& options, bool present)
       : parameters(make_parameters(options)),
         layout(layout_of(parameters)),
         pager(layout, parameters, source, std::make_shared<Ledger>(),
-              {.budget_bytes = present ? layout.numel() * 4 : 0}) {}
+              {.budget_bytes = present ? layout.numel() * 4 : 0}) {
+    for (int64_t unit = 0; present && unit < layout.unit_count(); ++unit) {
+      pins.push_back(pager.pin(unit));
+    }
+  }
   std::vector<at::Tensor> parameters;
   partition::Layout layout;
   NullSource source;
   paging::Pager pager;
+  std::vector<paging::Pager::Pin> pins;
 };
 
 /// Something done once to each parameter in turn.
@@ -145,7 +153,7 @@ class Collector : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>& runs) override {
     for (const auto& run : runs) {
       if (run.run_type == Run::RT_Iteration)
-        times_[run.run_name.function_name].push_back(run.GetAdjustedRealTime());
+        times_[run.run_name.function_name].push_back(run.GetAdjustedCPUTime());
     }
   }
   Summary nanoseconds(const std::string& name) const { return summarize(times_.at(name)); }
@@ -165,16 +173,19 @@ std::vector<Case> make_cases(Paged& present, Paged& absent, const std::vector<at
   const auto view = [at](const std::vector<at::Tensor>& parameters) -> Pass {
     return [&, at](int64_t i) { benchmark::DoNotOptimize(at(parameters, i).t()); };
   };
-  const auto touch = [](Paged& paged) -> Pass {
-    return [&](int64_t i) { benchmark::DoNotOptimize(paged.pager.touch(i)); };
+  const auto touch = [](Paged& paged, bool training) -> Pass {
+    return [&, training](int64_t i) {
+      benchmark::DoNotOptimize(paged.pager.touch({&i, 1}, training));
+    };
   };
   return {{"operator, plain", "", negate(plain)},
           {"operator, hit", "operator, plain", negate(present.parameters), &present.pager},
           {"operator, miss", "operator, plain", negate(absent.parameters), &absent.pager},
           {"view, plain", "", view(plain)},
           {"view, absent", "view, plain", view(absent.parameters), &absent.pager},
-          {"touch, hit", "", touch(present), &present.pager},
-          {"touch, miss", "", touch(absent), &absent.pager}};
+          {"touch, hit", "", touch(present, true), &present.pager},
+          {"touch, hit, evaluation", "", touch(present, false), &present.pager},
+          {"touch, miss", "", touch(absent, true), &absent.pager}};
 }
 
 }  // namespace
@@ -184,7 +195,6 @@ int pager(const Arguments& arguments) {
   if (const auto status = read_command_line(arguments, options)) return *status;
   install_host_allocator();
   const auto start = machine();
-  const at::NoGradGuard no_gradients;
   const auto plain = make_parameters(options);
   auto output = at::empty({1, options.elements}, at::kFloat);
   Paged present(options, true), absent(options, false);
@@ -203,7 +213,7 @@ int pager(const Arguments& arguments) {
 
   fmt::print(
       "machine   {}\n{} parameters of {} elements, each a unit; {} timings of {} s\n\n"
-      "{:<18} {:>10} {:>10} {:>10} {:>10}\n",
+      "{:<24} {:>10} {:>10} {:>10} {:>10}\n",
       describe(start), options.parameters, options.elements, options.repetitions, options.min_time,
       "", "median ns", "least ns", "most ns", "more ns");
   Json results = Json::array();
@@ -212,7 +222,7 @@ int pager(const Arguments& arguments) {
     Json more;
     if (!measured.without.empty())
       more = time.median - collector.nanoseconds(measured.without).median;
-    fmt::print("{:<18} {:>10.0f} {:>10.0f} {:>10.0f} {:>10}\n", measured.name, time.median,
+    fmt::print("{:<24} {:>10.0f} {:>10.0f} {:>10.0f} {:>10}\n", measured.name, time.median,
                time.least, time.most,
                more.is_null() ? "" : fmt::format("{:.0f}", more.get<double>()));
     results.push_back({{"case", measured.name},

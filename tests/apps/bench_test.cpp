@@ -166,15 +166,14 @@ TEST_F(Bench, PagerHitsAndMissesWhatItSays) {
     expect_summary(r["nanoseconds"]);
     EXPECT_GT(r["nanoseconds"]["min"], 0);
   }
-  ASSERT_EQ(cases.size(), 7u);
+  ASSERT_EQ(cases.size(), 8u);
   for (const char* plain : {"operator, plain", "view, plain"}) {
     EXPECT_EQ(cases[plain]["touches"], 0);
   }
   EXPECT_EQ(cases["view, absent"]["touches"], 0) << "a view needs no bytes";
-  EXPECT_EQ(cases["operator, hit"]["gathers"], 5) << "each parameter once";
-  EXPECT_EQ(cases["touch, hit"]["gathers"], 0);
-  for (const char* hit : {"operator, hit", "touch, hit"}) {
+  for (const char* hit : {"operator, hit", "touch, hit", "touch, hit, evaluation"}) {
     EXPECT_GE(cases[hit]["touches"], 1000) << hit;
+    EXPECT_EQ(cases[hit]["gathers"], 0) << hit;
   }
   for (const char* miss : {"operator, miss", "touch, miss"}) {
     EXPECT_GE(cases[miss]["touches"], 1000);
