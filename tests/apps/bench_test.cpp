@@ -212,7 +212,8 @@ TEST_F(Bench, StepsDoTheSameWorkInTheMemoryOfTheFormula) {
     expect_state("parameters", stage >= 3 ? half : whole);
     expect_state("gradients", stage >= 2 ? half : whole);
     expect_state("optimizer", 2 * (stage >= 1 ? half : whole));
-    EXPECT_EQ(memory["gathered_units"]["peak"].get<int64_t>() > 0, stage == 3);
+    // Stage 3 may read full units where they lie, or gather some or all.
+    EXPECT_LE(memory["gathered_units"]["peak"], stage == 3 ? whole + padding * 2 : 0);
     EXPECT_GE(memory["total_peak"], memory["activations"]["peak"]);
   }
 }
