@@ -21,7 +21,20 @@ std::vector<std::string> known_options(const CLI::App& app) {
   return names;
 }
 
+CLI::Validator number_check(const char* name, const char* what, bool zero_will_do) {
+  const auto check = [=](std::string& text) -> std::string {
+    double number = 0;
+    const bool fits =
+        CLI::detail::lexical_cast(text, number) && (zero_will_do ? number >= 0 : number > 0);
+    return fits ? "" : fmt::format("'{}' should be a number {}", text, what);
+  };
+  return {check, name};
+}
+
 }  // namespace
+
+CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
+CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
 
 OptionParser::OptionParser(std::string name, std::string description)
     : CLI::App(std::move(description), "zero " + std::move(name)) {

@@ -19,4 +19,8 @@ class OptionParser : public CLI::App {
   std::optional<int> read(const Arguments& arguments);
 };
 
+/// Checks of numbers that say which one, and what it should be.
+CLI::Validator positive();
+CLI::Validator not_negative();
+
 }  // namespace zero::app

@@ -28,5 +28,6 @@ int report(const std::exception& error);
 int train(const Arguments& arguments);
 int launch(const Arguments& arguments);
 int data(const Arguments& arguments);
+int bench(const Arguments& arguments);
 
 }  // namespace zero::app

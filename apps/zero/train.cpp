@@ -1,22 +1,17 @@
 // `zero train`: GPT-2 on tokens.
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <type_traits>
 
 #include "apps/zero/options.h"
+#include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
-#include "zero/base/host_allocator.h"
 #include "zero/comm/group.h"
-#include "zero/comm/job.h"
-#include "zero/comm/launcher.h"
 #include "zero/engine/config.h"
-#include "zero/train/agreement.h"
 #include "zero/train/options.h"
 #include "zero/train/trainer.h"
 
@@ -111,21 +106,21 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
   add("--dtype", engine.dtype, "fp32, or bf16 with fp32 master weights [fp32]")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   add("--micro-batch", engine.micro_batch, "Sequences that a rank passes at a time [8]")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   add("--accumulate", engine.accumulate, "Micro-batches of a rank in a step [1]")
-      ->check(CLI::PositiveNumber);
-  add("--lr", engine.lr, "Peak learning rate [3e-4]")->check(CLI::NonNegativeNumber);
+      ->check(positive());
+  add("--lr", engine.lr, "Peak learning rate [3e-4]")->check(not_negative());
   add("--clip", engine.clip, "Global norm to which gradients are clipped; 0: not at all [1]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   add("--weight-decay", engine.weight_decay, "Of matrices; biases and norms have none [0.1]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   add("--beta1", engine.beta1, "AdamW's [0.9]");
   add("--beta2", engine.beta2, "AdamW's [0.95]");
   add("--bucket-size", engine.bucket_size, "Bytes that are gathered and reduced at once [33554432]")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   add("--live-parameters", engine.live_parameters,
       "Stage 3: parameters that may be gathered at once [1000000000]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   return parser.read(arguments);
 }
 
@@ -135,57 +130,18 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The error's message on stderr and its exit status.
-int report_current_error() {
-  try {
-    throw;
-  } catch (const std::exception& error) {
-    return report(error);
-  }
-}
-
-int run_rank(const Settings& settings, const Config& config, bool alone) {
-  install_host_allocator();
-  const auto group = zero::init();
-  try {
-    train::Trainer trainer(settings.options, config, group);
-    return trainer.train() == 0 ? 0 : kInterrupted;
-  } catch (const train::StoppedByPeer&) {
-    // The peer reports. Its launcher should see it end first, so that its status is the job's.
-    try {
-      group->barrier("the end of a failed run");
-    } catch (const Error&) {
-    }
-    std::fflush(stdout);
-    std::_Exit(kFailed);
-  } catch (const std::exception&) {
-    if (alone) throw;
-    // At once and without leaving the group: the others must not end before this rank, whose
-    // message explains theirs.
-    const int status = report_current_error();
-    std::_Exit(status);
-  }
-}
-
 }  // namespace
 
 int train(const Arguments& arguments) {
   Settings settings;
   if (const auto status = read_command_line(arguments, settings)) return *status;
-  const auto job = comm::job_from_environment();
-  const bool launched = job.size > 1;
-  if (launched && settings.nproc && *settings.nproc != job.size) {
-    throw ConfigError(fmt::format("--nproc is {}, but {} has started {} ranks. Leave --nproc out.",
-                                  *settings.nproc, job.launcher, job.size));
-  }
-  const int ranks = launched ? job.size : settings.nproc.value_or(1);
-  if (ranks < 1) throw ConfigError(fmt::format("--nproc is {}; it should be at least 1.", ranks));
+  const auto ranks = choose_ranks(settings.nproc, 1);
 
   Config config;
   if (!settings.config_file.empty()) {
     const auto text = read_file(settings.config_file);
     const std::vector<std::string> ours{"train"};
-    config = Config::parse(text, ranks, settings.config_file, ours);
+    config = Config::parse(text, ranks.size(), settings.config_file, ours);
     Settings with_file;
     train::read_options(with_file.options, text, settings.config_file);
     read_command_line(arguments, with_file);
@@ -194,12 +150,11 @@ int train(const Arguments& arguments) {
   settings.engine.apply(config);
 
   // One process checks, so that a mistake is told once.
-  if (job.rank == 0) train::check_run(settings.options, config, ranks);
-  if (launched || ranks == 1) return run_rank(settings, config, ranks == 1);
-  comm::LaunchOptions launch{.nproc = ranks};
-  launch.command = {"/proc/self/exe", "train"};
-  launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
-  return comm::launch(launch);
+  if (ranks.first()) train::check_run(settings.options, config, ranks.size());
+  return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& group) {
+    train::Trainer trainer(settings.options, config, group);
+    return trainer.train() == 0 ? 0 : kInterrupted;
+  });
 }
 
 }  // namespace zero::app

@@ -27,7 +27,7 @@ constexpr size_t kAlignment = 64;
 /// From here on a block is cut from the host space.
 constexpr size_t kMapped = size_t{64} << 10;
 /// Resident memory above the peak of what was used that is always kept.
-constexpr int64_t kSlack = int64_t{8} << 20;
+constexpr int64_t kSlack = int64_t{16} << 20;
 
 class Counter {
  public:
@@ -87,7 +87,7 @@ void* HostAllocator::Impl::take_large(size_t bytes) {
   if (data == nullptr) return nullptr;
   const size_t size = space.size_of(data);
   used.add(static_cast<int64_t>(size));
-  limit(static_cast<size_t>(used.usage().peak / 16 * 17 + kSlack));
+  limit(static_cast<size_t>(used.usage().peak / 8 * 9 + kSlack));
   // The rest of the last page stays poisoned, so that writing past the request is found too.
   ASAN_POISON_MEMORY_REGION(data, size);
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/models/softmax.h"
@@ -87,12 +88,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets,
-                            int64_t logits_bytes, bool need_hidden, bool need_weight) {
+                            int64_t logits_bytes, bool need_hidden, bool need_weight,
+                            const at::Tensor& slot) {
     auto result = compute(hidden, weight, targets, logits_bytes, need_hidden, need_weight);
     // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
     // in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);
     context->saved_data["weight"] = std::move(result.weight);
+    context->saved_data["slot"] = slot;
     return result.loss;
   }
 
@@ -111,14 +114,11 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
           "at::cross_entropy_loss on the logits.");
     }
     auto hidden = saved.at("hidden").toTensor();
-    auto weight = saved.at("weight").toTensor();
+    auto weight = scaled(saved.at("weight").toTensor(), gradients[0]);
+    auto slot = saved.at("slot").toTensor();
     saved.clear();
-    return {scaled(std::move(hidden), gradients[0]),
-            scaled(std::move(weight), gradients[0]),
-            {},
-            {},
-            {},
-            {}};
+    if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
+    return {scaled(std::move(hidden), gradients[0]), std::move(weight), {}, {}, {}, {}, {}};
   }
 };
 
@@ -151,7 +151,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   check(hidden, weight, targets);
   const bool grad = at::GradMode::is_enabled();
   return LinearCrossEntropy::apply(hidden, weight, targets, options.logits_bytes,
-                                   grad && hidden.requires_grad(), grad && weight.requires_grad());
+                                   grad && hidden.requires_grad(), grad && weight.requires_grad(),
+                                   options.weight_slot);
 }
 
 }  // namespace zero

@@ -11,6 +11,9 @@ struct LinearCrossEntropyOptions {
   /// The fp32 logits that may exist at a time; at least one row is always computed. See Note [Rows
   /// of a chunk].
   int64_t logits_bytes = int64_t{64} << 20;
+  /// Where backward leaves the gradient of `weight` instead of passing it on, if defined: a slot of
+  /// Note [Tied gradient] in tied_embedding.h.
+  at::Tensor weight_slot = {};
 };
 
 /// The mean of -log softmax(hidden weight^T)[target] over the rows whose target is not -100, as an

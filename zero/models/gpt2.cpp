@@ -7,6 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/models/cross_entropy.h"
+#include "zero/models/tied_embedding.h"
 
 namespace zero {
 namespace {
@@ -143,8 +144,7 @@ const at::Tensor& Gpt2Impl::output_weight() const {
   return config_.tie_word_embeddings ? wte->weight : lm_head_->weight;
 }
 
-// `sparse`: the gradient of the embedding is a list of rows.
-at::Tensor Gpt2Impl::body(const at::Tensor& tokens, bool sparse) {
+at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
     throw ConfigError(fmt::format("GPT-2 takes tokens as Long (B, T), not {} ({}).",
                                   c10::toString(tokens.scalar_type()),
@@ -158,8 +158,8 @@ at::Tensor Gpt2Impl::body(const at::Tensor& tokens, bool sparse) {
                     "with a longer context.",
                     sequence, config_.context));
   }
-  auto x = at::embedding(wte->weight, tokens, -1, false, sparse)
-               .add_(wpe->weight.narrow(0, 0, sequence));
+  auto x = slot.defined() ? tied_embedding(wte->weight, tokens, slot) : wte(tokens);
+  x = x.add_(wpe->weight.narrow(0, 0, sequence));
   x = drop(x, config_.embedding_dropout, is_training());
   for (const auto& block : *h) x = block->as<Gpt2BlockImpl>()->forward(x);
   return x;
@@ -173,12 +173,11 @@ at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
         fmt::format("GPT-2's targets must have the shape of its tokens, ({}), not ({}).",
                     fmt::join(tokens.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
   }
-  // The tied weight's gradient is dense from the output; the rows of the tokens are added to it in
-  // place, where a dense gradient of the embedding would be as large as the weight, and mostly
-  // zero.
-  const auto hidden = ln_f(body(tokens, config_.tie_word_embeddings));
-  return linear_cross_entropy(hidden.view({-1, config_.width}), output_weight(),
-                              targets.reshape({-1}));
+  LinearCrossEntropyOptions options;
+  if (config_.tie_word_embeddings && at::GradMode::is_enabled() && wte->weight.requires_grad())
+    options.weight_slot = gradient_slot(wte->weight);
+  const auto hidden = ln_f(body(tokens, options.weight_slot)).view({-1, config_.width});
+  return linear_cross_entropy(hidden, output_weight(), targets.reshape({-1}), options);
 }
 
 at::Tensor Gpt2Impl::logits(const at::Tensor& tokens) {

@@ -178,8 +178,8 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
   torch::nn::LayerNorm ln_f{nullptr};
 
  private:
-  /// The hidden states before the last norm. (B, T) -> (B, T, C).
-  at::Tensor body(const at::Tensor& tokens, bool sparse = false);
+  /// The hidden states before the last norm. (B, T) -> (B, T, C). `slot`: see tied_embedding.h.
+  at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
   /// (V, C): wte.weight or lm_head.weight.
   const at::Tensor& output_weight() const;
 

@@ -1,30 +1,9 @@
 #include "zero/train/accounts.h"
 
-#include <ATen/ops/empty.h>
-
-#include <cstring>
-#include <type_traits>
-
 #include "zero/base/host_allocator.h"
+#include "zero/comm/gather_records.h"
 
 namespace zero::train {
-namespace {
-
-/// Every rank's `mine`, in rank order. Collective.
-template <class Record>
-std::vector<Record> gather(comm::Group& group, const Record& mine, std::string_view label) {
-  static_assert(std::is_trivially_copyable_v<Record>);
-  const auto size = static_cast<int64_t>(sizeof(Record));
-  const auto input = at::empty({size}, at::kByte);
-  const auto output = at::empty({size * group.size()}, at::kByte);
-  std::memcpy(input.data_ptr(), &mine, sizeof(Record));
-  group.all_gather_control(output, input, label);
-  std::vector<Record> all(static_cast<size_t>(group.size()));
-  std::memcpy(all.data(), output.data_ptr(), static_cast<size_t>(output.numel()));
-  return all;
-}
-
-}  // namespace
 
 std::vector<RankMemory> collect_memory(Engine& engine) {
   const auto& ledger = *engine.group().ledger();
@@ -41,7 +20,7 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   mine.gradients_formula = formula.gradients;
   mine.optimizer_formula = formula.optimizer;
   mine.padding = formula.padding;
-  return gather(engine.group(), mine, "memory by rank");
+  return comm::gather_records(engine.group(), mine, "memory by rank");
 }
 
 StepTraffic::Counts StepTraffic::now() const {
@@ -69,7 +48,7 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   mine.all_gather_formula = steps_ * formula.all_gather;
   mine.reduce_scatter_formula = steps_ * formula.reduce_scatter;
   mine.all_reduce_formula = steps_ * formula.all_reduce;
-  return gather(engine_.group(), mine, "traffic by rank");
+  return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 
 }  // namespace zero::train

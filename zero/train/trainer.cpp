@@ -209,7 +209,9 @@ int Trainer::train() {
   const StopSignals signals;
   signals_ = &signals;
   report_run();
-  HostAllocator::instance().reset_peaks();  // of the steps, not of the full model that was sharded
+  // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
+  HostAllocator::instance().trim();
+  HostAllocator::instance().reset_peaks();
   const auto begin = Clock::now();
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();

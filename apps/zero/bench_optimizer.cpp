@@ -1,0 +1,224 @@
+// `zero bench optimizer`: how fast the optimizers stream memory.
+#include <ATen/Parallel.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/zero/bench.h"
+#include "apps/zero/plain_loops.h"
+#include "zero/base/host_allocator.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero::app::benchmarks {
+namespace {
+
+constexpr const char* kDescription =
+    "Times the fused optimizers beside plain loops in the same run.\n\n"
+    "  zero bench optimizer --threads 1,2\n\n"
+    "GB/s are 1e9 bytes a second of what each loop reads and writes by definition, in bytes an "
+    "element: a triad (a = b + 3 c,\n"
+    "as STREAM's) 12; AdamW 28 (weights and two moments read and written, gradient read; in bf16 "
+    "the 16-bit weights are\n"
+    "written too); SGD with momentum 20. A streaming loop has AdamW's very reads and writes, but "
+    "hardly computes. An ordinary\n"
+    "store makes the processor read the line first, which is not counted: the triad that stores "
+    "past the caches avoids it.\n"
+    "Every round runs all loops once, so that a busy moment hits them alike. The last columns are "
+    "shares of the faster triad.";
+
+struct Options {
+  int64_t elements = int64_t{1} << 23;
+  int rounds = 41;
+  std::vector<int> threads{1, 2};
+  JsonFile json;
+};
+
+std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
+  OptionParser parser("bench optimizer", kDescription);
+  parser.add_option("--elements", options.elements, "Of each array; more than fit in the caches")
+      ->check(positive());
+  parser.add_option("--rounds", options.rounds, "Runs of each loop")->check(positive());
+  parser.add_option("--threads", options.threads, "Numbers of threads, one after the other")
+      ->delimiter(',')
+      ->check(positive())
+      ->default_str("1,2")
+      ->type_name("T,...");
+  options.json.add_to(parser);
+  if (const auto status = parser.read(arguments)) return status;
+  options.json.check();
+  return std::nullopt;
+}
+
+struct Loop {
+  std::string name;
+  int64_t bytes_per_element;
+  std::function<void()> run;
+  std::vector<double> seconds{};
+
+  Summary gb_per_s(int64_t elements) const {
+    std::vector<double> rates;
+    const auto bytes = static_cast<double>(bytes_per_element * elements);
+    for (const double s : seconds) rates.push_back(bytes / s * 1e-9);
+    return summarize(rates);
+  }
+};
+
+double seconds_of(const std::function<void()>& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// The arrays of an update and the loops over them.
+class Arrays {
+ public:
+  explicit Arrays(int64_t numel)
+      : numel_(numel),
+        p_(filled(0.5, at::kFloat)),
+        m_(filled(1e-3, at::kFloat)),
+        v_(filled(1e-6, at::kFloat)),
+        g_(filled(1e-3, at::kFloat)),
+        g16_(filled(1e-3, at::kBFloat16)),
+        p16_(filled(0.5, at::kBFloat16)),
+        fp32_{.numel = numel,
+              .master = p_.mutable_data_ptr<float>(),
+              .state = {m_.mutable_data_ptr<float>(), v_.mutable_data_ptr<float>()},
+              .gradient = g_.const_data_ptr()},
+        bf16_(fp32_),
+        sgd_(fp32_) {
+    bf16_.gradient = g16_.const_data_ptr();
+    bf16_.gradient_dtype = at::kBFloat16;
+    bf16_.parameter = p16_.mutable_data_ptr();
+    bf16_.parameter_dtype = at::kBFloat16;
+    sgd_.state[1] = nullptr;
+  }
+
+  std::vector<Loop> loops() {
+    auto* p = fp32_.master;
+    auto* m = fp32_.state[0];
+    auto* v = fp32_.state[1];
+    const auto* g = g_.const_data_ptr<float>();
+    const auto* g16 = static_cast<const uint16_t*>(bf16_.gradient);
+    auto* p16 = static_cast<uint16_t*>(bf16_.parameter);
+    return {
+        plain("triad", 12, [=](auto b, auto e) { triad(p, g, v, b, e); }),
+        plain("triad, stores past the caches", 12,
+              [=](auto b, auto e) { triad_past_caches(p, g, v, b, e); }),
+        plain("streaming loop, fp32", 28, [=](auto b, auto e) { stream(p, m, v, g, b, e); }),
+        {"AdamW, fp32", 28, [this] { optim::update(adamw_, 10, 1e-3, 0.5, fp32_); }},
+        plain("streaming loop, bf16", 28,
+              [=](auto b, auto e) { stream16(p, m, v, g16, p16, b, e); }),
+        {"AdamW, bf16", 28, [this] { optim::update(adamw_, 10, 1e-3, 0.5, bf16_); }},
+        {"LibTorch's fused AdamW, fp32", 28,
+         [this] {
+           at::_fused_adamw_({p_}, {g_}, {m_}, {v_}, {}, {count_}, 1e-3, 0.9, 0.999, 0.01, 1e-8,
+                             false, false);
+         }},
+        {"SGD with momentum, fp32", 20, [this] { optim::update(momentum_, 2, 1e-3, 0.5, sgd_); }},
+        {"squared norm, fp32", 4, [=, this] { optim::squared_norm(g, at::kFloat, numel_); }},
+        {"squared norm, bf16", 2, [=, this] { optim::squared_norm(g16, at::kBFloat16, numel_); }},
+        {"accumulate, bf16 into fp32", 10,
+         [=, this] { optim::accumulate(p, g16, at::kBFloat16, numel_); }},
+    };
+  }
+
+  /// Plain loops leave numbers behind that an optimizer should not meet.
+  void reset() {
+    p_.fill_(0.5);
+    m_.fill_(1e-3);
+    v_.fill_(1e-6);
+  }
+
+ private:
+  at::Tensor filled(double value, at::ScalarType dtype) const {
+    return at::full({numel_}, value, at::TensorOptions(dtype));
+  }
+  Loop plain(std::string name, int64_t bytes, std::function<void(int64_t, int64_t)> pass) const {
+    return {std::move(name), bytes,
+            [n = numel_, pass = std::move(pass)] { at::parallel_for(0, n, 1 << 15, pass); }};
+  }
+
+  int64_t numel_;
+  at::Tensor p_, m_, v_, g_, g16_, p16_;
+  at::Tensor count_ = at::ones({}, at::kFloat);
+  optim::Range fp32_, bf16_, sgd_;
+  Optimizer adamw_ = AdamW{};
+  Optimizer momentum_ = Sgd{.momentum = 0.9};
+};
+
+Json measure(Arrays& arrays, const Options& options, int threads) {
+  at::set_num_threads(threads);
+  auto loops = arrays.loops();
+  for (int round = -1; round < options.rounds; ++round) {
+    arrays.reset();
+    for (auto& loop : loops) {
+      const double seconds = seconds_of(loop.run);
+      if (round >= 0) loop.seconds.push_back(seconds);
+    }
+  }
+  Summary triad;
+  for (const auto& loop : loops) {
+    if (!loop.name.starts_with("triad")) continue;
+    const auto rate = loop.gb_per_s(options.elements);
+    triad.most = std::max(triad.most, rate.most);
+    triad.median = std::max(triad.median, rate.median);
+  }
+  Json results = Json::array();
+  for (const auto& loop : loops) {
+    const auto rate = loop.gb_per_s(options.elements);
+    results.push_back(
+        {{"loop", loop.name},
+         {"threads", threads},
+         {"elements", options.elements},
+         {"bytes_per_element", loop.bytes_per_element},
+         {"gb_per_s", {{"best", rate.most}, {"median", rate.median}}},
+         {"share_of_triad",
+          {{"best", rate.most / triad.most}, {"median", rate.median / triad.median}}}});
+  }
+  return results;
+}
+
+void print_table(const Json& results, const Options& options, int threads) {
+  fmt::print("\n{} elements, {} thread{}, {} rounds\n{:<30} {:>10} {:>11} {:>11} {:>13} {:>14}\n",
+             options.elements, threads, threads == 1 ? "" : "s", options.rounds, "", "bytes/elem",
+             "best GB/s", "median GB/s", "best/triad", "median/triad");
+  for (const auto& r : results) {
+    fmt::print("{:<30} {:>10} {:>11.2f} {:>11.2f} {:>12.1f}% {:>13.1f}%\n",
+               r["loop"].get<std::string>(), r["bytes_per_element"].get<int64_t>(),
+               r["gb_per_s"]["best"].get<double>(), r["gb_per_s"]["median"].get<double>(),
+               100 * r["share_of_triad"]["best"].get<double>(),
+               100 * r["share_of_triad"]["median"].get<double>());
+  }
+}
+
+}  // namespace
+
+int optimizer(const Arguments& arguments) {
+  Options options;
+  if (const auto status = read_command_line(arguments, options)) return *status;
+  const auto start = machine();
+  fmt::print("machine   {}\n", describe(start));
+  install_host_allocator();
+  Arrays arrays(options.elements);
+  Json results = Json::array();
+  for (const int threads : options.threads) {
+    const auto rows = measure(arrays, options, threads);
+    print_table(rows, options, threads);
+    results.insert(results.end(), rows.begin(), rows.end());
+  }
+  options.json.write(
+      "optimizer", start,
+      {{"elements", options.elements}, {"rounds", options.rounds}, {"threads", options.threads}},
+      results);
+  return 0;
+}
+
+}  // namespace zero::app::benchmarks

@@ -1,0 +1,243 @@
+// `zero bench pager`: what paging adds to an operator that uses a parameter.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/zeros.h>
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/zero/bench.h"
+#include "zero/base/host_allocator.h"
+#include "zero/base/ledger.h"
+#include "zero/paging/pager.h"
+#include "zero/partition/layout.h"
+
+namespace zero::app::benchmarks {
+namespace {
+
+constexpr const char* kDescription =
+    "Times what stage 3 adds to an operator that uses a parameter, in nanoseconds of processor "
+    "time.\n\n"
+    "  zero bench pager --parameters 148\n\n"
+    "The operator negates a parameter of --elements elements into an existing tensor; a view is "
+    "`parameter.t()`. Each touch\n"
+    "is of the next parameter in turn, and each parameter is a unit of its own. A hit finds its "
+    "unit present; a miss finds\n"
+    "it absent (the budget is 0 bytes) and gathers it from a source that does nothing, so that the "
+    "pager's own work is\n"
+    "timed and not a copy. A touch is what the pager does for an operator, called without one. "
+    "`more` is the difference from\n"
+    "the same without paging. A step of 1000 touches repeats and is planned, as in training; "
+    "evaluation is served on demand.\n"
+    "Timed by Google Benchmark.";
+
+struct Options {
+  int64_t parameters = 16;
+  int64_t elements = 64;
+  int repetitions = 9;
+  double min_time = 0.1;
+  JsonFile json;
+};
+
+std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
+  OptionParser parser("bench pager", kDescription);
+  parser.add_option("--parameters", options.parameters, "Paged parameters")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  parser.add_option("--elements", options.elements, "Of each parameter")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  parser.add_option("--repetitions", options.repetitions, "Timings of each")->check(positive());
+  parser.add_option("--min-time", options.min_time, "Seconds of a timing, at least")
+      ->check(positive());
+  options.json.add_to(parser);
+  if (const auto status = parser.read(arguments)) return status;
+  options.json.check();
+  return std::nullopt;
+}
+
+class NullSource : public paging::UnitSource {
+ public:
+  comm::Work gather(int64_t, void*) override { return {}; }
+};
+
+std::vector<at::Tensor> make_parameters(const Options& options) {
+  std::vector<at::Tensor> parameters;
+  for (int64_t i = 0; i < options.parameters; ++i) {
+    parameters.push_back(at::zeros({1, options.elements}, at::kFloat));
+  }
+  return parameters;
+}
+
+partition::Layout layout_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<partition::Parameter> described;
+  for (const auto& parameter : parameters) {
+    described.push_back(
+        {.name = "p" + std::to_string(described.size()), .numel = parameter.numel()});
+  }
+  return {described, 1, 1};  // units of at most a byte: each parameter is its own
+}
+
+/// Parameters that are paged as long as it lives. A plan releases a unit after its last use in a
+/// step; those that are to be present are pinned, so that every touch is a hit.
+struct Paged {
+  Paged(const Options& options, bool present)
+      : parameters(make_parameters(options)),
+        layout(layout_of(parameters)),
+        pager(layout, parameters, source, std::make_shared<Ledger>(),
+              {.budget_bytes = present ? layout.numel() * 4 : 0}) {
+    for (int64_t unit = 0; present && unit < layout.unit_count(); ++unit) {
+      pins.push_back(pager.pin(unit));
+    }
+  }
+  std::vector<at::Tensor> parameters;
+  partition::Layout layout;
+  NullSource source;
+  paging::Pager pager;
+  std::vector<paging::Pager::Pin> pins;
+};
+
+/// Something done once to each parameter in turn.
+using Pass = std::function<void(int64_t parameter)>;
+
+struct Case {
+  std::string name;
+  std::string without;  ///< the case that does the same without paging, if there is one
+  Pass pass;
+  paging::Pager* pager = nullptr;  ///< that it uses, if any
+  paging::PagerCounts counts{};    ///< that its passes made, untimed ones too
+};
+
+/// A step's touches: the pager's trace grows by so many before it ends.
+constexpr int64_t kTouches = 1000;
+
+/// A step of the pager with as many touches, from the first parameter on: all have the same trace.
+void pass_step(const Case& measured, int64_t parameters) {
+  int64_t next = 0;
+  for (int64_t i = 0; i < kTouches; ++i) {
+    measured.pass(next);
+    if (++next == parameters) next = 0;
+  }
+}
+
+void run_case(benchmark::State& state, Case& measured, int64_t parameters) {
+  auto* pager = measured.pager;
+  const auto before = pager ? pager->counts() : paging::PagerCounts{};
+  const auto end_step = [&] {
+    if (pager) pager->end_step();
+  };
+  for (int step = 0; step < 3; ++step) {  // until all that stays allocated is there
+    pass_step(measured, parameters);
+    end_step();
+  }
+  while (state.KeepRunningBatch(kTouches)) {
+    pass_step(measured, parameters);
+    state.PauseTiming();
+    end_step();
+    state.ResumeTiming();
+  }
+  if (!pager) return;
+  measured.counts.touches += pager->counts().touches - before.touches;
+  measured.counts.gathers += pager->counts().gathers - before.gathers;
+}
+
+/// Keeps every timing by the name of its case.
+class Collector : public benchmark::BenchmarkReporter {
+ public:
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const auto& run : runs) {
+      if (run.run_type == Run::RT_Iteration)
+        times_[run.run_name.function_name].push_back(run.GetAdjustedCPUTime());
+    }
+  }
+  Summary nanoseconds(const std::string& name) const { return summarize(times_.at(name)); }
+
+ private:
+  std::map<std::string, std::vector<double>> times_;
+};
+
+std::vector<Case> make_cases(Paged& present, Paged& absent, const std::vector<at::Tensor>& plain,
+                             at::Tensor& output) {
+  const auto at = [](const std::vector<at::Tensor>& list, int64_t i) -> const at::Tensor& {
+    return list[static_cast<size_t>(i)];
+  };
+  const auto negate = [&output, at](const std::vector<at::Tensor>& parameters) -> Pass {
+    return [&, at](int64_t i) { at::neg_out(output, at(parameters, i)); };
+  };
+  const auto view = [at](const std::vector<at::Tensor>& parameters) -> Pass {
+    return [&, at](int64_t i) { benchmark::DoNotOptimize(at(parameters, i).t()); };
+  };
+  const auto touch = [](Paged& paged, bool training) -> Pass {
+    return [&, training](int64_t i) {
+      benchmark::DoNotOptimize(paged.pager.touch({&i, 1}, training));
+    };
+  };
+  return {{"operator, plain", "", negate(plain)},
+          {"operator, hit", "operator, plain", negate(present.parameters), &present.pager},
+          {"operator, miss", "operator, plain", negate(absent.parameters), &absent.pager},
+          {"view, plain", "", view(plain)},
+          {"view, absent", "view, plain", view(absent.parameters), &absent.pager},
+          {"touch, hit", "", touch(present, true), &present.pager},
+          {"touch, hit, evaluation", "", touch(present, false), &present.pager},
+          {"touch, miss", "", touch(absent, true), &absent.pager}};
+}
+
+}  // namespace
+
+int pager(const Arguments& arguments) {
+  Options options;
+  if (const auto status = read_command_line(arguments, options)) return *status;
+  install_host_allocator();
+  const auto start = machine();
+  const auto plain = make_parameters(options);
+  auto output = at::empty({1, options.elements}, at::kFloat);
+  Paged present(options, true), absent(options, false);
+  auto cases = make_cases(present, absent, plain, output);
+
+  for (auto& measured : cases) {
+    benchmark::RegisterBenchmark(
+        measured.name.c_str(),
+        [&](benchmark::State& state) { run_case(state, measured, options.parameters); })
+        ->Repetitions(options.repetitions)
+        ->MinTime(options.min_time);
+  }
+  Collector collector;
+  benchmark::RunSpecifiedBenchmarks(&collector);
+  benchmark::ClearRegisteredBenchmarks();
+
+  fmt::print(
+      "machine   {}\n{} parameters of {} elements, each a unit; {} timings of {} s\n\n"
+      "{:<24} {:>10} {:>10} {:>10} {:>10}\n",
+      describe(start), options.parameters, options.elements, options.repetitions, options.min_time,
+      "", "median ns", "least ns", "most ns", "more ns");
+  Json results = Json::array();
+  for (const auto& measured : cases) {
+    const auto time = collector.nanoseconds(measured.name);
+    Json more;
+    if (!measured.without.empty())
+      more = time.median - collector.nanoseconds(measured.without).median;
+    fmt::print("{:<24} {:>10.0f} {:>10.0f} {:>10.0f} {:>10}\n", measured.name, time.median,
+               time.least, time.most,
+               more.is_null() ? "" : fmt::format("{:.0f}", more.get<double>()));
+    results.push_back({{"case", measured.name},
+                       {"nanoseconds", time.json()},
+                       {"more_nanoseconds", more},
+                       {"touches", measured.counts.touches},
+                       {"gathers", measured.counts.gathers}});
+  }
+  options.json.write("pager", start,
+                     {{"parameters", options.parameters},
+                      {"elements", options.elements},
+                      {"repetitions", options.repetitions},
+                      {"min_time", options.min_time}},
+                     results);
+  return 0;
+}
+
+}  // namespace zero::app::benchmarks

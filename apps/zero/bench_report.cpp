@@ -1,0 +1,100 @@
+// What the benchmarks share in reporting.
+#include <fmt/format.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string_view>
+#include <thread>
+
+#include "apps/zero/bench.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+
+namespace zero::app::benchmarks {
+namespace {
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("model name")) continue;
+    const auto colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+void JsonFile::add_to(OptionParser& parser) {
+  parser.add_option("--json", path_, "File for the figures, which it replaces")->type_name("FILE");
+}
+
+void JsonFile::check() const {
+  namespace fs = std::filesystem;
+  if (path_.empty()) return;
+  std::error_code ignored;
+  const fs::path path(path_);
+  if (fs::is_directory(path, ignored)) {
+    throw ConfigError(fmt::format("--json is {}, which is a folder; name a file.", path_));
+  }
+  const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored) || access(folder.c_str(), W_OK) != 0) {
+    throw ConfigError(fmt::format("--json is {}, but {} is no folder that can be written to.",
+                                  path_, folder.string()));
+  }
+}
+
+void JsonFile::write(const std::string& subject, const Json& machine, const Json& options,
+                     const Json& results) const {
+  if (path_.empty()) return;
+  const Json whole{{"benchmark", subject},
+                   {"version", {{"zero", ZERO_VERSION}, {"libtorch", TORCH_VERSION}}},
+                   {"machine", machine},
+                   {"options", options},
+                   {"results", results}};
+  const std::string text = whole.dump(2) + "\n";
+  OutputFile file(path_, fail<Error>);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+Json machine() {
+  std::array<double, 1> load{};
+  Json json{{"processor", processor()}, {"cores", std::thread::hardware_concurrency()}};
+  json["load"] = getloadavg(load.data(), 1) == 1 ? Json(load[0]) : Json();
+  return json;
+}
+
+std::string describe(const Json& machine) {
+  const auto load = machine["load"].is_null()
+                        ? std::string("unknown")
+                        : fmt::format("{:.2f}", machine["load"].get<double>());
+  return fmt::format("{}, {} cores, load {} before the start",
+                     machine["processor"].get<std::string>(), machine["cores"].get<unsigned>(),
+                     load);
+}
+
+Summary summarize(std::vector<double> values) {
+  ensure(!values.empty(), "there is something to summarize");
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {.median = n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2,
+          .least = values.front(),
+          .most = values.back()};
+}
+
+void check_distinct(const char* option, const std::vector<std::string>& values) {
+  std::set<std::string_view> seen;
+  for (const auto& value : values) {
+    if (seen.insert(value).second) continue;
+    throw ConfigError(fmt::format("{} names {} twice; once is enough.", option, value));
+  }
+}
+
+}  // namespace zero::app::benchmarks

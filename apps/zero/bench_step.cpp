@@ -1,0 +1,448 @@
+// `zero bench step`: what a training step costs beyond the computing.
+//
+// Note [Independent trainers]
+// The tax of ZeRO is measured against as many trainers as there are ranks, which run at the same
+// time on the same cores and do not communicate: each is one of the ranks' processes with an engine
+// over a group of one. So both sides share the caches and the memory's bandwidth alike. A round
+// runs the independent trainers and every stage once, the next begins one later in the list, and
+// the tax is taken within a round, so that a drift of the machine's speed cancels.
+#include <ATen/Parallel.h>
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/zero/bench.h"
+#include "apps/zero/ranks.h"
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/comm/gather_records.h"
+#include "zero/engine/engine.h"
+#include "zero/models/gpt2.h"
+#include "zero/train/accounts.h"
+#include "zero/train/agreement.h"
+#include "zero/train/trainer.h"
+
+namespace zero::app::benchmarks {
+namespace {
+
+constexpr const char* kDescription =
+    "Times the training step of a GPT-2 at each stage, beside as many independent trainers as "
+    "there are ranks, which run at\n"
+    "the same time and do not communicate. The tokens are random: no data is needed.\n\n"
+    "  zero bench step --model gpt2 --nproc 2 --micro-batch 1 --rounds 5\n\n"
+    "A round runs all of them in turn. Of each run the first --warmup steps are left out.\n"
+    "  tok/s   of all ranks together, by the median step of each; the median of the rounds\n"
+    "  tax     independent trainers' tok/s / the stage's, less 1: what the stage costs (below 0: "
+    "gains); the median of the\n"
+    "          rounds' taxes, and the least and the most\n"
+    "  wait    share of the time in which a rank waits for other ranks\n"
+    "  CPU s   processor time of all ranks for one step\n"
+    "  loss    of the last step, the mean over ranks: equal at all stages, or the work was not the "
+    "same\n"
+    "  maps    mappings that LibTorch's allocator asked of the system in the timed steps, of the "
+    "rank with the most\n"
+    "Memory is the peak of a rank by category, of the rank with the most; in parentheses what the "
+    "formula of ZeRO says. The\n"
+    "sum is the peak of all categories but activations, which another allocator counts, plus the "
+    "peak of those.";
+
+struct Options {
+  std::string model = "gpt2";
+  std::string dtype = "fp32";
+  int64_t micro_batch = 1;
+  int64_t seq = 256;
+  std::optional<int> nproc;
+  int threads = 1;
+  int64_t steps = 4;
+  int64_t warmup = 2;
+  int rounds = 5;
+  std::vector<int> stages{0, 1, 2, 3};
+  int64_t live_parameters = Config{}.max_live_parameters;
+  int64_t bucket_size = Config{}.unit_bytes;
+  JsonFile json;
+};
+
+std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
+  OptionParser parser("bench step", kDescription);
+  parser.add_option("--model", options.model,
+                    "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face "
+                    "config.json");
+  parser.add_option("--dtype", options.dtype, "fp32, or bf16 with fp32 master weights")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  parser.add_option("--micro-batch", options.micro_batch, "Sequences that a rank passes at a time")
+      ->check(positive());
+  parser.add_option("--seq", options.seq, "Tokens of a sequence")->check(positive());
+  parser.add_option("-n,--nproc", options.nproc, "Ranks to start on this host [2]")->type_name("N");
+  parser.add_option("--threads", options.threads, "Of each rank")->check(positive());
+  parser.add_option("--steps", options.steps, "Timed steps of each run")->check(positive());
+  parser.add_option("--warmup", options.warmup, "Steps before them")->check(positive());
+  parser.add_option("--rounds", options.rounds, "Runs of each")->check(positive());
+  parser.add_option("--stages", options.stages, "ZeRO stages")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3))
+      ->default_str("0,1,2,3")
+      ->type_name("STAGE,...");
+  parser
+      .add_option("--bucket-size", options.bucket_size,
+                  "Bytes that are gathered and reduced at once")
+      ->check(positive());
+  parser
+      .add_option("--live-parameters", options.live_parameters,
+                  "Stage 3: parameters that may be gathered at once")
+      ->check(not_negative());
+  options.json.add_to(parser);
+  if (const auto status = parser.read(arguments)) return status;
+  std::vector<std::string> names;
+  for (const int stage : options.stages) names.push_back(std::to_string(stage));
+  check_distinct("--stages", names);
+  options.json.check();
+  return std::nullopt;
+}
+
+/// The model's sizes. Throws ConfigError where it cannot take the sequences.
+Gpt2Config model_of(const Options& options) {
+  auto sizes = Gpt2Config::load(options.model);
+  if (options.seq > sizes.context) {
+    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.",
+                                  options.seq, options.model, sizes.context));
+  }
+  return sizes;
+}
+
+/// The independent trainers, or a stage.
+struct Trainers {
+  std::optional<int> stage;
+  std::string name() const { return stage ? fmt::format("stage {}", *stage) : "independent"; }
+};
+
+/// What one rank measured in one run.
+struct Measurement {
+  double step_seconds = 0;  ///< the median
+  double wait_share = 0;
+  double cpu_seconds = 0;  ///< of a step
+  double loss = 0;         ///< of the last step
+  int64_t system_requests = 0;
+  int64_t parameters = 0;
+  train::RankMemory memory;
+};
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+struct Batch {
+  at::Tensor tokens, targets;  // (B, T)
+};
+
+std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, int rank) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(rank) + 1);
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    const auto text = at::randint(vocabulary, {options.micro_batch, options.seq + 1}, generator,
+                                  at::TensorOptions(at::kLong));
+    batches.push_back(
+        {text.narrow(1, 0, options.seq).contiguous(), text.narrow(1, 1, options.seq).contiguous()});
+  }
+  return batches;
+}
+
+Config engine_config(const Options& options, int stage) {
+  Config config;
+  config.stage = stage;
+  config.bf16 = options.dtype == "bf16";
+  config.micro_batch_size = options.micro_batch;
+  config.unit_bytes = options.bucket_size;
+  config.max_live_parameters = options.live_parameters;
+  config.validate();
+  return config;
+}
+
+/// One run of one rank. Collective.
+Measurement measure(const Options& options, const Gpt2Config& sizes, const Trainers& trainers,
+                    const std::shared_ptr<comm::Group>& ranks) {
+  using Clock = std::chrono::steady_clock;
+  HostAllocator::instance().trim();
+  const auto group = trainers.stage ? ranks : comm::single();
+  const auto batches = random_batches(options, sizes.vocab_size, ranks->rank());
+  at::manual_seed(1);  // every rank and every run draws the same weights
+  Gpt2 model(sizes);
+  Engine engine(model, train::kDefaultOptimizer, engine_config(options, trainers.stage.value_or(0)),
+                group);
+  HostAllocator::instance().reset_peaks();  // of the steps, not of the full model that was sharded
+  group->ledger()->reset_peaks();
+
+  Measurement result;
+  std::vector<double> seconds;
+  const auto step = [&](const Batch& batch) {
+    const auto loss = model->loss(batch.tokens, batch.targets);
+    engine.backward(loss);
+    result.loss = loss.item<float>();
+    engine.step();
+  };
+  ranks->barrier("the first step");
+  const auto timed = batches.begin() + options.warmup;
+  std::for_each(batches.begin(), timed, step);
+
+  const double waited = group->wait_ms();
+  const double computed = cpu_seconds();
+  const auto requests = HostAllocator::instance().usage().system_requests;
+  const auto begin = Clock::now();
+  auto last = begin;
+  for (auto batch = timed; batch != batches.end(); ++batch) {
+    step(*batch);
+    const auto now = Clock::now();
+    seconds.push_back(std::chrono::duration<double>(now - last).count());
+    last = now;
+  }
+  const double elapsed = std::chrono::duration<double>(last - begin).count();
+  result.cpu_seconds = (cpu_seconds() - computed) / static_cast<double>(options.steps);
+  result.wait_share = (group->wait_ms() - waited) * 1e-3 / elapsed;
+  result.system_requests = HostAllocator::instance().usage().system_requests - requests;
+  result.step_seconds = summarize(seconds).median;
+  result.parameters = engine.parameter_count();
+  result.memory = train::collect_memory(engine)[static_cast<size_t>(group->rank())];
+  ranks->barrier("the last step");  // nobody starts the next run before all have ended this one
+  return result;
+}
+
+/// One run as its ranks saw it.
+class Run {
+ public:
+  Run(const Options& options, std::vector<Measurement> ranks)
+      : tokens_(options.micro_batch * options.seq), ranks_(std::move(ranks)) {}
+
+  double tokens_per_s() const {
+    double sum = 0;
+    for (const auto& rank : ranks_) sum += static_cast<double>(tokens_) / rank.step_seconds;
+    return sum;
+  }
+  double step_ms() const { return mean(&Measurement::step_seconds) * 1e3; }
+  double wait_share() const { return mean(&Measurement::wait_share); }
+  double cpu_seconds() const { return mean(&Measurement::cpu_seconds) * size(); }
+  double loss() const { return mean(&Measurement::loss); }
+  int64_t system_requests() const {
+    int64_t most = 0;
+    for (const auto& rank : ranks_) most = std::max(most, rank.system_requests);
+    return most;
+  }
+  const std::vector<Measurement>& ranks() const { return ranks_; }
+
+ private:
+  double size() const { return static_cast<double>(ranks_.size()); }
+  double mean(double Measurement::*field) const {
+    double sum = 0;
+    for (const auto& rank : ranks_) sum += rank.*field;
+    return sum / size();
+  }
+  int64_t tokens_;
+  std::vector<Measurement> ranks_;
+};
+
+/// The runs of the independent trainers or of a stage, by round.
+struct Series {
+  Trainers trainers;
+  std::vector<Run> runs{};
+
+  template <class Value>
+  std::vector<double> each(Value value) const {
+    std::vector<double> values;
+    for (const auto& run : runs) values.push_back((run.*value)());
+    return values;
+  }
+  template <class Value>
+  Summary summary(Value value) const {
+    return summarize(each(value));
+  }
+};
+
+/// The stage's taxes, by round.
+std::vector<double> taxes(const Series& independent, const Series& stage) {
+  auto taxes = independent.each(&Run::tokens_per_s);
+  const auto rates = stage.each(&Run::tokens_per_s);
+  for (size_t i = 0; i < taxes.size(); ++i) taxes[i] = taxes[i] / rates[i] - 1;
+  return taxes;
+}
+
+constexpr Category kOrder[] = {Category::parameters,       Category::gradients,
+                               Category::optimizer,        Category::gathered_units,
+                               Category::gradient_buckets, Category::communication,
+                               Category::activations};
+
+std::optional<int64_t> formula(const train::RankMemory& memory, Category category) {
+  switch (category) {
+    case Category::parameters:
+      return memory.parameters_formula;
+    case Category::gradients:
+      return memory.gradients_formula;
+    case Category::optimizer:
+      return memory.optimizer_formula;
+    default:
+      return std::nullopt;
+  }
+}
+
+int64_t peak(const train::RankMemory& memory, Category category) {
+  return memory.usage[static_cast<size_t>(category)].peak;
+}
+
+int64_t peak(const train::RankMemory& memory) {
+  return memory.total.peak + peak(memory, Category::activations);
+}
+
+/// Of all runs and ranks, the one with the highest peak.
+const train::RankMemory& largest(const Series& series) {
+  const train::RankMemory* largest = nullptr;
+  for (const auto& run : series.runs) {
+    for (const auto& rank : run.ranks()) {
+      if (largest == nullptr || peak(rank.memory) > peak(*largest)) largest = &rank.memory;
+    }
+  }
+  return *largest;
+}
+
+Json json_of(const train::RankMemory& memory) {
+  Json json;
+  for (const auto category : kOrder) {
+    Json entry{{"peak", peak(memory, category)}};
+    if (const auto bytes = formula(memory, category)) entry["formula"] = *bytes;
+    json[std::string(name(category))] = entry;
+  }
+  json["total_peak"] = peak(memory);
+  json["padding"] = memory.padding;
+  return json;
+}
+
+Json json_of(const Series& series, const Series& independent) {
+  Json tax;
+  if (series.trainers.stage) tax = summarize(taxes(independent, series)).json();
+  Json rounds = Json::array();
+  for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
+  return {{"run", series.trainers.name()},
+          {"stage", series.trainers.stage ? Json(*series.trainers.stage) : Json()},
+          {"tokens_per_s", series.summary(&Run::tokens_per_s).json()},
+          {"step_ms", series.summary(&Run::step_ms).json()},
+          {"tax", tax},
+          {"wait_share", series.summary(&Run::wait_share).json()},
+          {"cpu_seconds_per_step", series.summary(&Run::cpu_seconds).json()},
+          {"loss", series.runs.back().loss()},
+          {"system_requests", series.runs.back().system_requests()},
+          {"memory", json_of(largest(series))},
+          {"rounds", rounds}};
+}
+
+void print_speed(const std::vector<Series>& all) {
+  fmt::print("\n{:<12} {:>10} {:>10} {:>8}  {:<17} {:>6} {:>8} {:>9} {:>5}\n", "", "tok/s",
+             "step ms", "tax", "least to most", "wait", "CPU s", "loss", "maps");
+  for (const auto& series : all) {
+    std::string tax = "-", spread;
+    if (series.trainers.stage) {
+      const auto t = summarize(taxes(all.front(), series));
+      tax = fmt::format("{:+.1f}%", 100 * t.median);
+      spread = fmt::format("{:+.1f}% to {:+.1f}%", 100 * t.least, 100 * t.most);
+    }
+    fmt::print("{:<12} {:>10.1f} {:>10.1f} {:>8}  {:<17} {:>5.1f}% {:>8.2f} {:>9.5f} {:>5}\n",
+               series.trainers.name(), series.summary(&Run::tokens_per_s).median,
+               series.summary(&Run::step_ms).median, tax, spread,
+               100 * series.summary(&Run::wait_share).median,
+               series.summary(&Run::cpu_seconds).median, series.runs.back().loss(),
+               series.runs.back().system_requests());
+  }
+}
+
+void print_memory(const std::vector<Series>& all) {
+  fmt::print("\npeak memory of a rank, formula beside\n{:<18}", "");
+  for (const auto& series : all) fmt::print(" {:>25}", series.trainers.name());
+  fmt::print("\n");
+  const auto row = [&](std::string_view title, auto cell) {
+    fmt::print("{:<18}", title);
+    for (const auto& series : all) fmt::print(" {:>25}", cell(largest(series)));
+    fmt::print("\n");
+  };
+  const auto bytes = [](int64_t n) { return format_bytes(static_cast<double>(n)); };
+  for (const auto category : kOrder) {
+    row(name(category), [&](const train::RankMemory& memory) {
+      const auto expected = formula(memory, category);
+      return bytes(peak(memory, category)) +
+             (expected ? fmt::format(" ({})", bytes(*expected)) : "");
+    });
+  }
+  row("sum", [&](const train::RankMemory& memory) { return bytes(peak(memory)); });
+}
+
+int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
+  at::set_num_threads(options.threads);
+  const auto sizes = model_of(options);
+  const bool reports = ranks->rank() == 0;
+  const auto start = machine();
+  if (reports) {
+    fmt::print(
+        "machine   {}\nmodel     {}, {} parameters, {}; micro-batch {}, sequence {}\n"
+        "ranks     {} x {} thread{}; {} rounds of {} steps after {} to warm up\n\n",
+        describe(start), options.model, sizes.parameter_count(), options.dtype, options.micro_batch,
+        options.seq, ranks->size(), options.threads, options.threads == 1 ? "" : "s",
+        options.rounds, options.steps, options.warmup);
+    std::fflush(stdout);
+  }
+  std::vector<Series> all{{Trainers{}}};
+  for (const int stage : options.stages) all.push_back({Trainers{stage}});
+  for (int round = 0; round < options.rounds; ++round) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto& series = all[(i + static_cast<size_t>(round)) % all.size()];
+      const auto mine = measure(options, sizes, series.trainers, ranks);
+      series.runs.emplace_back(options, comm::gather_records(*ranks, mine, "measurements"));
+    }
+    if (!reports) continue;
+    fmt::print("round {}  ", round + 1);
+    for (const auto& series : all) {
+      fmt::print(" {} {:.1f}", series.trainers.name(), series.runs.back().tokens_per_s());
+    }
+    fmt::print(" tok/s\n");
+    std::fflush(stdout);
+  }
+  train::on_rank_zero(*ranks, [&] {
+    print_speed(all);
+    print_memory(all);
+    Json results = Json::array();
+    for (const auto& series : all) results.push_back(json_of(series, all.front()));
+    options.json.write("step", start,
+                       {{"model", options.model},
+                        {"parameters", all.front().runs.front().ranks().front().parameters},
+                        {"dtype", options.dtype},
+                        {"micro_batch", options.micro_batch},
+                        {"seq", options.seq},
+                        {"ranks", ranks->size()},
+                        {"threads", options.threads},
+                        {"steps", options.steps},
+                        {"warmup", options.warmup},
+                        {"rounds", options.rounds},
+                        {"bucket_size", options.bucket_size},
+                        {"live_parameters", options.live_parameters}},
+                       results);
+  });
+  return 0;
+}
+
+}  // namespace
+
+int step(const Arguments& arguments) {
+  Options options;
+  if (const auto status = read_command_line(arguments, options)) return *status;
+  const auto ranks = choose_ranks(options.nproc, 2);
+  (void)model_of(options);
+  return run_on_ranks(ranks, {"bench", "step"}, arguments,
+                      [&](const auto& group) { return run(group, options); });
+}
+
+}  // namespace zero::app::benchmarks

@@ -1,0 +1,53 @@
+#include "apps/zero/plain_loops.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define ZERO_EVERY_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ZERO_EVERY_WIDTH
+#endif
+
+namespace zero::app::benchmarks {
+
+ZERO_EVERY_WIDTH void triad(float* __restrict a, const float* __restrict b,
+                            const float* __restrict c, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0F * c[i];
+}
+
+void triad_past_caches(float* __restrict a, const float* __restrict b, const float* __restrict c,
+                       int64_t begin, int64_t end) {
+  int64_t i = begin;
+#if defined(__x86_64__)
+  for (; i < end && i % 4 != 0; ++i) a[i] = b[i] + 3.0F * c[i];
+  const __m128 factor = _mm_set1_ps(3.0F);
+  for (; i + 4 <= end; i += 4) {
+    _mm_stream_ps(a + i, _mm_add_ps(_mm_loadu_ps(b + i), _mm_mul_ps(factor, _mm_loadu_ps(c + i))));
+  }
+  _mm_sfence();
+#endif
+  for (; i < end; ++i) a[i] = b[i] + 3.0F * c[i];
+}
+
+ZERO_EVERY_WIDTH void stream(float* __restrict p, float* __restrict m, float* __restrict v,
+                             const float* __restrict g, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const float x = g[i];
+    p[i] += x;
+    m[i] += x;
+    v[i] += x;
+  }
+}
+
+ZERO_EVERY_WIDTH void stream16(float* __restrict p, float* __restrict m, float* __restrict v,
+                               const uint16_t* __restrict g, uint16_t* __restrict low,
+                               int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const auto x = static_cast<float>(static_cast<int16_t>(g[i]));
+    p[i] += x;
+    m[i] += x;
+    v[i] += x;
+    low[i] = g[i];
+  }
+}
+
+}  // namespace zero::app::benchmarks

@@ -1,0 +1,42 @@
+// What the subcommands that work on several ranks share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/zero/subcommands.h"
+#include "zero/comm/group.h"
+#include "zero/comm/job.h"
+
+namespace zero::app {
+
+/// The ranks that a subcommand works on.
+class Ranks {
+ public:
+  Ranks(comm::Job job, int size) : job_(std::move(job)), size_(size) {}
+  int size() const { return size_; }
+  /// This process is one of them already: a launcher has started it.
+  bool launched() const { return job_.size > 1; }
+  /// Of the ranks' processes, or of all that there are so far, the first.
+  bool first() const { return job_.rank == 0; }
+
+ private:
+  comm::Job job_;
+  int size_;
+};
+
+/// Those that a launcher has started; else `nproc`, or `otherwise` where that is not given. Throws
+/// ConfigError where --nproc cannot be used.
+Ranks choose_ranks(std::optional<int> nproc, int otherwise);
+
+/// Runs `body` on every rank and returns the exit status. Where no launcher has started the ranks,
+/// starts them: this program with the subcommand's `words` and `arguments`. A rank that fails says
+/// so by itself; the others end without a word.
+int run_on_ranks(const Ranks& ranks, const std::vector<std::string>& words,
+                 const Arguments& arguments,
+                 const std::function<int(const std::shared_ptr<comm::Group>&)>& body);
+
+}  // namespace zero::app

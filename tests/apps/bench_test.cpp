@@ -1,0 +1,259 @@
+// `zero bench`: every subject runs, counts what its formulas say, and tells what it cannot use.
+// Speed is not tested.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/support/run_program.h"
+
+namespace zero::test {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Bench : public ::testing::Test {
+ protected:
+  Outcome bench(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {ZERO_PROGRAM, "bench"});
+    return run(arguments);
+  }
+
+  /// Runs a subject that must succeed. Its table must have each of `rows`.
+  Json measure(std::vector<std::string> arguments, const std::vector<std::string>& rows) {
+    const std::string file = folder_ / "figures.json";
+    arguments.insert(arguments.end(), {"--json", file});
+    const auto outcome = bench(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const auto& row : rows) EXPECT_THAT(outcome.out, HasSubstr(row));
+    auto json = Json::parse(read_file(file), nullptr, false);
+    EXPECT_FALSE(json.is_discarded()) << read_file(file);
+    EXPECT_EQ(json["benchmark"], arguments.front());
+    EXPECT_GT(json["machine"]["cores"], 0);
+    EXPECT_FALSE(json["version"]["zero"].get<std::string>().empty());
+    return json;
+  }
+
+  std::string error(const std::vector<std::string>& arguments, int status = 2) {
+    const auto outcome = bench(arguments);
+    EXPECT_EQ(outcome.status, status) << outcome.err;
+    EXPECT_EQ(outcome.err.find("zero: error: "), 0u) << outcome.err;
+    return outcome.err;
+  }
+
+  std::string tiny_model() {
+    const std::string file = folder_ / "tiny.json";
+    write_file(file,
+               R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64,
+                   "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");
+    return file;
+  }
+
+  TemporaryFolder folder_;
+};
+
+void expect_summary(const Json& summary) {
+  EXPECT_LE(summary["min"].get<double>(), summary["median"].get<double>());
+  EXPECT_LE(summary["median"].get<double>(), summary["max"].get<double>());
+}
+
+TEST_F(Bench, ListsItsSubjects) {
+  const auto help = bench({"--help"});
+  EXPECT_EQ(help.status, 0);
+  for (const char* subject : {"collectives", "optimizer", "pager", "step"}) {
+    EXPECT_THAT(help.out, HasSubstr(subject));
+    const auto about = bench({subject, "--help"});
+    EXPECT_EQ(about.status, 0);
+    EXPECT_THAT(about.out, AllOf(HasSubstr("--json"), HasSubstr("zero bench ")));
+  }
+  EXPECT_EQ(run({ZERO_PROGRAM, "help", "bench"}).out, help.out);
+  EXPECT_EQ(bench({}).status, 2);
+}
+
+TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
+  const int64_t size = 64 << 10;
+  for (const int64_t n : {2, 3}) {
+    const int64_t s = size / (64 * n) * (64 * n);  // whole cache lines for each rank
+    const auto json = measure({"collectives", "--nproc", std::to_string(n), "--sizes", "64KiB",
+                               "--repetitions", "2", "--dtype", "fp32,bf16"},
+                              {"all_gather", "reduce_scatter", "fp32, arena", "bf16, private"});
+    EXPECT_EQ(json["options"]["ranks"], n);
+    const std::map<std::string, int64_t> touched{{"all_gather", 2 * n * s},
+                                                 {"reduce_scatter", (n + 1) * s},
+                                                 {"all_reduce", (3 * n - 1) * s},
+                                                 {"broadcast", 2 * (n - 1) * s},
+                                                 {"all_to_all", 2 * n * s}};
+    const std::map<std::string, int64_t> sent{{"all_gather", (n - 1) * s},
+                                              {"reduce_scatter", (n - 1) * s},
+                                              {"all_reduce", n * (2 * (n - 1) * s / n)},
+                                              {"broadcast", s},
+                                              {"all_to_all", (n - 1) * s}};
+    std::map<std::string, int> seen;
+    for (const auto& r : json["results"]) {
+      const auto name = r["operation"].get<std::string>();
+      EXPECT_EQ(r["size_bytes"], s);
+      EXPECT_GT(r["microseconds"]["min"], 0);
+      EXPECT_GT(r["gb_per_s"], 0);
+      expect_summary(r["microseconds"]);
+      expect_summary(r["times_copy"]);
+      ++seen[name];
+      if (name == "copy") {
+        EXPECT_EQ(r["touched_bytes"], 2 * s * r["processes"].get<int64_t>());
+        continue;
+      }
+      EXPECT_EQ(r["touched_bytes"], touched.at(name)) << name;
+      EXPECT_EQ(r["sent_bytes"], sent.at(name)) << name << ", by the traffic ledger";
+      // What is read from peers must be copied; more where it passes through staging buffers.
+      EXPECT_GE(r["copied_bytes"], name == "broadcast" ? (n - 1) * s : (n - 1) * s / n) << name;
+    }
+    // Two dtypes, two kinds of memory; copies by all ranks and by all but one.
+    const std::map<std::string, int> expected{{"copy", 8},       {"all_gather", 4},
+                                              {"all_reduce", 4}, {"reduce_scatter", 4},
+                                              {"broadcast", 4},  {"all_to_all", 4}};
+    EXPECT_EQ(seen, expected);
+  }
+}
+
+TEST_F(Bench, CollectivesTakeTheMemoryAndSizesGiven) {
+  const auto json =
+      measure({"collectives", "--sizes", "1KiB,8192", "--repetitions", "1", "--memory", "private"},
+              {"private memory"});
+  std::set<int64_t> sizes;
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["memory"], "private");
+    sizes.insert(r["size_bytes"].get<int64_t>());
+  }
+  EXPECT_EQ(sizes, (std::set<int64_t>{1024, 8192}));
+}
+
+TEST_F(Bench, OptimizerCountsItsBytes) {
+  const auto json =
+      measure({"optimizer", "--elements", "5000", "--rounds", "3", "--threads", "1,2"},
+              {"triad", "AdamW, fp32", "AdamW, bf16", "SGD with momentum"});
+  // Weights and moments are read and written, the gradient is read, 16-bit weights are written.
+  const std::map<std::string, int64_t> bytes{{"triad", 3 * 4},
+                                             {"triad, stores past the caches", 3 * 4},
+                                             {"AdamW, fp32", 3 * 8 + 4},
+                                             {"AdamW, bf16", 3 * 8 + 2 + 2},
+                                             {"SGD with momentum, fp32", 2 * 8 + 4}};
+  std::map<std::string, int> seen;
+  for (const auto& r : json["results"]) {
+    const auto name = r["loop"].get<std::string>();
+    ++seen[name];
+    EXPECT_EQ(r["elements"], 5000);
+    EXPECT_GE(r["gb_per_s"]["best"], r["gb_per_s"]["median"]);
+    EXPECT_GT(r["share_of_triad"]["best"], 0);
+    if (const auto found = bytes.find(name); found != bytes.end()) {
+      EXPECT_EQ(r["bytes_per_element"], found->second) << name;
+    }
+  }
+  EXPECT_EQ(seen.size(), 11u);
+  for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
+}
+
+TEST_F(Bench, PagerHitsAndMissesWhatItSays) {
+  const auto json =
+      measure({"pager", "--parameters", "5", "--repetitions", "2", "--min-time", "0.001"},
+              {"operator, hit", "touch, miss"});
+  std::map<std::string, Json> cases;
+  for (const auto& r : json["results"]) {
+    cases[r["case"].get<std::string>()] = r;
+    expect_summary(r["nanoseconds"]);
+    EXPECT_GT(r["nanoseconds"]["min"], 0);
+  }
+  ASSERT_EQ(cases.size(), 8u);
+  for (const char* plain : {"operator, plain", "view, plain"}) {
+    EXPECT_EQ(cases[plain]["touches"], 0);
+  }
+  EXPECT_EQ(cases["view, absent"]["touches"], 0) << "a view needs no bytes";
+  for (const char* hit : {"operator, hit", "touch, hit", "touch, hit, evaluation"}) {
+    EXPECT_GE(cases[hit]["touches"], 1000) << hit;
+    EXPECT_EQ(cases[hit]["gathers"], 0) << hit;
+  }
+  for (const char* miss : {"operator, miss", "touch, miss"}) {
+    EXPECT_GE(cases[miss]["touches"], 1000);
+    EXPECT_EQ(cases[miss]["gathers"], cases[miss]["touches"]) << miss;
+  }
+}
+
+TEST_F(Bench, StepsDoTheSameWorkInTheMemoryOfTheFormula) {
+  const auto json = measure({"step", "--model", tiny_model(), "--seq", "16", "--micro-batch", "2",
+                             "--steps", "2", "--rounds", "2"},
+                            {"independent", "stage 3", "gathered_units", "round 2"});
+  EXPECT_EQ(json["options"]["ranks"], 2);
+  const auto parameters = json["options"]["parameters"].get<int64_t>();
+  ASSERT_EQ(json["results"].size(), 5u);
+  EXPECT_EQ(json["results"][0]["run"], "independent");
+  EXPECT_TRUE(json["results"][0]["tax"].is_null());
+  for (size_t i = 1; i < 5; ++i) {
+    const auto& r = json["results"][i];
+    const int stage = r["stage"].get<int>();
+    EXPECT_EQ(stage, static_cast<int>(i) - 1);
+    EXPECT_EQ(r["rounds"].size(), 2u);
+    EXPECT_GT(r["tokens_per_s"]["min"], 0);
+    EXPECT_GT(r["cpu_seconds_per_step"]["min"], 0);
+    EXPECT_GE(r["wait_share"]["min"], 0);
+    EXPECT_LE(r["wait_share"]["max"], 1);
+    expect_summary(r["tax"]);
+    EXPECT_EQ(r["loss"], json["results"][1]["loss"]) << "stage " << stage;
+
+    const auto& memory = r["memory"];
+    const int64_t whole = parameters * 4, half = parameters * 2, padding = memory["padding"];
+    const auto expect_state = [&](const char* name, int64_t bytes) {
+      EXPECT_EQ(memory[name]["peak"], memory[name]["formula"]) << name << ", stage " << stage;
+      EXPECT_GE(memory[name]["peak"], bytes);
+      EXPECT_LE(memory[name]["peak"], bytes + padding);
+    };
+    expect_state("parameters", stage >= 3 ? half : whole);
+    expect_state("gradients", stage >= 2 ? half : whole);
+    expect_state("optimizer", 2 * (stage >= 1 ? half : whole));
+    // Stage 3 may read full units where they lie, or gather some or all.
+    EXPECT_LE(memory["gathered_units"]["peak"], stage == 3 ? whole + padding * 2 : 0);
+    EXPECT_GE(memory["total_peak"], memory["activations"]["peak"]);
+  }
+}
+
+TEST_F(Bench, StepTakesTheStagesGiven) {
+  const auto json =
+      measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "1", "--warmup", "1",
+               "--rounds", "1", "--stages", "3,1", "--dtype", "bf16", "--nproc", "1"},
+              {"stage 3", "stage 1"});
+  ASSERT_EQ(json["results"].size(), 3u);
+  EXPECT_EQ(json["results"][1]["stage"], 3);
+  EXPECT_EQ(json["results"][2]["stage"], 1);
+  // A group of one does what an independent trainer does.
+  EXPECT_EQ(json["results"][1]["loss"], json["results"][0]["loss"]);
+}
+
+TEST_F(Bench, SaysWhatItCannotUse) {
+  EXPECT_THAT(error({"stepp"}), AllOf(HasSubstr("'stepp'"), HasSubstr("Did you mean 'step'?")));
+  EXPECT_THAT(error({"step", "--sequence", "4"}), HasSubstr("'--sequence'"));
+  EXPECT_THAT(error({"step", "--stages", "4"}), HasSubstr("--stages"));
+  EXPECT_THAT(error({"step", "--stages", "1,1"}), HasSubstr("--stages names 1 twice"));
+  EXPECT_THAT(error({"step", "--model", "gpt3"}), HasSubstr("gpt3"));
+  EXPECT_THAT(error({"step", "--model", tiny_model(), "--seq", "65"}),
+              AllOf(HasSubstr("--seq is 65"), HasSubstr("64")));
+  EXPECT_THAT(error({"collectives", "--nproc", "1"}), HasSubstr("--nproc is 1"));
+  EXPECT_THAT(error({"collectives", "--nproc", "0"}), HasSubstr("--nproc is 0"));
+  EXPECT_THAT(error({"collectives", "--sizes", "64"}),
+              AllOf(HasSubstr("--sizes has 64 bytes"), HasSubstr("at least 128")));
+  EXPECT_THAT(error({"collectives", "--sizes", "64XB"}), HasSubstr("--sizes"));
+  EXPECT_THAT(error({"collectives", "--memory", "shared"}), HasSubstr("--memory"));
+  EXPECT_THAT(error({"optimizer", "--threads", "0"}), HasSubstr("--threads"));
+  EXPECT_THAT(error({"optimizer", "--elements", "-3"}), HasSubstr("--elements"));
+  EXPECT_THAT(error({"pager", "--min-time", "0"}), HasSubstr("--min-time"));
+  for (const char* subject : {"collectives", "optimizer", "pager", "step"}) {
+    EXPECT_THAT(error({subject, "--json", folder_.path()}),
+                AllOf(HasSubstr("--json"), HasSubstr("is a folder")));
+  }
+  EXPECT_THAT(error({"pager", "--json", "/no/such/folder/figures.json"}),
+              AllOf(HasSubstr("--json"), HasSubstr("/no/such/folder")));
+}
+
+}  // namespace
+}  // namespace zero::test
