@@ -87,8 +87,8 @@ class Engine {
   /// With the optimizer of the configuration's `optimizer` section. Throws ConfigError if there is
   /// none.
   template <ModelLike Model>
-  Engine(const Model& model, Config config, std::shared_ptr<comm::Group> group = comm::single())
-      // The configuration is copied: arguments may be evaluated in any order.
+  Engine(const Model& model, const Config& config,
+         std::shared_ptr<comm::Group> group = comm::single())
       : Engine(named_tensors(model), groups_of(config), config, std::move(group)) {}
   Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
          std::shared_ptr<comm::Group> group);
