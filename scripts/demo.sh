@@ -5,6 +5,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 zero=build/release/zero
 data=build/demo/bible
+steps=${STEPS:-1700}
+warmup=$((steps < 100 ? steps / 2 : 50))
 
 if [[ ! -f $data/meta.json ]]; then
   say "Preparing the text"
@@ -15,7 +17,7 @@ fi
 # Small units and a small budget of gathered parameters, so that stage 3 has something to do on a model this small.
 command=("$zero" train --model examples/demo/model.json --data "$data" --out run/demo --overwrite
   --nproc 2 --stage 3 --bucket-size 1000000 --live-parameters 500000
-  --seq 128 --micro-batch 8 --steps "${STEPS:-1700}" --lr 4e-3 --warmup 50
+  --seq 128 --micro-batch 8 --steps "$steps" --lr 4e-3 --warmup "$warmup"
   --log-every 85 --eval-every 425 --sample-tokens 600 --prompt "And it came to pass")
 say "${command[*]}"
 exec "${command[@]}"

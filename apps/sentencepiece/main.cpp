@@ -78,7 +78,7 @@ class Sentences {
   bool ended_ = false;
 };
 
-class TrainingSentences : public sentencepiece::SentenceIterator {
+class TrainingSentences final : public sentencepiece::SentenceIterator {
  public:
   TrainingSentences() { Next(); }
   bool done() const override { return done_; }

@@ -6,7 +6,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
+#include <thread>
 
 #include "tests/apps/train_run.h"
 #include "zero/comm/rendezvous.h"
@@ -14,6 +16,7 @@
 namespace zero::test {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
@@ -188,6 +191,53 @@ TEST(Train, ARankThatIsKilledEndsTheJobWithItsName) {
                                        ") was killed by signal 9 (SIGKILL)"));
     EXPECT_EQ(shared_memory_files(), before);
     for (const pid_t rank : ranks) EXPECT_NE(kill(rank, 0), 0);
+  }
+}
+
+/// Kills `rank` of three `delay` after it was started, and expects the job to end with its name.
+/// With `held` the rank is stopped at once, so that its peers are waiting for it when it dies.
+void expect_death_at_start_ends_the_job(size_t rank, milliseconds delay, bool held) {
+  SCOPED_TRACE("rank " + std::to_string(rank) + " killed after " + std::to_string(delay.count()) +
+               " ms" + (held ? ", stopped until then" : ""));
+  const TrainFolder folder;
+  const auto before = shared_memory_files();
+  Program program(folder.command({"--steps", "1000000", "--nproc", "3", "--stage", "3"}));
+  std::vector<pid_t> ranks;
+  for (int look = 0; ranks.size() <= rank && look < 60000; ++look) {
+    std::this_thread::sleep_for(milliseconds(1));
+    ranks = children(program.pid());
+  }
+  ASSERT_GT(ranks.size(), rank);
+  if (held) kill(ranks[rank], SIGSTOP);
+  std::this_thread::sleep_for(delay);
+  if (held) {
+    ASSERT_FALSE(std::filesystem::exists(folder.out() / "log.jsonl")) << "they have met";
+  }
+  ranks = children(program.pid());
+  const auto begin = steady_clock::now();
+  kill(ranks[rank], SIGKILL);
+  const auto outcome = program.wait(seconds(30));
+  EXPECT_LT(steady_clock::now() - begin, seconds(5));
+  EXPECT_EQ(outcome.status, 128 + SIGKILL);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("rank " + std::to_string(rank) + " (pid " + std::to_string(ranks[rank]) +
+                        ") was killed by signal 9 (SIGKILL)"));
+  EXPECT_EQ(shared_memory_files(), before);
+  for (const pid_t pid : ranks) EXPECT_NE(kill(pid, 0), 0);
+}
+
+TEST(Train, ARankThatIsKilledBeforeTheGroupHasMetEndsTheJobWithItsName) {
+  for (const size_t rank : {0, 1, 2}) {
+    for (const int delay : {0, 1000}) {
+      expect_death_at_start_ends_the_job(rank, milliseconds(delay), true);
+    }
+  }
+}
+
+TEST(Train, ARankThatIsKilledAtAnyMomentOfItsStartEndsTheJobWithItsName) {
+  for (const int delay : {0, 50, 100, 200, 300, 500}) {
+    expect_death_at_start_ends_the_job(static_cast<size_t>(delay / 50) % 3, milliseconds(delay),
+                                       false);
   }
 }
 

@@ -225,6 +225,18 @@ TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
   }
 }
 
+TEST_F(Meet, RemovesWhatJobsLeftBehindADayAgo) {
+  const auto old = folder_ / "job-old", fresh = folder_ / "job-fresh", foreign = folder_ / "notes";
+  for (const auto& file : {old, fresh, foreign}) test::write_file(file, "1 4194304 1\n");
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(25);
+  for (const auto& file : {old, foreign}) std::filesystem::last_write_time(file, long_ago);
+  for (const auto& message : meet_all(job(2), {0, 1}, seconds(20), folder_.path()))
+    EXPECT_EQ(message, "");
+  EXPECT_FALSE(std::filesystem::exists(old));
+  EXPECT_TRUE(std::filesystem::exists(fresh)) << "its job may be starting";
+  EXPECT_TRUE(std::filesystem::exists(foreign)) << "not a job's";
+}
+
 TEST_F(Meet, NamesTheRanksThatNeverArrived) {
   const auto messages = meet_all(job(4), {0, 2}, milliseconds(800), folder_.path());
   for (const auto& message : messages) EXPECT_THAT(message, HasSubstr("ranks 1, 3 never arrived"));

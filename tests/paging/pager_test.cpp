@@ -154,6 +154,31 @@ TEST(Pager, ALowerBudgetReleasesAtOnce) {
   EXPECT_EQ(paged.pager->live_bytes(), 0);
 }
 
+// A custom autograd function switches gradients off while its forward runs.
+TEST(Pager, AStepHasPartsWithoutGradients) {
+  const auto parameters = matrices({2, 2});
+  Paged paged(parameters, 1, 1 << 20);
+  const auto step = [&] {
+    {
+      const torch::NoGradGuard evaluation;
+      parameters[1].sum();
+    }
+    parameters[0].sum();
+    {
+      const torch::NoGradGuard inside;
+      parameters[1].sum();
+      parameters[0].sum();
+    }
+    paged.pager->invalidate();
+    paged.pager->end_step();
+  };
+  step();
+  EXPECT_EQ(paged.pager->plan()->trace.touches(), (std::vector<int64_t>{0, 1, 0}));
+  paged.source.gathered.clear();
+  step();
+  EXPECT_EQ(paged.source.gathered, (std::vector<int64_t>{1, 0}));
+}
+
 class FailingSource : public UnitSource {
  public:
   comm::Work gather(int64_t, void*) override {

@@ -78,6 +78,18 @@ class StoreFile {
     }
   }
 
+  /// Removes the files of jobs that were killed while they started. No job takes a day to meet.
+  void remove_abandoned() const {
+    std::error_code ignored;
+    const auto limit = fs::file_time_type::clock::now() - std::chrono::hours(24);
+    for (const auto& entry : fs::directory_iterator(path_.parent_path(), ignored)) {
+      if (!entry.path().filename().string().starts_with("job-")) continue;
+      if (const auto written = entry.last_write_time(ignored); !ignored && written < limit) {
+        fs::remove(entry.path(), ignored);
+      }
+    }
+  }
+
   /// The port, if the process that wrote the file still runs.
   std::optional<uint16_t> read() const {
     std::ifstream file(path_);
@@ -270,6 +282,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Job& job, const StoreFile& file
   }
   if (!host_it) return connect_store(job, kLoopback, wait_for_port(file, job, timeout), timeout);
   const auto local = host_local_store(timeout);
+  file.remove_abandoned();
   file.write(local.port);
   return local.store;
 }

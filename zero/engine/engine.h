@@ -87,8 +87,9 @@ class Engine {
   /// With the optimizer of the configuration's `optimizer` section. Throws ConfigError if there is
   /// none.
   template <ModelLike Model>
-  Engine(const Model& model, Config config, std::shared_ptr<comm::Group> group = comm::single())
-      : Engine(named_tensors(model), groups_of(config), std::move(config), std::move(group)) {}
+  Engine(const Model& model, const Config& config,
+         std::shared_ptr<comm::Group> group = comm::single())
+      : Engine(named_tensors(model), groups_of(config), config, std::move(group)) {}
   Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
          std::shared_ptr<comm::Group> group);
   /// Gives replicated parameters (stages 0 to 2) back to the model. At stage 3 the parameters stay

@@ -59,8 +59,7 @@ Uses find_uses(const c10::FunctionSchema& schema, const torch::jit::Stack& stack
 
 // One pin a pager, almost always one.
 Pins pin(const Uses& uses) {
-  // Forward with gradients, or any backward: a part of the step that repeats.
-  const bool training =
+  const bool differentiable =
       c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1;
   Pins pins;
   for (size_t first = 0; first < uses.size(); ++first) {
@@ -74,7 +73,7 @@ Pins pin(const Uses& uses) {
           std::find(units.begin(), units.end(), use.page->unit) == units.end())
         units.push_back(use.page->unit);
     }
-    pins.push_back(pager->touch(units, training));
+    pins.push_back(pager->touch(units, differentiable));
     for (const auto& use : uses) {
       if (use.page->pager == pager && use.written) pager->mark_dirty(*use.page);
     }

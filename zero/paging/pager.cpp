@@ -85,11 +85,12 @@ Pager::Pin Pager::pin(int64_t unit) {
   return {this, {unit}, Plan::kNever};
 }
 
-Pager::Pin Pager::touch(std::span<const int64_t> units, bool training) {
+Pager::Pin Pager::touch(std::span<const int64_t> units, bool differentiable) {
   std::unique_lock lock(mutex_);
   counts_.touches += static_cast<int64_t>(units.size());
   Pin pin(this, {}, Plan::kNever);
-  if (training) pin.position_ = advance(lock, units);
+  in_step_ = in_step_ || differentiable;
+  if (in_step_) pin.position_ = advance(lock, units);
   for (const int64_t unit : units) {
     try {
       acquire(lock, unit);
@@ -379,6 +380,7 @@ void Pager::end_step() {
   }
   trace_.clear();
   following_ = nullptr;
+  in_step_ = false;
 }
 
 std::unique_ptr<Plan> Pager::make(Trace trace) const {

@@ -1,8 +1,10 @@
 // The pager: keeps units present while operators use them, within a budget of live bytes.
 //
 // Note [Following the plan]
-// Touches of training (recorded where gradients are, in forward and in backward) are compared with
-// the steps before. While they repeat one that is known, its plan (plan.h) says what is kept, what
+// A step begins with the first touch whose result has a gradient, or in a backward pass, and ends
+// with the update; evaluation between steps is not part of it. (Within a step gradients may well be
+// off: a custom autograd function runs its forward so.) The touches of a step are compared with the
+// steps before. While they repeat one that is known, its plan (plan.h) says what is kept, what
 // is released after each operator and what is gathered ahead; all by the position in the trace,
 // never by timing, so that every rank gathers in the same order. A touch that leaves the trace
 // looks for another known step that began the same way (an alternating model, another sequence
@@ -100,9 +102,9 @@ class Pager {
 
   /// Makes `unit` present, gathering it if it is absent, and keeps it so.
   Pin pin(int64_t unit);
-  /// The same for the distinct units of one operator. `training`: it belongs to the step that
-  /// repeats, and is recorded.
-  Pin touch(std::span<const int64_t> units, bool training);
+  /// The same for the distinct units of one operator. `differentiable`: gradients are on, or it
+  /// runs in a backward pass.
+  Pin touch(std::span<const int64_t> units, bool differentiable);
 
   /// The bytes of a present unit, or null.
   void* data(int64_t unit) const;
@@ -185,8 +187,9 @@ class Pager {
   std::list<int64_t> recency_;                      // least recently used first
   std::multimap<int64_t, at::Tensor> free_frames_;  // by bytes
   std::vector<int64_t> dirty_;
-  int64_t live_ = 0;                          // bytes of present and gathering units
-  int64_t free_ = 0;                          // bytes of free_frames_
+  int64_t live_ = 0;  // bytes of present and gathering units
+  int64_t free_ = 0;  // bytes of free_frames_
+  bool in_step_ = false;
   Trace trace_;                               // of the step under way
   std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
   const Plan* following_ = nullptr;           // of plans_
