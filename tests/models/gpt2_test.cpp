@@ -9,6 +9,7 @@
 #include <set>
 
 #include "zero/base/error.h"
+#include "zero/models/tied_embedding.h"
 
 namespace zero {
 namespace {
@@ -169,6 +170,31 @@ TEST(Gpt2, LossAndEveryGradientEqualThePlainComposition) {
       const auto difference = (item.value().grad() - wanted).norm().item<double>();
       EXPECT_LT(difference, 1e-4 * wanted.norm().item<double>() + 1e-7) << item.key();
     }
+  }
+}
+
+TEST(TiedEmbedding, AddsItsRowsInPlaceToWhatTheSlotHolds) {
+  const auto weight = at::arange(12, at::kFloat).view({4, 3}).requires_grad_();
+  const auto indices = at::tensor({2, 0, 2}, at::kLong);
+  for (const bool filled : {false, true}) {
+    auto slot = gradient_slot(weight);
+    const auto rows = tied_embedding(weight, indices, slot);
+    EXPECT_TRUE(at::equal(rows, at::embedding(weight, indices)));
+    auto held = at::full({4, 3}, 10.0F);
+    const void* memory = held.data_ptr();
+    if (filled) {
+      slot.set_data(held);
+      held = at::Tensor();
+    }
+    slot = at::Tensor();
+    const auto loss = rows.sum();
+    loss.backward({}, true);
+    const float base = filled ? 10 : 0;
+    const auto column = at::tensor({base + 1, base, base + 2, base}).view({4, 1});
+    EXPECT_TRUE(at::equal(weight.grad(), column.expand({4, 3})));
+    EXPECT_EQ(weight.grad().data_ptr() == memory, filled) << "no copy";
+    EXPECT_THROW(loss.backward(), Error);
+    weight.mutable_grad() = at::Tensor();
   }
 }
 

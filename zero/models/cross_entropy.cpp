@@ -87,15 +87,14 @@ at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale) {
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets,
-                            int64_t logits_bytes, bool need_hidden, bool need_weight,
-                            const at::Tensor& slot) {
-    auto result = compute(hidden, weight, targets, logits_bytes, need_hidden, need_weight);
+                            const at::Tensor& weight, const at::Tensor& targets, bool need_hidden,
+                            bool need_weight, const LinearCrossEntropyOptions& options) {
+    auto result = compute(hidden, weight, targets, options.logits_bytes, need_hidden, need_weight);
     // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
     // in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);
     context->saved_data["weight"] = std::move(result.weight);
-    context->saved_data["slot"] = slot;
+    context->saved_data["slot"] = options.weight_slot;
     return result.loss;
   }
 
@@ -118,7 +117,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     auto slot = saved.at("slot").toTensor();
     saved.clear();
     if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
-    return {scaled(std::move(hidden), gradients[0]), std::move(weight), {}, {}, {}, {}, {}};
+    return {scaled(std::move(hidden), gradients[0]), std::move(weight), {}, {}, {}, {}};
   }
 };
 
@@ -150,9 +149,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const LinearCrossEntropyOptions& options) {
   check(hidden, weight, targets);
   const bool grad = at::GradMode::is_enabled();
-  return LinearCrossEntropy::apply(hidden, weight, targets, options.logits_bytes,
-                                   grad && hidden.requires_grad(), grad && weight.requires_grad(),
-                                   options.weight_slot);
+  return LinearCrossEntropy::apply(hidden, weight, targets, grad && hidden.requires_grad(),
+                                   grad && weight.requires_grad(), options);
 }
 
 }  // namespace zero

@@ -10,12 +10,17 @@
 namespace zero {
 namespace {
 
+// Apart from the tensors that autograd looks at.
+struct Slot {
+  at::Tensor gradient;
+};
+
 class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
-                            const at::Tensor& indices, const at::Tensor& slot) {
+                            const at::Tensor& indices, const Slot& slot) {
     context->saved_data["indices"] = indices;
-    context->saved_data["slot"] = slot;
+    context->saved_data["slot"] = slot.gradient;
     context->saved_data["rows"] = weight.size(0);
     return at::embedding(weight, indices);
   }
@@ -49,7 +54,7 @@ at::Tensor gradient_slot(const at::Tensor& weight) {
 
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
                           const at::Tensor& slot) {
-  return TiedEmbedding::apply(weight, indices, slot);
+  return TiedEmbedding::apply(weight, indices, Slot{slot});
 }
 
 }  // namespace zero
