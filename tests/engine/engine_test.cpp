@@ -14,6 +14,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/gathered.h"
+#include "zero/models/linear.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -291,6 +292,61 @@ TEST(EngineMemory, GatheredUnitsStayWithinTheBudgetOrWhatOneOperatorPins) {
   }
 }
 
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  file >> total >> resident;
+  return resident * 4096;
+}
+
+TEST(EngineMemory, AThousandStepsDoNotGrowTheResidentSet) {
+  for (const int stage : {0, 1, 2, 3}) {
+    int64_t before = 0;
+    int64_t growth = 0;
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, config(stage), group);
+      train(engine, *net, 100);
+      group->barrier();
+      if (group->rank() == 0) before = resident_bytes();
+      group->barrier();
+      train(engine, *net, 1000, 100);
+      group->barrier();
+      if (group->rank() == 0) growth = resident_bytes() - before;
+    });
+    // What a step keeps would show: 300 bytes of it are as much as this.
+    EXPECT_LT(growth, 300 * 1024) << "stage " << stage;
+  }
+}
+
+TEST(EngineMemory, StagingBuffersDoNotGrowWithTheModel) {
+  const auto staging = [](int64_t width, int stage) {
+    int64_t bytes = 0;
+    run_as_threads(2, [&](auto group) {
+      auto net =
+          std::make_shared<nn::SequentialImpl>(nn::Linear(width, width), nn::Linear(width, width));
+      auto c = config(stage);
+      c.unit_bytes = 1 << 20;
+      Engine engine(net, Sgd{.lr = 1e-3}, c, group);
+      for (int i = 0; i < 2; ++i) {
+        engine.backward(net->forward(torch::ones({1, width})).mean());
+        engine.step();
+      }
+      if (group->rank() > 0) return;
+      bytes = group->ledger()->usage(Category::communication).peak;
+      // Beside them the ranks share each unit's epoch.
+      if (stage == 3) bytes -= engine.layout().unit_count() * int64_t{sizeof(uint64_t)};
+    });
+    return bytes;
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto small = staging(64, stage);
+    EXPECT_GT(small, 0);
+    EXPECT_EQ(small, staging(2500, stage)) << "stage " << stage;  // 12.5 million parameters
+  }
+}
+
 TEST(EngineMemory, EverythingIsGivenBackWhenTheEngineEnds) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {
@@ -540,6 +596,68 @@ TEST(EngineGradients, NonFiniteOnOneRankSkipsTheUpdateOnAll) {
       train(engine, *net, 1);
       EXPECT_EQ(engine.steps(), 1);
     });
+  }
+}
+
+// The same network by libzero's linear layer, which writes gradients where the engine collects
+// them.
+struct PlacingNet : Net {
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = torch::tanh(linear(x, a->weight, a->bias));
+    // b twice: its second gradient has no place, and is added.
+    y = torch::tanh(
+        linear(torch::tanh(linear(y, b->weight, b->bias)).narrow(1, 0, 1).expand({-1, 33}),
+               b->weight, b->bias));
+    return linear(y, c->weight, c->bias);
+  }
+};
+
+struct CopyingNet : Net {
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = torch::tanh(a(x));
+    y = torch::tanh(b(torch::tanh(b(y)).narrow(1, 0, 1).expand({-1, 33})));
+    return c(y);
+  }
+};
+
+template <class Network>
+std::vector<at::Tensor> trained(const Config& c, bool look) {
+  std::vector<at::Tensor> result;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Network>();
+    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+    const auto dtype = net->a->weight.scalar_type();
+    for (int64_t i = 0; i < 4 * c.gradient_accumulation_steps; ++i) {
+      const auto loss = [&] {
+        return net->forward(input(group->rank(), i, dtype)).to(at::kFloat).pow(2).mean();
+      };
+      at::Tensor kept;
+      at::Tensor copy;
+      if (look) {  // the user's own gradient, which must stay what it is
+        kept = torch::autograd::grad({loss()}, {net->a->weight})[0];
+        copy = kept.clone();
+      }
+      engine.backward(loss());
+      engine.step();
+      EXPECT_TRUE(!look || at::equal(kept, copy));
+    }
+    const auto values = weights(engine);
+    if (group->rank() == 0) {
+      for (const auto& value : values) result.push_back(value.clone());
+    }
+  });
+  return result;
+}
+
+TEST(EngineGradients, WrittenInPlaceAreTheSameAsCopied) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t k : {1, 3}) {
+        const auto c = config(stage, bf16, k);
+        const auto expected = trained<CopyingNet>(c, false);
+        for (const bool look : {false, true}) expect_equal(trained<PlacingNet>(c, look), expected);
+      }
+    }
   }
 }
 

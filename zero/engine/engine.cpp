@@ -278,7 +278,12 @@ void Engine::backward(const at::Tensor& loss) {
   }
   if (auto* pages = pager()) pages->check_storages();
   impl_->gradients->begin_backward();
-  loss.backward();
+  try {
+    loss.backward();
+  } catch (...) {
+    impl_->gradients->abandon_backward();
+    throw;
+  }
   impl_->gradients->end_backward();
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 
@@ -29,7 +30,7 @@ std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
 }  // namespace
 
 // There is one slot a tensor: a hook of the user's that is already there is called first.
-class GradientStore::Hook final : public PostAccumulateGradHook {
+class GradientStore::Hook final : public PostAccumulateGradHook, public GradientPlace {
  public:
   Hook(GradientStore& store, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
       : users(std::move(users)), store_(store), parameter_(parameter) {}
@@ -37,6 +38,7 @@ class GradientStore::Hook final : public PostAccumulateGradHook {
     if (users) (*users)(variable);
     store_.arrive(parameter_, variable);
   }
+  at::Tensor place() override { return store_.place(parameter_); }
   std::unique_ptr<PostAccumulateGradHook> users;
 
  private:
@@ -52,6 +54,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
       options_(options),
       states_(static_cast<size_t>(layout.unit_count())),
       in_bucket_(parameters_.size(), 0),
+      promised_(parameters_.size(), 0),
       local_(parameters_.size(), 0),
       present_(parameters_.size(), 0) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -115,6 +118,8 @@ void GradientStore::begin_backward() {
         "and write gradients between the last backward and Engine::step.");
   }
   finished_ = false;
+  in_pass_ = true;
+  std::fill(promised_.begin(), promised_.end(), uint8_t{0});
   for (size_t p = 0; p < parameters_.size(); ++p) {
     if (!state(layout_.unit_of(static_cast<int64_t>(p))).trainable ||
         dynamic_cast<Hook*>(hook_of(parameters_[p]).get()))
@@ -132,6 +137,30 @@ void GradientStore::begin_backward() {
   }
 }
 
+// The array that the gradients of this pass go to.
+const at::Tensor& GradientStore::array_of(int64_t unit) {
+  auto& u = state(unit);
+  if (!options_.placement.gradients) return u.storage;
+  if (!u.bucket.defined()) {
+    u.bucket = take(layout_.unit(unit).numel, u.dtype);
+    u.pooled = true;
+  }
+  return u.bucket;
+}
+
+at::Tensor GradientStore::place(int64_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const auto p = static_cast<size_t>(parameter);
+  const int64_t u = layout_.unit_of(parameter);
+  // Where a gradient is in place already, the next one is added to it.
+  if (!in_pass_ || in_bucket_[p] != 0 || std::exchange(promised_[p], 1) != 0) return {};
+  if (!options_.placement.gradients && storage_dtype(u) != state(u).dtype) return {};
+  const auto& array = array_of(u);
+  const auto& variable = parameters_[p];
+  return array.as_strided(variable.sizes(), variable.strides(),
+                          array.storage_offset() + layout_.segment_of(parameter).offset);
+}
+
 void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   auto gradient = variable.grad();
   if (!gradient.defined()) return;
@@ -143,21 +172,18 @@ void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   const int64_t u = layout_.unit_of(parameter);
   auto& unit = state(u);
   const bool sharded = options_.placement.gradients;
+  const bool promised = std::exchange(promised_[p], 0) != 0;
   if (sharded && !unit.bucket.defined() && stands_alone(u, gradient, variable)) {
     unit.bucket = gradient.as_strided({layout_.unit(u).numel}, {1});
     unit.pooled = false;
   } else {
-    if (sharded && !unit.bucket.defined()) {
-      unit.bucket = take(layout_.unit(u).numel, unit.dtype);
-      unit.pooled = true;
-    }
     const auto& segment = layout_.segment_of(parameter);
-    const auto& array = sharded ? unit.bucket : unit.storage;
+    const auto& array = array_of(u);
     auto place = array.as_strided(variable.sizes(), variable.strides(),
                                   array.storage_offset() + segment.offset);
     if (in_bucket_[p] != 0) {
       place.add_(gradient);
-    } else {
+    } else if (!promised || place.const_data_ptr() != gradient.const_data_ptr()) {
       place.copy_(gradient);
     }
   }
@@ -180,8 +206,14 @@ void GradientStore::advance() {
   }
 }
 
+void GradientStore::abandon_backward() {
+  const std::lock_guard lock(mutex_);
+  in_pass_ = false;
+}
+
 void GradientStore::end_backward() {
   const std::lock_guard lock(mutex_);
+  in_pass_ = false;
   if (!options_.placement.gradients) return;
   while (next_ < order_.size()) reduce(order_[next_++]);
 }

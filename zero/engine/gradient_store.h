@@ -3,7 +3,8 @@
 //
 // Note [Gradients]
 // Each parameter's post-accumulate hook copies its gradient into the unit's array and drops
-// `.grad`. Replicated (stages 0 and 1): the array is the gradient storage of the formula;
+// `.grad`; a backward function that asked for the place beforehand (gradient_place.h) has written
+// it there itself. Replicated (stages 0 and 1): the array is the gradient storage of the formula;
 // micro-batches add up in it, and it is all-reduced (stage 0) or reduce-scattered (stage 1) at the
 // accumulation boundary. Sharded (stages 2 and 3): the array is a bucket that lives until the unit
 // is complete and reduce-scattered, in every backward pass; the slice that this rank owns is the
@@ -57,6 +58,8 @@ class GradientStore {
   void begin_backward();
   /// Reduces what the pass left over (sharded gradients).
   void end_backward();
+  /// The pass failed.
+  void abandon_backward();
 
   /// Completes every reduction, so that `reduced` and `present` are final for this step; further
   /// calls do nothing until a new gradient arrives. Collective.
@@ -104,6 +107,8 @@ class GradientStore {
     comm::Work work;
   };
 
+  const at::Tensor& array_of(int64_t unit);
+  at::Tensor place(int64_t parameter);
   void arrive(int64_t parameter, const at::Tensor& variable);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   at::Tensor take(int64_t numel, at::ScalarType dtype);
@@ -128,8 +133,10 @@ class GradientStore {
   size_t next_ = 0;                 // into order_: the unit whose turn it is
   std::vector<uint8_t> in_bucket_;  // by parameter: its gradient is in the unit's array
                                     // (replicated) or bucket (sharded)
+  std::vector<uint8_t> promised_;   // by parameter: a backward function has its place in there
   std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
   std::vector<uint8_t> present_;    // by parameter: some rank had
+  bool in_pass_ = false;            // of Engine::backward, not of the user's torch::autograd::grad
   bool finished_ = false;
   std::deque<Reduction> in_flight_;
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/models/matmul.h"
 #include "zero/models/softmax.h"
 
 namespace zero {
@@ -31,6 +32,24 @@ struct LossAndGradients {
   at::Tensor weight;  // (V, C), undefined when not needed
 };
 
+// weight (V, C) += logits^T (V, rows) x (rows, C), or = where it is the first. In blocks of the
+// vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is very long.
+void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
+               bool first) {
+  constexpr int64_t kBlock = 8192;
+  for (int64_t begin = 0; begin < weight.size(0); begin += kBlock) {
+    const int64_t size = std::min(kBlock, weight.size(0) - begin);
+    auto block = weight.narrow(0, begin, size);
+    const auto columns = logits.narrow(1, begin, size).t();
+    // The first product writes, the others add: no zero fill.
+    if (first) {
+      at::mm_out(block, columns, x);
+    } else {
+      block.addmm_(columns, x);
+    }
+  }
+}
+
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
                          const at::Tensor& targets, int64_t logits_bytes, bool need_hidden,
                          bool need_weight) {
@@ -51,26 +70,14 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
   auto sum = at::zeros({}, options.dtype(at::kDouble));
 
   const int64_t step = rows_of_chunk(rows, vocabulary, logits_bytes);
-  const auto logits_buffer = at::empty({std::min(step, rows), vocabulary}, options);
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t size = std::min(step, rows - begin);
     const auto x = hidden.narrow(0, begin, size);
-    auto logits = logits_buffer.narrow(0, 0, size);
-    at::mm_out(logits, x, weight.t());
+    auto logits = product(x, weight.t());
     sum += softmax_cross_entropy_(logits, targets.narrow(0, begin, size),
                                   row_scale.narrow(0, begin, size), need_gradient);
-    if (need_hidden) {
-      auto gradient = out.hidden.narrow(0, begin, size);
-      at::mm_out(gradient, logits, weight);
-    }
-    if (need_weight) {
-      // The first product writes, the others add: no zero fill.
-      if (begin == 0) {
-        at::mm_out(out.weight, logits.t(), x);
-      } else {
-        out.weight.addmm_(logits.t(), x);
-      }
-    }
+    if (need_hidden) out.hidden.narrow(0, begin, size).copy_(product(logits, weight));
+    if (need_weight) add_outer(out.weight, logits, x, begin == 0);
   }
   out.loss = sum.div_(count).to(at::kFloat);
   return out;

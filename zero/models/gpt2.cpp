@@ -7,6 +7,8 @@
 
 #include "zero/base/error.h"
 #include "zero/models/cross_entropy.h"
+#include "zero/models/gelu.h"
+#include "zero/models/linear.h"
 #include "zero/models/tied_embedding.h"
 
 namespace zero {
@@ -54,9 +56,7 @@ void Conv1dImpl::reset() {
 }
 
 at::Tensor Conv1dImpl::forward(const at::Tensor& x) {
-  auto sizes = x.sizes().vec();
-  sizes.back() = out_;
-  return at::addmm(bias, x.reshape({-1, in_}), weight).view(sizes);
+  return linear(x, weight, bias, WeightLayout::in_out);
 }
 
 Gpt2EmbeddingImpl::Gpt2EmbeddingImpl(int64_t rows, int64_t width, double deviation)
@@ -106,7 +106,7 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  return drop(c_proj(at::gelu(c_fc(x), "tanh")), config_.residual_dropout, is_training());
+  return drop(c_proj(tanh_gelu(c_fc(x))), config_.residual_dropout, is_training());
 }
 
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config) : config_(config) { reset(); }

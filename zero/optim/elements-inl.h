@@ -70,6 +70,11 @@ HWY_INLINE hn::Vec<D> load(Fp16, D d, const uint16_t* from) {
 }
 
 template <class D>
+HWY_INLINE void store(Fp32, D d, hn::Vec<D> value, float* to) {
+  hn::StoreU(value, d, to);
+}
+
+template <class D>
 HWY_INLINE void store(Bf16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::Rebind<int32_t, D> di;

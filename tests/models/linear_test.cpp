@@ -1,0 +1,171 @@
+#include "zero/models/linear.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
+
+#include <memory>
+
+#include "zero/base/gradient_place.h"
+#include "zero/models/matmul.h"
+
+namespace zero {
+namespace {
+
+double error(const at::Tensor& value, const at::Tensor& expected) {
+  const auto difference = (value.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>();
+  return difference / std::max(1e-30, expected.to(at::kDouble).norm().item<double>());
+}
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return at::randn(sizes).to(dtype);
+}
+
+TEST(Product, EqualsTheReferenceWhateverTheStrides) {
+  at::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const double tolerance = dtype == at::kFloat ? 2e-6 : 8e-3;
+    for (const auto [m, k, n] : {std::array<int64_t, 3>{3, 5, 7},
+                                 {1, 1, 1},
+                                 {256, 130, 513},
+                                 {1, 2048, 1024},
+                                 {2048, 1024, 1},
+                                 {0, 4, 5},
+                                 {300, 7, 5001}}) {
+      const auto a = random({m, k}, dtype);
+      const auto b = random({k, n}, dtype);
+      const auto bias = random({n}, dtype);
+      const auto expected = a.to(at::kDouble).mm(b.to(at::kDouble));
+      const auto a_by_columns = a.t().contiguous().t();
+      const auto b_by_columns = b.t().contiguous().t();
+      const auto b_of_a_wider = random({k, n + 3}, dtype).narrow(1, 0, n).copy_(b);
+      for (const auto& left : {a, a_by_columns}) {
+        for (const auto& right : {b, b_by_columns, b_of_a_wider}) {
+          EXPECT_LT(error(product(left, right), expected), tolerance) << m << ' ' << k << ' ' << n;
+          EXPECT_LT(error(product(left, right, bias), expected + bias), tolerance);
+          EXPECT_LT(error(product_reference(left, right, bias), expected + bias), tolerance);
+        }
+      }
+    }
+  }
+}
+
+TEST(Product, IsTheSameEveryTime) {
+  const auto a = random({257, 300});
+  const auto b = random({300, 511});
+  const auto first = product(a, b);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(first, product(a, b)));
+}
+
+struct Layer {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+
+Layer layer(WeightLayout layout, at::ScalarType dtype, bool biased) {
+  const int64_t in = 96;
+  const int64_t out = 200;
+  const auto sizes = layout == WeightLayout::in_out ? std::vector<int64_t>{in, out}
+                                                    : std::vector<int64_t>{out, in};
+  return {random({2, 70, in}, dtype).requires_grad_(), random(sizes, dtype).requires_grad_(),
+          biased ? random({out}, dtype).requires_grad_() : at::Tensor()};
+}
+
+at::Tensor plain(const Layer& l, WeightLayout layout) {
+  return at::linear(l.x, layout == WeightLayout::in_out ? l.weight.t() : l.weight,
+                    l.bias.defined() ? std::optional(l.bias) : std::nullopt);
+}
+
+std::vector<at::Tensor> gradients(const Layer& l, const at::Tensor& y) {
+  std::vector<at::Tensor> of{l.x, l.weight};
+  if (l.bias.defined()) of.push_back(l.bias);
+  for (const auto& tensor : of) tensor.mutable_grad() = at::Tensor();
+  (y * at::arange(y.numel(), y.options()).view(y.sizes()).sin()).sum().backward();
+  std::vector<at::Tensor> result;
+  for (const auto& tensor : of) result.push_back(tensor.grad().clone());
+  return result;
+}
+
+TEST(Linear, EqualsLibTorchsForwardAndBackward) {
+  at::manual_seed(2);
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      for (const bool biased : {true, false}) {
+        const auto l = layer(layout, dtype, biased);
+        const auto y = linear(l.x, l.weight, l.bias, layout);
+        const auto expected = plain(l, layout);
+        const double tolerance = dtype == at::kBFloat16 ? 1e-2 : 1e-6;
+        ASSERT_EQ(y.sizes(), expected.sizes());
+        EXPECT_LT(error(y, expected), tolerance);
+        const auto mine = gradients(l, y);
+        const auto theirs = gradients(l, expected);
+        for (size_t i = 0; i < mine.size(); ++i) EXPECT_LT(error(mine[i], theirs[i]), tolerance);
+      }
+    }
+  }
+}
+
+TEST(Linear, LeavesOutWhatIsFrozen) {
+  auto l = layer(WeightLayout::out_in, at::kFloat, true);
+  l.weight.set_requires_grad(false);
+  linear(l.x, l.weight, l.bias).sum().backward();
+  EXPECT_TRUE(l.x.grad().defined());
+  EXPECT_TRUE(l.bias.grad().defined());
+  EXPECT_FALSE(l.weight.grad().defined());
+}
+
+TEST(Linear, HasASecondDerivative) {
+  const auto l = layer(WeightLayout::out_in, at::kDouble, false);
+  const auto penalty = [&](const at::Tensor& y) {
+    const auto g =
+        torch::autograd::grad({y.pow(2).sum()}, {l.x}, {}, std::nullopt, /*create_graph=*/true)[0];
+    return torch::autograd::grad({g.pow(2).sum()}, {l.weight})[0];
+  };
+  EXPECT_LT(error(penalty(linear(l.x, l.weight, l.bias)), penalty(plain(l, WeightLayout::out_in))),
+            1e-12);
+}
+
+// Stands for an engine: gives one place, and looks whether the gradient is there.
+class Collector final : public torch::autograd::PostAccumulateGradHook, public GradientPlace {
+ public:
+  explicit Collector(at::Tensor memory) : memory_(std::move(memory)) {}
+  at::Tensor place() override {
+    return std::exchange(given, true) ? at::Tensor() : memory_.view(memory_.sizes());
+  }
+  void operator()(const torch::autograd::Variable& variable) override {
+    arrived_there = variable.grad().const_data_ptr() == memory_.const_data_ptr();
+  }
+  bool given = false;
+  bool arrived_there = false;
+
+ private:
+  at::Tensor memory_;
+};
+
+TEST(Linear, WritesTheGradientWhereItIsCollected) {
+  const auto l = layer(WeightLayout::in_out, at::kFloat, true);
+  auto owned = std::make_unique<Collector>(at::empty(l.weight.sizes()));
+  const auto* collector = owned.get();
+  torch::autograd::impl::set_post_acc_grad_hooks(l.weight, std::move(owned));
+  linear(l.x, l.weight, l.bias, WeightLayout::in_out).sum().backward();
+  EXPECT_TRUE(collector->arrived_there);
+  torch::autograd::impl::set_post_acc_grad_hooks(l.weight, nullptr);
+  const auto once = l.weight.grad().clone();
+
+  // Used twice, the second gradient gets memory of its own, and the sum is right.
+  l.weight.mutable_grad() = at::Tensor();
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      l.weight, std::make_unique<Collector>(at::empty(l.weight.sizes())));
+  const auto y = linear(l.x, l.weight, l.bias, WeightLayout::in_out) +
+                 linear(l.x, l.weight, l.bias, WeightLayout::in_out);
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(l.weight.grad(), once * 2));
+  torch::autograd::impl::set_post_acc_grad_hooks(l.weight, nullptr);
+}
+
+}  // namespace
+}  // namespace zero

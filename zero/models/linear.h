@@ -1,0 +1,20 @@
+// The linear layer, with its three matrix products each where it is fastest.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace zero {
+
+/// How a linear layer's weight lies.
+enum class WeightLayout {
+  in_out,  ///< (in, out): y = x W, as in Hugging Face's GPT-2 files
+  out_in,  ///< (out, in): y = x W^T, as in torch::nn::Linear
+};
+
+/// x (..., in) -> (..., out); `bias` (out) may be undefined. Equal to torch::nn::functional::linear
+/// up to the order of the sums, and differentiable as often. In backward the weight's gradient is
+/// computed in the memory from which an Engine reduces it (gradient_place.h): it is never copied.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  WeightLayout layout = WeightLayout::out_in);
+
+}  // namespace zero
