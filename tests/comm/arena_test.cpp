@@ -23,13 +23,17 @@ constexpr int64_t kPage = 4096;
 
 TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
   const auto small = ArenaLayout::choose(2, 5000, int64_t{24} << 30);
-  EXPECT_EQ(small.region_bytes, int64_t{64} << 30);
+  EXPECT_LE(small.region_bytes, int64_t{64} << 30);
+  EXPECT_GE(small.region_bytes, int64_t{48} << 30);
   EXPECT_EQ(small.control_bytes, 8192);
-  EXPECT_EQ(small.region_offset(1), 8192 + (int64_t{64} << 30));
+  EXPECT_EQ(small.region_offset(1), 8192 + small.region_bytes);
   for (const int ranks : {1, 2, 7, 8, 64, 1000}) {
     const auto large = ArenaLayout::choose(ranks, kPage, int64_t{2} << 40);
     EXPECT_LE(large.total_bytes() - large.control_bytes, int64_t{8} << 40);
-    EXPECT_EQ(large.region_bytes & (large.region_bytes - 1), 0);
+    // Addresses of the same offset in two regions differ below bit 28: see the note in arena.cpp.
+    for (int rank = 1; rank < std::min(ranks, 8); ++rank)
+      EXPECT_NE(rank * large.region_bytes & ((1 << 28) - 1), 0);
+    EXPECT_EQ(large.region_bytes % (2 << 20), 0);
   }
 }
 

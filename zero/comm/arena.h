@@ -43,8 +43,8 @@ struct ArenaLayout {
   int64_t region_bytes = 0;
   int ranks = 0;
 
-  /// Regions of a power of two of at least twice the physical memory, as long as all of them fit in
-  /// 8 TiB.
+  /// Regions of about a power of two of at least twice the physical memory, as long as all of them
+  /// fit in 8 TiB; see Note [Regions are not aligned to each other].
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
   int64_t total_bytes() const { return region_offset(ranks + 1); }
