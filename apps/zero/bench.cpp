@@ -11,6 +11,7 @@ namespace {
 constexpr Subcommand kSubjects[] = {
     {"collectives", "bandwidth of the collectives beside that of plain copies",
      benchmarks::collectives},
+    {"nvme", "bandwidth of a disk as offloaded states use it", benchmarks::nvme},
     {"optimizer", "bandwidth of the optimizers beside that of plain loops", benchmarks::optimizer},
     {"pager", "nanoseconds that stage 3 adds to an operator that uses a parameter",
      benchmarks::pager},
@@ -46,7 +47,7 @@ int bench(const Arguments& arguments) {
     names.emplace_back(subject.name);
   }
   throw ConfigError(fmt::format("'{}' is not a subject of `zero bench`.{} It has: {}.", name,
-                                did_you_mean(name, names), "collectives, optimizer, pager, step"));
+                                did_you_mean(name, names), "collectives, nvme, optimizer, pager, step"));
 }
 
 }  // namespace zero::app

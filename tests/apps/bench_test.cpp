@@ -65,7 +65,7 @@ void expect_summary(const Json& summary) {
 TEST_F(Bench, ListsItsSubjects) {
   const auto help = bench({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* subject : {"collectives", "optimizer", "pager", "step"}) {
+  for (const char* subject : {"collectives", "nvme", "optimizer", "pager", "step"}) {
     EXPECT_THAT(help.out, HasSubstr(subject));
     const auto about = bench({subject, "--help"});
     EXPECT_EQ(about.status, 0);
@@ -73,6 +73,28 @@ TEST_F(Bench, ListsItsSubjects) {
   }
   EXPECT_EQ(run({ZERO_PROGRAM, "help", "bench"}).out, help.out);
   EXPECT_EQ(bench({}).status, 2);
+}
+
+TEST_F(Bench, NvmeTimesEverySettingAndWritesTheSection) {
+  const std::string disk = (folder_ / "disk").string();
+  std::filesystem::create_directory(disk);
+  for (const bool threads : {false, true}) {
+    std::vector<std::string> arguments{"nvme", "--path",   disk,         "--size",
+                                       "4MiB", "--blocks", "64KiB,1MiB", "--depths",
+                                       "2,8",  "--rounds", "2",          "--tune"};
+    if (threads) arguments.emplace_back("--threads");
+    const auto json = measure(arguments, {"64.0 KiB", "write GB/s", "\"aio\"", "\"block_size\""});
+    ASSERT_EQ(json["results"].size(), 4u);
+    for (const auto& setting : json["results"]) {
+      expect_summary(setting["write_gb_per_s"]);
+      expect_summary(setting["read_gb_per_s"]);
+      EXPECT_GT(setting["read_gb_per_s"]["min"], 0);
+      EXPECT_EQ(setting["way"].get<std::string>().starts_with("threads"), threads);
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+  }
+  EXPECT_THAT(error({"nvme", "--path", "/nowhere"}, 1), HasSubstr("/nowhere"));
+  EXPECT_THAT(error({"nvme", "--path", disk, "--blocks", "1000"}), HasSubstr("1000"));
 }
 
 TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {

@@ -96,6 +96,39 @@ TEST(Train, TellsMemoryAndTrafficBesideTheirFormulas) {
   }
 }
 
+TEST(Train, StatesOnDiskGiveTheSameWeightsAndAreToldBesideTheMemory) {
+  const TrainFolder folder;
+  const std::string disk = (folder / "disk").string();
+  std::filesystem::create_directory(disk);
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::vector<std::string> options{"--stage", "2", "--dtype", dtype};
+    ASSERT_EQ(folder.train(options, "memory-" + dtype).status, 0);
+    auto with_disk = options;
+    with_disk.insert(with_disk.end(), {"--offload-optimizer", "nvme", "--nvme-path", disk});
+    const auto outcome = folder.train(with_disk, "disk-" + dtype);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("on disk"));
+    EXPECT_TRUE(folder.weights("disk-" + dtype) == folder.weights("memory-" + dtype));
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+    for (const auto& rank : folder.event("memory", "disk-" + dtype)["per_rank"]) {
+      EXPECT_EQ(rank["optimizer"]["peak"], 0);
+      EXPECT_GT(rank["disk"]["bytes"], 0);
+      EXPECT_GT(rank["disk"]["written"], rank["disk"]["bytes"]);
+    }
+  }
+  const auto refused = folder.train({"--offload-optimizer", "nvme"}, "refused");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("nvme_path"));
+}
+
+TEST(Train, RefusesAModelThatExceedsItsMemoryBudget) {
+  const TrainFolder folder;
+  const auto refused = folder.train({"--memory-budget", "10KB"}, "refused");
+  EXPECT_NE(refused.status, 0);
+  EXPECT_THAT(refused.err, HasSubstr("The memory budget is 10.0 KiB"));
+  EXPECT_EQ(folder.train({"--memory-budget", "1GB", "--stage", "3"}, "fits").status, 0);
+}
+
 TEST(Train, RunsAlone) {
   const TrainFolder folder;
   const auto outcome = folder.train({"--nproc", "1", "--accumulate", "2", "--eval-every", "2"});

@@ -28,6 +28,17 @@ TEST(FormatBytes, UsesBinaryUnits) {
   EXPECT_EQ(format_bytes(512.0 * 1024 * 1024), "512.0 MiB");
 }
 
+TEST(ParseBytes, ReadsWhatPeopleWrite) {
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  EXPECT_EQ(parse_bytes("64KiB"), 65536);
+  EXPECT_EQ(parse_bytes("6GB"), int64_t{6} << 30);
+  EXPECT_EQ(parse_bytes("1.5 gb"), int64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("2T"), int64_t{2} << 40);
+  EXPECT_EQ(parse_bytes("512 B"), 512);
+  for (const auto* text : {"", "GB", "-1", "5 apples", "6GiBB", "6XB", "1e30", "nan"})
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+}
+
 TEST(Ensure, AbortsWithFileAndLineWhenAnInvariantIsBroken) {
   ensure(true, "holds");
   EXPECT_DEATH(ensure(false, "seven is not eight"), "error_test.cpp:.*seven is not eight");

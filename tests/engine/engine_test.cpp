@@ -815,6 +815,198 @@ TEST(EngineDivergence, AParameterUsedByOneRankAloneIsAnErrorWhereGathersAreMatch
   EXPECT_EQ(errors, 2);
 }
 
+Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
+  c.offload_optimizer = {.device = OffloadOptimizer::Device::nvme,
+                         .nvme_path = folder.path().string(),
+                         .buffer_count = buffers};
+  return c;
+}
+
+// Weights and states after training, by name, of a run that saves and loads in the middle.
+template <class Network>
+std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
+                                              int ranks, const std::filesystem::path& save) {
+  std::vector<at::Tensor> result;
+  run_as_threads(ranks, [&](auto group) {
+    const auto look = [&](Engine& engine) {
+      std::vector<at::Tensor> now;
+      for (const auto& name : engine.parameter_names()) {
+        now.push_back(engine.parameter(name).clone());
+        for (const auto state : optim::state_names(optimizer))
+          now.push_back(engine.optimizer_state(name, state).clone());
+      }
+      return now;
+    };
+    auto net = std::make_shared<Network>();
+    Engine engine(net, optimizer, c, group);
+    train(engine, *net, 3);
+    engine.set_parameter("a.bias", torch::linspace(-1, 1, 33));
+    if (!optim::state_names(optimizer).empty())
+      engine.set_optimizer_state("b.weight", optim::state_names(optimizer)[0],
+                                 torch::full({29, 33}, 0.01));
+    {
+      const torch::NoGradGuard guard;
+      net->c->bias.add_(0.25);
+    }
+    engine.save((save / "sharded").string());
+    engine.save_full((save / "full").string());
+    train(engine, *net, 2, 3);
+    const auto straight = look(engine);
+    engine.load((save / "sharded").string());
+    train(engine, *net, 2, 3);
+    expect_equal(look(engine), straight);
+    engine.load_full((save / "full").string());
+    train(engine, *net, 2, 3);
+    const auto values = look(engine);
+    expect_equal(values, straight);
+    if (group->rank() == 0) result = values;
+  });
+  return result;
+}
+
+TEST(EngineOffload, StatesOnDiskGiveTheSameBits) {
+  const TemporaryFolder folder;
+  const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2}, Sgd{.lr = 1e-2, .momentum = 0.9},
+                                          Sgd{.lr = 1e-2}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      for (int ranks = 1; ranks <= 3; ++ranks) {
+        for (const auto& optimizer : optimizers) {
+          const auto c = config(stage, bf16);
+          const auto expected = states_after_training<Net>(c, optimizer, ranks, folder.path());
+          for (const int64_t buffers : {1, 4}) {
+            auto disk = on_disk(c, folder, buffers);
+            disk.offload_optimizer.pipeline_read = buffers > 1;
+            disk.offload_optimizer.pipeline_write = buffers > 1;
+            disk.aio.use_io_uring = stage % 2 == 0;
+            expect_equal(states_after_training<Net>(disk, optimizer, ranks, folder.path()),
+                         expected);
+          }
+        }
+      }
+    }
+  }
+  // The private folders went with their runs.
+  int64_t left = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    left += entry.path().filename().string().starts_with("libzero") ? 1 : 0;
+  EXPECT_EQ(left, 0);
+}
+
+TEST(EngineOffload, ReadsAndWritesEachStateOnceAStepAndHoldsNoneInMemory) {
+  const TemporaryFolder folder;
+  for (const bool ahead : {false, true}) {
+    run_as_threads(2, [&](auto group) {
+      const bool bf16 = ahead;
+      // Units of several blocks, and of one.
+      auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(1500, 1500), nn::Linear(1500, 40),
+                                                      nn::Linear(40, 1));
+      auto c = on_disk(config(2, bf16), folder);
+      c.offload_optimizer.pipeline_read = ahead;
+      Engine engine(net, AdamW{}, c, group);
+      const auto step = [&] {
+        engine.backward(net->forward(torch::ones({1, 1500}, bf16 ? at::kBFloat16 : at::kFloat))
+                            .to(at::kFloat)
+                            .mean());
+        engine.step();
+      };
+      step();
+      const auto before = engine.disk();
+      for (int i = 0; i < 3; ++i) step();
+      const auto after = engine.disk();
+      int64_t states = 0;
+      for (int64_t u = 0; u < engine.layout().unit_count(); ++u)
+        states += ((engine.layout().slice_numel(u) * 4 + 4095) / 4096 * 4096) * (bf16 ? 3 : 2);
+      EXPECT_EQ(after.bytes, states);
+      EXPECT_EQ(after.written - before.written, 3 * states);
+      // Of what is read ahead, up to two blocks are of the step that has not begun.
+      const int64_t blocks = ahead ? 2 * 3 * (4 << 20) : 0;
+      EXPECT_LE(std::abs(after.read - before.read - 3 * states), blocks);
+      EXPECT_EQ(group->ledger()->usage(Category::optimizer).peak, 0);
+      EXPECT_EQ(engine.memory_formula().optimizer, 0);
+      EXPECT_GT(group->ledger()->usage(Category::offload_buffers).peak, 0);
+    });
+  }
+}
+
+TEST(EngineOffload, AFolderThatCannotBeUsedIsAnErrorOnEveryRank) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(1);
+    c.offload_optimizer = {.device = OffloadOptimizer::Device::nvme,
+                           .nvme_path = "/nowhere/at/all"};
+    EXPECT_THROW(Engine(net, AdamW{}, c, group), StoreError);
+  });
+  auto c = config(1);
+  c.offload_optimizer.device = OffloadOptimizer::Device::nvme;
+  EXPECT_THROW(c.validate(), ConfigError);
+}
+
+TEST(EngineBudget, RefusesStatesThatExceedItWithWhatOtherStagesTake) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(1);
+    c.memory_budget = 5000;
+    try {
+      Engine engine(net, AdamW{}, c, group);
+      ADD_FAILURE() << "a budget of 5000 bytes was accepted";
+    } catch (const OutOfMemory& error) {
+      EXPECT_THAT(error.what(), HasSubstr("4.88 KiB"));
+      EXPECT_THAT(error.what(), HasSubstr("at stage 3"));
+    }
+    EXPECT_EQ(group->ledger()->usage(Category::parameters).current, 0);
+  });
+}
+
+TEST(EngineBudget, LeavesToGatheredUnitsWhatTheFirstStepLeft) {
+  std::vector<at::Tensor> results;
+  int64_t least = 0;  // that the first step takes with as few gathered units as can be
+  for (const int64_t beyond : {int64_t{-1}, int64_t{20'000}, int64_t{1} << 20}) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = config(3);
+      c.one_sided_gather = false;
+      c.max_live_parameters = beyond < 0 ? 0 : 1 << 20;
+      c.memory_budget = beyond < 0 ? int64_t{1} << 40 : least + beyond;
+      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+      train(engine, *net, 1);
+      const int64_t first = group->ledger()->total().peak;
+      const int64_t budget = engine.pager()->budget();
+      EXPECT_LE(budget, std::max<int64_t>(0, c.memory_budget - least) + first);
+      EXPECT_TRUE(beyond < 1 << 20 || budget > 0);
+      train(engine, *net, 4, 1);
+      EXPECT_LE(group->ledger()->total().peak, c.memory_budget);
+      const auto gathers = engine.pager()->counts().gathers;
+      train(engine, *net, 1, 5);
+      const auto in_a_step = engine.pager()->counts().gathers - gathers;
+      // With room for the model, each unit is gathered once a step.
+      EXPECT_TRUE(beyond < 1 << 20 || in_a_step == engine.layout().unit_count());
+      std::vector<at::Tensor> flat;
+      for (const auto& tensor : weights(engine)) flat.push_back(tensor.flatten());
+      if (group->rank() > 0) return;
+      if (beyond < 0) least = first;
+      results.push_back(torch::cat(flat));
+    });
+  }
+  ASSERT_EQ(results.size(), 3U);
+  for (const auto& result : results) EXPECT_TRUE(at::equal(result, results.front()));
+}
+
+TEST(EngineBudget, AFirstStepThatExceedsItIsAnErrorOnAllRanks) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(2);
+    c.memory_budget = 60'000;  // the states fit, the staging buffers do not
+    Engine engine(net, AdamW{}, c, group);
+    try {
+      train(engine, *net, 1);
+      ADD_FAILURE() << "the first step fitted";
+    } catch (const OutOfMemory& error) {
+      EXPECT_THAT(error.what(), HasSubstr("58.6 KiB"));
+    }
+  });
+}
+
 TEST(EngineModes, EvaluationBetweenStepsChangesNothing) {
   run_as_threads(2, [&](auto group) {
     auto plain = std::make_shared<Net>();

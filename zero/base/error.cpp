@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -67,6 +69,27 @@ std::string format_bytes(double bytes) {
   }
   if (unit == 0) return fmt::format("{:.0f} B", bytes);
   return fmt::format("{:.{}f} {}", bytes, std::abs(bytes) < 10 ? 2 : 1, kUnits[unit]);
+}
+
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  static constexpr std::string_view kUnits = "KMGTP";
+  double number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !(number >= 0)) return std::nullopt;
+  std::string unit;
+  for (const char c : text.substr(static_cast<size_t>(rest - text.data()))) {
+    if (c != ' ') unit += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  if (unit.ends_with('B')) unit.pop_back();
+  if (unit.size() == 2 && unit.back() == 'I') unit.pop_back();
+  if (unit.size() > 1) return std::nullopt;
+  if (!unit.empty()) {
+    const auto power = kUnits.find(unit.front());
+    if (power == std::string_view::npos) return std::nullopt;
+    number *= std::pow(1024.0, static_cast<double>(power) + 1);
+  }
+  if (number >= 9.2e18) return std::nullopt;
+  return static_cast<int64_t>(number);
 }
 
 }  // namespace zero

@@ -6,6 +6,8 @@
 // aborts, since no caller can act on it.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <source_location>
 #include <span>
 #include <stdexcept>
@@ -42,6 +44,12 @@ class CheckpointError : public Error {
   using Error::Error;
 };
 
+/// States on disk that cannot be made, written or read: names the file, the offset and the system's
+/// reason.
+class StoreError : public Error {
+  using Error::Error;
+};
+
 /// Memory that cannot be had: names the bytes asked for and the ledger's table.
 class OutOfMemory : public Error {
   using Error::Error;
@@ -62,5 +70,9 @@ std::string did_you_mean(std::string_view word, std::span<const std::string> kno
 
 /// `bytes` for a person: "512 B", "1.5 MiB", "2.25 GiB" (binary units, at most two decimals).
 std::string format_bytes(double bytes);
+
+/// The bytes that a person means by "4096", "512MiB" or "1.5 GB": units are powers of 1024, with or
+/// without the i, in either case. Nothing where the text is no such number.
+std::optional<int64_t> parse_bytes(std::string_view text);
 
 }  // namespace zero

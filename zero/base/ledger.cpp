@@ -6,8 +6,8 @@ namespace zero {
 
 std::string_view name(Category category) {
   static constexpr std::array<std::string_view, kCategories> kNames{
-      "parameters",       "gradients",     "optimizer",  "gathered_units",
-      "gradient_buckets", "communication", "activations"};
+      "parameters",       "gradients",     "optimizer",       "gathered_units",
+      "gradient_buckets", "communication", "offload_buffers", "activations"};
   return kNames[static_cast<size_t>(category)];
 }
 

@@ -19,9 +19,10 @@ enum class Category : uint8_t {
   gathered_units,  ///< stage 3: full units, present for the operators that use them
   gradient_buckets,  ///< full units of gradients on their way to being reduced
   communication,     ///< staging buffers of the collectives
+  offload_buffers,   ///< blocks of states on their way from and to a disk
   activations,       ///< everything else that LibTorch's CPU allocator holds (process-wide)
 };
-inline constexpr size_t kCategories = 7;
+inline constexpr size_t kCategories = 8;
 
 /// The category's name as logs and tables print it: "parameters", ...
 std::string_view name(Category category);

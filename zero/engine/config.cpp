@@ -68,6 +68,14 @@ class Section {
            : value->is_number_integer() ? value->get<int64_t>()
                                         : static_cast<int64_t>(real);
   }
+  /// A whole number, or text as "6GB".
+  int64_t bytes(const std::string& key, int64_t fallback) {
+    const auto* value = find(key);
+    if (value == nullptr || !value->is_string()) return integer(key, fallback);
+    const auto parsed = parse_bytes(value->get<std::string>());
+    if (!parsed) refuse(key, *value, "a number of bytes, as 6000000000 or \"6GB\"");
+    return *parsed;
+  }
   std::string string(const std::string& key, const std::string& fallback) {
     const auto* value = find(key);
     if (value == nullptr) return fallback;
@@ -189,6 +197,46 @@ void apply_batch_rule(Config& config, int64_t train, int64_t micro, int64_t step
   config.gradient_accumulation_steps = steps;
 }
 
+constexpr std::string_view kDevices[] = {"none", "cpu", "nvme"};
+
+OffloadOptimizer read_offload_optimizer(Section& section) {
+  OffloadOptimizer offload;
+  const auto device = section.string("device", "none");
+  const auto* found = std::find(std::begin(kDevices), std::end(kDevices), device);
+  if (found == std::end(kDevices)) {
+    const std::vector<std::string> known(std::begin(kDevices), std::end(kDevices));
+    throw ConfigError(fmt::format("{} is \"{}\"; it must be \"none\", \"cpu\" or \"nvme\".{}",
+                                  section.path("device"), device, did_you_mean(device, known)));
+  }
+  offload.device = static_cast<OffloadOptimizer::Device>(found - std::begin(kDevices));
+  offload.nvme_path = section.string("nvme_path", "");
+  offload.buffer_count = section.integer("buffer_count", offload.buffer_count, 1);
+  offload.pipeline_read = section.boolean("pipeline_read", offload.pipeline_read);
+  offload.pipeline_write = section.boolean("pipeline_write", offload.pipeline_write);
+  // Of transfers to a GPU and of DeepSpeed's start; they change nothing here.
+  for (const auto* key : {"pin_memory", "fast_init"}) section.boolean(key, false);
+  if (const double ratio = section.number("ratio", 1.0); ratio != 1.0) {
+    throw ConfigError(fmt::format(
+        "{} is {}; this version offloads all of the optimizer's states: leave it at 1.0.",
+        section.path("ratio"), ratio));
+  }
+  section.finish();
+  return offload;
+}
+
+Aio read_aio(Section& section) {
+  Aio aio;
+  aio.block_size = section.bytes("block_size", aio.block_size);
+  aio.queue_depth = section.integer("queue_depth", aio.queue_depth, 1);
+  aio.use_io_uring = section.boolean("use_io_uring", aio.use_io_uring);
+  // Of DeepSpeed's own engine; ours submits and completes all that there is at once.
+  for (const auto* key : {"single_submit", "overlap_events", "use_gds"})
+    section.boolean(key, false);
+  for (const auto* key : {"intra_op_parallelism", "thread_count"}) section.integer(key, 1);
+  section.finish();
+  return aio;
+}
+
 }  // namespace
 
 Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
@@ -257,8 +305,12 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
         zero->integer("stage3_max_live_parameters", config.max_live_parameters);
     config.prefetch_bucket_size =
         zero->integer("stage3_prefetch_bucket_size", config.prefetch_bucket_size);
+    if (auto offload = zero->section("offload_optimizer"))
+      config.offload_optimizer = read_offload_optimizer(*offload);
     zero->finish();
   }
+  if (auto aio = top.section("aio")) config.aio = read_aio(*aio);
+  config.memory_budget = top.bytes("memory_budget", config.memory_budget);
   if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
   top.finish();
   config.validate();
@@ -269,6 +321,7 @@ std::string Config::dump() const {
   Json json{
       {"gradient_accumulation_steps", gradient_accumulation_steps},
       {"gradient_clipping", gradient_clipping},
+      {"memory_budget", memory_budget},
       {"one_sided_gather", one_sided_gather},
       {"seed_by_rank", seed_by_rank},
       {"bf16", {{"enabled", bf16}}},
@@ -279,6 +332,17 @@ std::string Config::dump() const {
         {"unit_bytes", unit_bytes},
         {"stage3_max_live_parameters", max_live_parameters},
         {"stage3_prefetch_bucket_size", prefetch_bucket_size}}}};
+  if (offload_optimizer.device != OffloadOptimizer::Device::none) {
+    json["zero_optimization"]["offload_optimizer"] = {
+        {"device", kDevices[static_cast<size_t>(offload_optimizer.device)]},
+        {"nvme_path", offload_optimizer.nvme_path},
+        {"buffer_count", offload_optimizer.buffer_count},
+        {"pipeline_read", offload_optimizer.pipeline_read},
+        {"pipeline_write", offload_optimizer.pipeline_write}};
+    json["aio"] = {{"block_size", aio.block_size},
+                   {"queue_depth", aio.queue_depth},
+                   {"use_io_uring", aio.use_io_uring}};
+  }
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
   return json.dump(2);
@@ -305,6 +369,29 @@ void Config::validate() const {
     throw ConfigError(
         fmt::format("zero_optimization.stage3_prefetch_bucket_size is {}; it must not be negative.",
                     prefetch_bucket_size));
+  if (offload_optimizer.device == OffloadOptimizer::Device::nvme) {
+    if (offload_optimizer.nvme_path.empty()) {
+      throw ConfigError(
+          "zero_optimization.offload_optimizer.device is \"nvme\", but nvme_path is missing: name "
+          "a "
+          "folder on a local disk.");
+    }
+    if (offload_optimizer.buffer_count < 1) {
+      throw ConfigError(
+          fmt::format("zero_optimization.offload_optimizer.buffer_count is {}; it must be at least "
+                      "1 (4 lets reading, updating and writing overlap).",
+                      offload_optimizer.buffer_count));
+    }
+    if (aio.block_size < 4096 || aio.block_size % 4096 != 0)
+      throw ConfigError(fmt::format("aio.block_size is {}; it must be a multiple of 4096 bytes.",
+                                    aio.block_size));
+    if (aio.queue_depth < 1 || aio.queue_depth > 4096)
+      throw ConfigError(
+          fmt::format("aio.queue_depth is {}; it must be from 1 to 4096.", aio.queue_depth));
+  }
+  if (memory_budget < 0)
+    throw ConfigError(fmt::format(
+        "memory_budget is {}; it must be 0 (no limit) or a number of bytes.", memory_budget));
   if (micro_batch_size < 0)
     throw ConfigError(fmt::format("train_micro_batch_size_per_gpu is {}; it must not be negative.",
                                   micro_batch_size));

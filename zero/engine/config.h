@@ -17,6 +17,26 @@ enum class AccumulationDtype : uint8_t {
   model,  ///< the parameter's dtype: less memory, a rounding at each addition
 };
 
+/// Where states live that are not on the device: DeepSpeed's `offload_optimizer` section.
+struct OffloadOptimizer {
+  /// none; cpu: host memory, which is where a CPU build has them anyway; nvme: files on disk.
+  enum class Device : uint8_t { none, cpu, nvme };
+  Device device = Device::none;
+  /// A folder on a local disk; every rank makes a private one in it.
+  std::string nvme_path;
+  /// Blocks of states in memory at a time (4 MiB of each state array).
+  int64_t buffer_count = 4;
+  bool pipeline_read = true;   ///< read the next blocks while one is updated
+  bool pipeline_write = true;  ///< write a block back while the next one is updated
+};
+
+/// How files are read and written: DeepSpeed's `aio` section.
+struct Aio {
+  int64_t block_size = 1 << 20;  ///< bytes of one transfer
+  int64_t queue_depth = 32;      ///< transfers under way at a time
+  bool use_io_uring = true;      ///< false: threads, even where io_uring works
+};
+
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
   /// (and parameters).
@@ -39,6 +59,13 @@ struct Config {
   /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
   /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
   int64_t prefetch_bucket_size = 50'000'000;
+  /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
+  /// install_host_allocator() counts them); 0: no limit. States that exceed it are refused before
+  /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered
+  /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in budget.cpp.
+  int64_t memory_budget = 0;
+  OffloadOptimizer offload_optimizer;
+  Aio aio;
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;

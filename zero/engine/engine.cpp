@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 
@@ -41,6 +42,7 @@ Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Con
   agree_on_model();
   broadcast_values(tensors);
   lay_out();
+  check_budget();
   move_in(tensors);
 }
 
@@ -173,6 +175,7 @@ void Engine::Impl::broadcast_values(const NamedTensors& tensors) {
 
 void Engine::Impl::lay_out() {
   std::vector<partition::Parameter> described;
+  std::vector<at::ScalarType> dtypes;
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto dtype = config.bf16 && parameters[p].scalar_type() == at::kFloat
                            ? at::kBFloat16
@@ -186,38 +189,77 @@ void Engine::Impl::lay_out() {
         (states * 64 + static_cast<int64_t>(dtype)) * 2 + (parameters[p].requires_grad() ? 1 : 0);
     described.push_back(
         {names[p], parameters[p].numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
+    dtypes.push_back(dtype);
   }
   layout =
       std::make_unique<partition::Layout>(std::move(described), group->size(), config.unit_bytes);
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
+    unit_dtypes.push_back(dtypes[first]);
+  }
+}
+
+int64_t Engine::Impl::bytes_of(int64_t elements) const {
+  const int64_t element_bytes = config.bf16 ? 2 : 4;
+  return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
+}
+
+// Collective where states live on disk: a rank whose disk cannot hold them fails all.
+std::unique_ptr<OptimizerStore> Engine::Impl::make_optimizer_store(
+    std::vector<OptimizerStore::Unit> units) {
+  const auto& offload = config.offload_optimizer;
+  if (offload.device != OffloadOptimizer::Device::nvme) {
+    return std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
+                                            group->ledger());
+  }
+  const StateStream::Options disk{.folder = offload.nvme_path,
+                                  .buffer_count = offload.buffer_count,
+                                  .read_ahead = offload.pipeline_read,
+                                  .write_behind = offload.pipeline_write,
+                                  .file = {.block_bytes = config.aio.block_size,
+                                           .queue_depth = static_cast<int>(config.aio.queue_depth),
+                                           .uring = config.aio.use_io_uring}};
+  std::unique_ptr<OptimizerStore> made;
+  std::string failure;
+  try {
+    made = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
+                                            group->ledger(), disk);
+  } catch (const StoreError& error) {
+    failure = error.what();
+  }
+  auto mine = at::empty({1}, at::kLong);
+  mine[0] = failure.empty() ? 0 : 1;
+  auto all = at::empty({group->size()}, at::kLong);
+  group->all_gather_control(all, mine, "files for optimizer states");
+  if (!failure.empty()) throw StoreError(failure);
+  for (int rank = 0; rank < group->size(); ++rank) {
+    if (all[rank].item<int64_t>() != 0) {
+      throw StoreError(fmt::format(
+          "Rank {} could not make its file for optimizer states; its own message says why.", rank));
+    }
+  }
+  return made;
 }
 
 // From here on the model's states live in the stores.
 void Engine::Impl::move_in(NamedTensors& tensors) {
-  std::vector<at::ScalarType> dtypes;
   std::vector<bool> trainable;
-  for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    const auto& first = parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)];
-    dtypes.push_back(config.bf16 && first.scalar_type() == at::kFloat ? at::kBFloat16
-                                                                      : first.scalar_type());
-    trainable.push_back(first.requires_grad());
-  }
-  const int64_t element_bytes = config.bf16 ? 2 : 4;
-  const auto bytes_of = [&](int64_t elements) {
-    return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
-  };
+  for (int64_t u = 0; u < layout->unit_count(); ++u)
+    trainable.push_back(parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)]
+                            .requires_grad());
   store = std::make_unique<ParameterStore>(
-      *layout, dtypes, *group,
-      ParameterStore::Options{.placement = placement,
-                              .live_bytes = bytes_of(config.max_live_parameters),
-                              .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-                              .one_sided = config.one_sided_gather});
+      *layout, unit_dtypes, *group,
+      ParameterStore::Options{
+          .placement = placement,
+          .live_bytes = config.memory_budget > 0 ? 0 : bytes_of(config.max_live_parameters),
+          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
+          .one_sided = config.one_sided_gather});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     units.push_back({trainable[static_cast<size_t>(u)] ? store->owned_range(u) : partition::Range{},
                      store->owned(u)});
   }
-  optimizer = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of,
-                                               std::move(units), group->ledger());
+  optimizer = make_optimizer_store(std::move(units));
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     auto& parameter = parameters[p];
@@ -237,16 +279,19 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   for (const auto& [name, buffer] : tensors.buffers) {
     if (buffer.defined()) buffers.emplace_back(name, buffer);
   }
-  gradients = std::make_unique<GradientStore>(
-      *layout, parameters, trainable, *group,
-      GradientStore::Options{
-          .placement = placement,
-          .accumulate_fp32 = config.gradient_accumulation_steps > 1 &&
-                             config.accumulation_dtype == AccumulationDtype::fp32,
-          .unit_bytes = config.unit_bytes});
+  gradients =
+      std::make_unique<GradientStore>(*layout, parameters, trainable, *group,
+                                      GradientStore::Options{.placement = placement,
+                                                             .accumulate_fp32 = accumulate_fp32(),
+                                                             .unit_bytes = config.unit_bytes});
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
+  if (config.memory_budget > 0) {
+    // What the construction held is not what a step holds.
+    group->ledger()->reset_peaks();
+    HostAllocator::instance().reset_peaks();
+  }
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
@@ -391,6 +436,7 @@ StepResult Engine::step() {
       impl.publish(u);
   }
   impl.gradients->clear();
+  if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;
 }
 
@@ -412,25 +458,13 @@ const partition::Layout& Engine::layout() const { return *impl_->layout; }
 std::vector<std::string> Engine::parameter_names() const { return impl_->names; }
 paging::Pager* Engine::pager() { return impl_->store->pager(); }
 
-partition::LayoutMemory Engine::memory_formula() const {
-  const auto& impl = *impl_;
-  partition::LayoutMemory sum;
-  for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
-    partition::StateBytes bytes{
-        .parameter = impl.layout->unit(u).element_bytes, .gradient = 0, .optimizer = 0};
-    if (impl.gradients->trainable(u)) {
-      const auto arrays = static_cast<int64_t>(impl.optimizer->array_names(u).size());
-      const bool own_master = impl.store->dtype(u) != at::kFloat;
-      bytes.gradient = static_cast<int64_t>(c10::elementSize(impl.gradients->storage_dtype(u)));
-      bytes.optimizer = 4 * (arrays - (own_master ? 0 : 1));
-    }
-    const auto unit = partition::unit_memory(*impl.layout, u, impl.placement, bytes);
-    sum.parameters += unit.parameters;
-    sum.gradients += unit.gradients;
-    sum.optimizer += unit.optimizer;
-    sum.padding += unit.padding;
-  }
-  return sum;
+partition::LayoutMemory Engine::memory_formula() const { return impl_->states(impl_->placement); }
+
+DiskUse Engine::disk() const {
+  const auto* disk = impl_->optimizer->disk();
+  if (disk == nullptr) return {};
+  const auto counts = disk->file().counts();
+  return {disk->bytes(), counts.read, counts.written};
 }
 
 TrafficFormula Engine::traffic_formula() const {

@@ -68,6 +68,13 @@ struct TrafficFormula {
   int64_t all_reduce = 0;
 };
 
+/// States of one rank on disk.
+struct DiskUse {
+  int64_t bytes = 0;    ///< reserved there
+  int64_t read = 0;     ///< bytes since construction
+  int64_t written = 0;  ///< the same
+};
+
 class Engine {
  public:
   /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, shards what the
@@ -161,6 +168,8 @@ class Engine {
   /// `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
   TrafficFormula traffic_formula() const;
+  /// This rank's states on disk; all zero where there are none.
+  DiskUse disk() const;
   /// Stage 3's pager; null where parameters are replicated.
   paging::Pager* pager();
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "zero/checkpoint/safetensors.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gradient_store.h"
 #include "zero/engine/optimizer_store.h"
@@ -26,6 +27,7 @@ struct Engine::Impl {
   void broadcast_values(const NamedTensors& tensors);
   void lay_out();
   void move_in(NamedTensors& tensors);
+  std::unique_ptr<OptimizerStore> make_optimizer_store(std::vector<OptimizerStore::Unit> units);
 
   /// Index of a parameter by name (tied ones by any of their names). Throws ConfigError naming the
   /// nearest.
@@ -44,8 +46,29 @@ struct Engine::Impl {
   void change_parameters(std::string_view label, const std::function<void()>& write);
   double global_norm(bool& finite);
 
+  // The memory budget (budget.cpp).
+  /// A rank's states by the formula, at a placement.
+  partition::LayoutMemory states(partition::Placement at) const;
+  /// Gradients of several micro-batches add up in fp32.
+  bool accumulate_fp32() const;
+  /// Bytes of as many parameters; saturates.
+  int64_t bytes_of(int64_t elements) const;
+  /// Throws OutOfMemory where the states alone exceed it.
+  void check_budget() const;
+  /// After the first step: what is left is for gathered units. Collective.
+  void spend_budget();
+
   // Saving and loading.
-  std::vector<std::pair<std::string, at::Tensor>> owned_arrays();
+  /// A flat array that this rank owns: the parameters of a unit, or a state (`state` is its name).
+  struct OwnedArray {
+    std::string key;  // in a sharded save
+    int64_t unit = 0;
+    std::string_view state;
+    at::ScalarType dtype = at::kFloat;
+  };
+  std::vector<OwnedArray> owned_arrays() const;
+  at::Tensor values_of(const OwnedArray& array) const;
+  TensorInfo info_of(const OwnedArray& array) const;
   std::map<std::string, std::string> description() const;
   void take_steps(const std::string& path, const std::string& count,
                   const std::string& by_parameter);
@@ -61,6 +84,7 @@ struct Engine::Impl {
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::vector<size_t> group_of;
   std::unique_ptr<partition::Layout> layout;
+  std::vector<at::ScalarType> unit_dtypes;
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<GradientStore> gradients;
   std::unique_ptr<OptimizerStore> optimizer;
@@ -68,6 +92,7 @@ struct Engine::Impl {
   std::vector<int64_t> versions;  // of replicated parameters, to notice the user's writes
   int64_t micro_batches = 0;      // since the last boundary
   int64_t steps = 0;
+  bool budget_spent = false;
 };
 
 }  // namespace zero

@@ -14,26 +14,37 @@ using partition::Range;
 
 OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                                std::vector<size_t> group_of, std::vector<Unit> units,
-                               const std::shared_ptr<Ledger>& ledger)
+                               const std::shared_ptr<Ledger>& ledger,
+                               const std::optional<StateStream::Options>& disk)
     : layout_(layout),
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       units_(std::move(units)),
       arrays_(units_.size()),
       steps_(group_of_.size(), 0) {
+  std::vector<StateStream::Unit> on_disk(units_.size());
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     const auto& unit = units_[static_cast<size_t>(u)];
     auto& arrays = arrays_[static_cast<size_t>(u)];
     if (unit.owned.empty()) continue;
-    arrays.master = unit.parameters.scalar_type() == at::kFloat
-                        ? unit.parameters
-                        : host_zeros(unit.owned.size(), at::kFloat, ledger, Category::optimizer);
-    const auto states = array_names(u).size() - 1;
-    for (size_t i = 0; i < states; ++i) {
-      arrays.states.push_back(
-          host_zeros(unit.owned.size(), at::kFloat, ledger, Category::optimizer));
+    if (!own_master(u)) arrays.master = unit.parameters;
+    const auto states = static_cast<int64_t>(array_names(u).size()) - 1;
+    if (disk) {
+      on_disk[static_cast<size_t>(u)] = {unit.owned.size(), states + (own_master(u) ? 1 : 0)};
+      continue;
     }
+    const auto zeros = [&] {
+      return host_zeros(unit.owned.size(), at::kFloat, ledger, Category::optimizer);
+    };
+    if (own_master(u)) arrays.master = zeros();
+    for (int64_t i = 0; i < states; ++i) arrays.states.push_back(zeros());
   }
+  if (disk) disk_ = std::make_unique<StateStream>(std::move(on_disk), *disk, ledger);
+}
+
+bool OptimizerStore::own_master(int64_t unit) const {
+  const auto& parameters = units_[static_cast<size_t>(unit)].parameters;
+  return parameters.scalar_type() != at::kFloat;
 }
 
 std::vector<std::string_view> OptimizerStore::array_names(int64_t unit) const {
@@ -45,13 +56,34 @@ std::vector<std::string_view> OptimizerStore::array_names(int64_t unit) const {
   return names;
 }
 
+int64_t OptimizerStore::place_on_disk(int64_t unit, std::string_view name) const {
+  if (!disk_) return -1;
+  const auto names = array_names(unit);
+  const auto found = std::find(names.begin(), names.end(), name);
+  return found - names.begin() - (own_master(unit) ? 0 : 1);
+}
+
 at::Tensor OptimizerStore::array(int64_t unit, std::string_view name) const {
   const auto names = array_names(unit);
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) return {};
+  if (const auto place = place_on_disk(unit, name); place >= 0) return disk_->read(unit, place);
   const auto& arrays = arrays_[static_cast<size_t>(unit)];
   return found == names.begin() ? arrays.master
                                 : arrays.states[static_cast<size_t>(found - names.begin() - 1)];
+}
+
+void OptimizerStore::put(int64_t unit, std::string_view name, const at::Tensor& values) {
+  if (const auto place = place_on_disk(unit, name); place >= 0)
+    disk_->write(unit, place, 0, values);
+}
+
+void OptimizerStore::replace(int64_t unit, std::string_view name, const at::Tensor& values) {
+  if (place_on_disk(unit, name) >= 0) {
+    put(unit, name, values);
+  } else {
+    array(unit, name).copy_(values);
+  }
 }
 
 void OptimizerStore::set_master(int64_t parameter, const at::Tensor& values) {
@@ -60,21 +92,26 @@ void OptimizerStore::set_master(int64_t parameter, const at::Tensor& values) {
   const auto& segment = layout_.segment_of(parameter);
   const auto mine = intersect(segment.range(), unit.owned);
   if (mine.empty()) return;
-  arrays_[static_cast<size_t>(u)]
-      .master.narrow(0, mine.begin - unit.owned.begin, mine.size())
-      .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+  const auto part = values.narrow(0, mine.begin - segment.offset, mine.size());
+  const int64_t begin = mine.begin - unit.owned.begin;
+  if (const auto place = place_on_disk(u, "master"); place >= 0) {
+    disk_->write(u, place, begin, part.to(at::kFloat));
+  } else {
+    array(u, "master").narrow(0, begin, mine.size()).copy_(part);
+  }
 }
 
 void OptimizerStore::refresh_master(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   const auto& unit = units_[static_cast<size_t>(u)];
   const auto mine = intersect(layout_.segment_of(parameter).range(), unit.owned);
-  if (mine.empty() || unit.parameters.scalar_type() == at::kFloat) return;
+  if (mine.empty() || !own_master(u)) return;
   const auto written = unit.parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
-  auto master =
-      arrays_[static_cast<size_t>(u)].master.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  const auto whole = array(u, "master");
+  auto master = whole.narrow(0, mine.begin - unit.owned.begin, mine.size());
   master.copy_(
       at::where(master.to(written.scalar_type()) == written, master, written.to(at::kFloat)));
+  put(u, "master", whole);
 }
 
 void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
@@ -86,30 +123,17 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
     return static_cast<char*>(tensor.data_ptr()) +
            element * static_cast<int64_t>(tensor.element_size());
   };
-  const auto apply = [&](Range elements, int64_t parameter) {
-    const auto mine = intersect(elements, target.owned);
-    if (mine.empty()) return;
-    const int64_t begin = mine.begin - target.owned.begin;
-    optim::Range range{.numel = mine.size(),
-                       .master = reinterpret_cast<float*>(at_byte(arrays.master, begin)),
-                       .gradient = at_byte(gradient, begin),
-                       .gradient_dtype = gradient.scalar_type()};
-    for (size_t i = 0; i < arrays.states.size(); ++i)
-      range.state[i] = reinterpret_cast<float*>(at_byte(arrays.states[i], begin));
-    if (target.parameters.scalar_type() != at::kFloat) {
-      range.parameter = at_byte(target.parameters, begin);
-      range.parameter_dtype = target.parameters.scalar_type();
-    }
-    const auto& group = group_of(parameter);
-    optim::update(group.optimizer, steps_[static_cast<size_t>(parameter)], group.lr, gradient_scale,
-                  range);
-  };
   for (const auto& segment : segments) {
     if (present[static_cast<size_t>(segment.parameter)] != 0)
       ++steps_[static_cast<size_t>(segment.parameter)];
   }
-  // Neighbours with the same hyper-parameters and step are one range, the padding between them
+  // Neighbours with the same hyper-parameters and step are one run, the padding between them
   // included: it is zero and stays so.
+  struct Run {
+    Range owned;  // counted from the first owned element
+    int64_t parameter;
+  };
+  std::vector<Run> runs;
   size_t first = 0;
   while (first < segments.size()) {
     const auto parameter = static_cast<size_t>(segments[first].parameter);
@@ -124,9 +148,47 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       continue;
     }
     while (last + 1 < segments.size() && joins(last + 1)) ++last;
-    apply({segments[first].offset, segments[last].range().end}, segments[first].parameter);
+    const auto mine = intersect({segments[first].offset, segments[last].range().end}, target.owned);
+    if (!mine.empty()) {
+      runs.push_back({{mine.begin - target.owned.begin, mine.end - target.owned.begin},
+                      segments[first].parameter});
+    }
     first = last + 1;
   }
+  if (runs.empty()) return;
+
+  const bool own = own_master(unit);
+  const auto apply = [&](const StateStream::Block& block) {
+    for (const auto& run : runs) {
+      const auto mine = intersect(run.owned, {block.begin, block.end});
+      if (mine.empty()) continue;
+      size_t next = 0;
+      const auto of_block = [&] { return block.arrays[next++] + (mine.begin - block.begin); };
+      optim::Range range{
+          .numel = mine.size(),
+          .master =
+              own ? of_block() : reinterpret_cast<float*>(at_byte(target.parameters, mine.begin)),
+          .gradient = at_byte(gradient, mine.begin),
+          .gradient_dtype = gradient.scalar_type()};
+      for (size_t i = 0; next < block.arrays.size(); ++i) range.state[i] = of_block();
+      if (own) {
+        range.parameter = at_byte(target.parameters, mine.begin);
+        range.parameter_dtype = target.parameters.scalar_type();
+      }
+      const auto& group = group_of(run.parameter);
+      optim::update(group.optimizer, steps_[static_cast<size_t>(run.parameter)], group.lr,
+                    gradient_scale, range);
+    }
+  };
+  // SGD without momentum on fp32 parameters has no arrays, on disk or off.
+  if (disk_ && array_names(unit).size() > (own ? 0U : 1U)) {
+    disk_->for_each_block(unit, apply);
+    return;
+  }
+  StateStream::Block whole{.begin = 0, .end = target.owned.size(), .arrays = {}};
+  if (own) whole.arrays.push_back(arrays.master.mutable_data_ptr<float>());
+  for (const auto& state : arrays.states) whole.arrays.push_back(state.mutable_data_ptr<float>());
+  apply(whole);
 }
 
 }  // namespace zero

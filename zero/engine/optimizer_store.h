@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/engine/state_stream.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/layout.h"
 
@@ -28,9 +30,11 @@ class OptimizerStore {
   };
 
   /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
+  /// With `disk` master weights and states live there (state_stream.h). Throws StoreError.
   OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                  std::vector<size_t> group_of, std::vector<Unit> units,
-                 const std::shared_ptr<Ledger>& ledger);
+                 const std::shared_ptr<Ledger>& ledger,
+                 const std::optional<StateStream::Options>& disk = {});
 
   /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
   /// storage order.
@@ -47,8 +51,14 @@ class OptimizerStore {
               const std::vector<uint8_t>& present);
 
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
-  /// Undefined if the unit has none.
+  /// Undefined if the unit has none. A copy where it lives on disk: after changes call `put`.
   at::Tensor array(int64_t unit, std::string_view name) const;
+  /// Puts what `array` gave, and the caller has changed, in its place.
+  void put(int64_t unit, std::string_view name, const at::Tensor& values);
+  /// Puts new values in the place of all of an array.
+  void replace(int64_t unit, std::string_view name, const at::Tensor& values);
+  /// The unit has master weights apart from its parameters.
+  bool own_master(int64_t unit) const;
   /// "master" and the states of the unit's optimizers.
   std::vector<std::string_view> array_names(int64_t unit) const;
 
@@ -57,19 +67,24 @@ class OptimizerStore {
   const Group& group_of(int64_t parameter) const {
     return groups_[group_of_[static_cast<size_t>(parameter)]];
   }
+  /// Null where everything is in memory.
+  const StateStream* disk() const { return disk_.get(); }
   /// Updates that each parameter has had.
   std::vector<int64_t>& steps() { return steps_; }
 
  private:
   struct Arrays {
-    at::Tensor master;  // shares the parameters' memory if they are fp32
-    std::vector<at::Tensor> states;
+    at::Tensor master;  // shares the parameters' memory if they are fp32; else undefined on disk
+    std::vector<at::Tensor> states;  // in memory
   };
+  // Of one name in array_names: its number among the unit's arrays on disk, or -1.
+  int64_t place_on_disk(int64_t unit, std::string_view name) const;
   const partition::Layout& layout_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;
   std::vector<Unit> units_;
   std::vector<Arrays> arrays_;
+  std::unique_ptr<StateStream> disk_;
   std::vector<int64_t> steps_;
 };
 

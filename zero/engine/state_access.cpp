@@ -149,6 +149,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   if (!array.defined())
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'.", name, state));
   impl_->write_owned(i, array, flattened(value, like, at::kFloat));
+  impl_->optimizer->put(u, state, array);
 }
 
 void Engine::visit_parameters(

@@ -96,16 +96,24 @@ void expect_tensor(const SafetensorsReader& file, const std::string& path,
 
 // The flat arrays that this rank owns, by their names in a sharded save. A low-precision parameter
 // is saved beside its master, since the user may have written it since the last update.
-std::vector<std::pair<std::string, at::Tensor>> Engine::Impl::owned_arrays() {
-  std::vector<std::pair<std::string, at::Tensor>> arrays;
+std::vector<Engine::Impl::OwnedArray> Engine::Impl::owned_arrays() const {
+  std::vector<OwnedArray> arrays;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    arrays.emplace_back(array_key(u, "parameter"), store->owned(u));
+    arrays.push_back({array_key(u, "parameter"), u, {}, store->dtype(u)});
     for (const auto name : optimizer->array_names(u)) {
-      const auto array = optimizer->array(u, name);
-      if (!array.is_alias_of(store->owned(u))) arrays.emplace_back(array_key(u, name), array);
+      if (name != "master" || optimizer->own_master(u))
+        arrays.push_back({array_key(u, name), u, name, at::kFloat});
     }
   }
   return arrays;
+}
+
+at::Tensor Engine::Impl::values_of(const OwnedArray& array) const {
+  return array.state.empty() ? store->owned(array.unit) : optimizer->array(array.unit, array.state);
+}
+
+TensorInfo Engine::Impl::info_of(const OwnedArray& array) const {
+  return {array.key, array.dtype, {store->owned(array.unit).numel()}};
 }
 
 std::map<std::string, std::string> Engine::Impl::description() const {
@@ -162,20 +170,18 @@ void Engine::save(const std::string& folder) {
   };
   try {
     together(*impl.group, "Engine::save", [&] {
-      auto arrays = impl.placement.optimizer || rank == 0
-                        ? impl.owned_arrays()
-                        : std::vector<std::pair<std::string, at::Tensor>>{};
-      if (rank == 0) {
-        for (const auto& [name, buffer] : impl.buffers)
-          arrays.emplace_back("buffer." + name, buffer);
-      }
+      const auto arrays = impl.placement.optimizer || rank == 0 ? impl.owned_arrays()
+                                                                : std::vector<Impl::OwnedArray>{};
+      const auto buffers = rank == 0 ? impl.buffers : decltype(impl.buffers){};
       std::vector<TensorInfo> infos;
-      for (const auto& [name, array] : arrays)
-        infos.push_back({name, array.scalar_type(), array.sizes().vec()});
+      for (const auto& array : arrays) infos.push_back(impl.info_of(array));
+      for (const auto& [name, buffer] : buffers)
+        infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
       auto header = impl.description();
       header["format"] = kSharded;
       SafetensorsWriter writer(partial / shard_name(rank, impl.group->size()), infos, header);
-      for (const auto& [name, array] : arrays) writer.write(name, array);
+      for (const auto& array : arrays) writer.write(array.key, impl.values_of(array));
+      for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
       writer.commit();
     });
     together(*impl.group, "Engine::save", [&] {
@@ -216,15 +222,20 @@ void Engine::load(const std::string& folder) {
       if (key != "steps" && key != "parameter_steps")
         expect(path, key, value, metadata(*file, path, key));
     }
-    for (const auto& [name, array] : arrays)
-      expect_tensor(*file, path, {name, array.scalar_type(), array.sizes().vec()});
+    for (const auto& array : arrays) expect_tensor(*file, path, impl.info_of(array));
     for (const auto& [name, buffer] : impl.buffers)
       expect_tensor(*replicated, first,
                     {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     impl.take_steps(path, metadata(*file, path, "steps"), metadata(*file, path, "parameter_steps"));
   });
   impl.change_parameters("Engine::load", [&] {
-    for (const auto& [name, array] : arrays) array.copy_(file->read(name));
+    for (const auto& array : arrays) {
+      if (array.state.empty()) {
+        impl.store->owned(array.unit).copy_(file->read(array.key));
+      } else {
+        impl.optimizer->replace(array.unit, array.state, file->read(array.key));
+      }
+    }
     for (const auto& [name, buffer] : impl.buffers)
       buffer.detach().copy_(replicated->read("buffer." + name));
   });
@@ -325,8 +336,10 @@ void Engine::load_full(const std::string& path) {
         if (name == "master") {
           impl.optimizer->set_master(i, values);
         } else {
-          impl.write_owned(i, impl.optimizer->array(u, name),
+          const auto array = impl.optimizer->array(u, name);
+          impl.write_owned(i, array,
                            flattened(file->read(state_key(name, impl.names[p])), like, at::kFloat));
+          impl.optimizer->put(u, name, array);
         }
       }
     }

@@ -20,6 +20,7 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   mine.gradients_formula = formula.gradients;
   mine.optimizer_formula = formula.optimizer;
   mine.padding = formula.padding;
+  mine.disk = engine.disk();
   return comm::gather_records(engine.group(), mine, "memory by rank");
 }
 

@@ -157,6 +157,7 @@ class ConsoleMonitor final : public Monitor {
     for (size_t i = 0; i < kCategories; ++i) {
       const auto category = static_cast<Category>(i);
       if (category == Category::activations) continue;
+      if (category == Category::offload_buffers && ranks[0].disk.bytes == 0) continue;
       table_row(name(category), ranks, [&](const RankMemory& rank) {
         std::string formula;
         if (category == Category::parameters) formula = bytes_or_dash(rank.parameters_formula);
@@ -174,6 +175,16 @@ class ConsoleMonitor final : public Monitor {
     table_row("  reserved", ranks, [&](const RankMemory& rank) {
       return std::pair(value(rank.reserved), std::string());
     });
+    if (ranks[0].disk.bytes > 0) {
+      const auto disk_row = [&](std::string_view title, int64_t DiskUse::*bytes) {
+        table_row(title, ranks, [&](const RankMemory& rank) {
+          return std::pair(bytes_or_dash(rank.disk.*bytes), std::string());
+        });
+      };
+      disk_row("on disk", &DiskUse::bytes);
+      disk_row("  read", &DiskUse::read);
+      disk_row("  written", &DiskUse::written);
+    }
     if (ranks[0].padding > 0)
       fmt::print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
   }

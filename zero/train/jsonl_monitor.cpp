@@ -46,6 +46,10 @@ Json to_json(const RankMemory& memory) {
   object["total"] = to_json(memory.total);
   object["padding"] = memory.padding;
   object["reserved"] = to_json(memory.reserved);
+  if (memory.disk.bytes > 0) {
+    object["disk"] = {
+        {"bytes", memory.disk.bytes}, {"read", memory.disk.read}, {"written", memory.disk.written}};
+  }
   object["system_requests"] = memory.system_requests;
   return object;
 }

@@ -9,6 +9,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/traffic.h"
+#include "zero/engine/engine.h"
 
 namespace zero::train {
 
@@ -50,6 +51,7 @@ struct RankMemory {
   /// got it: what is above `activations` is fragmentation.
   Usage reserved;
   int64_t system_requests = 0;
+  DiskUse disk;
 };
 
 /// Calls and bytes that one rank sent during the training steps, and what the formula says of as

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""The fused AdamW of libzero beside DeepSpeed's CPU Adam and LibTorch's fused AdamW: GB/s of one update over flat fp32 arrays.
+
+    benchmarks/peers/adam.py                     1 and 2 threads, 5 rounds
+    benchmarks/peers/adam.py --threads 1 --elements 31000000
+
+Each round runs `zero bench optimizer` and DeepSpeed's optimizer in turn, in processes of their own. All count 28 bytes an element:
+weight and two moments read and written, gradient read. Needs the release build and benchmarks/peers/setup.sh.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libzero"
+BYTES_AN_ELEMENT = 28
+LOOPS = {"AdamW, fp32": "libzero", "LibTorch's fused AdamW, fp32": "LibTorch's fused AdamW", "AdamW's streams, fp32": "streaming loop"}
+
+DEEPSPEED = """
+import sys, time
+from statistics import median
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+threads, elements, repetitions = (int(a) for a in sys.argv[1:])
+torch.set_num_threads(threads)
+weight = torch.nn.Parameter(torch.full((elements,), 0.5))
+weight.grad = torch.full((elements,), 1e-3)
+optimizer = DeepSpeedCPUAdam([weight], lr=1e-3, weight_decay=0.01, adamw_mode=True)
+seconds = []
+for _ in range(repetitions + 2):
+    start = time.perf_counter()
+    optimizer.step()
+    seconds.append(time.perf_counter() - start)
+print("RESULT", %d * elements / median(seconds[2:]) * 1e-9)
+""" % BYTES_AN_ELEMENT
+
+
+def libzero(options: argparse.Namespace, threads: int) -> dict[str, float]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [options.zero, "bench", "optimizer", "--threads", str(threads), "--elements", str(options.elements)]
+        command += ["--rounds", str(options.repetitions), "--json", file.name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        results = json.loads(Path(file.name).read_text())["results"]
+    return {LOOPS[row["loop"]]: row["gb_per_s"]["median"] for row in results if row["loop"] in LOOPS}
+
+
+def deepspeed(options: argparse.Namespace, threads: int) -> dict[str, float]:
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
+    command = [options.python, "-c", DEEPSPEED, str(threads), str(options.elements), str(options.repetitions)]
+    output = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    lines = [line for line in output.splitlines() if line.startswith("RESULT")]
+    if not lines:
+        sys.exit(f"DeepSpeed printed no result:\n{output}")
+    return {"DeepSpeed's CPU Adam": float(lines[-1].split()[1])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", default="1,2", help="with commas between [1,2]")
+    parser.add_argument("--elements", type=int, default=16 << 20, help="[16777216]")
+    parser.add_argument("--repetitions", type=int, default=21, help="updates of a run [21]")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
+    parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
+    parser.add_argument("--python", default=str(CACHE / "peers/bin/python"), help="that of setup.sh")
+    parser.add_argument("--json", help="where to write everything that was measured")
+    options = parser.parse_args()
+    everything = []
+    for threads in (int(text) for text in options.threads.split(",")):
+        rounds = [libzero(options, threads) | deepspeed(options, threads) for _ in range(options.rounds)]
+        everything.append({"threads": threads, "gb_per_s": rounds})
+        print(f"\n{options.elements} elements, {threads} thread{'s' if threads > 1 else ''}: median GB/s, and libzero's over it by round")
+        for name in rounds[0]:
+            ratios = [one["libzero"] / one[name] for one in rounds]
+            spread = f"{median(ratios):6.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})" if name != "libzero" else ""
+            print(f"{name:<24} {median(one[name] for one in rounds):7.1f} {spread}", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

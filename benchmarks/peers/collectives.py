@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""libzero's collectives beside Gloo's and MPI's: the time of one all-gather and one reduce-scatter among ranks of one host.
+
+    benchmarks/peers/collectives.py                        64 MiB of fp32, 2 ranks; Gloo, and the MPIs that PyPI has
+    benchmarks/peers/collectives.py --ranks 4 --size 16777216
+
+Each round runs `zero bench collectives`, Gloo (through torch.distributed, over the loopback device) and each MPI (through mpi4py)
+in turn. A run's time is the median over its repetitions of the slowest rank's. SIZE is that of the full buffer: what each rank has
+after the all-gather and before the reduce-scatter. Needs the release build and benchmarks/peers/setup.sh.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libzero"
+COLLECTIVES = ("all_gather", "reduce_scatter")
+
+# A peer's rank: `collective(name)` does one, `barrier` meets the others, `slowest(seconds)` is the largest of all ranks'.
+RANK = """
+import sys, time
+from statistics import median
+peer, size, repetitions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if peer == "gloo":
+    import torch, torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    full, part = torch.zeros(size // 4), torch.zeros(size // 4 // ranks)
+    barrier = dist.barrier
+    # Gloo has no reduce-scatter of one array: PyTorch builds it from what there is.
+    collectives = {"all_gather": lambda: dist.all_gather_into_tensor(full, part),
+                   "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full)}
+    def slowest(seconds):
+        value = torch.tensor(seconds, dtype=torch.double)
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+        return value.item()
+else:
+    import numpy
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    rank, ranks = world.rank, world.size
+    full, part = numpy.zeros(size // 4, numpy.float32), numpy.zeros(size // 4 // ranks, numpy.float32)
+    barrier = world.Barrier
+    collectives = {"all_gather": lambda: world.Allgather(part, full), "reduce_scatter": lambda: world.Reduce_scatter_block(full, part)}
+    def slowest(seconds):
+        return world.allreduce(seconds, MPI.MAX)
+for name, collective in collectives.items():
+    times = []
+    for _ in range(repetitions + 3):
+        barrier()
+        start = time.perf_counter()
+        collective()
+        times.append(slowest(time.perf_counter() - start))
+    if rank == 0:
+        print("RESULT", name, median(times[3:]), flush=True)
+"""
+
+
+def parse(output: str) -> dict[str, float]:
+    words = [line.split() for line in output.splitlines() if line.startswith("RESULT")]
+    return {name: float(seconds) for _, name, seconds in words}
+
+
+def libzero(options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [options.zero, "bench", "collectives", "--nproc", str(options.ranks), "--sizes", str(options.size)]
+        command += ["--memory", "arena", "--repetitions", str(options.repetitions), "--json", file.name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        results = json.loads(Path(file.name).read_text())["results"]
+    times = {row["operation"]: row["microseconds"]["median"] * 1e-6 for row in results}
+    return {name: times[name] for name in COLLECTIVES}
+
+
+def gloo(options: argparse.Namespace) -> dict[str, float]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(options.ranks):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1"}
+        environment |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [options.python, "-c", RANK, "gloo", str(options.size), str(options.repetitions)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+    outputs = [rank.communicate()[0] for rank in ranks]
+    return parse(outputs[0])
+
+
+def mpi(options: argparse.Namespace, name: str) -> dict[str, float]:
+    folder = Path(options.python).parent.parent / name.lower()
+    library = folder / "lib" / {"OpenMPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}[name]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder / "lib")}
+    if name == "OpenMPI":
+        environment |= {"OPAL_PREFIX": str(folder), "PRTE_PREFIX": str(folder), "PMIX_PREFIX": str(folder)}
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    command = [str(folder / "bin" / "mpiexec"), "-n", str(options.ranks), options.python, "-c", RANK, name]
+    command += [str(options.size), str(options.repetitions)]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True)
+    times = parse(output.stdout)
+    if not times:
+        sys.exit(f"{name} gave no result (status {output.returncode}):\n{output.stderr[-2000:]}")
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="[2]")
+    parser.add_argument("--size", type=int, default=64 << 20, help="bytes of the full buffer [67108864]")
+    parser.add_argument("--repetitions", type=int, default=21, help="of each run [21]")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
+    parser.add_argument("--peers", default="Gloo,OpenMPI,MPICH", help="with commas between [Gloo,OpenMPI,MPICH]")
+    parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
+    parser.add_argument("--python", default=str(CACHE / "peers/bin/python"), help="that of setup.sh")
+    parser.add_argument("--json", help="where to write everything that was measured")
+    options = parser.parse_args()
+    peers = options.peers.split(",")
+    rounds = []
+    for _ in range(options.rounds):
+        times = {"libzero": libzero(options)}
+        for peer in peers:
+            times[peer] = gloo(options) if peer == "Gloo" else mpi(options, peer)
+        rounds.append(times)
+    print(f"{options.size / (1 << 20):.4g} MiB fp32, {options.ranks} ranks: median ms, and the peer's time over libzero's by round")
+    for collective in COLLECTIVES:
+        for who in ["libzero", *peers]:
+            ratios = [one[who][collective] / one["libzero"][collective] for one in rounds]
+            spread = f"{median(ratios):6.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})" if who != "libzero" else ""
+            print(f"{collective:<16} {who:<8} {median(one[who][collective] for one in rounds) * 1e3:8.2f} {spread}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(rounds, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+#include "zero/store/file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+
+namespace zero::store {
+namespace {
+
+using testing::HasSubstr;
+
+struct Free {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+Memory memory(int64_t bytes, uint32_t seed = 0) {
+  Memory result(
+      static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes))));
+  std::mt19937 random(seed);
+  for (int64_t i = 0; i < bytes; i += 4) {
+    const uint32_t value = seed == 0 ? 0 : static_cast<uint32_t>(random());
+    std::memcpy(result.get() + i, &value, 4);
+  }
+  return result;
+}
+
+// Every way of doing the same.
+class FileWays : public testing::TestWithParam<FileOptions> {
+ protected:
+  TemporaryFolder folder_;
+  std::string path_ = (folder_.path() / "states").string();
+};
+
+TEST_P(FileWays, GivesBackWhatWasWritten) {
+  constexpr int64_t kBytes = 1 << 20;
+  File file(path_, kBytes, GetParam());
+  const auto written = memory(kBytes, 7);
+  // In uneven parts, all under way at once, the last first.
+  std::vector<Transfer> transfers;
+  const std::vector<int64_t> bounds{0, 4096, 12288, 12288, 300 * 1024, kBytes};
+  for (size_t i = bounds.size() - 1; i > 0; --i) {
+    transfers.push_back(
+        file.write(bounds[i - 1], written.get() + bounds[i - 1], bounds[i] - bounds[i - 1]));
+  }
+  for (auto& transfer : transfers) transfer.wait();
+  const auto read = memory(kBytes);
+  auto whole = file.read(0, read.get(), kBytes);
+  whole.wait();
+  EXPECT_TRUE(whole.done());
+  EXPECT_EQ(std::memcmp(read.get(), written.get(), kBytes), 0);
+  EXPECT_EQ(file.counts().read, kBytes);
+  EXPECT_EQ(file.counts().written, kBytes);
+  auto part = file.read(8192, read.get(), 4096);
+  part.wait();
+  EXPECT_EQ(std::memcmp(read.get(), written.get() + 8192, 4096), 0);
+}
+
+TEST_P(FileWays, ReadsZerosWhereNothingWasWritten) {
+  File file(path_, 100'000, GetParam());
+  EXPECT_EQ(file.bytes(), 102'400);
+  const auto read = memory(file.bytes(), 3);
+  file.read(0, read.get(), file.bytes()).wait();
+  for (int64_t i = 0; i < file.bytes(); ++i) ASSERT_EQ(read.get()[i], std::byte{0});
+}
+
+TEST_P(FileWays, RemovesTheFileAtTheEnd) {
+  {
+    File file(path_, 4096, GetParam());
+    EXPECT_TRUE(std::filesystem::exists(path_));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_P(FileWays, WaitsForTransfersThatNobodyWaitedFor) {
+  const auto written = memory(1 << 20, 5);
+  File file(path_, 1 << 20, GetParam());
+  for (int i = 0; i < 20; ++i) file.write(0, written.get(), 1 << 20);
+  auto late = file.write(0, written.get(), 1 << 20);
+  late = Transfer();
+  const auto read = memory(1 << 20);
+  file.read(0, read.get(), 1 << 20).wait();
+  EXPECT_EQ(std::memcmp(read.get(), written.get(), 1 << 20), 0);
+}
+
+TEST_P(FileWays, NamesFileOffsetAndReasonOfATruncatedFile) {
+  File file(path_, 1 << 20, GetParam());
+  ASSERT_EQ(truncate(path_.c_str(), 512 * 1024), 0);
+  const auto read = memory(1 << 20);
+  auto transfer = file.read(0, read.get(), 1 << 20);
+  try {
+    transfer.wait();
+    ADD_FAILURE() << "the end was not noticed";
+  } catch (const StoreError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(path_));
+    EXPECT_THAT(error.what(), HasSubstr("at byte 524288"));
+    EXPECT_THAT(error.what(), HasSubstr("truncated"));
+  }
+  transfer.wait();  // said once
+}
+
+TEST_P(FileWays, NamesTheSystemsReason) {
+  File file(path_, 1 << 20, GetParam());
+  // A page that may not be touched stands for a failing device.
+  void* forbidden = mmap(nullptr, 65536, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  auto transfer = file.read(4096, forbidden, 65536);
+  try {
+    transfer.wait();
+    ADD_FAILURE() << "the error was not noticed";
+  } catch (const StoreError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("Cannot read " + path_ + " at byte 4096: Bad address"));
+  }
+  munmap(forbidden, 65536);
+}
+
+std::vector<FileOptions> ways() {
+  std::vector<FileOptions> all;
+  for (const bool uring : {true, false}) {
+    for (const bool direct : {true, false}) {
+      for (const int depth : {1, 3, 64}) {
+        all.push_back(
+            {.block_bytes = 16384, .queue_depth = depth, .uring = uring, .direct = direct});
+      }
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FileWays, testing::ValuesIn(ways()), [](const auto& info) {
+  return std::string(info.param.uring ? "uring" : "threads") +
+         (info.param.direct ? "Direct" : "Buffered") + std::to_string(info.param.queue_depth);
+});
+
+TEST(File, WorksWithoutDirectTransfers) {
+  // tmpfs had none before Linux 6.6, and shared memory is there on every machine that runs this.
+  const auto path = "/dev/shm/libzero-file-test-" + std::to_string(getpid());
+  File file(path, 65536);
+  const auto written = memory(65536, 9);
+  file.write(0, written.get(), 65536).wait();
+  const auto read = memory(65536);
+  file.read(0, read.get(), 65536).wait();
+  EXPECT_EQ(std::memcmp(read.get(), written.get(), 65536), 0);
+}
+
+TEST(File, RefusesWhatCannotBeMade) {
+  const auto refused = [](const std::string& path, int64_t bytes, const std::string& says) {
+    try {
+      File file(path, bytes);
+      ADD_FAILURE() << path << " was made";
+    } catch (const StoreError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(path));
+      EXPECT_THAT(error.what(), HasSubstr(says));
+    }
+  };
+  TemporaryFolder folder;
+  refused((folder.path() / "absent" / "states").string(), 4096, "Make the folder first");
+  refused(folder.path().string(), 4096, "directory");
+  const auto large = (folder.path() / "states").string();
+  refused(large, int64_t{1} << 50, "Cannot reserve 1.00 PiB");
+  EXPECT_FALSE(std::filesystem::exists(large));
+}
+
+TEST(File, RefusesNonsenseByName) {
+  TemporaryFolder folder;
+  const auto path = (folder.path() / "states").string();
+  EXPECT_THAT([&] { File file(path, 4096, {.block_bytes = 1000}); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr("aio.block_size is 1000")));
+  EXPECT_THAT([&] { File file(path, 4096, {.queue_depth = 0}); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr("aio.queue_depth is 0")));
+}
+
+}  // namespace
+}  // namespace zero::store

@@ -1,0 +1,108 @@
+// What one number, the bytes that a rank may hold, decides.
+//
+// Note [Memory budget]
+// States are known before anything is allocated: a budget that they exceed is refused at once, with
+// what the other stages would take. What activations, buckets and staging take is known after the
+// first step, which therefore keeps as few units gathered as it can; what the budget leaves then is
+// for gathered units, and the pager plans the steps from there on with it. Ranks gather together,
+// so all of them use what the poorest has. Where units are read in place (ranks of one host) there
+// is nothing to gather, and the budget is only checked.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/min.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/engine/engine_impl.h"
+
+namespace zero {
+
+namespace {
+
+std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+
+}  // namespace
+
+partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
+  partition::LayoutMemory sum;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
+    const auto dtype = unit_dtypes[static_cast<size_t>(u)];
+    partition::StateBytes of{
+        .parameter = layout->unit(u).element_bytes, .gradient = 0, .optimizer = 0};
+    if (parameters[first].requires_grad()) {
+      const auto arrays =
+          optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
+          (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
+      of.gradient = accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
+      const bool on_disk = config.offload_optimizer.device == OffloadOptimizer::Device::nvme;
+      of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
+    }
+    const auto unit = partition::unit_memory(*layout, u, at, of);
+    sum.parameters += unit.parameters;
+    sum.gradients += unit.gradients;
+    sum.optimizer += unit.optimizer;
+    sum.padding += unit.padding;
+  }
+  return sum;
+}
+
+bool Engine::Impl::accumulate_fp32() const {
+  return config.gradient_accumulation_steps > 1 &&
+         config.accumulation_dtype == AccumulationDtype::fp32;
+}
+
+void Engine::Impl::check_budget() const {
+  if (config.memory_budget == 0) return;
+  const auto need = states(placement);
+  if (need.total() <= config.memory_budget) return;
+  std::string others;
+  for (int stage = config.stage + 1; group->size() > 1 && stage <= 3; ++stage) {
+    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
+                          bytes(states(partition::placement_of_stage(stage)).total()), stage);
+  }
+  throw OutOfMemory(fmt::format(
+      "The memory budget is {}, but the states of the model alone take {} of each of {} "
+      "rank{} at stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher "
+      "stage, more ranks, or a larger budget.",
+      bytes(config.memory_budget), bytes(need.total()), group->size(),
+      group->size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
+      bytes(need.optimizer), others));
+}
+
+void Engine::Impl::spend_budget() {
+  if (config.memory_budget == 0) return;
+  const auto& ledger = *group->ledger();
+  const int64_t held = ledger.total().peak;
+  const int64_t activations = HostAllocator::instance().usage().used.peak;
+  // Categories need not have had their peaks together, but one day they may.
+  int64_t others = activations;
+  for (size_t i = 0; i < kCategories; ++i) {
+    const auto category = static_cast<Category>(i);
+    if (category != Category::gathered_units) others += ledger.usage(category).peak;
+  }
+  auto mine = at::empty({2}, at::kLong);
+  mine[0] = config.memory_budget - activations - held;
+  mine[1] = config.memory_budget - others;
+  auto all = at::empty({2 * group->size()}, at::kLong);
+  group->all_gather_control(all, mine, "memory budget");
+  const auto least = std::get<0>(all.view({-1, 2}).min(0));
+  if (const auto spare = least[0].item<int64_t>(); spare < 0) {
+    throw OutOfMemory(fmt::format(
+        "The memory budget is {}, but on the rank with the most the first step took {} more than "
+        "that; on rank {} it took {} for states and buffers (of them {} for gathered units) and {} "
+        "for activations. Use a smaller micro-batch, shorter sequences, a higher stage, more "
+        "ranks, "
+        "or a larger budget.",
+        bytes(config.memory_budget), bytes(-spare), group->rank(), bytes(held),
+        bytes(ledger.usage(Category::gathered_units).peak), bytes(activations)));
+  }
+  if (auto* pages = store->pager(); pages != nullptr && !store->in_place()) {
+    pages->set_budget(
+        std::clamp<int64_t>(least[1].item<int64_t>(), 0, bytes_of(config.max_live_parameters)));
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,103 @@
+// Optimizer states on disk, updated block by block as they stream through a few buffers
+// (ZeRO-Infinity, 2104.07857, section 6.2).
+//
+// Note [Streaming states]
+// The states of a unit are arrays of fp32: master weights where the parameter is not its own, and
+// the optimizer's. The update of an element needs that element alone, so the arrays pass through
+// memory in blocks: while block n is updated, the blocks after it are read and the ones before it
+// are written back. After the last block of a step the first ones of the next are read already. A
+// block is read once and written once in a step in which its unit is updated; the number and size
+// of the buffers do not depend on the model. Results are those of states in memory, bit for bit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/store/file.h"
+#include "zero/store/folder.h"
+
+namespace zero {
+
+class StateStream {
+ public:
+  struct Unit {
+    int64_t numel = 0;   ///< elements of each array
+    int64_t arrays = 0;  ///< 0: the unit has no states
+  };
+  struct Options {
+    std::string folder;        ///< in which a private one is made
+    int64_t buffer_count = 4;  ///< blocks in memory at a time
+    bool read_ahead = true;
+    bool write_behind = true;
+    store::FileOptions file;
+  };
+  /// Elements [begin, end) of every array of a unit; the pointers are to element `begin`.
+  struct Block {
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::vector<float*> arrays;
+  };
+
+  /// Reserves a file for all arrays, which are zero. Throws StoreError where the disk has not as
+  /// much room, naming the bytes.
+  StateStream(std::vector<Unit> units, const Options& options,
+              const std::shared_ptr<Ledger>& ledger);
+
+  /// Calls `update`, which may change what it is given, for every block of `unit` in order.
+  void for_each_block(int64_t unit, const std::function<void(const Block&)>& update);
+
+  /// A copy of one array: (numel) fp32.
+  at::Tensor read(int64_t unit, int64_t array);
+  /// Writes `values` (1-D fp32) from element `begin` on.
+  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values);
+
+  /// Bytes on disk.
+  int64_t bytes() const { return file_->bytes(); }
+  const store::File& file() const { return *file_; }
+
+ private:
+  struct Position {
+    int64_t unit = -1;
+    int64_t block = 0;
+    bool operator==(const Position&) const = default;
+  };
+  enum class Use : uint8_t { none, reading, updating, writing };
+  struct Frame {
+    at::Tensor memory;
+    Position position;
+    Use use = Use::none;
+    int64_t turn = 0;  // of its last use, to find the oldest
+    std::vector<store::Transfer> transfers;
+  };
+
+  int64_t blocks_of(int64_t unit) const;
+  Position next(Position position) const;
+  int64_t offset(Position position, int64_t array) const;
+  int64_t bytes_of(Position position) const;
+  std::byte* memory(Frame& frame, int64_t array) const;
+  Frame* find(Position position, Use use);
+  Frame* free_frame();
+  Frame& take(Position position);
+  void start_reading(Frame& frame, Position position);
+  void start_writing(Frame& frame);
+  void read_ahead(Position position);
+  static void finish(Frame& frame);
+  void settle();
+
+  std::vector<Unit> units_;
+  Options options_;
+  std::vector<int64_t> base_;  // of each unit in the file, bytes
+  int64_t block_bytes_ = 0;
+  int64_t turn_ = 0;
+  std::unique_ptr<store::Folder> folder_;
+  std::unique_ptr<store::File> file_;
+  std::vector<Frame> frames_;  // after the file: their transfers end first
+};
+
+}  // namespace zero

@@ -1,0 +1,81 @@
+#include "zero/store/folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+
+#include "zero/base/error.h"
+
+namespace zero::store {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "libzero-states-";
+constexpr const char* kLock = "lock";
+
+// A descriptor that holds the lock of `file`, or -1 (errno says why) while another process has it.
+int take_lock(const fs::path& file, int flags) {
+  const int descriptor = open(file.c_str(), O_RDWR | O_CLOEXEC | flags, 0600);
+  if (descriptor < 0) return -1;
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) return descriptor;
+  const int error = errno;
+  close(descriptor);
+  errno = error;
+  return -1;
+}
+
+// Best effort: another user's are not ours to remove, another process may be at it too. A folder
+// without a lock file is just being made.
+void remove_left_over(const fs::path& parent) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent, error)) {
+    if (!entry.path().filename().string().starts_with(kPrefix)) continue;
+    const int lock = take_lock(entry.path() / kLock, 0);
+    if (lock < 0) continue;
+    fs::remove_all(entry.path(), error);
+    close(lock);
+  }
+}
+
+}  // namespace
+
+Folder::Folder(const std::string& parent) {
+  remove_left_over(parent);
+  path_ = (fs::path(parent) / (std::string(kPrefix) + "XXXXXX")).string();
+  if (mkdtemp(path_.data()) == nullptr) {
+    const int error = errno;
+    throw StoreError(fmt::format(
+        "Cannot make a folder in {}: {} (errno {}). Name an existing folder that this user may "
+        "write, on a disk with room for the states.",
+        parent, std::strerror(error), error));
+  }
+  // Locked before it has the name by which others look for it.
+  const auto lock = fs::path(path_) / kLock;
+  const auto unnamed = fs::path(path_) / "lock.new";
+  lock_ = take_lock(unnamed, O_CREAT);
+  if (lock_ >= 0 && rename(unnamed.c_str(), lock.c_str()) == 0) return;
+  const int error = errno;
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  if (lock_ >= 0) close(lock_);
+  throw StoreError(
+      fmt::format("Cannot lock {}/{}: {} (errno {}).", path_, kLock, std::strerror(error), error));
+}
+
+Folder::~Folder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  close(lock_);
+}
+
+}  // namespace zero::store

@@ -1,0 +1,102 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "zero/store/transfer.h"
+
+namespace zero::store {
+
+namespace {
+
+class ThreadQueue final : public Queue {
+ public:
+  explicit ThreadQueue(int threads) {
+    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ThreadQueue(const ThreadQueue&) = delete;
+  ThreadQueue& operator=(const ThreadQueue&) = delete;
+
+  ~ThreadQueue() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    arrived_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  void push(std::span<const Piece> pieces) override {
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& piece : pieces) {
+        ++piece.request->pending;
+        waiting_.push_back(piece);
+      }
+    }
+    arrived_.notify_all();
+  }
+
+  void wait(Request& request) override {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return request.pending == 0; });
+  }
+
+  bool done(const Request& request) override {
+    const std::lock_guard lock(mutex_);
+    return request.pending == 0;
+  }
+
+  std::string_view name() const override { return "threads"; }
+
+ private:
+  // 0, an errno or kEnded; `piece.offset` is where it stopped.
+  static int transfer(Piece& piece) {
+    while (piece.bytes > 0) {
+      const auto bytes = static_cast<size_t>(piece.bytes);
+      const auto moved = piece.write ? pwrite(piece.file, piece.memory, bytes, piece.offset)
+                                     : pread(piece.file, piece.memory, bytes, piece.offset);
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) return errno;
+      if (moved == 0) return Request::kEnded;
+      piece.offset += moved;
+      piece.memory += moved;
+      piece.bytes -= moved;
+    }
+    return 0;
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      arrived_.wait(lock, [&] { return closing_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      Piece piece = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      const int error = transfer(piece);
+      lock.lock();
+      auto& request = *piece.request;
+      if (error != 0) request.fail(error, piece.offset);
+      if (--request.pending == 0) finished_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::condition_variable finished_;
+  std::deque<Piece> waiting_;
+  std::vector<std::thread> workers_;
+  bool closing_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Queue> thread_queue(int threads) { return std::make_unique<ThreadQueue>(threads); }
+
+}  // namespace zero::store

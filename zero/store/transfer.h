@@ -1,0 +1,51 @@
+// What the two ways of doing file I/O share: pieces of transfers, and the transfers they belong to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace zero::store {
+
+/// A transfer of a file that has been started; `File` hands it out as a Transfer.
+struct Request {
+  int64_t pending = 0;  ///< pieces that are not done; guarded by the queue
+  int error = 0;        ///< errno of the first byte that failed; kEnded: the file is too short
+  int64_t error_offset = 0;
+  static constexpr int kEnded = -1;
+  void fail(int reason, int64_t offset) {
+    if (error != 0 && error_offset < offset) return;
+    error = reason;
+    error_offset = offset;
+  }
+};
+
+/// At most a block of a transfer.
+struct Piece {
+  int file = -1;
+  int64_t offset = 0;  ///< in the file, bytes
+  std::byte* memory = nullptr;
+  int64_t bytes = 0;
+  bool write = false;
+  std::shared_ptr<Request> request;
+};
+
+/// Does pieces in any order. Thread-safe. Destroying it waits for all of them.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+  virtual void push(std::span<const Piece> pieces) = 0;
+  /// Blocks until every piece of `request` is done, whether or not it failed.
+  virtual void wait(Request& request) = 0;
+  virtual bool done(const Request& request) = 0;
+  virtual std::string_view name() const = 0;
+};
+
+/// io_uring with `depth` pieces under way; null where the system refuses it.
+std::unique_ptr<Queue> uring_queue(int depth);
+/// `threads` threads that call pread and pwrite.
+std::unique_ptr<Queue> thread_queue(int threads);
+
+}  // namespace zero::store
