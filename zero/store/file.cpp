@@ -34,6 +34,27 @@ std::string remedy(int error) {
   }
 }
 
+// Of the disk, or -1 where it does not say.
+int64_t free_bytes(int file) {
+  struct statvfs disk {};
+  if (fstatvfs(file, &disk) != 0) return -1;
+  return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+}
+
+// 0, or an errno.
+int reserve(int file, int64_t bytes) {
+  if (bytes == 0) return 0;
+  while (fallocate(file, 0, 0, bytes) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP) return errno;
+    // A file system that cannot reserve: at least see that there is room now.
+    const int64_t left = free_bytes(file);
+    if (left >= 0 && left < bytes) return ENOSPC;
+    return ftruncate(file, bytes) == 0 ? 0 : errno;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Transfer& Transfer::operator=(Transfer&& other) noexcept {
@@ -89,23 +110,15 @@ File::File(std::string path, int64_t bytes, const FileOptions& options)
     throw StoreError(
         fmt::format("Cannot make the file {}: {}.{}", path_, reason(error), remedy(error)));
   }
-  int error = 0;
-  if (bytes_ > 0) {
-    do error = posix_fallocate(file_, 0, bytes_);
-    while (error == EINTR);
-  }
-  if (error != 0) {
-    struct statvfs disk {};
-    const bool known = fstatvfs(file_, &disk) == 0;
+  const int64_t left = free_bytes(file_);
+  if (const int error = reserve(file_, bytes_); error != 0) {
     close(file_);
     unlink(path_.c_str());
-    throw StoreError(
-        fmt::format("Cannot reserve {} for {}: {}.{} Free space there, or name another folder.",
-                    format_bytes(static_cast<double>(bytes_)), path_, reason(error),
-                    known ? fmt::format(" The disk has {} left.",
-                                        format_bytes(static_cast<double>(disk.f_bavail) *
-                                                     static_cast<double>(disk.f_frsize)))
-                          : ""));
+    throw StoreError(fmt::format(
+        "Cannot reserve {} for {}: {}.{} Free space there, or name another folder.",
+        format_bytes(static_cast<double>(bytes_)), path_, reason(error),
+        left < 0 ? ""
+                 : fmt::format(" The disk has {} left.", format_bytes(static_cast<double>(left)))));
   }
   if (options.uring) queue_ = uring_queue(options.queue_depth);
   if (!queue_) queue_ = thread_queue(std::min(kThreads, options.queue_depth));
