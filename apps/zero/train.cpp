@@ -124,7 +124,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       ->check(not_negative());
   add("--beta1", engine.beta1, "AdamW's [0.9]");
   add("--beta2", engine.beta2, "AdamW's [0.95]");
-  add("--bucket-size", engine.bucket_size, "Bytes that are gathered and reduced at once [33554432]")
+  add("--bucket-size", engine.bucket_size, "Bytes that are gathered and reduced at once [16777216]")
       ->check(positive());
   add("--live-parameters", engine.live_parameters,
       "Stage 3: parameters that may be gathered at once [1000000000]")

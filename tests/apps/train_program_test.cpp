@@ -110,7 +110,8 @@ TEST(Train, StatesOnDiskGiveTheSameWeightsAndAreToldBesideTheMemory) {
     EXPECT_THAT(outcome.out, HasSubstr("on disk"));
     EXPECT_TRUE(folder.weights("disk-" + dtype) == folder.weights("memory-" + dtype));
     EXPECT_TRUE(std::filesystem::is_empty(disk));
-    for (const auto& rank : folder.event("memory", "disk-" + dtype)["per_rank"]) {
+    const auto memory = folder.event("memory", "disk-" + dtype);
+    for (const auto& rank : memory["per_rank"]) {
       EXPECT_EQ(rank["optimizer"]["peak"], 0);
       EXPECT_GT(rank["disk"]["bytes"], 0);
       EXPECT_GT(rank["disk"]["written"], rank["disk"]["bytes"]);

@@ -292,6 +292,12 @@ TEST(EngineMemory, GatheredUnitsStayWithinTheBudgetOrWhatOneOperatorPins) {
   }
 }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kKeepsFreedMemory = true;
+#else
+constexpr bool kKeepsFreedMemory = false;
+#endif
+
 int64_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   int64_t total = 0;
@@ -315,8 +321,9 @@ TEST(EngineMemory, AThousandStepsDoNotGrowTheResidentSet) {
       group->barrier();
       if (group->rank() == 0) growth = resident_bytes() - before;
     });
-    // What a step keeps would show: 300 bytes of it are as much as this.
-    EXPECT_LT(growth, 300 * 1024) << "stage " << stage;
+    // What a step keeps would show: 300 bytes of it are as much as this. AddressSanitizer keeps
+    // what is freed for a while, and finds what is never freed by itself.
+    EXPECT_LT(growth, kKeepsFreedMemory ? int64_t{1} << 30 : 300 * 1024) << "stage " << stage;
   }
 }
 

@@ -9,7 +9,9 @@
 
 #include <memory>
 
+#include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/models/gelu.h"
 #include "zero/models/matmul.h"
 
 namespace zero {
@@ -107,6 +109,30 @@ TEST(Linear, EqualsLibTorchsForwardAndBackward) {
       }
     }
   }
+}
+
+TEST(GeluLinear, EqualsGeluThenLinearBitForBit) {
+  at::manual_seed(3);
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      for (const bool biased : {true, false}) {
+        const auto l = layer(layout, dtype, biased);
+        const auto y = gelu_linear(l.x, l.weight, l.bias, layout);
+        const auto expected = linear(tanh_gelu(l.x), l.weight, l.bias, layout);
+        EXPECT_TRUE(at::equal(y, expected));
+        const auto mine = gradients(l, y);
+        const auto theirs = gradients(l, expected);
+        for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(at::equal(mine[i], theirs[i]));
+      }
+    }
+  }
+}
+
+TEST(GeluLinear, SaysThatItHasNoSecondDerivative) {
+  const auto l = layer(WeightLayout::out_in, at::kFloat, true);
+  EXPECT_THROW(torch::autograd::grad({gelu_linear(l.x, l.weight, l.bias).sum()}, {l.x}, {},
+                                     std::nullopt, /*create_graph=*/true),
+               Error);
 }
 
 TEST(Linear, LeavesOutWhatIsFrozen) {

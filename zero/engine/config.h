@@ -52,7 +52,7 @@ struct Config {
   bool bf16 = false;
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
   /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
-  int64_t unit_bytes = 32 << 20;
+  int64_t unit_bytes = 16 << 20;
   /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after
   /// the operator that used it.
   int64_t max_live_parameters = 1'000'000'000;

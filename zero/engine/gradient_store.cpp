@@ -21,7 +21,7 @@ using torch::autograd::PostAccumulateGradHook;
 namespace {
 
 // Reductions under way at a time: one runs while the next bucket fills.
-constexpr size_t kInFlight = 2;
+constexpr size_t kInFlight = 1;
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);

@@ -14,7 +14,7 @@
 // in the first pass. A gradient that comes for a unit already reduced in this pass (recomputation,
 // several uses) waits in its bucket for the next pass, or for the boundary.
 //
-// Buckets of ordinary units have one size and are used again and again: two on their way, one that
+// Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
 // has the unit's shape: it is reduced from where autograd left it, through the group's small
 // staging buffer.

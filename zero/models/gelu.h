@@ -11,4 +11,11 @@ namespace zero {
 /// at::gelu.
 at::Tensor tanh_gelu(const at::Tensor& x);
 
+/// tanh_gelu has kernels of its own for `x`: fp32 or bf16 on a CPU.
+bool has_tanh_gelu_kernel(const at::Tensor& x);
+/// The kernels by themselves, not differentiable. `x` and `dy` are contiguous.
+at::Tensor tanh_gelu_values(const at::Tensor& x);
+/// `dy` becomes dy gelu'(x).
+void tanh_gelu_gradient_(const at::Tensor& x, const at::Tensor& dy);
+
 }  // namespace zero

@@ -7,7 +7,6 @@
 
 #include "zero/base/error.h"
 #include "zero/models/cross_entropy.h"
-#include "zero/models/gelu.h"
 #include "zero/models/linear.h"
 #include "zero/models/tied_embedding.h"
 
@@ -106,7 +105,8 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  return drop(c_proj(tanh_gelu(c_fc(x))), config_.residual_dropout, is_training());
+  const auto y = gelu_linear(c_fc(x), c_proj->weight, c_proj->bias, WeightLayout::in_out);
+  return drop(y, config_.residual_dropout, is_training());
 }
 
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config) : config_(config) { reset(); }

@@ -6,7 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/models/gelu.h"
 #include "zero/models/matmul.h"
 
 namespace zero {
@@ -17,6 +19,30 @@ using torch::autograd::variable_list;
 
 at::Tensor in_out(const at::Tensor& weight, bool transposed) {
   return transposed ? weight.t() : weight;
+}
+
+struct Wanted {
+  bool x = false, weight = false, bias = false;
+};
+
+struct Gradients {
+  at::Tensor x, weight, bias;
+};
+
+// Not differentiable; the weight's and the bias's where they are collected.
+Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                       const at::Tensor& bias, bool transposed, Wanted wanted) {
+  Gradients result;
+  if (wanted.x) result.x = product(dy, in_out(weight, !transposed));
+  if (wanted.weight) {
+    result.weight = gradient_place(weight);
+    at::mm_out(result.weight, transposed ? dy.t() : x.t(), transposed ? x : dy);
+  }
+  if (wanted.bias) {
+    result.bias = gradient_place(bias);
+    at::sum_out(result.bias, dy, {0});
+  }
+  return result;
 }
 
 class Linear : public torch::autograd::Function<Linear> {
@@ -36,46 +62,77 @@ class Linear : public torch::autograd::Function<Linear> {
     const auto& weight = saved[1];
     const bool biased = saved.size() > 2;
     const bool transposed = context->saved_data.at("transposed").toBool();
-    const bool differentiable = at::GradMode::is_enabled();  // of second order
+    const Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1),
+                        biased && context->needs_input_grad(2)};
     const auto dy = gradients[0].contiguous();
-    at::Tensor dx;
-    at::Tensor dw;
-    at::Tensor db;
-    if (context->needs_input_grad(0)) {
-      const auto b = in_out(weight, !transposed);
-      dx = differentiable ? at::mm(dy, b) : product(dy, b);
+    if (at::GradMode::is_enabled()) {  // of second order
+      return {wanted.x ? at::mm(dy, in_out(weight, !transposed)) : at::Tensor(),
+              !wanted.weight ? at::Tensor()
+              : transposed   ? at::mm(dy.t(), x)
+                             : at::mm(x.t(), dy),
+              wanted.bias ? dy.sum(0) : at::Tensor(), at::Tensor()};
     }
-    if (context->needs_input_grad(1)) {
-      const auto a = transposed ? dy.t() : x.t();
-      const auto& b = transposed ? x : dy;
-      if (differentiable) {
-        dw = at::mm(a, b);
-      } else {
-        dw = gradient_place(weight);
-        at::mm_out(dw, a, b);
-      }
-    }
-    if (biased && context->needs_input_grad(2)) {
-      if (differentiable) {
-        db = dy.sum(0);
-      } else {
-        db = gradient_place(saved[2]);
-        at::sum_out(db, dy, {0});
-      }
-    }
-    return {dx, dw, db, at::Tensor()};
+    auto of = gradients_of(dy, x, weight, biased ? saved[2] : at::Tensor(), transposed, wanted);
+    return {of.x, of.weight, of.bias, at::Tensor()};
   }
 };
+
+class GeluLinear : public torch::autograd::Function<GeluLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, bool transposed) {
+    variable_list saved{x, weight};
+    if (bias) saved.push_back(*bias);
+    context->save_for_backward(std::move(saved));
+    context->saved_data["transposed"] = transposed;
+    return product(tanh_gelu_values(x), in_out(weight, transposed), bias.value_or(at::Tensor()));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          "gelu_linear has no second derivative (backward ran with create_graph). Use tanh_gelu "
+          "and "
+          "linear.");
+    }
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const bool biased = saved.size() > 2;
+    const bool transposed = context->saved_data.at("transposed").toBool();
+    const Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1),
+                        biased && context->needs_input_grad(2)};
+    auto of =
+        gradients_of(gradients[0].contiguous(), wanted.weight ? tanh_gelu_values(x) : at::Tensor(),
+                     saved[1], biased ? saved[2] : at::Tensor(), transposed, wanted);
+    if (wanted.x) tanh_gelu_gradient_(x, of.x);
+    return {of.x, of.weight, of.bias, at::Tensor()};
+  }
+};
+
+// (..., in) as (rows, in), and what comes of it as (..., out).
+template <class Function>
+at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                   WeightLayout layout) {
+  const bool transposed = layout == WeightLayout::out_in;
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(transposed ? 0 : 1);
+  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  return Function::apply(x.reshape({-1, x.size(-1)}).contiguous(), weight, optional_bias,
+                         transposed)
+      .view(sizes);
+}
 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout) {
-  const bool transposed = layout == WeightLayout::out_in;
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(transposed ? 0 : 1);
-  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  return Linear::apply(x.reshape({-1, x.size(-1)}), weight, optional_bias, transposed).view(sizes);
+  return by_rows<Linear>(x, weight, bias, layout);
+}
+
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       WeightLayout layout) {
+  if (!has_tanh_gelu_kernel(x)) return linear(tanh_gelu(x), weight, bias, layout);
+  return by_rows<GeluLinear>(x, weight, bias, layout);
 }
 
 }  // namespace zero
