@@ -47,7 +47,8 @@ int bench(const Arguments& arguments) {
     names.emplace_back(subject.name);
   }
   throw ConfigError(fmt::format("'{}' is not a subject of `zero bench`.{} It has: {}.", name,
-                                did_you_mean(name, names), "collectives, nvme, optimizer, pager, step"));
+                                did_you_mean(name, names),
+                                "collectives, nvme, optimizer, pager, step"));
 }
 
 }  // namespace zero::app
