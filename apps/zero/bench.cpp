@@ -2,6 +2,7 @@
 #include "apps/zero/bench.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "zero/base/error.h"
 
@@ -47,8 +48,7 @@ int bench(const Arguments& arguments) {
     names.emplace_back(subject.name);
   }
   throw ConfigError(fmt::format("'{}' is not a subject of `zero bench`.{} It has: {}.", name,
-                                did_you_mean(name, names),
-                                "collectives, nvme, optimizer, pager, step"));
+                                did_you_mean(name, names), fmt::join(names, ", ")));
 }
 
 }  // namespace zero::app

@@ -85,6 +85,11 @@ struct Setting {
   int depth = 0;
   std::string way;
   std::vector<double> write, read;  // GB/s
+  /// What is started at once: fills the queue, and is no less than an update's block of arrays.
+  int64_t chunk() const {
+    const auto least = std::max(block * depth, int64_t{8} << 20);
+    return (least + store::kAlignment - 1) / store::kAlignment * store::kAlignment;
+  }
   double slower() const { return std::min(summarize(write).median, summarize(read).median); }
 };
 
@@ -100,7 +105,7 @@ int nvme(const Arguments& arguments) {
   for (const auto block : options.blocks) {
     for (const int depth : options.depths) {
       settings.push_back({.block = block, .depth = depth, .way = {}, .write = {}, .read = {}});
-      chunk = std::max(chunk, block * depth);
+      chunk = std::max(chunk, settings.back().chunk());
     }
   }
   const auto memory =
@@ -116,14 +121,11 @@ int nvme(const Arguments& arguments) {
           folder.path() + "/bench", options.size,
           {.block_bytes = setting.block, .queue_depth = setting.depth, .uring = !options.threads});
       setting.way = file.way();
-      const auto of = std::max(setting.block * setting.depth, int64_t{8} << 20) /
-                      store::kAlignment * store::kAlignment;
-      const auto part = std::min(of, chunk);
       const auto rate = [&](double seconds) {
         return static_cast<double>(file.bytes()) / seconds * 1e-9;
       };
-      setting.write.push_back(rate(sweep(file, bytes, part, true)));
-      setting.read.push_back(rate(sweep(file, bytes, part, false)));
+      setting.write.push_back(rate(sweep(file, bytes, setting.chunk(), true)));
+      setting.read.push_back(rate(sweep(file, bytes, setting.chunk(), false)));
     }
   }
 

@@ -20,7 +20,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libzero"
 BYTES_AN_ELEMENT = 28
-LOOPS = {"AdamW, fp32": "libzero", "LibTorch's fused AdamW, fp32": "LibTorch's fused AdamW", "AdamW's streams, fp32": "streaming loop"}
+LOOPS = {"AdamW, fp32": "libzero", "LibTorch's fused AdamW, fp32": "LibTorch's fused AdamW", "streaming loop, fp32": "streaming loop"}
 
 DEEPSPEED = """
 import sys, time

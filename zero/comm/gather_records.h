@@ -1,9 +1,12 @@
-// A small record of every rank, for reports.
+// A small record of every rank, for reports and agreements.
 #pragma once
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -24,6 +27,14 @@ std::vector<Record> gather_records(Group& group, const Record& mine, std::string
   std::vector<Record> all(static_cast<size_t>(group.size()));
   std::memcpy(all.data(), output.data_ptr(), static_cast<size_t>(output.numel()));
   return all;
+}
+
+/// The first rank that says `failed`, if one does. Collective, as above.
+inline std::optional<int> first_failure(Group& group, bool failed, std::string_view label) {
+  const auto all = gather_records(group, static_cast<uint8_t>(failed), label);
+  const auto found = std::find(all.begin(), all.end(), uint8_t{1});
+  if (found == all.end()) return std::nullopt;
+  return static_cast<int>(found - all.begin());
 }
 
 }  // namespace zero::comm

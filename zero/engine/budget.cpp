@@ -94,8 +94,7 @@ void Engine::Impl::spend_budget() {
         "The memory budget is {}, but on the rank with the most the first step took {} more than "
         "that; on rank {} it took {} for states and buffers (of them {} for gathered units) and {} "
         "for activations. Use a smaller micro-batch, shorter sequences, a higher stage, more "
-        "ranks, "
-        "or a larger budget.",
+        "ranks, or a larger budget.",
         bytes(config.memory_budget), bytes(-spare), group->rank(), bytes(held),
         bytes(ledger.usage(Category::gathered_units).peak), bytes(activations)));
   }

@@ -13,6 +13,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 
@@ -227,16 +228,12 @@ std::unique_ptr<OptimizerStore> Engine::Impl::make_optimizer_store(
   } catch (const StoreError& error) {
     failure = error.what();
   }
-  auto mine = at::empty({1}, at::kLong);
-  mine[0] = failure.empty() ? 0 : 1;
-  auto all = at::empty({group->size()}, at::kLong);
-  group->all_gather_control(all, mine, "files for optimizer states");
+  const auto failed = comm::first_failure(*group, !failure.empty(), "files for optimizer states");
   if (!failure.empty()) throw StoreError(failure);
-  for (int rank = 0; rank < group->size(); ++rank) {
-    if (all[rank].item<int64_t>() != 0) {
-      throw StoreError(fmt::format(
-          "Rank {} could not make its file for optimizer states; its own message says why.", rank));
-    }
+  if (failed) {
+    throw StoreError(fmt::format(
+        "Rank {} could not make its file for optimizer states; its own message says why.",
+        *failed));
   }
   return made;
 }

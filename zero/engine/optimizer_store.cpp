@@ -1,6 +1,7 @@
 #include "zero/engine/optimizer_store.h"
 
 #include <ATen/ops/where.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <utility>
@@ -133,7 +134,7 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
     Range owned;  // counted from the first owned element
     int64_t parameter;
   };
-  std::vector<Run> runs;
+  c10::SmallVector<Run, 8> runs;
   size_t first = 0;
   while (first < segments.size()) {
     const auto parameter = static_cast<size_t>(segments[first].parameter);

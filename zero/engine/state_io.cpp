@@ -14,6 +14,7 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 
@@ -37,14 +38,11 @@ void together(comm::Group& group, std::string_view what, const std::function<voi
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  auto all = at::zeros({group.size()}, at::kLong);
-  group.all_gather_control(all, at::full({1}, failure.empty() ? 0 : 1, at::kLong), what);
+  const auto failed = comm::first_failure(group, !failure.empty(), what);
   if (!failure.empty()) throw CheckpointError(failure);
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (all[rank].item<int64_t>() != 0)
-      throw CheckpointError(
-          fmt::format("{} failed on rank {}, which says why; nothing was changed.", what, rank));
-  }
+  if (failed)
+    throw CheckpointError(
+        fmt::format("{} failed on rank {}, which says why; nothing was changed.", what, *failed));
 }
 
 std::string shard_name(int rank, int ranks) {

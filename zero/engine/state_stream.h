@@ -11,6 +11,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <functional>
@@ -41,7 +42,7 @@ class StateStream {
   struct Block {
     int64_t begin = 0;
     int64_t end = 0;
-    std::vector<float*> arrays;
+    c10::SmallVector<float*, 4> arrays;
   };
 
   /// Reserves a file for all arrays, which are zero. Throws StoreError where the disk has not as

@@ -27,8 +27,8 @@ class Gelu : public torch::autograd::Function<Gelu> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto x = context->get_saved_variables()[0];
     if (at::GradMode::is_enabled()) return {at::gelu_backward(gradients[0], x, "tanh")};
-    const auto dx = gradients[0].clone(at::MemoryFormat::Contiguous);
-    tanh_gelu_gradient_(x, dx);
+    const auto dx = at::empty_like(x);
+    tanh_gelu_gradient(x, gradients[0].contiguous(), dx);
     return {dx};
   }
 };
@@ -49,11 +49,12 @@ at::Tensor tanh_gelu_values(const at::Tensor& x) {
   return y;
 }
 
-void tanh_gelu_gradient_(const at::Tensor& x, const at::Tensor& dy) {
+void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx) {
   const auto* input = x.const_data_ptr();
-  auto* gradient = dy.mutable_data_ptr();
+  const auto* from = dy.const_data_ptr();
+  auto* to = dx.mutable_data_ptr();
   at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    gelu_backward(input, gradient, gradient, begin, end, is_bf16(x));
+    gelu_backward(input, from, to, begin, end, is_bf16(x));
   });
 }
 

@@ -15,7 +15,7 @@ at::Tensor tanh_gelu(const at::Tensor& x);
 bool has_tanh_gelu_kernel(const at::Tensor& x);
 /// The kernels by themselves, not differentiable. `x` and `dy` are contiguous.
 at::Tensor tanh_gelu_values(const at::Tensor& x);
-/// `dy` becomes dy gelu'(x).
-void tanh_gelu_gradient_(const at::Tensor& x, const at::Tensor& dy);
+/// `dx` becomes dy gelu'(x); it may be `dy`, and is contiguous too.
+void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx);
 
 }  // namespace zero

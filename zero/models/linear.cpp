@@ -45,25 +45,41 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   return result;
 }
 
+// What both functions below keep from forward to backward.
+void keep(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+          const std::optional<at::Tensor>& bias, bool transposed) {
+  variable_list saved{x, weight};
+  if (bias) saved.push_back(*bias);
+  context->save_for_backward(std::move(saved));
+  context->saved_data["transposed"] = transposed;
+}
+
+struct Kept {
+  explicit Kept(AutogradContext* context) {
+    const auto saved = context->get_saved_variables();
+    x = saved[0];
+    weight = saved[1];
+    if (saved.size() > 2) bias = saved[2];
+    transposed = context->saved_data.at("transposed").toBool();
+    wanted = {context->needs_input_grad(0), context->needs_input_grad(1),
+              bias.defined() && context->needs_input_grad(2)};
+  }
+  at::Tensor x, weight, bias;  // the bias may be undefined
+  bool transposed = false;
+  Wanted wanted;
+};
+
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
-    variable_list saved{x, weight};
-    if (bias) saved.push_back(*bias);
-    context->save_for_backward(std::move(saved));
-    context->saved_data["transposed"] = transposed;
+    keep(context, x, weight, bias, transposed);
     return product(x, in_out(weight, transposed), bias.value_or(at::Tensor()));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const auto& x = saved[0];
-    const auto& weight = saved[1];
-    const bool biased = saved.size() > 2;
-    const bool transposed = context->saved_data.at("transposed").toBool();
-    const Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1),
-                        biased && context->needs_input_grad(2)};
+    const Kept kept(context);
+    const auto& [x, weight, bias, transposed, wanted] = kept;
     const auto dy = gradients[0].contiguous();
     if (at::GradMode::is_enabled()) {  // of second order
       return {wanted.x ? at::mm(dy, in_out(weight, !transposed)) : at::Tensor(),
@@ -72,7 +88,7 @@ class Linear : public torch::autograd::Function<Linear> {
                              : at::mm(x.t(), dy),
               wanted.bias ? dy.sum(0) : at::Tensor(), at::Tensor()};
     }
-    auto of = gradients_of(dy, x, weight, biased ? saved[2] : at::Tensor(), transposed, wanted);
+    const auto of = gradients_of(dy, x, weight, bias, transposed, wanted);
     return {of.x, of.weight, of.bias, at::Tensor()};
   }
 };
@@ -81,10 +97,7 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
-    variable_list saved{x, weight};
-    if (bias) saved.push_back(*bias);
-    context->save_for_backward(std::move(saved));
-    context->saved_data["transposed"] = transposed;
+    keep(context, x, weight, bias, transposed);
     return product(tanh_gelu_values(x), in_out(weight, transposed), bias.value_or(at::Tensor()));
   }
 
@@ -92,19 +105,13 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
     if (at::GradMode::is_enabled()) {
       throw Error(
           "gelu_linear has no second derivative (backward ran with create_graph). Use tanh_gelu "
-          "and "
-          "linear.");
+          "and linear.");
     }
-    const auto saved = context->get_saved_variables();
-    const auto& x = saved[0];
-    const bool biased = saved.size() > 2;
-    const bool transposed = context->saved_data.at("transposed").toBool();
-    const Wanted wanted{context->needs_input_grad(0), context->needs_input_grad(1),
-                        biased && context->needs_input_grad(2)};
-    auto of =
-        gradients_of(gradients[0].contiguous(), wanted.weight ? tanh_gelu_values(x) : at::Tensor(),
-                     saved[1], biased ? saved[2] : at::Tensor(), transposed, wanted);
-    if (wanted.x) tanh_gelu_gradient_(x, of.x);
+    const Kept kept(context);
+    const auto y = kept.wanted.weight ? tanh_gelu_values(kept.x) : at::Tensor();
+    const auto of = gradients_of(gradients[0].contiguous(), y, kept.weight, kept.bias,
+                                 kept.transposed, kept.wanted);
+    if (kept.wanted.x) tanh_gelu_gradient(kept.x, of.x, of.x);
     return {of.x, of.weight, of.bias, at::Tensor()};
   }
 };

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "zero/store/transfer.h"
+#include "zero/store/queue.h"
 
 namespace zero::store {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "zero/store/transfer.h"
+#include "zero/store/queue.h"
 
 namespace zero::store {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
-#include "zero/store/transfer.h"
+#include "zero/store/queue.h"
 
 namespace zero::store {
 
@@ -24,9 +24,11 @@ class UringQueue final : public Queue {
   UringQueue& operator=(const UringQueue&) = delete;
 
   ~UringQueue() override {
-    std::unique_lock lock(mutex_);
-    backlog_.clear();
-    while (free_.size() < slots_.size()) reap(true);
+    const std::lock_guard lock(mutex_);
+    while (!backlog_.empty() || free_.size() < slots_.size()) {
+      submit();
+      reap(true);
+    }
     io_uring_queue_exit(&ring_);
   }
 
