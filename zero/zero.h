@@ -8,3 +8,4 @@
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
 #include "zero/optim/optimizer.h"
+#include "zero/store/init.h"

@@ -63,7 +63,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
 
 class NullSource : public paging::UnitSource {
  public:
-  comm::Work gather(int64_t, void*) override { return {}; }
+  void gather(int64_t, void*) override {}
+  void finish(int64_t) override {}
 };
 
 std::vector<at::Tensor> make_parameters(const Options& options) {

@@ -29,15 +29,16 @@ constexpr const char* kDescription =
     "(--config): DeepSpeed's keys for the engine and a section \"train\" for the rest; the command "
     "line comes first.";
 
-OffloadOptimizer::Device device_of(std::string_view name) {
-  using Device = OffloadOptimizer::Device;
-  return name == "nvme" ? Device::nvme : name == "cpu" ? Device::cpu : Device::none;
+OffloadDevice device_of(std::string_view name) {
+  return name == "nvme"  ? OffloadDevice::nvme
+         : name == "cpu" ? OffloadDevice::cpu
+                         : OffloadDevice::none;
 }
 
 /// What the command line says of the engine; what it leaves out is the file's.
 struct EngineOptions {
   std::optional<int> stage;
-  std::optional<std::string> dtype, offload_optimizer, nvme_path;
+  std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
@@ -49,7 +50,8 @@ struct EngineOptions {
     if (bucket_size) config.unit_bytes = *bucket_size;
     if (live_parameters) config.max_live_parameters = *live_parameters;
     if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
-    if (nvme_path) config.offload_optimizer.nvme_path = *nvme_path;
+    if (offload_param) config.offload_param.device = device_of(*offload_param);
+    if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
     if (clip) config.gradient_clipping = *clip;
     Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
@@ -134,7 +136,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       "(files) "
       "[none]")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
-  add("--nvme-path", engine.nvme_path, "Folder on a local disk for --offload-optimizer nvme")
+  add("--offload-param", engine.offload_param,
+      "Stage 3: where parameters live between their uses: none, cpu or nvme [none]")
+      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  add("--nvme-path", engine.nvme_path, "Folder on a local disk for what is offloaded to nvme")
       ->type_name("DIR");
   add("--memory-budget", engine.memory_budget,
       "Bytes that a rank may hold, as 6GB; 0: no limit [0]")

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 
+#include "tests/engine/net.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -20,55 +21,9 @@
 namespace zero {
 namespace {
 
-namespace nn = torch::nn;
 using comm::Collective;
 using comm::run_as_threads;
 using testing::HasSubstr;
-
-// Three linear layers of uneven sizes: nothing divides by 2, 3 or 4.
-struct Net : nn::Module {
-  Net()
-      : a(register_module("a", nn::Linear(7, 33))),
-        b(register_module("b", nn::Linear(33, 29))),
-        c(register_module("c", nn::Linear(29, 1))) {
-    // Ranks are threads here and share the generator: values that do not need it.
-    const torch::NoGradGuard guard;
-    double phase = 0.3;
-    for (auto& p : parameters())
-      p.copy_(torch::sin(torch::arange(p.numel()) * 0.7 + (phase += 1.1)).mul(0.2).view(p.sizes()));
-  }
-  at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
-  nn::Linear a, b, c;
-};
-
-at::Tensor input(int rank, int64_t step, at::ScalarType dtype) {
-  return torch::cos(torch::arange(35) * 0.9 + rank * 1.7 + static_cast<double>(step))
-      .view({5, 7})
-      .to(dtype);
-}
-
-at::Tensor loss_of(Net& net, int rank, int64_t step) {
-  const auto dtype = net.a->weight.scalar_type();
-  return (net.forward(input(rank, step, dtype)).to(at::kFloat) - 0.7).pow(2).mean();
-}
-
-Config config(int stage, bool bf16 = false, int64_t accumulate = 1) {
-  Config result;
-  result.stage = stage;
-  result.bf16 = bf16;
-  result.gradient_accumulation_steps = accumulate;
-  result.unit_bytes = 1500;
-  result.gradient_clipping = 0;
-  return result;
-}
-
-void train(Engine& engine, Net& net, int64_t steps, int64_t first = 0) {
-  const int64_t k = engine.config().gradient_accumulation_steps;
-  for (int64_t i = first * k; i < (first + steps) * k; ++i) {
-    engine.backward(loss_of(net, engine.group().rank(), i));
-    engine.step();
-  }
-}
 
 struct Setting {
   int stage;
@@ -446,17 +401,6 @@ TEST(EngineStates, WritesOfTheUserReachTheMasterWeightsAndThePeers) {
   }
 }
 
-std::vector<at::Tensor> weights(Engine& engine) {
-  std::vector<at::Tensor> all;
-  for (const auto& name : engine.parameter_names()) all.push_back(engine.parameter(name));
-  return all;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << "parameter " << i;
-}
-
 TEST(EngineSave, ResumesBitExactlyAtEveryStage) {
   for (int stage = 0; stage <= 3; ++stage) {
     const TemporaryFolder folder;
@@ -825,133 +769,6 @@ TEST(EngineDivergence, AParameterUsedByOneRankAloneIsAnErrorWhereGathersAreMatch
   } catch (const CommError&) {
   }
   EXPECT_EQ(errors, 2);
-}
-
-Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
-  c.offload_optimizer = {.device = OffloadOptimizer::Device::nvme,
-                         .nvme_path = folder.path().string(),
-                         .buffer_count = buffers};
-  return c;
-}
-
-// Weights and states after training, by name, of a run that saves and loads in the middle.
-template <class Network>
-std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
-                                              int ranks, const std::filesystem::path& save) {
-  std::vector<at::Tensor> result;
-  run_as_threads(ranks, [&](auto group) {
-    const auto look = [&](Engine& engine) {
-      std::vector<at::Tensor> now;
-      for (const auto& name : engine.parameter_names()) {
-        now.push_back(engine.parameter(name).clone());
-        for (const auto state : optim::state_names(optimizer))
-          now.push_back(engine.optimizer_state(name, state).clone());
-      }
-      return now;
-    };
-    auto net = std::make_shared<Network>();
-    Engine engine(net, optimizer, c, group);
-    train(engine, *net, 3);
-    engine.set_parameter("a.bias", torch::linspace(-1, 1, 33));
-    if (!optim::state_names(optimizer).empty())
-      engine.set_optimizer_state("b.weight", optim::state_names(optimizer)[0],
-                                 torch::full({29, 33}, 0.01));
-    {
-      const torch::NoGradGuard guard;
-      net->c->bias.add_(0.25);
-    }
-    engine.save((save / "sharded").string());
-    engine.save_full((save / "full").string());
-    train(engine, *net, 2, 3);
-    const auto straight = look(engine);
-    engine.load((save / "sharded").string());
-    train(engine, *net, 2, 3);
-    expect_equal(look(engine), straight);
-    engine.load_full((save / "full").string());
-    train(engine, *net, 2, 3);
-    const auto values = look(engine);
-    expect_equal(values, straight);
-    if (group->rank() == 0) result = values;
-  });
-  return result;
-}
-
-TEST(EngineOffload, StatesOnDiskGiveTheSameBits) {
-  const TemporaryFolder folder;
-  const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2}, Sgd{.lr = 1e-2, .momentum = 0.9},
-                                          Sgd{.lr = 1e-2}};
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const bool bf16 : {false, true}) {
-      for (int ranks = 1; ranks <= 3; ++ranks) {
-        for (const auto& optimizer : optimizers) {
-          const auto c = config(stage, bf16);
-          const auto expected = states_after_training<Net>(c, optimizer, ranks, folder.path());
-          for (const int64_t buffers : {1, 4}) {
-            auto disk = on_disk(c, folder, buffers);
-            disk.offload_optimizer.pipeline_read = buffers > 1;
-            disk.offload_optimizer.pipeline_write = buffers > 1;
-            disk.aio.use_io_uring = stage % 2 == 0;
-            expect_equal(states_after_training<Net>(disk, optimizer, ranks, folder.path()),
-                         expected);
-          }
-        }
-      }
-    }
-  }
-  // The private folders went with their runs.
-  int64_t left = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    left += entry.path().filename().string().starts_with("libzero") ? 1 : 0;
-  EXPECT_EQ(left, 0);
-}
-
-TEST(EngineOffload, ReadsAndWritesEachStateOnceAStepAndHoldsNoneInMemory) {
-  const TemporaryFolder folder;
-  for (const bool ahead : {false, true}) {
-    run_as_threads(2, [&](auto group) {
-      const bool bf16 = ahead;
-      // Units of several blocks, and of one.
-      auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(1500, 1500), nn::Linear(1500, 40),
-                                                      nn::Linear(40, 1));
-      auto c = on_disk(config(2, bf16), folder);
-      c.offload_optimizer.pipeline_read = ahead;
-      Engine engine(net, AdamW{}, c, group);
-      const auto step = [&] {
-        engine.backward(net->forward(torch::ones({1, 1500}, bf16 ? at::kBFloat16 : at::kFloat))
-                            .to(at::kFloat)
-                            .mean());
-        engine.step();
-      };
-      step();
-      const auto before = engine.disk();
-      for (int i = 0; i < 3; ++i) step();
-      const auto after = engine.disk();
-      int64_t states = 0;
-      for (int64_t u = 0; u < engine.layout().unit_count(); ++u)
-        states += ((engine.layout().slice_numel(u) * 4 + 4095) / 4096 * 4096) * (bf16 ? 3 : 2);
-      EXPECT_EQ(after.bytes, states);
-      EXPECT_EQ(after.written - before.written, 3 * states);
-      // Of what is read ahead, up to two blocks are of the step that has not begun.
-      const int64_t blocks = ahead ? 2 * 3 * (4 << 20) : 0;
-      EXPECT_LE(std::abs(after.read - before.read - 3 * states), blocks);
-      EXPECT_EQ(group->ledger()->usage(Category::optimizer).peak, 0);
-      EXPECT_EQ(engine.memory_formula().optimizer, 0);
-      EXPECT_GT(group->ledger()->usage(Category::offload_buffers).peak, 0);
-    });
-  }
-}
-
-TEST(EngineOffload, AFolderThatCannotBeUsedIsAnErrorOnEveryRank) {
-  run_as_threads(2, [&](auto group) {
-    auto net = std::make_shared<Net>();
-    auto c = config(1);
-    c.offload_optimizer = {.device = OffloadOptimizer::Device::nvme,
-                           .nvme_path = "/nowhere/at/all"};
-    EXPECT_THROW(Engine(net, AdamW{}, c, group), StoreError);
-  });
-  auto c = config(1);
-  c.offload_optimizer.device = OffloadOptimizer::Device::nvme;
-  EXPECT_THROW(c.validate(), ConfigError);
 }
 
 TEST(EngineBudget, RefusesStatesThatExceedItWithWhatOtherStagesTake) {

@@ -19,13 +19,13 @@ class LocalSource : public UnitSource {
   explicit LocalSource(const partition::Layout& layout) : layout_(layout) {
     for (const auto& unit : layout.units()) units_.push_back(at::zeros({unit.bytes()}, at::kByte));
   }
-  comm::Work gather(int64_t unit, void* destination) override {
+  void gather(int64_t unit, void* destination) override {
     std::memcpy(destination, units_[static_cast<size_t>(unit)].data_ptr(),
                 static_cast<size_t>(layout_.unit(unit).bytes()));
     const std::lock_guard lock(mutex_);  // several units may be gathered at once
     gathered.push_back(unit);
-    return {};
   }
+  void finish(int64_t) override {}
   char* data(int64_t parameter) {
     const int64_t unit = layout_.unit_of(parameter);
     return static_cast<char*>(units_[static_cast<size_t>(unit)].data_ptr()) +

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -53,8 +54,17 @@ struct HostAllocator::Impl {
   Counter used;
   Counter reserved;
   int64_t resident = 0;  // what `reserved` counts of `space`
+  std::unordered_map<void*, std::shared_ptr<BlockSource>> elsewhere;  // blocks of other sources
+  std::atomic<size_t> elsewhere_count{0};
+  // Of this thread; null: the host space.
+  static thread_local std::shared_ptr<BlockSource> source;
 
-  void* take(size_t bytes) { return bytes < kMapped ? take_small(bytes) : take_large(bytes); }
+  void* take(size_t bytes) {
+    if (bytes < kMapped) return take_small(bytes);
+    return source ? take_elsewhere(bytes) : take_large(bytes);
+  }
+  void* take_elsewhere(size_t bytes);
+  bool give_back_elsewhere(void* data);
   void* take_large(size_t bytes);
   void* take_small(size_t bytes);
   void give_back_large(void* data);
@@ -67,6 +77,32 @@ struct HostAllocator::Impl {
     reserved.add(now - std::exchange(resident, now));
   }
 };
+
+thread_local std::shared_ptr<BlockSource> HostAllocator::Impl::source;
+
+void* HostAllocator::Impl::take_elsewhere(size_t bytes) {
+  void* data = source->take(bytes);
+  const std::lock_guard lock(mutex);
+  elsewhere.emplace(data, source);
+  elsewhere_count = elsewhere.size();
+  return data;
+}
+
+// False if the block is of no other source.
+bool HostAllocator::Impl::give_back_elsewhere(void* data) {
+  if (elsewhere_count == 0) return false;
+  std::shared_ptr<BlockSource> owner;
+  {
+    const std::lock_guard lock(mutex);
+    const auto block = elsewhere.find(data);
+    if (block == elsewhere.end()) return false;
+    owner = std::move(block->second);
+    elsewhere.erase(block);
+    elsewhere_count = elsewhere.size();
+  }
+  owner->give(data);
+  return true;
+}
 
 void* HostAllocator::Impl::take_small(size_t bytes) {
   void* data = nullptr;
@@ -138,7 +174,11 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
 void HostAllocator::release(void* data) {
   if (!data) return;
   auto& impl = *instance().impl_;
-  impl.space.contains(data) ? impl.give_back_large(data) : impl.give_back_small(data);
+  if (impl.space.contains(data)) {
+    impl.give_back_large(data);
+  } else if (!impl.give_back_elsewhere(data)) {
+    impl.give_back_small(data);
+  }
 }
 
 c10::DeleterFnPtr HostAllocator::raw_deleter() const { return &release; }
@@ -167,6 +207,11 @@ void HostAllocator::reset_peaks() {
   impl_->used.reset_peak();
   impl_->reserved.reset_peak();
 }
+
+BlockRedirect::BlockRedirect(std::shared_ptr<BlockSource> source)
+    : before_(std::exchange(HostAllocator::Impl::source, std::move(source))) {}
+
+BlockRedirect::~BlockRedirect() { HostAllocator::Impl::source = std::move(before_); }
 
 void install_host_allocator() {
   auto& allocator = HostAllocator::instance();

@@ -49,12 +49,36 @@ class HostAllocator final : public c10::Allocator {
   void reset_peaks();
 
  private:
+  friend class BlockRedirect;
   HostAllocator();
   ~HostAllocator() override;
   static void release(void* data);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+/// Where blocks of 64 KiB and more come from in place of the host space. Thread-safe.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  /// `bytes` on a page's border. Throws an Error where it has not as many.
+  virtual void* take(size_t bytes) = 0;
+  virtual void give(void* data) noexcept = 0;
+};
+
+/// While it lives, large blocks that this thread allocates are `source`'s, which lives at least
+/// until the last of them is freed. They are not among what `usage` counts. The innermost one
+/// counts.
+class BlockRedirect {
+ public:
+  explicit BlockRedirect(std::shared_ptr<BlockSource> source);
+  ~BlockRedirect();
+  BlockRedirect(const BlockRedirect&) = delete;
+  BlockRedirect& operator=(const BlockRedirect&) = delete;
+
+ private:
+  std::shared_ptr<BlockSource> before_;
 };
 
 /// Makes HostAllocator LibTorch's CPU allocator, for the whole process; calling it again does

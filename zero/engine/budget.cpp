@@ -12,9 +12,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/memory_limit.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 
 namespace zero {
@@ -27,17 +31,20 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
   partition::LayoutMemory sum;
+  const auto parameters_there = parameters_on_disk();
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto dtype = unit_dtypes[static_cast<size_t>(u)];
-    partition::StateBytes of{
-        .parameter = layout->unit(u).element_bytes, .gradient = 0, .optimizer = 0};
+    const bool parameter_on_disk = parameters_there[static_cast<size_t>(u)];
+    partition::StateBytes of{.parameter = parameter_on_disk ? 0 : layout->unit(u).element_bytes,
+                             .gradient = 0,
+                             .optimizer = 0};
     if (parameters[first].requires_grad()) {
       const auto arrays =
           optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
           (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
       of.gradient = accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
-      const bool on_disk = config.offload_optimizer.device == OffloadOptimizer::Device::nvme;
+      const bool on_disk = config.offload_optimizer.device == OffloadDevice::nvme;
       of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
     }
     const auto unit = partition::unit_memory(*layout, u, at, of);
@@ -70,6 +77,75 @@ void Engine::Impl::check_budget() const {
       bytes(config.memory_budget), bytes(need.total()), group->size(),
       group->size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
       bytes(need.optimizer), others));
+}
+
+namespace {
+
+// Bytes of one rank's states by the papers' formula, without what is on disk.
+partition::StateMemory predicted_states(int64_t parameters, const Config& config, int ranks) {
+  const bool parameters_on_disk = config.offload_param.device == OffloadDevice::nvme;
+  const int64_t dtype_bytes = config.bf16 ? 2 : 4;
+  const bool wide = config.gradient_accumulation_steps > 1 &&
+                    config.accumulation_dtype == AccumulationDtype::fp32;
+  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
+                      (config.bf16 ? 1 : 0);
+  partition::StateBytes bytes{.parameter = parameters_on_disk ? 0 : dtype_bytes,
+                              .gradient = wide ? 4 : dtype_bytes,
+                              .optimizer = config.offload_optimizer.device == OffloadDevice::nvme
+                                               ? 0
+                                               : 4 * static_cast<int64_t>(arrays)};
+  return partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
+                                 static_cast<double>(parameters), ranks, bytes);
+}
+
+}  // namespace
+
+void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
+  const auto limit = available_memory();
+  const double local = group.local_size();
+  const auto on_host = [&](const Config& as) {
+    return predicted_states(parameters, as, group.size()).total() * local;
+  };
+  const double states = on_host(config);
+  const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
+  const auto available = static_cast<double>(limit.available);
+  const bool fits = std::max(states, build) <= available;
+  const auto failed = comm::first_failure(group, !fits, "memory of the host");
+  if (!failed) return;
+  if (fits) {
+    throw OutOfMemory(fmt::format(
+        "The model does not fit in the memory of rank {}'s host; its own message says why.",
+        *failed));
+  }
+  std::string ways;
+  const auto way = [&](std::string_view what, const Config& as) {
+    ways += fmt::format("{} {} {}", ways.empty() ? "; they take" : ",", format_bytes(on_host(as)),
+                        what);
+  };
+  auto other = config;
+  if (group.size() > 1 && config.stage < 3) {
+    other.stage = 3;
+    way("at stage 3", other);
+  }
+  if (other.offload_optimizer.device != OffloadDevice::nvme) {
+    other.offload_optimizer.device = OffloadDevice::nvme;
+    way("with the optimizer's on disk (offload_optimizer, --offload-optimizer nvme)", other);
+  }
+  if (other.offload_param.device != OffloadDevice::nvme) {
+    other.stage = 3;
+    other.offload_param.device = OffloadDevice::nvme;
+    way("with the parameters there too (stage 3, offload_param, --offload-param nvme)", other);
+  }
+  const auto of_rank = predicted_states(parameters, config, group.size());
+  throw OutOfMemory(fmt::format(
+      "A model of {:.2f} billion parameters does not fit: its states take {} on this host "
+      "({} rank{} at stage {}, each with {} of parameters, {} of gradients and {} of optimizer "
+      "states in memory){}, but only {} are left ({}){}. Activations and buffers come on top.",
+      static_cast<double>(parameters) / 1e9, format_bytes(states), group.local_size(),
+      group.local_size() == 1 ? "" : "s", config.stage, format_bytes(of_rank.parameters),
+      format_bytes(of_rank.gradients), format_bytes(of_rank.optimizer),
+      build > states ? fmt::format(", and building it in fp32 {}", format_bytes(build)) : "",
+      format_bytes(available), limit.reason, ways));
 }
 
 void Engine::Impl::spend_budget() {

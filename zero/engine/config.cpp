@@ -199,8 +199,7 @@ void apply_batch_rule(Config& config, int64_t train, int64_t micro, int64_t step
 
 constexpr std::string_view kDevices[] = {"none", "cpu", "nvme"};
 
-OffloadOptimizer read_offload_optimizer(Section& section) {
-  OffloadOptimizer offload;
+OffloadDevice read_device(Section& section) {
   const auto device = section.string("device", "none");
   const auto* found = std::find(std::begin(kDevices), std::end(kDevices), device);
   if (found == std::end(kDevices)) {
@@ -208,7 +207,25 @@ OffloadOptimizer read_offload_optimizer(Section& section) {
     throw ConfigError(fmt::format("{} is \"{}\"; it must be \"none\", \"cpu\" or \"nvme\".{}",
                                   section.path("device"), device, did_you_mean(device, known)));
   }
-  offload.device = static_cast<OffloadOptimizer::Device>(found - std::begin(kDevices));
+  return static_cast<OffloadDevice>(found - std::begin(kDevices));
+}
+
+OffloadParam read_offload_param(Section& section) {
+  OffloadParam offload;
+  offload.device = read_device(section);
+  offload.nvme_path = section.string("nvme_path", "");
+  offload.buffer_count = section.integer("buffer_count", offload.buffer_count, 1);
+  offload.max_in_cpu = section.integer("max_in_cpu", offload.max_in_cpu);
+  // A buffer here is as large as the slice that it holds; memory is pinned for GPUs only.
+  section.integer("buffer_size", 0);
+  section.boolean("pin_memory", false);
+  section.finish();
+  return offload;
+}
+
+OffloadOptimizer read_offload_optimizer(Section& section) {
+  OffloadOptimizer offload;
+  offload.device = read_device(section);
   offload.nvme_path = section.string("nvme_path", "");
   offload.buffer_count = section.integer("buffer_count", offload.buffer_count, 1);
   offload.pipeline_read = section.boolean("pipeline_read", offload.pipeline_read);
@@ -305,6 +322,8 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
         zero->integer("stage3_max_live_parameters", config.max_live_parameters);
     config.prefetch_bucket_size =
         zero->integer("stage3_prefetch_bucket_size", config.prefetch_bucket_size);
+    if (auto offload = zero->section("offload_param"))
+      config.offload_param = read_offload_param(*offload);
     if (auto offload = zero->section("offload_optimizer"))
       config.offload_optimizer = read_offload_optimizer(*offload);
     zero->finish();
@@ -332,13 +351,23 @@ std::string Config::dump() const {
         {"unit_bytes", unit_bytes},
         {"stage3_max_live_parameters", max_live_parameters},
         {"stage3_prefetch_bucket_size", prefetch_bucket_size}}}};
-  if (offload_optimizer.device != OffloadOptimizer::Device::none) {
+  if (offload_param.device != OffloadDevice::none) {
+    json["zero_optimization"]["offload_param"] = {
+        {"device", kDevices[static_cast<size_t>(offload_param.device)]},
+        {"nvme_path", offload_param.nvme_path},
+        {"buffer_count", offload_param.buffer_count},
+        {"max_in_cpu", offload_param.max_in_cpu}};
+  }
+  if (offload_optimizer.device != OffloadDevice::none) {
     json["zero_optimization"]["offload_optimizer"] = {
         {"device", kDevices[static_cast<size_t>(offload_optimizer.device)]},
         {"nvme_path", offload_optimizer.nvme_path},
         {"buffer_count", offload_optimizer.buffer_count},
         {"pipeline_read", offload_optimizer.pipeline_read},
         {"pipeline_write", offload_optimizer.pipeline_write}};
+  }
+  if (offload_param.device == OffloadDevice::nvme ||
+      offload_optimizer.device == OffloadDevice::nvme) {
     json["aio"] = {{"block_size", aio.block_size},
                    {"queue_depth", aio.queue_depth},
                    {"use_io_uring", aio.use_io_uring}};
@@ -369,19 +398,45 @@ void Config::validate() const {
     throw ConfigError(
         fmt::format("zero_optimization.stage3_prefetch_bucket_size is {}; it must not be negative.",
                     prefetch_bucket_size));
-  if (offload_optimizer.device == OffloadOptimizer::Device::nvme) {
-    if (offload_optimizer.nvme_path.empty()) {
+  const bool param_on_disk = offload_param.device == OffloadDevice::nvme;
+  const bool optimizer_on_disk = offload_optimizer.device == OffloadDevice::nvme;
+  const auto check_section = [](std::string_view name, const std::string& path, int64_t buffers) {
+    if (path.empty()) {
       throw ConfigError(
-          "zero_optimization.offload_optimizer.device is \"nvme\", but nvme_path is missing: name "
-          "a "
-          "folder on a local disk.");
+          fmt::format("zero_optimization.{}.device is \"nvme\", but nvme_path is missing: name a "
+                      "folder on a local disk.",
+                      name));
     }
-    if (offload_optimizer.buffer_count < 1) {
-      throw ConfigError(
-          fmt::format("zero_optimization.offload_optimizer.buffer_count is {}; it must be at least "
-                      "1 (4 lets reading, updating and writing overlap).",
-                      offload_optimizer.buffer_count));
+    if (buffers < 1) {
+      throw ConfigError(fmt::format(
+          "zero_optimization.{}.buffer_count is {}; it must be at least 1 (the default lets "
+          "reading, computing and writing overlap).",
+          name, buffers));
     }
+  };
+  if (param_on_disk)
+    check_section("offload_param", offload_param.nvme_path, offload_param.buffer_count);
+  if (optimizer_on_disk)
+    check_section("offload_optimizer", offload_optimizer.nvme_path, offload_optimizer.buffer_count);
+  if (offload_param.device != OffloadDevice::none && stage != 3) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.offload_param.device is \"{}\", but the stage is {}: only stage 3 "
+        "takes parameters away between their uses. Set the stage to 3.",
+        kDevices[static_cast<size_t>(offload_param.device)], stage));
+  }
+  if (param_on_disk && optimizer_on_disk &&
+      offload_param.nvme_path != offload_optimizer.nvme_path) {
+    throw ConfigError(fmt::format(
+        "offload_param.nvme_path is \"{}\", but offload_optimizer.nvme_path is \"{}\": a rank's "
+        "states share one file. Name the same folder in both.",
+        offload_param.nvme_path, offload_optimizer.nvme_path));
+  }
+  if (param_on_disk && offload_param.max_in_cpu < 0) {
+    throw ConfigError(
+        fmt::format("zero_optimization.offload_param.max_in_cpu is {}; it must not be negative.",
+                    offload_param.max_in_cpu));
+  }
+  if (param_on_disk || optimizer_on_disk) {
     if (aio.block_size < 4096 || aio.block_size % 4096 != 0)
       throw ConfigError(fmt::format("aio.block_size is {}; it must be a multiple of 4096 bytes.",
                                     aio.block_size));

@@ -17,12 +17,25 @@ enum class AccumulationDtype : uint8_t {
   model,  ///< the parameter's dtype: less memory, a rounding at each addition
 };
 
-/// Where states live that are not on the device: DeepSpeed's `offload_optimizer` section.
-struct OffloadOptimizer {
-  /// none; cpu: host memory, which is where a CPU build has them anyway; nvme: files on disk.
-  enum class Device : uint8_t { none, cpu, nvme };
-  Device device = Device::none;
+/// Where states live. none: on the device; cpu: in host memory, which is where a CPU build has them
+/// anyway; nvme: in files on disk.
+enum class OffloadDevice : uint8_t { none, cpu, nvme };
+
+/// Where parameters live between their uses: DeepSpeed's `offload_param` section. Stage 3.
+struct OffloadParam {
+  OffloadDevice device = OffloadDevice::none;
   /// A folder on a local disk; every rank makes a private one in it.
+  std::string nvme_path;
+  /// Slices that are read from disk ahead of their all-gather.
+  int64_t buffer_count = 5;
+  /// Elements of a rank's slices that stay in host memory all the same.
+  int64_t max_in_cpu = 0;
+};
+
+/// Where master weights and optimizer states live: DeepSpeed's `offload_optimizer` section.
+struct OffloadOptimizer {
+  OffloadDevice device = OffloadDevice::none;
+  /// As in OffloadParam. Where both are on disk, they share one file.
   std::string nvme_path;
   /// Blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
@@ -64,6 +77,7 @@ struct Config {
   /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered
   /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in budget.cpp.
   int64_t memory_budget = 0;
+  OffloadParam offload_param;
   OffloadOptimizer offload_optimizer;
   Aio aio;
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a

@@ -35,8 +35,10 @@ Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Con
                    std::shared_ptr<comm::Group> ranks)
     : config(std::move(configuration)), group(std::move(ranks)) {
   config.validate();
-  // One rank has nobody to shard with: every state is whole on it.
-  placement = partition::placement_of_stage(group->size() == 1 ? 0 : config.stage);
+  // One rank has nobody to shard with: every state is whole on it. Parameters on disk are paged
+  // all the same.
+  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme;
+  placement = partition::placement_of_stage(pages ? config.stage : 0);
   const c10::NoGradGuard no_grad;
   take_names(tensors);
   assign_groups(groups);
@@ -205,35 +207,61 @@ int64_t Engine::Impl::bytes_of(int64_t elements) const {
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
-// Collective where states live on disk: a rank whose disk cannot hold them fails all.
-std::unique_ptr<OptimizerStore> Engine::Impl::make_optimizer_store(
-    std::vector<OptimizerStore::Unit> units) {
-  const auto& offload = config.offload_optimizer;
-  if (offload.device != OffloadOptimizer::Device::nvme) {
-    return std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
-                                            group->ledger());
+partition::Range Engine::Impl::owned_range(int64_t unit) const {
+  return placement.optimizer ? layout->slice(unit, group->rank())
+                             : partition::Range{0, layout->unit(unit).numel};
+}
+
+// The units whose parameters lie on disk: all but the first ones that `max_in_cpu` has room for.
+// Every unit is used as often as any other, so it does not matter which stay.
+std::vector<bool> Engine::Impl::parameters_on_disk() const {
+  std::vector<bool> on_disk;
+  int64_t in_memory = 0;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const int64_t numel = owned_range(u).size();
+    const bool stays = config.offload_param.device != OffloadDevice::nvme ||
+                       in_memory + numel <= config.offload_param.max_in_cpu;
+    if (stays) in_memory += numel;
+    on_disk.push_back(!stays);
   }
-  const StateStream::Options disk{.folder = offload.nvme_path,
-                                  .buffer_count = offload.buffer_count,
-                                  .read_ahead = offload.pipeline_read,
-                                  .write_behind = offload.pipeline_write,
-                                  .file = {.block_bytes = config.aio.block_size,
-                                           .queue_depth = static_cast<int>(config.aio.queue_depth),
-                                           .uring = config.aio.use_io_uring}};
-  std::unique_ptr<OptimizerStore> made;
+  return on_disk;
+}
+
+// Collective where states live on disk: a rank whose disk cannot hold them fails all.
+std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
+  const auto& optimizer_section = config.offload_optimizer;
+  const bool optimizer_there = optimizer_section.device == OffloadDevice::nvme;
+  if (!optimizer_there && config.offload_param.device != OffloadDevice::nvme) return nullptr;
+  const auto parameters_there = parameters_on_disk();
+  std::vector<StateStream::Unit> units;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
+    const auto states = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
+    units.push_back(OptimizerStore::on_disk(
+        owned_range(u).size(), unit_dtypes[static_cast<size_t>(u)],
+        parameters[first].requires_grad(), parameters_there[static_cast<size_t>(u)],
+        optimizer_there, static_cast<int64_t>(states)));
+  }
+  const StateStream::Options options{
+      .folder = optimizer_there ? optimizer_section.nvme_path : config.offload_param.nvme_path,
+      .buffer_count = optimizer_section.buffer_count,
+      .read_ahead = optimizer_section.pipeline_read,
+      .write_behind = optimizer_section.pipeline_write,
+      .file = {.block_bytes = config.aio.block_size,
+               .queue_depth = static_cast<int>(config.aio.queue_depth),
+               .uring = config.aio.use_io_uring}};
+  std::unique_ptr<StateStream> made;
   std::string failure;
   try {
-    made = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
-                                            group->ledger(), disk);
+    made = std::make_unique<StateStream>(std::move(units), options, group->ledger());
   } catch (const StoreError& error) {
     failure = error.what();
   }
-  const auto failed = comm::first_failure(*group, !failure.empty(), "files for optimizer states");
+  const auto failed = comm::first_failure(*group, !failure.empty(), "files for states");
   if (!failure.empty()) throw StoreError(failure);
   if (failed) {
     throw StoreError(fmt::format(
-        "Rank {} could not make its file for optimizer states; its own message says why.",
-        *failed));
+        "Rank {} could not make its file for states; its own message says why.", *failed));
   }
   return made;
 }
@@ -244,19 +272,28 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   for (int64_t u = 0; u < layout->unit_count(); ++u)
     trainable.push_back(parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)]
                             .requires_grad());
+  disk = make_disk();
+  const bool offload_param = config.offload_param.device == OffloadDevice::nvme;
   store = std::make_unique<ParameterStore>(
       *layout, unit_dtypes, *group,
       ParameterStore::Options{
           .placement = placement,
           .live_bytes = config.memory_budget > 0 ? 0 : bytes_of(config.max_live_parameters),
           .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-          .one_sided = config.one_sided_gather});
+          .one_sided = config.one_sided_gather,
+          .disk = offload_param ? disk.get() : nullptr,
+          .on_disk = offload_param ? parameters_on_disk() : std::vector<bool>{},
+          .read_ahead = config.offload_param.buffer_count});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    units.push_back({trainable[static_cast<size_t>(u)] ? store->owned_range(u) : partition::Range{},
-                     store->owned(u)});
+    units.push_back(
+        {.owned = trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
+         .dtype = store->dtype(u),
+         .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
+         .states_on_disk = config.offload_optimizer.device == OffloadDevice::nvme});
   }
-  optimizer = make_optimizer_store(std::move(units));
+  optimizer = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of,
+                                               std::move(units), group->ledger(), disk.get());
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     auto& parameter = parameters[p];
@@ -372,7 +409,7 @@ void Engine::Impl::commit_writes() {
       auto values =
           at::from_blob(pages->data(u), {layout->unit(u).numel}, at::TensorOptions().dtype(dtype))
               .narrow(0, segment.offset, segment.numel);
-      write_owned(i, store->owned(u), values);
+      store->write(i, values);
       if (gradients->trainable(u)) optimizer->refresh_master(i);
     }
     return;
@@ -389,7 +426,7 @@ void Engine::Impl::commit_writes() {
 void Engine::Impl::invalidate() {
   if (auto* pages = store->pager()) {
     pages->invalidate();
-    store->discard_writes();
+    store->forget();
   }
 }
 
@@ -458,10 +495,9 @@ paging::Pager* Engine::pager() { return impl_->store->pager(); }
 partition::LayoutMemory Engine::memory_formula() const { return impl_->states(impl_->placement); }
 
 DiskUse Engine::disk() const {
-  const auto* disk = impl_->optimizer->disk();
-  if (disk == nullptr) return {};
-  const auto counts = disk->file().counts();
-  return {disk->bytes(), counts.read, counts.written};
+  if (!impl_->disk) return {};
+  const auto counts = impl_->disk->file().counts();
+  return {impl_->disk->bytes(), counts.read, counts.written};
 }
 
 TrafficFormula Engine::traffic_formula() const {

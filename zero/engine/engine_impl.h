@@ -13,6 +13,7 @@
 #include "zero/engine/gradient_store.h"
 #include "zero/engine/optimizer_store.h"
 #include "zero/engine/parameter_store.h"
+#include "zero/engine/state_stream.h"
 
 namespace zero {
 
@@ -27,14 +28,21 @@ struct Engine::Impl {
   void broadcast_values(const NamedTensors& tensors);
   void lay_out();
   void move_in(NamedTensors& tensors);
-  std::unique_ptr<OptimizerStore> make_optimizer_store(std::vector<OptimizerStore::Unit> units);
+  std::unique_ptr<StateStream> make_disk() const;
+
+  /// The elements of a unit that this rank updates: all of them at stage 0, its slice from stage 1
+  /// on.
+  partition::Range owned_range(int64_t unit) const;
+  /// By unit.
+  std::vector<bool> parameters_on_disk() const;
 
   /// Index of a parameter by name (tied ones by any of their names). Throws ConfigError naming the
   /// nearest.
   int64_t index_of(std::string_view name) const;
   /// The full array of which every rank holds `owned`: gathers it where it is sharded. Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned);
-  /// Writes the owned part of a parameter's full values (storage order).
+  /// Writes the owned part of a parameter's full values (storage order) to the owned elements of
+  /// its unit.
   void write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values);
   /// Writes of the user since the last step go from gathered copies to the shards and master
   /// weights.
@@ -85,6 +93,7 @@ struct Engine::Impl {
   std::vector<size_t> group_of;
   std::unique_ptr<partition::Layout> layout;
   std::vector<at::ScalarType> unit_dtypes;
+  std::unique_ptr<StateStream> disk;  // null where every state is in memory
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<GradientStore> gradients;
   std::unique_ptr<OptimizerStore> optimizer;

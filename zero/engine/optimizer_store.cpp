@@ -1,5 +1,6 @@
 #include "zero/engine/optimizer_store.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/where.h>
 #include <c10/util/SmallVector.h>
 
@@ -13,40 +14,41 @@ namespace zero {
 using partition::intersect;
 using partition::Range;
 
+StateStream::Unit OptimizerStore::on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
+                                          bool parameters, bool optimizer, int64_t states) {
+  StateStream::Unit unit{.numel = numel, .arrays = {}, .updated = trainable};
+  const bool own_master = trainable && dtype != at::kFloat;
+  if (parameters) unit.arrays.push_back({.dtype = dtype, .read = !own_master});
+  if (!trainable || !optimizer) return unit;
+  for (int64_t i = 0; i < states + (own_master ? 1 : 0); ++i)
+    unit.arrays.push_back({.dtype = at::kFloat, .read = true});
+  return unit;
+}
+
 OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                                std::vector<size_t> group_of, std::vector<Unit> units,
-                               const std::shared_ptr<Ledger>& ledger,
-                               const std::optional<StateStream::Options>& disk)
+                               const std::shared_ptr<Ledger>& ledger, StateStream* disk)
     : layout_(layout),
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       units_(std::move(units)),
       arrays_(units_.size()),
+      disk_(disk),
       steps_(group_of_.size(), 0) {
-  std::vector<StateStream::Unit> on_disk(units_.size());
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
-    const auto& unit = units_[static_cast<size_t>(u)];
     auto& arrays = arrays_[static_cast<size_t>(u)];
-    if (unit.owned.empty()) continue;
-    if (!own_master(u)) arrays.master = unit.parameters;
-    const auto states = static_cast<int64_t>(array_names(u).size()) - 1;
-    if (disk) {
-      on_disk[static_cast<size_t>(u)] = {unit.owned.size(), states + (own_master(u) ? 1 : 0)};
-      continue;
-    }
+    if (unit(u).owned.empty()) continue;
+    if (!own_master(u)) arrays.master = unit(u).parameters;
+    if (unit(u).states_on_disk) continue;
     const auto zeros = [&] {
-      return host_zeros(unit.owned.size(), at::kFloat, ledger, Category::optimizer);
+      return host_zeros(unit(u).owned.size(), at::kFloat, ledger, Category::optimizer);
     };
     if (own_master(u)) arrays.master = zeros();
-    for (int64_t i = 0; i < states; ++i) arrays.states.push_back(zeros());
+    for (size_t i = 1; i < array_names(u).size(); ++i) arrays.states.push_back(zeros());
   }
-  if (disk) disk_ = std::make_unique<StateStream>(std::move(on_disk), *disk, ledger);
 }
 
-bool OptimizerStore::own_master(int64_t unit) const {
-  const auto& parameters = units_[static_cast<size_t>(unit)].parameters;
-  return parameters.scalar_type() != at::kFloat;
-}
+bool OptimizerStore::own_master(int64_t unit) const { return this->unit(unit).dtype != at::kFloat; }
 
 std::vector<std::string_view> OptimizerStore::array_names(int64_t unit) const {
   if (units_[static_cast<size_t>(unit)].owned.empty()) return {};
@@ -57,11 +59,17 @@ std::vector<std::string_view> OptimizerStore::array_names(int64_t unit) const {
   return names;
 }
 
+int64_t OptimizerStore::place_on_disk(int64_t unit, int64_t index) const {
+  const auto& u = this->unit(unit);
+  const int64_t before = u.parameters_on_disk() ? 1 : 0;
+  if (index == 0 && !own_master(unit)) return before - 1;  // the parameters themselves
+  if (!u.states_on_disk) return -1;
+  return before + index - (own_master(unit) ? 0 : 1);
+}
+
 int64_t OptimizerStore::place_on_disk(int64_t unit, std::string_view name) const {
-  if (!disk_) return -1;
   const auto names = array_names(unit);
-  const auto found = std::find(names.begin(), names.end(), name);
-  return found - names.begin() - (own_master(unit) ? 0 : 1);
+  return place_on_disk(unit, std::find(names.begin(), names.end(), name) - names.begin());
 }
 
 at::Tensor OptimizerStore::array(int64_t unit, std::string_view name) const {
@@ -107,7 +115,8 @@ void OptimizerStore::refresh_master(int64_t parameter) {
   const auto& unit = units_[static_cast<size_t>(u)];
   const auto mine = intersect(layout_.segment_of(parameter).range(), unit.owned);
   if (mine.empty() || !own_master(u)) return;
-  const auto written = unit.parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  const auto parameters = unit.parameters_on_disk() ? disk_->read(u, 0) : unit.parameters;
+  const auto written = parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
   const auto whole = array(u, "master");
   auto master = whole.narrow(0, mine.begin - unit.owned.begin, mine.size());
   master.copy_(
@@ -159,37 +168,56 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   if (runs.empty()) return;
 
   const bool own = own_master(unit);
+  const auto names = static_cast<int64_t>(array_names(unit).size());
   const auto apply = [&](const StateStream::Block& block) {
+    // The fp32 array `index` of array_names from element `begin` on.
+    const auto values = [&](int64_t index, int64_t begin) {
+      if (const auto place = place_on_disk(unit, index); place >= 0)
+        return reinterpret_cast<float*>(block.arrays[static_cast<size_t>(place)]) +
+               (begin - block.begin);
+      const auto& array =
+          index == 0 ? arrays.master : arrays.states[static_cast<size_t>(index - 1)];
+      return array.mutable_data_ptr<float>() + begin;
+    };
+    const auto parameters = [&](int64_t begin) -> void* {
+      if (!target.parameters_on_disk()) return at_byte(target.parameters, begin);
+      return block.arrays[0] +
+             (begin - block.begin) * static_cast<int64_t>(c10::elementSize(target.dtype));
+    };
+    int64_t updated = 0;
+    for (const auto& run : runs)
+      updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
+    if (own && target.parameters_on_disk() && updated < block.end - block.begin) {
+      // What is not updated is written all the same: it is the rounded master.
+      const auto all = [&](void* data, at::ScalarType dtype) {
+        return at::from_blob(data, {block.end - block.begin}, at::TensorOptions().dtype(dtype));
+      };
+      all(parameters(block.begin), target.dtype).copy_(all(values(0, block.begin), at::kFloat));
+    }
     for (const auto& run : runs) {
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
-      size_t next = 0;
-      const auto of_block = [&] { return block.arrays[next++] + (mine.begin - block.begin); };
-      optim::Range range{
-          .numel = mine.size(),
-          .master =
-              own ? of_block() : reinterpret_cast<float*>(at_byte(target.parameters, mine.begin)),
-          .gradient = at_byte(gradient, mine.begin),
-          .gradient_dtype = gradient.scalar_type()};
-      for (size_t i = 0; next < block.arrays.size(); ++i) range.state[i] = of_block();
+      optim::Range range{.numel = mine.size(),
+                         .master = values(0, mine.begin),
+                         .gradient = at_byte(gradient, mine.begin),
+                         .gradient_dtype = gradient.scalar_type()};
+      for (int64_t i = 1; i < names; ++i)
+        range.state[static_cast<size_t>(i - 1)] = values(i, mine.begin);
       if (own) {
-        range.parameter = at_byte(target.parameters, mine.begin);
-        range.parameter_dtype = target.parameters.scalar_type();
+        range.parameter = parameters(mine.begin);
+        range.parameter_dtype = target.dtype;
       }
       const auto& group = group_of(run.parameter);
       optim::update(group.optimizer, steps_[static_cast<size_t>(run.parameter)], group.lr,
                     gradient_scale, range);
     }
   };
-  // SGD without momentum on fp32 parameters has no arrays, on disk or off.
-  if (disk_ && array_names(unit).size() > (own ? 0U : 1U)) {
+  // SGD without momentum on fp32 parameters in memory has no arrays on disk.
+  if (target.parameters_on_disk() || (target.states_on_disk && names > (own ? 0 : 1))) {
     disk_->for_each_block(unit, apply);
-    return;
+  } else {
+    apply({.begin = 0, .end = target.owned.size(), .arrays = {}});
   }
-  StateStream::Block whole{.begin = 0, .end = target.owned.size(), .arrays = {}};
-  if (own) whole.arrays.push_back(arrays.master.mutable_data_ptr<float>());
-  for (const auto& state : arrays.states) whole.arrays.push_back(state.mutable_data_ptr<float>());
-  apply(whole);
 }
 
 }  // namespace zero

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "zero/base/ledger.h"
@@ -22,19 +21,25 @@ class OptimizerStore {
     Optimizer optimizer;
     double lr = 0;
   };
-  /// What a unit needs to be updated. `parameters` (owned elements) are the master weights
-  /// themselves if they are fp32.
+  /// What a unit needs to be updated. fp32 parameters are the master weights themselves.
   struct Unit {
     partition::Range owned;
-    at::Tensor parameters;
+    at::ScalarType dtype = at::kFloat;
+    at::Tensor parameters;  ///< owned elements; undefined on disk
+    bool states_on_disk = false;
+    bool parameters_on_disk() const { return !parameters.defined(); }
   };
 
+  /// The arrays of a unit that has `states` optimizer states, in the order of the file.
+  /// `trainable`: it has master weights and states.
+  static StateStream::Unit on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
+                                   bool parameters, bool optimizer, int64_t states);
+
   /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
-  /// With `disk` master weights and states live there (state_stream.h). Throws StoreError.
+  /// What is on disk lies in `disk` (null where nothing is), made of `on_disk`; it outlives this.
   OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                  std::vector<size_t> group_of, std::vector<Unit> units,
-                 const std::shared_ptr<Ledger>& ledger,
-                 const std::optional<StateStream::Options>& disk = {});
+                 const std::shared_ptr<Ledger>& ledger, StateStream* disk);
 
   /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
   /// storage order.
@@ -67,24 +72,24 @@ class OptimizerStore {
   const Group& group_of(int64_t parameter) const {
     return groups_[group_of_[static_cast<size_t>(parameter)]];
   }
-  /// Null where everything is in memory.
-  const StateStream* disk() const { return disk_.get(); }
   /// Updates that each parameter has had.
   std::vector<int64_t>& steps() { return steps_; }
 
  private:
   struct Arrays {
-    at::Tensor master;  // shares the parameters' memory if they are fp32; else undefined on disk
-    std::vector<at::Tensor> states;  // in memory
+    at::Tensor master;  // shares the parameters' memory if they are fp32; undefined on disk
+    std::vector<at::Tensor> states;  // empty on disk
   };
-  // Of one name in array_names: its number among the unit's arrays on disk, or -1.
+  const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
+  // Of array_names[index]: its number among the unit's arrays on disk, or -1.
+  int64_t place_on_disk(int64_t unit, int64_t index) const;
   int64_t place_on_disk(int64_t unit, std::string_view name) const;
   const partition::Layout& layout_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;
   std::vector<Unit> units_;
   std::vector<Arrays> arrays_;
-  std::unique_ptr<StateStream> disk_;
+  StateStream* disk_;
   std::vector<int64_t> steps_;
 };
 

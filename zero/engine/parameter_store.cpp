@@ -19,8 +19,9 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
     : layout_(layout),
       dtypes_(std::move(dtypes)),
       group_(group),
-      options_(options),
-      epoch_(dtypes_.size(), 0) {
+      options_(std::move(options)),
+      epoch_(dtypes_.size(), 0),
+      fetches_(dtypes_.size()) {
   const int64_t units = layout_.unit_count();
   int64_t bytes = 0;
   for (int64_t u = 0; u < units; ++u) {
@@ -32,7 +33,9 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
     bytes += unit.bytes();
   }
   if (options_.placement.parameters) {
-    if (options_.one_sided) window_ = group_.window(bytes, units, Category::parameters);
+    // Slices on disk have no place in a window.
+    if (options_.one_sided && options_.disk == nullptr)
+      window_ = group_.window(bytes, units, Category::parameters);
     if (window_) view_ = window_->view();
   }
   for (int64_t u = 0; u < units; ++u) {
@@ -43,6 +46,8 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
                            .narrow(0, window_offset_[static_cast<size_t>(u)], unit.bytes())
                            .view(dtype(u))
                            .narrow(0, slice * group_.rank(), slice));
+    } else if (on_disk(u)) {
+      owned_.emplace_back();
     } else if (options_.placement.parameters) {
       owned_.push_back(group_.empty(slice, dtype(u), Category::parameters).zero_());
     } else {
@@ -72,26 +77,49 @@ Range ParameterStore::owned_range(int64_t unit) const {
   return {0, layout_.unit(unit).numel};
 }
 
+at::Tensor ParameterStore::owned(int64_t unit) const {
+  return on_disk(unit) ? options_.disk->read(unit, 0) : owned_[static_cast<size_t>(unit)];
+}
+
+void ParameterStore::write(int64_t index, const at::Tensor& values) {
+  const int64_t u = layout_.unit_of(index);
+  const auto& segment = layout_.segment_of(index);
+  const auto range = owned_range(u);
+  const auto mine = partition::intersect(segment.range(), range);
+  if (mine.empty()) return;
+  const auto part = values.narrow(0, mine.begin - segment.offset, mine.size());
+  if (on_disk(u)) {
+    options_.disk->write(u, 0, mine.begin - range.begin, part.to(dtype(u)));
+  } else {
+    owned_[static_cast<size_t>(u)].narrow(0, mine.begin - range.begin, mine.size()).copy_(part);
+  }
+}
+
+void ParameterStore::replace(int64_t unit, const at::Tensor& values) {
+  if (on_disk(unit)) {
+    options_.disk->write(unit, 0, 0, values.to(dtype(unit)));
+  } else {
+    owned_[static_cast<size_t>(unit)].copy_(values);
+  }
+}
+
 void ParameterStore::take(int64_t index, const at::Tensor& parameter) {
   const int64_t u = layout_.unit_of(index);
   const auto& segment = layout_.segment_of(index);
   const auto values = flat_view(parameter);
+  auto& storage = *parameter.storage().unsafeGetStorageImpl();
   if (options_.placement.parameters) {
-    const auto range = owned_range(u);
-    const auto mine = partition::intersect(segment.range(), range);
-    if (!mine.empty()) {
-      owned(u)
-          .narrow(0, mine.begin - range.begin, mine.size())
-          .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
-    }
-    return;  // the pager frees the parameter's memory
+    write(index, values);
+    // At once, not when all are here: the whole model need not fit in memory.
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU));
+    return;
   }
   auto place = units_[static_cast<size_t>(u)].narrow(0, segment.offset, segment.numel);
   place.copy_(values);
   // The tensor keeps its identity; its storage points into the unit, which lives as long as
   // anything that uses it.
   void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
-  parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(
+  storage.set_data_ptr_noswap(c10::DataPtr(
       data, new at::Tensor(units_[static_cast<size_t>(u)]),
       [](void* unit) { delete static_cast<at::Tensor*>(unit); }, c10::kCPU));
 }
@@ -120,11 +148,92 @@ void ParameterStore::finish_publish() {
   publishing_.clear();
 }
 
-comm::Work ParameterStore::gather(int64_t unit, void* destination) {
+void ParameterStore::gather(int64_t unit, void* destination) {
   const auto u = static_cast<size_t>(unit);
+  auto& fetch = fetches_[u];
+  auto slice = owned_[u];
+  if (on_disk(unit)) {
+    if (group_.size() == 1) {
+      fetch.read = options_.disk->start_read(unit, 0, destination);
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (!fetch.slice.defined()) start_read(unit);
+      ahead_.remove(unit);
+    }
+    try {
+      fetch.read.wait();
+    } catch (...) {
+      drop(unit);
+      throw;
+    }
+    slice = fetch.slice.view(dtype(unit)).narrow(0, 0, layout_.slice_numel(unit));
+  }
   auto output = at::from_blob(destination, {layout_.unit(unit).numel},
                               at::TensorOptions().dtype(dtype(unit)));
-  return group_.all_gather(output, owned_[u], labels_[u]);
+  fetch.work = group_.all_gather(output, slice, labels_[u]);
+}
+
+void ParameterStore::finish(int64_t unit) {
+  auto& fetch = fetches_[static_cast<size_t>(unit)];
+  try {
+    fetch.read.wait();
+    fetch.work.wait();
+  } catch (...) {
+    drop(unit);
+    throw;
+  }
+  drop(unit);
+}
+
+bool ParameterStore::expect(int64_t unit) {
+  if (options_.disk == nullptr || group_.size() == 1) return false;
+  if (!on_disk(unit)) return true;
+  const std::lock_guard lock(mutex_);
+  if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
+  if (static_cast<int64_t>(ahead_.size()) >= options_.read_ahead) return false;
+  start_read(unit);
+  return true;
+}
+
+// With the mutex held.
+void ParameterStore::start_read(int64_t unit) {
+  auto& fetch = fetches_[static_cast<size_t>(unit)];
+  fetch.slice = take_buffer(options_.disk->whole_bytes(unit, 0));
+  ahead_.push_back(unit);
+  fetch.read = options_.disk->start_read(unit, 0, fetch.slice.data_ptr());
+}
+
+// Ends a fetch; its buffer serves the next one.
+void ParameterStore::drop(int64_t unit) {
+  const std::lock_guard lock(mutex_);
+  auto fetch = std::exchange(fetches_[static_cast<size_t>(unit)], {});
+  fetch.read = {};  // waits
+  ahead_.remove(unit);
+  if (fetch.slice.defined()) buffers_.push_back(std::move(fetch.slice));
+}
+
+// The smallest that is large enough, or a new one in the place of a smaller one. Large ones serve
+// small slices too, so few are made however the sizes differ.
+at::Tensor ParameterStore::take_buffer(int64_t bytes) {
+  const auto whole = [](const at::Tensor& buffer) {
+    return static_cast<int64_t>(buffer.storage().nbytes());
+  };
+  auto best = buffers_.end();
+  for (auto buffer = buffers_.begin(); buffer != buffers_.end(); ++buffer) {
+    if (whole(*buffer) >= bytes && (best == buffers_.end() || whole(*buffer) < whole(*best)))
+      best = buffer;
+  }
+  at::Tensor taken;
+  if (best != buffers_.end()) {
+    taken = std::move(*best);
+    buffers_.erase(best);
+  } else {
+    if (!buffers_.empty()) buffers_.pop_back();
+    taken = group_.empty(bytes, at::kByte, Category::offload_buffers);
+  }
+  return taken.as_strided({bytes}, {1}, 0);
 }
 
 // The gather is an ordering alone: the slices lie side by side already.
@@ -136,16 +245,19 @@ void* ParameterStore::view(int64_t unit) {
   return static_cast<std::byte*>(view_.data_ptr()) + window_offset_[u];
 }
 
-void ParameterStore::discard_writes() {
+void ParameterStore::forget() {
   if (window_) window_->discard();
+  while (!ahead_.empty()) drop(ahead_.front());
 }
 
 at::Tensor ParameterStore::full(int64_t unit) {
   if (!options_.placement.parameters) return units_[static_cast<size_t>(unit)];
   const auto options = at::TensorOptions().dtype(dtype(unit));
   if (window_) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
+  const auto slice = owned(unit);
+  if (group_.size() == 1) return slice;
   auto array = at::empty({layout_.unit(unit).numel}, options);
-  gather(unit, array.data_ptr()).wait();
+  group_.all_gather(array, slice, labels_[static_cast<size_t>(unit)]).wait();
   return array;
 }
 

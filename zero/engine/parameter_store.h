@@ -1,13 +1,24 @@
-// Parameters: one flat array a unit on every rank (stages 0 to 2), or one slice a unit (stage 3).
+// Parameters: one flat array a unit on every rank (stages 0 to 2), or one slice a unit (stage 3),
+// in memory or on disk.
+//
+// Note [Parameters on disk]
+// A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
+// reads its own slice, 1/N of the unit, so the disks of all hosts work for each unit; then the
+// group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
+// gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
+// unit is wanted.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/engine/state_stream.h"
 #include "zero/paging/pager.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -21,6 +32,11 @@ class ParameterStore final : public paging::UnitSource {
     int64_t live_bytes = 0;      ///< of gathered units, stage 3
     int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
     bool one_sided = true;
+    /// Where the slices of units with `on_disk` lie, as array 0; stage 3. Outlives this.
+    StateStream* disk = nullptr;
+    std::vector<bool> on_disk;
+    /// Slices that are read ahead of their gather.
+    int64_t read_ahead = 0;
   };
 
   /// Collective. `dtypes` has one dtype a unit.
@@ -35,13 +51,18 @@ class ParameterStore final : public paging::UnitSource {
   /// Collective.
   void start(const std::vector<at::Tensor>& parameters);
 
-  /// The elements of a unit that this rank updates: all of them at stage 0, its slice from stage 1
-  /// on.
-  partition::Range owned_range(int64_t unit) const;
-  /// Those elements, in the parameter's dtype, to be written between the peers' agreement that
-  /// nobody reads them and `publish`.
-  const at::Tensor& owned(int64_t unit) const { return owned_[static_cast<size_t>(unit)]; }
+  /// The elements of a unit that this rank updates (all of them at stage 0, its slice from stage 1
+  /// on), in the parameter's dtype. In memory, to be written between the peers'
+  /// agreement that nobody reads them and `publish`; a copy where they lie on disk.
+  at::Tensor owned(int64_t unit) const;
+  /// Writes the owned part of a parameter's full values (storage order), under the same condition.
+  void write(int64_t index, const at::Tensor& values);
+  /// The same for all owned elements of a unit.
+  void replace(int64_t unit, const at::Tensor& values);
   at::ScalarType dtype(int64_t unit) const { return dtypes_[static_cast<size_t>(unit)]; }
+  bool on_disk(int64_t unit) const {
+    return !options_.on_disk.empty() && options_.on_disk[static_cast<size_t>(unit)];
+  }
 
   /// `owned(unit)` has new values. Stage 0: nothing to do. Stages 1 and 2: the all-gather of the
   /// unit starts. Stage 3: readers may gather.
@@ -56,13 +77,28 @@ class ParameterStore final : public paging::UnitSource {
   /// Null where parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
 
-  comm::Work gather(int64_t unit, void* destination) override;
+  void gather(int64_t unit, void* destination) override;
+  void finish(int64_t unit) override;
+  bool expect(int64_t unit) override;
   bool in_place() const override { return window_ != nullptr; }
   void* view(int64_t unit) override;
-  /// Forgets what was written to gathered units.
-  void discard_writes();
+  /// The parameters change: forgets what was written to gathered units, and what was read ahead.
+  void forget();
 
  private:
+  partition::Range owned_range(int64_t unit) const;
+
+  // A unit on its way.
+  struct Fetch {
+    at::Tensor slice;  // where it comes from a disk, for the group to gather
+    store::Transfer read;
+    comm::Work work;
+  };
+
+  at::Tensor take_buffer(int64_t bytes);
+  void start_read(int64_t unit);
+  void drop(int64_t unit);
+
   const partition::Layout& layout_;
   std::vector<at::ScalarType> dtypes_;
   comm::Group& group_;
@@ -72,9 +108,13 @@ class ParameterStore final : public paging::UnitSource {
   std::vector<int64_t> window_offset_;    // bytes, by unit
   std::vector<uint64_t> epoch_;           // by unit, the same on all ranks
   std::vector<at::Tensor> units_;         // replicated arrays
-  std::vector<at::Tensor> owned_;
-  std::vector<std::string> labels_;  // of units, for errors
+  std::vector<at::Tensor> owned_;         // undefined on disk
+  std::vector<std::string> labels_;       // of units, for errors
   std::vector<comm::Work> publishing_;
+  std::mutex mutex_;                 // of what follows: gathers of several units may run at once
+  std::vector<Fetch> fetches_;       // by unit
+  std::list<int64_t> ahead_;         // units that are read and not gathered yet, oldest first
+  std::vector<at::Tensor> buffers_;  // for slices; nobody uses them now
   std::unique_ptr<paging::Pager> pager_;
 };
 

@@ -26,7 +26,7 @@ at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
 
 void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values) {
   const auto& segment = layout->segment_of(index);
-  const auto owned = store->owned_range(layout->unit_of(index));
+  const auto owned = owned_range(layout->unit_of(index));
   const auto mine = intersect(segment.range(), owned);
   if (mine.empty()) return;
   target.narrow(0, mine.begin - owned.begin, mine.size())
@@ -87,7 +87,7 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const int64_t u = impl_->layout->unit_of(i);
   const auto values = flattened(value, like, at::kFloat);
   impl_->change_parameters("Engine::set_parameter", [&] {
-    impl_->write_owned(i, impl_->store->owned(u), values);
+    impl_->store->write(i, values);
     if (impl_->gradients->trainable(u)) impl_->optimizer->set_master(i, values);
   });
 }

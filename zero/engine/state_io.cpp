@@ -111,7 +111,7 @@ at::Tensor Engine::Impl::values_of(const OwnedArray& array) const {
 }
 
 TensorInfo Engine::Impl::info_of(const OwnedArray& array) const {
-  return {array.key, array.dtype, {store->owned(array.unit).numel()}};
+  return {array.key, array.dtype, {owned_range(array.unit).size()}};
 }
 
 std::map<std::string, std::string> Engine::Impl::description() const {
@@ -229,7 +229,7 @@ void Engine::load(const std::string& folder) {
   impl.change_parameters("Engine::load", [&] {
     for (const auto& array : arrays) {
       if (array.state.empty()) {
-        impl.store->owned(array.unit).copy_(file->read(array.key));
+        impl.store->replace(array.unit, file->read(array.key));
       } else {
         impl.optimizer->replace(array.unit, array.state, file->read(array.key));
       }
@@ -329,7 +329,7 @@ void Engine::load_full(const std::string& path) {
       const int64_t u = impl.layout->unit_of(i);
       const auto& like = impl.parameters[p];
       const auto values = flattened(file->read(impl.names[p]), like, at::kFloat);
-      impl.write_owned(i, impl.store->owned(u), values);
+      impl.store->write(i, values);
       for (const auto name : impl.optimizer->array_names(u)) {
         if (name == "master") {
           impl.optimizer->set_master(i, values);

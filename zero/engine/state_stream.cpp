@@ -14,13 +14,9 @@ namespace zero {
 namespace {
 
 // Large enough for a disk to be at its best, small enough that a few of them are little memory.
-constexpr int64_t kBlockBytes = 4 << 20;
+constexpr int64_t kBlockNumel = 1 << 20;
 
-int64_t aligned(int64_t bytes) {
-  return (bytes + store::kAlignment - 1) / store::kAlignment * store::kAlignment;
-}
-
-int64_t array_bytes(const StateStream::Unit& unit) { return aligned(unit.numel * 4); }
+int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -28,47 +24,66 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
                          const std::shared_ptr<Ledger>& ledger)
     : units_(std::move(units)), options_(options) {
   int64_t total = 0;
-  int64_t most_arrays = 0;
-  for (const auto& unit : units_) {
+  int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
+  for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
     base_.push_back(total);
-    total += unit.arrays * array_bytes(unit);
-    most_arrays = std::max(most_arrays, unit.arrays);
-    if (unit.arrays > 0)
-      block_bytes_ = std::max(block_bytes_, std::min(kBlockBytes, array_bytes(unit)));
+    int64_t bytes = 0;
+    for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
+      total += whole_bytes(u, a);
+      bytes += element_bytes(u, a);
+    }
+    if (bytes == 0) continue;
+    if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
+    // A block of any dtype begins on a multiple of kAlignment bytes.
+    block_numel_ =
+        std::max(block_numel_, std::min(kBlockNumel, round_up(unit(u).numel, store::kAlignment)));
   }
   folder_ = std::make_unique<store::Folder>(options_.folder);
-  file_ = std::make_unique<store::File>(folder_->path() + "/optimizer", total, options_.file);
+  file_ = std::make_unique<store::File>(folder_->path() + "/states", total, options_.file);
+  // Reading and writing of single arrays goes through a frame too.
+  most_bytes = std::max<int64_t>(most_bytes, 4);
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   for (auto& frame : frames_)
     frame.memory =
-        host_zeros(most_arrays * block_bytes_ / 4, at::kFloat, ledger, Category::offload_buffers);
+        host_zeros(most_bytes * block_numel_, at::kByte, ledger, Category::offload_buffers);
+}
+
+int64_t StateStream::element_bytes(int64_t unit, int64_t array) const {
+  return static_cast<int64_t>(
+      c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
+}
+
+int64_t StateStream::whole_bytes(int64_t unit, int64_t array) const {
+  return round_up(this->unit(unit).numel * element_bytes(unit, array), store::kAlignment);
 }
 
 int64_t StateStream::blocks_of(int64_t unit) const {
-  const auto& u = units_[static_cast<size_t>(unit)];
-  return u.arrays == 0 ? 0 : (array_bytes(u) + block_bytes_ - 1) / block_bytes_;
+  return (this->unit(unit).numel + block_numel_ - 1) / block_numel_;
 }
 
 // In the order of the update, and from its end to its beginning.
 StateStream::Position StateStream::next(Position position) const {
   if (position.block + 1 < blocks_of(position.unit)) return {position.unit, position.block + 1};
   do position.unit = (position.unit + 1) % static_cast<int64_t>(units_.size());
-  while (blocks_of(position.unit) == 0);
+  while (!unit(position.unit).updated || unit(position.unit).arrays.empty());
   return {position.unit, 0};
 }
 
 int64_t StateStream::offset(Position position, int64_t array) const {
-  const auto unit = static_cast<size_t>(position.unit);
-  return base_[unit] + array * array_bytes(units_[unit]) + position.block * block_bytes_;
+  int64_t at = base_[static_cast<size_t>(position.unit)];
+  for (int64_t a = 0; a < array; ++a) at += whole_bytes(position.unit, a);
+  return at + position.block * block_numel_ * element_bytes(position.unit, array);
 }
 
-int64_t StateStream::bytes_of(Position position) const {
-  const auto& unit = units_[static_cast<size_t>(position.unit)];
-  return std::min(block_bytes_, array_bytes(unit) - position.block * block_bytes_);
+int64_t StateStream::bytes_of(Position position, int64_t array) const {
+  const int64_t block_bytes = block_numel_ * element_bytes(position.unit, array);
+  return std::min(block_bytes, whole_bytes(position.unit, array) - position.block * block_bytes);
 }
 
-std::byte* StateStream::memory(Frame& frame, int64_t array) const {
-  return static_cast<std::byte*>(frame.memory.data_ptr()) + array * block_bytes_;
+std::byte* StateStream::memory(const Frame& frame, int64_t unit, int64_t array) const {
+  auto* data = static_cast<std::byte*>(frame.memory.data_ptr());
+  for (int64_t a = 0; a < array; ++a) data += element_bytes(unit, a) * block_numel_;
+  return data;
 }
 
 StateStream::Frame* StateStream::find(Position position, Use use) {
@@ -129,20 +144,21 @@ void StateStream::start_reading(Frame& frame, Position position) {
   frame.position = position;
   frame.use = Use::reading;
   frame.turn = ++turn_;
-  const auto arrays = units_[static_cast<size_t>(position.unit)].arrays;
-  for (int64_t a = 0; a < arrays; ++a) {
+  const auto& arrays = unit(position.unit).arrays;
+  for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
+    if (!arrays[static_cast<size_t>(a)].read) continue;
     frame.transfers.push_back(
-        file_->read(offset(position, a), memory(frame, a), bytes_of(position)));
+        file_->read(offset(position, a), memory(frame, position.unit, a), bytes_of(position, a)));
   }
 }
 
 void StateStream::start_writing(Frame& frame) {
   frame.use = Use::writing;
   frame.turn = ++turn_;
-  const auto arrays = units_[static_cast<size_t>(frame.position.unit)].arrays;
-  for (int64_t a = 0; a < arrays; ++a) {
+  const auto& here = frame.position;
+  for (int64_t a = 0; a < static_cast<int64_t>(unit(here.unit).arrays.size()); ++a) {
     frame.transfers.push_back(
-        file_->write(offset(frame.position, a), memory(frame, a), bytes_of(frame.position)));
+        file_->write(offset(here, a), memory(frame, here.unit, a), bytes_of(here, a)));
   }
 }
 
@@ -160,18 +176,18 @@ void StateStream::read_ahead(Position position) {
 }
 
 void StateStream::for_each_block(int64_t unit, const std::function<void(const Block&)>& update) {
-  const auto& u = units_[static_cast<size_t>(unit)];
+  const std::lock_guard lock(mutex_);
+  const auto& u = this->unit(unit);
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
     const Position here{unit, b};
     auto& frame = take(here);
     finish(frame);
     frame.use = Use::updating;
     if (options_.read_ahead) read_ahead(here);
-    Block block{.begin = b * block_bytes_ / 4,
-                .end = std::min(u.numel, (b + 1) * block_bytes_ / 4),
-                .arrays = {}};
-    for (int64_t a = 0; a < u.arrays; ++a)
-      block.arrays.push_back(reinterpret_cast<float*>(memory(frame, a)));
+    Block block{
+        .begin = b * block_numel_, .end = std::min(u.numel, (b + 1) * block_numel_), .arrays = {}};
+    for (int64_t a = 0; a < static_cast<int64_t>(u.arrays.size()); ++a)
+      block.arrays.push_back(memory(frame, unit, a));
     update(block);
     start_writing(frame);
     if (!options_.write_behind) finish(frame);
@@ -179,39 +195,55 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
 }
 
 at::Tensor StateStream::read(int64_t unit, int64_t array) {
+  const std::lock_guard lock(mutex_);
   settle();
-  const auto& u = units_[static_cast<size_t>(unit)];
-  auto values = at::empty({u.numel}, at::kFloat);
-  auto& frame = frames_.front();
+  const auto& u = this->unit(unit);
+  auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
+  auto* target = static_cast<std::byte*>(values.data_ptr());
+  const int64_t bytes = element_bytes(unit, array);
+  const auto& memory = frames_.front().memory;
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
     const Position position{unit, b};
-    file_->read(offset(position, array), memory(frame, 0), bytes_of(position)).wait();
-    const int64_t begin = b * block_bytes_ / 4;
-    const auto count = std::min(u.numel - begin, block_bytes_ / 4);
-    std::memcpy(values.mutable_data_ptr<float>() + begin, memory(frame, 0),
-                static_cast<size_t>(count) * 4);
+    file_->read(offset(position, array), memory.data_ptr(), bytes_of(position, array)).wait();
+    const int64_t begin = b * block_numel_;
+    std::memcpy(target + begin * bytes, memory.const_data_ptr(),
+                static_cast<size_t>(std::min(u.numel - begin, block_numel_) * bytes));
   }
   return values;
 }
 
 void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values) {
+  const std::lock_guard lock(mutex_);
   settle();
-  const auto source = values.contiguous();
-  const int64_t end = begin + source.numel();
-  const int64_t block_numel = block_bytes_ / 4;
-  const int64_t numel = units_[static_cast<size_t>(unit)].numel;
-  auto& frame = frames_.front();
-  for (int64_t b = begin / block_numel; b * block_numel < end; ++b) {
+  const auto& u = this->unit(unit);
+  ensure(values.scalar_type() == u.arrays[static_cast<size_t>(array)].dtype,
+         "states are written to disk in the dtype in which they lie there");
+  const auto contiguous = values.contiguous();
+  const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
+  const int64_t bytes = element_bytes(unit, array);
+  const int64_t end = begin + contiguous.numel();
+  const auto& memory = frames_.front().memory;
+  for (int64_t b = begin / block_numel_; b * block_numel_ < end; ++b) {
     const Position position{unit, b};
-    const int64_t first = std::max(begin, b * block_numel);
-    const int64_t last = std::min(end, (b + 1) * block_numel);
-    const bool whole = first == b * block_numel && last == std::min(numel, (b + 1) * block_numel);
-    if (!whole) file_->read(offset(position, array), memory(frame, 0), bytes_of(position)).wait();
-    std::memcpy(memory(frame, 0) + (first - b * block_numel) * 4,
-                source.const_data_ptr<float>() + (first - begin),
-                static_cast<size_t>(last - first) * 4);
-    file_->write(offset(position, array), memory(frame, 0), bytes_of(position)).wait();
+    const int64_t start = b * block_numel_;
+    const int64_t first = std::max(begin, start);
+    const int64_t last = std::min(end, start + block_numel_);
+    const bool whole = first == start && last == std::min(u.numel, start + block_numel_);
+    if (!whole)
+      file_->read(offset(position, array), memory.data_ptr(), bytes_of(position, array)).wait();
+    std::memcpy(static_cast<std::byte*>(memory.data_ptr()) + (first - start) * bytes,
+                source + (first - begin) * bytes, static_cast<size_t>((last - first) * bytes));
+    file_->write(offset(position, array), memory.const_data_ptr(), bytes_of(position, array))
+        .wait();
   }
+}
+
+store::Transfer StateStream::start_read(int64_t unit, int64_t array, void* to) {
+  const std::lock_guard lock(mutex_);
+  for (auto& frame : frames_) {
+    if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
+  }
+  return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
 }
 
 }  // namespace zero

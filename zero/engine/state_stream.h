@@ -1,21 +1,26 @@
-// Optimizer states on disk, updated block by block as they stream through a few buffers
-// (ZeRO-Infinity, 2104.07857, section 6.2).
+// States on disk: parameters, master weights and optimizer states, in one file of each rank,
+// updated block by block as they stream through a few buffers (ZeRO-Infinity, 2104.07857,
+// section 6.2).
 //
 // Note [Streaming states]
-// The states of a unit are arrays of fp32: master weights where the parameter is not its own, and
-// the optimizer's. The update of an element needs that element alone, so the arrays pass through
-// memory in blocks: while block n is updated, the blocks after it are read and the ones before it
-// are written back. After the last block of a step the first ones of the next are read already. A
-// block is read once and written once in a step in which its unit is updated; the number and size
-// of the buffers do not depend on the model. Results are those of states in memory, bit for bit.
+// The states of a unit are arrays of one length: the low-precision parameters, fp32 master weights
+// (where the parameter is not its own), and the optimizer's. The update of an element needs that
+// element alone, so the arrays pass through memory in blocks: while block n is updated, the blocks
+// after it are read and the ones before it are written back. After the last block of a step the
+// first ones of the next are read already. A block is read once and written once in a step in which
+// its unit is updated (low-precision parameters are only written: they are the rounded master); the
+// number and size of the buffers do not depend on the model. Results are those of states in memory,
+// bit for bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -25,11 +30,17 @@
 
 namespace zero {
 
+/// Thread-safe.
 class StateStream {
  public:
+  struct Array {
+    at::ScalarType dtype = at::kFloat;
+    bool read = true;  ///< the update needs its old values
+  };
   struct Unit {
-    int64_t numel = 0;   ///< elements of each array
-    int64_t arrays = 0;  ///< 0: the unit has no states
+    int64_t numel = 0;  ///< elements of each array
+    c10::SmallVector<Array, 4> arrays;
+    bool updated = true;  ///< `for_each_block` will be called
   };
   struct Options {
     std::string folder;        ///< in which a private one is made
@@ -38,11 +49,12 @@ class StateStream {
     bool write_behind = true;
     store::FileOptions file;
   };
-  /// Elements [begin, end) of every array of a unit; the pointers are to element `begin`.
+  /// Elements [begin, end) of every array of a unit; the pointers are to element `begin`. What an
+  /// array that is not `read` holds is undefined; all of it must be written.
   struct Block {
     int64_t begin = 0;
     int64_t end = 0;
-    c10::SmallVector<float*, 4> arrays;
+    c10::SmallVector<std::byte*, 4> arrays;
   };
 
   /// Reserves a file for all arrays, which are zero. Throws StoreError where the disk has not as
@@ -53,10 +65,16 @@ class StateStream {
   /// Calls `update`, which may change what it is given, for every block of `unit` in order.
   void for_each_block(int64_t unit, const std::function<void(const Block&)>& update);
 
-  /// A copy of one array: (numel) fp32.
+  /// A copy of one array: (numel) in its dtype.
   at::Tensor read(int64_t unit, int64_t array);
-  /// Writes `values` (1-D fp32) from element `begin` on.
+  /// Writes `values` (1-D, of the array's dtype) from element `begin` on.
   void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values);
+
+  /// Starts to read all of an array, after what is being written of it. `to`, on a multiple of
+  /// store::kAlignment, has room for `whole_bytes` bytes and lives until the transfer is done.
+  store::Transfer start_read(int64_t unit, int64_t array, void* to);
+  /// Bytes that an array takes in the file: a multiple of store::kAlignment.
+  int64_t whole_bytes(int64_t unit, int64_t array) const;
 
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
@@ -77,11 +95,13 @@ class StateStream {
     std::vector<store::Transfer> transfers;
   };
 
+  const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
+  int64_t element_bytes(int64_t unit, int64_t array) const;
   int64_t blocks_of(int64_t unit) const;
   Position next(Position position) const;
   int64_t offset(Position position, int64_t array) const;
-  int64_t bytes_of(Position position) const;
-  std::byte* memory(Frame& frame, int64_t array) const;
+  int64_t bytes_of(Position position, int64_t array) const;
+  std::byte* memory(const Frame& frame, int64_t unit, int64_t array) const;
   Frame* find(Position position, Use use);
   Frame* free_frame();
   Frame& take(Position position);
@@ -94,8 +114,9 @@ class StateStream {
   std::vector<Unit> units_;
   Options options_;
   std::vector<int64_t> base_;  // of each unit in the file, bytes
-  int64_t block_bytes_ = 0;
+  int64_t block_numel_ = 0;
   int64_t turn_ = 0;
+  std::mutex mutex_;
   std::unique_ptr<store::Folder> folder_;
   std::unique_ptr<store::File> file_;
   std::vector<Frame> frames_;  // after the file: their transfers end first

@@ -130,7 +130,16 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
     start(lock, gather.unit);
     if (following_ != &plan) return Plan::kNever;
   }
+  tell_source();
   return position;
+}
+
+// Names the gathers to come, as far as the source wants to know.
+void Pager::tell_source() {
+  const auto& gathers = following_->gathers;
+  next_expected_ = std::max(next_expected_, next_gather_);
+  while (next_expected_ < gathers.size() && source_.expect(gathers[next_expected_].unit))
+    ++next_expected_;
 }
 
 // The first known step that begins as this one has so far.
@@ -153,6 +162,7 @@ void Pager::forecast(size_t position) {
   const auto& gathers = following_->gathers;
   next_gather_ = static_cast<size_t>(
       std::ranges::lower_bound(gathers, position, {}, &Plan::Gather::use) - gathers.begin());
+  next_expected_ = next_gather_;
 }
 
 // Makes a unit present; it is pinned once this returns.
@@ -185,7 +195,7 @@ void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
     if (!source_.in_place()) {
       void* destination = s.frame.data_ptr();
       lock.unlock();  // no lock is held while peers may be waited for
-      s.work = source_.gather(unit, destination);
+      source_.gather(unit, destination);
       lock.lock();
       s.data = destination;
     }
@@ -207,7 +217,7 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
     if (source_.in_place()) {
       s.data = source_.view(unit);
     } else {
-      s.work.wait();
+      source_.finish(unit);
     }
   } catch (...) {
     lock.lock();
@@ -215,7 +225,6 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
     throw;
   }
   lock.lock();
-  s.work = {};
   for (const auto& segment : layout_.unit(unit).segments)
     show(pages_[static_cast<size_t>(segment.parameter)], s.data);
   s.recency = recency_.insert(recency_.end(), unit);
@@ -230,7 +239,6 @@ void Pager::give_up(int64_t unit) {
   if (s.frame.defined()) keep_frame(std::move(s.frame));
   s.frame = at::Tensor();
   s.data = nullptr;
-  s.work = {};
   s.presence = Presence::absent;
   gathered_.notify_all();
 }
@@ -325,8 +333,8 @@ void Pager::evict_all() {
     auto& s = state(unit);
     if (s.presence != Presence::started) continue;
     try {
-      s.work.wait();
-    } catch (const CommError&) {  // surfaces at the group's next call
+      if (!source_.in_place()) source_.finish(unit);
+    } catch (const Error&) {  // of a group: surfaces at its next call; nobody wants the unit
     }
     give_up(unit);
   }

@@ -28,7 +28,6 @@
 #include <vector>
 
 #include "zero/base/ledger.h"
-#include "zero/comm/work.h"
 #include "zero/paging/page.h"
 #include "zero/paging/plan.h"
 #include "zero/partition/layout.h"
@@ -40,9 +39,16 @@ namespace zero::paging {
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
-  /// Starts to fill `destination` (unit(index).bytes()) with the full unit. It lives until the Work
-  /// is done.
-  virtual comm::Work gather(int64_t unit, void* destination) = 0;
+  /// Starts to fill `destination`, which has room for unit(index).bytes() rounded up to a page and
+  /// lies on a page's border, with the full unit. It lives until `finish` has returned or thrown.
+  virtual void gather(int64_t unit, void* destination) = 0;
+  /// Blocks until the gather of `unit` is done. Called once for each, also where nobody needs its
+  /// result any more.
+  virtual void finish(int64_t unit) = 0;
+  /// `unit` will be gathered after those that were named before: a source that has a slow tier
+  /// behind it may begin to fetch its part. Returns false where it can take no more now. Called
+  /// with the pager's lock held, so it must not wait for other ranks.
+  virtual bool expect(int64_t /*unit*/) { return false; }
   /// Full units lie where this rank can read them: `view` is called, and `gather` never.
   virtual bool in_place() const { return false; }
   /// Blocks until the unit is valid; its bytes, which stay where they are as long as the source
@@ -151,7 +157,6 @@ class Pager {
     int64_t dirty = 0;
     at::Tensor frame;                      // where the source is not in place
     void* data = nullptr;                  // while present
-    comm::Work work;                       // while started
     size_t next_use = Plan::kNever;        // by the plan that is followed
     std::list<int64_t>::iterator recency;  // valid while present
   };
@@ -163,6 +168,7 @@ class Pager {
   size_t advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units);
   bool choose_plan();
   void forecast(size_t position);
+  void tell_source();
   std::unique_ptr<Plan> make(Trace trace) const;
   void unpin(std::span<const int64_t> units, size_t position);
   at::Tensor take_frame(int64_t bytes);
@@ -194,6 +200,7 @@ class Pager {
   std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
   const Plan* following_ = nullptr;           // of plans_
   size_t next_gather_ = 0;                    // into following_->gathers
+  size_t next_expected_ = 0;                  // the same: the first that the source does not know
   PagerCounts counts_;
 };
 

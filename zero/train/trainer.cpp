@@ -13,6 +13,7 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "zero/base/error.h"
@@ -20,6 +21,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
 #include "zero/models/generate.h"
+#include "zero/store/init.h"
 #include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/stop.h"
@@ -92,10 +94,16 @@ LoaderOptions loader_options(const Options& options, const Config& config, int r
           .vocab_size = vocabulary};
 }
 
-Gpt2 build_model(const Options& options, const Dataset& data) {
-  const auto config = model_config(options, data);
+Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
+                 comm::Group& group) {
+  const auto sizes = model_config(options, data);
+  // A model whose parameters live on disk is built there, since it may not fit in memory.
+  const bool on_disk = config.offload_param.device == OffloadDevice::nvme;
+  check_fits(sizes.parameter_count(), config, group, on_disk);
+  std::optional<Init> scope;
+  if (on_disk) scope.emplace(config.offload_param.nvme_path);
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
-  return Gpt2(config);
+  return Gpt2(sizes);
 }
 
 /// Weight decay acts on matrices alone: not on biases and norms.
@@ -195,7 +203,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
-  model_ = build_model(options_, data_);
+  model_ = build_model(options_, data_, config, *group_);
   engine_.emplace(model_, parameter_groups(model_, config), config, group_);
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));

@@ -1,0 +1,119 @@
+// Building a model in a file.
+#include "zero/store/init.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+
+namespace zero {
+namespace {
+
+// Bytes of this process's memory that no file backs.
+int64_t anonymous_bytes() {
+  std::ifstream lines("/proc/self/status");
+  std::string name;
+  while (lines >> name) {
+    int64_t kib = 0;
+    if (name == "RssAnon:" && lines >> kib) return kib << 10;
+    std::getline(lines, name);
+  }
+  return 0;
+}
+
+std::shared_ptr<torch::nn::SequentialImpl> model(int64_t layers) {
+  torch::manual_seed(7);
+  auto net = std::make_shared<torch::nn::SequentialImpl>();
+  for (int64_t i = 0; i < layers; ++i) {
+    torch::nn::Linear layer(1024, 2048);
+    torch::nn::init::xavier_normal_(layer->weight);  // a second time, as initialisers do
+    net->push_back(layer);
+  }
+  return net;
+}
+
+TEST(Init, BuildsTheSameModelWithoutItsMemory) {
+  const TemporaryFolder folder;
+  const auto expected = model(3);
+  std::shared_ptr<torch::nn::SequentialImpl> built;
+  {
+    const Init scope(folder.path().string());
+    built = model(3);
+  }
+  for (size_t i = 0; i < expected->parameters().size(); ++i)
+    EXPECT_TRUE(torch::equal(built->parameters()[i], expected->parameters()[i]));
+  built.reset();
+
+  install_host_allocator();
+  HostAllocator::instance().trim();
+  const auto before = HostAllocator::instance().usage().used.current;
+  const auto anonymous = anonymous_bytes();
+  {
+    const Init scope(folder.path().string());
+    built = model(16);  // 128 MiB
+  }
+  EXPECT_LT(HostAllocator::instance().usage().used.current - before, 1 << 20);
+  EXPECT_LT(anonymous_bytes() - anonymous, 32 << 20);
+  // What is made after the scope is in memory again, and copies of what it made too.
+  const auto copy = built->parameters()[0].clone();
+  EXPECT_GT(HostAllocator::instance().usage().used.current - before, copy.nbytes() - 1);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
+}
+
+TEST(Init, GivesTheDiskBackWithTheTensors) {
+  const TemporaryFolder folder;
+  // Of the file, which has no name.
+  const auto disk_bytes = [&] {
+    int64_t bytes = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code error;
+      const auto target = std::filesystem::read_symlink(entry.path(), error).string();
+      struct stat file {};
+      if (target.starts_with(folder.path().string()) && stat(entry.path().c_str(), &file) == 0)
+        bytes += static_cast<int64_t>(file.st_blocks) * 512;
+    }
+    return bytes;
+  };
+  at::Tensor kept;
+  {
+    const Init scope(folder.path().string());
+    const auto large = torch::ones({256 << 20}, torch::kByte);
+    kept = torch::ones({1 << 20}, torch::kByte);
+    EXPECT_GE(disk_bytes(), (256 << 20) + (1 << 20));
+  }
+  EXPECT_LE(disk_bytes(), 2 << 20);
+  EXPECT_EQ(kept.sum().item<int64_t>(), 1 << 20);
+  kept = at::Tensor();
+  EXPECT_EQ(disk_bytes(), 0);
+}
+
+TEST(Init, NestsAndEndsWithAnException) {
+  const TemporaryFolder folder;
+  const Init outer(folder.path().string());
+  try {
+    const Init inner(folder.path().string());
+    const auto tensor = torch::ones({1 << 20});
+    throw std::runtime_error("a constructor failed");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(torch::ones({1 << 20}).sum().item<float>(), 1 << 20);
+}
+
+TEST(Init, AFolderThatCannotBeUsedIsNamed) {
+  try {
+    const Init scope("/nowhere/at/all");
+    FAIL() << "nothing was thrown";
+  } catch (const StoreError& error) {
+    EXPECT_NE(std::string(error.what()).find("/nowhere/at/all"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,130 @@
+#include "zero/store/init.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+
+namespace zero {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+// Blocks that stay in memory: the one that is being filled, and the one that is being written.
+constexpr size_t kRecent = 2;
+
+// Blocks mapped from a file without a name.
+class MappedFile final : public BlockSource {
+ public:
+  explicit MappedFile(const std::string& folder);
+  ~MappedFile() override { close(file_); }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  void* take(size_t bytes) override;
+  void give(void* data) noexcept override;
+
+ private:
+  struct Block {
+    off_t offset = 0;
+    size_t bytes = 0;
+  };
+  void write_out(void* data);
+
+  std::string folder_;
+  int file_ = -1;
+  std::mutex mutex_;
+  off_t end_ = 0;
+  std::map<void*, Block> blocks_;
+  std::deque<void*> recent_;
+};
+
+MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
+  constexpr mode_t kOwner = 0600;
+  file_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kOwner);
+  if (file_ < 0 && errno == EOPNOTSUPP) {
+    auto path = folder + "/libzero-init-XXXXXX";
+    file_ = mkostemp(path.data(), O_CLOEXEC);
+    if (file_ >= 0) unlink(path.c_str());
+  }
+  if (file_ >= 0) return;
+  const int error = errno;
+  throw StoreError(fmt::format(
+      "Cannot make a file in {} to build the model in: {} (errno {}). Name an existing folder that "
+      "this user may write, on a disk with room for the model.",
+      folder, std::strerror(error), error));
+}
+
+void* MappedFile::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  int error = 0;
+  // Reserved, so that a full disk is told here and not by a bus error later.
+  while ((error = posix_fallocate(file_, end_, static_cast<off_t>(whole))) == EINTR) {
+  }
+  void* data = MAP_FAILED;
+  if (error == 0) {
+    data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
+    if (data == MAP_FAILED) error = errno;
+  }
+  if (error != 0) {
+    throw StoreError(
+        fmt::format("Cannot get {} more in {} to build the model, which has {} there: {} (errno "
+                    "{}). Free space "
+                    "there, or name a folder on another disk.",
+                    format_bytes(static_cast<double>(bytes)), folder_,
+                    format_bytes(static_cast<double>(end_)), std::strerror(error), error));
+  }
+  blocks_.emplace(data, Block{end_, whole});
+  end_ += static_cast<off_t>(whole);
+  recent_.push_back(data);
+  if (recent_.size() > kRecent) {
+    write_out(recent_.front());
+    recent_.pop_front();
+  }
+  return data;
+}
+
+// The block leaves memory, but not its place: it comes back when it is touched.
+void MappedFile::write_out(void* data) {
+  const auto block = blocks_.find(data);
+  if (block == blocks_.end()) return;  // freed meanwhile
+  const auto& [offset, bytes] = block->second;
+  const auto length = static_cast<off_t>(bytes);
+  // Advice, all of it: where it is refused the system writes and takes the pages when it needs
+  // them.
+  sync_file_range(file_, offset, length,
+                  SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  madvise(data, bytes, MADV_DONTNEED);
+  posix_fadvise(file_, offset, length, POSIX_FADV_DONTNEED);
+}
+
+void MappedFile::give(void* data) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(data);
+  munmap(data, block->second.bytes);
+  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block->second.offset,
+            static_cast<off_t>(block->second.bytes));
+  blocks_.erase(block);
+}
+
+}  // namespace
+
+Init::Init(const std::string& folder) {
+  install_host_allocator();
+  redirect_ = std::make_unique<BlockRedirect>(std::make_shared<MappedFile>(folder));
+}
+
+Init::~Init() = default;
+
+}  // namespace zero
