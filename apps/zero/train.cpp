@@ -40,6 +40,7 @@ struct EngineOptions {
   std::optional<int> stage;
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget;
+  bool offload_gradients = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
   void apply(Config& config) const {
@@ -51,6 +52,7 @@ struct EngineOptions {
     if (live_parameters) config.max_live_parameters = *live_parameters;
     if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
     if (offload_param) config.offload_param.device = device_of(*offload_param);
+    if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
     if (clip) config.gradient_clipping = *clip;
@@ -139,6 +141,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
   add("--offload-param", engine.offload_param,
       "Stage 3: where parameters live between their uses: none, cpu or nvme [none]")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  parser
+      .add_flag("--offload-gradients", engine.offload_gradients,
+                "Gradients on disk too, beside --offload-optimizer nvme")
+      ->group(group);
   add("--nvme-path", engine.nvme_path, "Folder on a local disk for what is offloaded to nvme")
       ->type_name("DIR");
   add("--memory-budget", engine.memory_budget,

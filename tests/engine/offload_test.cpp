@@ -119,6 +119,7 @@ TEST(EngineOffload, ParametersOnDiskGiveTheSameBits) {
         for (const int64_t live : {int64_t{0}, int64_t{1200}, int64_t{1} << 30}) {
           for (const bool optimizer_there : {true, false}) {
             auto disk = all_on_disk(c, folder, live == 1200 ? 400 : 0);
+            disk.offload_optimizer.gradients = live == 0;
             if (!optimizer_there) disk.offload_optimizer = {};
             disk.max_live_parameters = live;
             disk.prefetch_bucket_size = live / 2;
@@ -217,6 +218,72 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
       });
     }
   }
+}
+
+// Weights after steps of two micro-batches, and a gradient in the middle.
+std::vector<at::Tensor> after_accumulation(const Config& c, int ranks) {
+  std::vector<at::Tensor> result;
+  run_as_threads(ranks, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+    train(engine, *net, 2);
+    engine.backward(loss_of(*net, group->rank(), 40));
+    engine.step();
+    engine.backward(loss_of(*net, group->rank(), 41));
+    const auto gradient = engine.gradient("b.weight");
+    engine.set_gradient("a.bias", torch::linspace(-1, 1, 33));
+    engine.step();
+    auto all = weights(engine);
+    all.push_back(gradient);
+    if (group->rank() == 0) result = all;
+  });
+  return result;
+}
+
+TEST(EngineOffload, GradientsOnDiskGiveTheSameBits) {
+  const TemporaryFolder folder;
+  for (const int stage : {2, 3}) {
+    for (const int ranks : {2, 3}) {
+      for (const bool bf16 : {false, true}) {
+        for (const auto accumulate : {AccumulationDtype::fp32, AccumulationDtype::model}) {
+          auto c = config(stage, bf16, 2);
+          c.gradient_clipping = 0.01;
+          c.accumulation_dtype = accumulate;
+          auto disk = on_disk(c, folder);
+          disk.offload_optimizer.gradients = true;
+          expect_equal(after_accumulation(disk, ranks), after_accumulation(c, ranks));
+        }
+      }
+    }
+  }
+}
+
+TEST(EngineOffload, GradientsOnDiskAreWrittenAndReadOnceAndHeldInBucketsAlone) {
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = all_on_disk(config(3), folder);
+    c.offload_optimizer.gradients = true;
+    c.max_live_parameters = 0;
+    Engine engine(net, AdamW{}, c, group);
+    train(engine, *net, 2);
+    const auto before = engine.disk();
+    train(engine, *net, 1, 2);
+    const auto after = engine.disk();
+    const auto& layout = engine.layout();
+    const auto whole = [](int64_t numel) { return (numel * 4 + 4095) / 4096 * 4096; };
+    int64_t array = 0;
+    int64_t fetched = 0;
+    for (int64_t u = 0; u < layout.unit_count(); ++u) array += whole(layout.slice_numel(u));
+    for (const auto& gather : engine.pager()->plan()->gathers)
+      fetched += whole(layout.slice_numel(gather.unit));
+    // Parameters, two moments and gradients: all read by the update, all written once.
+    EXPECT_EQ(after.bytes, 4 * array);
+    EXPECT_EQ(after.written - before.written, 4 * array);
+    EXPECT_EQ(after.read - before.read, 4 * array + fetched);
+    EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
+    EXPECT_EQ(engine.memory_formula().total(), 0);
+  });
 }
 
 TEST(EngineOffload, ParametersOnDiskNeedStageThreeAndOneFolder) {

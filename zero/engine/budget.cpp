@@ -43,7 +43,7 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
       const auto arrays =
           optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
           (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
-      of.gradient = accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
+      of.gradient = gradient_on_disk(u) ? 0 : accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
       const bool on_disk = config.offload_optimizer.device == OffloadDevice::nvme;
       of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
     }
@@ -84,13 +84,17 @@ namespace {
 // Bytes of one rank's states by the papers' formula, without what is on disk.
 partition::StateMemory predicted_states(int64_t parameters, const Config& config, int ranks) {
   const bool parameters_on_disk = config.offload_param.device == OffloadDevice::nvme;
+  const bool gradients_on_disk =
+      config.offload_optimizer.on_disk_with_gradients() && config.stage >= 2;
   const int64_t dtype_bytes = config.bf16 ? 2 : 4;
   const bool wide = config.gradient_accumulation_steps > 1 &&
                     config.accumulation_dtype == AccumulationDtype::fp32;
   const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
                       (config.bf16 ? 1 : 0);
   partition::StateBytes bytes{.parameter = parameters_on_disk ? 0 : dtype_bytes,
-                              .gradient = wide ? 4 : dtype_bytes,
+                              .gradient = gradients_on_disk ? 0
+                                          : wide            ? 4
+                                                            : dtype_bytes,
                               .optimizer = config.offload_optimizer.device == OffloadDevice::nvme
                                                ? 0
                                                : 4 * static_cast<int64_t>(arrays)};
@@ -135,6 +139,10 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
     other.stage = 3;
     other.offload_param.device = OffloadDevice::nvme;
     way("with the parameters there too (stage 3, offload_param, --offload-param nvme)", other);
+  }
+  if (!other.offload_optimizer.gradients) {
+    other.offload_optimizer.gradients = true;
+    way("with the gradients too (--offload-gradients)", other);
   }
   const auto of_rank = predicted_states(parameters, config, group.size());
   throw OutOfMemory(fmt::format(

@@ -230,6 +230,7 @@ OffloadOptimizer read_offload_optimizer(Section& section) {
   offload.buffer_count = section.integer("buffer_count", offload.buffer_count, 1);
   offload.pipeline_read = section.boolean("pipeline_read", offload.pipeline_read);
   offload.pipeline_write = section.boolean("pipeline_write", offload.pipeline_write);
+  offload.gradients = section.boolean("gradients", offload.gradients);
   // Of transfers to a GPU and of DeepSpeed's start; they change nothing here.
   for (const auto* key : {"pin_memory", "fast_init"}) section.boolean(key, false);
   if (const double ratio = section.number("ratio", 1.0); ratio != 1.0) {
@@ -364,7 +365,8 @@ std::string Config::dump() const {
         {"nvme_path", offload_optimizer.nvme_path},
         {"buffer_count", offload_optimizer.buffer_count},
         {"pipeline_read", offload_optimizer.pipeline_read},
-        {"pipeline_write", offload_optimizer.pipeline_write}};
+        {"pipeline_write", offload_optimizer.pipeline_write},
+        {"gradients", offload_optimizer.gradients}};
   }
   if (offload_param.device == OffloadDevice::nvme ||
       offload_optimizer.device == OffloadDevice::nvme) {
@@ -423,6 +425,13 @@ void Config::validate() const {
         "zero_optimization.offload_param.device is \"{}\", but the stage is {}: only stage 3 "
         "takes parameters away between their uses. Set the stage to 3.",
         kDevices[static_cast<size_t>(offload_param.device)], stage));
+  }
+  if (offload_optimizer.gradients && (!optimizer_on_disk || stage < 2)) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.offload_optimizer.gradients is true, but the device is \"{}\" and the "
+        "stage {}: gradients lie on disk beside the optimizer's states, from stage 2 on. Set the "
+        "device to \"nvme\" and the stage to 2 or 3.",
+        kDevices[static_cast<size_t>(offload_optimizer.device)], stage));
   }
   if (param_on_disk && optimizer_on_disk &&
       offload_param.nvme_path != offload_optimizer.nvme_path) {

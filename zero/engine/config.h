@@ -41,6 +41,9 @@ struct OffloadOptimizer {
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
   bool pipeline_write = true;  ///< write a block back while the next one is updated
+  /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
+  bool gradients = false;
+  bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
 };
 
 /// How files are read and written: DeepSpeed's `aio` section.

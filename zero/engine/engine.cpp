@@ -35,9 +35,10 @@ Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Con
                    std::shared_ptr<comm::Group> ranks)
     : config(std::move(configuration)), group(std::move(ranks)) {
   config.validate();
-  // One rank has nobody to shard with: every state is whole on it. Parameters on disk are paged
+  // One rank has nobody to shard with: every state is whole on it. What is on disk comes and goes
   // all the same.
-  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme;
+  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme ||
+                     config.offload_optimizer.on_disk_with_gradients();
   placement = partition::placement_of_stage(pages ? config.stage : 0);
   const c10::NoGradGuard no_grad;
   take_names(tensors);
@@ -227,6 +228,12 @@ std::vector<bool> Engine::Impl::parameters_on_disk() const {
   return on_disk;
 }
 
+std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
+  if (!config.offload_optimizer.on_disk_with_gradients() || !placement.gradients)
+    return std::nullopt;
+  return accumulate_fp32() ? at::kFloat : unit_dtypes[static_cast<size_t>(unit)];
+}
+
 // Collective where states live on disk: a rank whose disk cannot hold them fails all.
 std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
   const auto& optimizer_section = config.offload_optimizer;
@@ -237,10 +244,12 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto states = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
-    units.push_back(OptimizerStore::on_disk(
+    units.push_back(OptimizerStore::arrays_on_disk(
         owned_range(u).size(), unit_dtypes[static_cast<size_t>(u)],
-        parameters[first].requires_grad(), parameters_there[static_cast<size_t>(u)],
-        optimizer_there, static_cast<int64_t>(states)));
+        parameters[first].requires_grad(), static_cast<int64_t>(states),
+        {.parameters = parameters_there[static_cast<size_t>(u)],
+         .optimizer = optimizer_there,
+         .gradients = gradient_on_disk(u)}));
   }
   const StateStream::Options options{
       .folder = optimizer_there ? optimizer_section.nvme_path : config.offload_param.nvme_path,
@@ -290,7 +299,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
         {.owned = trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
          .dtype = store->dtype(u),
          .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
-         .states_on_disk = config.offload_optimizer.device == OffloadDevice::nvme});
+         .states_on_disk = config.offload_optimizer.device == OffloadDevice::nvme,
+         .gradient_on_disk = gradient_on_disk(u)});
   }
   optimizer = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of,
                                                std::move(units), group->ledger(), disk.get());
@@ -313,11 +323,14 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   for (const auto& [name, buffer] : tensors.buffers) {
     if (buffer.defined()) buffers.emplace_back(name, buffer);
   }
-  gradients =
-      std::make_unique<GradientStore>(*layout, parameters, trainable, *group,
-                                      GradientStore::Options{.placement = placement,
-                                                             .accumulate_fp32 = accumulate_fp32(),
-                                                             .unit_bytes = config.unit_bytes});
+  const bool gradients_there =
+      config.offload_optimizer.on_disk_with_gradients() && placement.gradients;
+  gradients = std::make_unique<GradientStore>(
+      *layout, parameters, trainable, *group,
+      GradientStore::Options{.placement = placement,
+                             .accumulate_fp32 = accumulate_fp32(),
+                             .unit_bytes = config.unit_bytes,
+                             .disk = gradients_there ? disk.get() : nullptr});
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
@@ -379,9 +392,7 @@ double Engine::Impl::global_norm(bool& finite) {
       return gradients->present()[static_cast<size_t>(segment.parameter)] != 0;
     });
     if (!any) continue;
-    const auto slice = gradients->slice(u);
-    const auto norm =
-        optim::squared_norm(slice.const_data_ptr(), slice.scalar_type(), slice.numel());
+    const auto norm = gradients->norm(u);
     partial[u] = norm.sum;
     if (!norm.finite) partial[units] = 1;
   }
@@ -458,7 +469,9 @@ StepResult Engine::step() {
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
     for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
       if (impl.gradients->trainable(u))
-        impl.optimizer->update(u, impl.gradients->reduced(u), scale, impl.gradients->present());
+        impl.optimizer->update(
+            u, impl.gradients->on_disk() ? at::Tensor() : impl.gradients->reduced(u), scale,
+            impl.gradients->present());
       impl.publish(u);
     }
     impl.store->finish_publish();

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -35,6 +36,8 @@ struct Engine::Impl {
   partition::Range owned_range(int64_t unit) const;
   /// By unit.
   std::vector<bool> parameters_on_disk() const;
+  /// The dtype of a unit's gradients on disk; none where they are in memory.
+  std::optional<at::ScalarType> gradient_on_disk(int64_t unit) const;
 
   /// Index of a parameter by name (tied ones by any of their names). Throws ConfigError naming the
   /// nearest.

@@ -68,6 +68,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
       bucket_bytes_ = std::max(bucket_bytes_, layout_.unit(u).bytes());
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
+    if (on_disk()) continue;
     unit.storage =
         options_.placement.gradients
             ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(),
@@ -93,6 +94,7 @@ GradientStore::~GradientStore() {
     } catch (const std::exception&) {  // the group has failed, and said so elsewhere
     }
   }
+  writes_.clear();  // waits
   for (const auto& parameter : parameters_) {
     if (auto* hook = dynamic_cast<Hook*>(hook_of(parameter).get())) {
       auto users = std::move(hook->users);
@@ -276,6 +278,7 @@ void GradientStore::reduce(int64_t unit) {
       .unit = unit,
       .bucket = u.bucket.defined() ? std::move(u.bucket) : take(layout_.unit(unit).numel, u.dtype),
       .pooled = u.pooled,
+      .sum = {},
       .addend = {},
       .work = {}};
   u.bucket = at::Tensor();
@@ -287,8 +290,12 @@ void GradientStore::reduce(int64_t unit) {
     reduction.addend = take(layout_.slice_numel(unit), at::kFloat);
   }
   u.filled = true;
-  reduction.work = group_.reduce_scatter(reduction.addend.defined() ? reduction.addend : u.storage,
-                                         reduction.bucket, labels_[static_cast<size_t>(unit)]);
+  if (on_disk()) reduction.sum = take(layout_.slice_numel(unit), storage_dtype(unit));
+  const auto& output = reduction.addend.defined() ? reduction.addend
+                       : on_disk()                ? reduction.sum
+                                                  : u.storage;
+  reduction.work =
+      group_.reduce_scatter(output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
   in_flight_.push_back(std::move(reduction));
   while (in_flight_.size() > kInFlight) retire_one();
 }
@@ -297,17 +304,43 @@ void GradientStore::retire_one() {
   auto reduction = std::move(in_flight_.front());
   in_flight_.pop_front();
   reduction.work.wait();
+  auto storage = on_disk() ? std::move(reduction.sum) : state(reduction.unit).storage;
   if (reduction.addend.defined()) {
-    auto& storage = state(reduction.unit).storage;
+    if (on_disk()) {
+      while (!writes_.empty()) retire_write();  // this unit's may be among them
+      options_.disk
+          ->start_read(reduction.unit, array_on_disk(reduction.unit), storage.mutable_data_ptr())
+          .wait();
+    }
     if (storage.scalar_type() == at::kFloat) {
       optim::accumulate(static_cast<float*>(storage.data_ptr()), reduction.addend.const_data_ptr(),
                         at::kFloat, storage.numel());
     } else {
       storage.add_(reduction.addend);
     }
+    give(std::move(reduction.addend));
   }
-  if (reduction.addend.defined()) give(std::move(reduction.addend));
   if (reduction.pooled) give(std::move(reduction.bucket));
+  if (on_disk()) write(reduction.unit, std::move(storage));
+}
+
+int64_t GradientStore::array_on_disk(int64_t unit) const {
+  return options_.disk->array_count(unit) - 1;
+}
+
+// Starts to write a slice that is complete for now; its norm is taken while it is here.
+void GradientStore::write(int64_t unit, at::Tensor sum) {
+  state(unit).norm = optim::squared_norm(sum.const_data_ptr(), sum.scalar_type(), sum.numel());
+  while (writes_.size() >= kInFlight) retire_write();
+  auto transfer = options_.disk->start_write(unit, array_on_disk(unit), sum.const_data_ptr());
+  writes_.push_back({std::move(sum), std::move(transfer)});
+}
+
+void GradientStore::retire_write() {
+  auto write = std::move(writes_.front());
+  writes_.pop_front();
+  write.transfer.wait();
+  give(std::move(write.memory));
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
@@ -357,6 +390,7 @@ void GradientStore::finish() {
   const at::NoGradGuard no_grad;
   agree();
   while (!in_flight_.empty()) retire_one();
+  while (!writes_.empty()) retire_write();
   if (options_.placement.gradients) return;
   const auto wanted = [&](int64_t unit) {
     const auto& segments = layout_.unit(unit).segments;
@@ -379,6 +413,7 @@ void GradientStore::finish() {
 }
 
 at::Tensor GradientStore::slice(int64_t unit) const {
+  if (on_disk()) return options_.disk->read(unit, array_on_disk(unit));
   const auto& storage = state(unit).storage;
   if (options_.placement.gradients) return storage;
   const auto range = layout_.slice(unit, group_.rank());
@@ -387,6 +422,12 @@ at::Tensor GradientStore::slice(int64_t unit) const {
 
 at::Tensor GradientStore::reduced(int64_t unit) const {
   return options_.placement.optimizer ? slice(unit) : state(unit).storage;
+}
+
+optim::SquaredNorm GradientStore::norm(int64_t unit) const {
+  if (on_disk()) return state(unit).norm;
+  const auto values = slice(unit);
+  return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
 }
 
 void GradientStore::clear() {
@@ -418,6 +459,12 @@ void GradientStore::set(int64_t parameter, const at::Tensor& values) {
   if (!mine.empty()) {
     target.narrow(0, mine.begin - owned.begin, mine.size())
         .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+  }
+  if (on_disk()) {
+    auto sum = take(target.numel(), target.scalar_type());
+    sum.copy_(target);
+    write(u, std::move(sum));
+    while (!writes_.empty()) retire_write();
   }
   present_[static_cast<size_t>(parameter)] = 1;
   local_[static_cast<size_t>(parameter)] = 1;

@@ -15,9 +15,10 @@
 // several uses) waits in its bucket for the next pass, or for the boundary.
 //
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
-// fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
-// has the unit's shape: it is reduced from where autograd left it, through the group's small
-// staging buffer.
+// fills. Where gradients live on disk the slices are written there as they are reduced, and the
+// update reads them with the other states. A parameter too large for them is a unit of its own; its
+// gradient needs no bucket where it has the unit's shape: it is reduced from where autograd left
+// it, through the group's small staging buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +32,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/engine/state_stream.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -45,6 +47,8 @@ class GradientStore {
     bool accumulate_fp32 = false;
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
+    /// Where sharded gradients lie, as the last array of each trainable unit; null: in memory.
+    StateStream* disk = nullptr;
   };
 
   /// Installs the hooks. `trainable` has an entry a unit.
@@ -66,8 +70,11 @@ class GradientStore {
   void finish();
 
   /// The sum over ranks and passes of the owned elements of `unit` (all of them at stage 0, the
-  /// slice from stage 1 on).
+  /// slice from stage 1 on). A copy where they lie on disk.
   at::Tensor reduced(int64_t unit) const;
+  bool on_disk() const { return options_.disk != nullptr; }
+  /// The sum of squares of `slice(unit)`.
+  optim::SquaredNorm norm(int64_t unit) const;
   /// This rank's slice of it, whose norm this rank computes: the same elements at every stage.
   at::Tensor slice(int64_t unit) const;
   /// By parameter: some rank had a gradient for it in this step.
@@ -92,17 +99,20 @@ class GradientStore {
   struct Unit {
     bool trainable = false;
     at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
-    at::Tensor storage;   // the formula's gradients: full (replicated) or the slice (sharded)
-    bool filled = false;  // storage has a value of this step
-    at::Tensor bucket;    // sharded: gradients of this pass; undefined until one arrives
-    bool pooled = false;  // the bucket is of the pool, not a gradient itself
-    bool queued = false;  // sharded: its turn in this pass is over
-    int64_t arrived = 0;  // parameters whose gradient came in this pass
+    at::Tensor storage;       // the formula's gradients: full (replicated) or the slice (sharded);
+                              // undefined on disk
+    optim::SquaredNorm norm;  // of what is on disk
+    bool filled = false;      // storage has a value of this step
+    at::Tensor bucket;        // sharded: gradients of this pass; undefined until one arrives
+    bool pooled = false;      // the bucket is of the pool, not a gradient itself
+    bool queued = false;      // sharded: its turn in this pass is over
+    int64_t arrived = 0;      // parameters whose gradient came in this pass
   };
   struct Reduction {
     int64_t unit = 0;
     at::Tensor bucket;
     bool pooled = true;
+    at::Tensor sum;     // the slice, on its way to disk
     at::Tensor addend;  // defined where the result is added to the storage
     comm::Work work;
   };
@@ -117,6 +127,9 @@ class GradientStore {
   void advance();
   void reduce(int64_t unit);
   void retire_one();
+  int64_t array_on_disk(int64_t unit) const;
+  void write(int64_t unit, at::Tensor sum);
+  void retire_write();
   void agree();
   Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
   const Unit& state(int64_t unit) const { return states_[static_cast<size_t>(unit)]; }
@@ -139,6 +152,11 @@ class GradientStore {
   bool in_pass_ = false;            // of Engine::backward, not of the user's torch::autograd::grad
   bool finished_ = false;
   std::deque<Reduction> in_flight_;
+  struct Write {
+    at::Tensor memory;
+    store::Transfer transfer;
+  };
+  std::deque<Write> writes_;
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
   std::mutex mutex_;                         // autograd may run hooks on threads of its own

@@ -14,14 +14,16 @@ namespace zero {
 using partition::intersect;
 using partition::Range;
 
-StateStream::Unit OptimizerStore::on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
-                                          bool parameters, bool optimizer, int64_t states) {
+StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, at::ScalarType dtype,
+                                                 bool trainable, int64_t states,
+                                                 const OnDisk& on_disk) {
   StateStream::Unit unit{.numel = numel, .arrays = {}, .updated = trainable};
   const bool own_master = trainable && dtype != at::kFloat;
-  if (parameters) unit.arrays.push_back({.dtype = dtype, .read = !own_master});
-  if (!trainable || !optimizer) return unit;
-  for (int64_t i = 0; i < states + (own_master ? 1 : 0); ++i)
-    unit.arrays.push_back({.dtype = at::kFloat, .read = true});
+  if (on_disk.parameters) unit.arrays.push_back({.dtype = dtype, .read = !own_master});
+  if (!trainable) return unit;
+  for (int64_t i = 0; on_disk.optimizer && i < states + (own_master ? 1 : 0); ++i)
+    unit.arrays.push_back({.dtype = at::kFloat});
+  if (on_disk.gradients) unit.arrays.push_back({.dtype = *on_disk.gradients, .write = false});
   return unit;
 }
 
@@ -168,6 +170,8 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   if (runs.empty()) return;
 
   const bool own = own_master(unit);
+  const auto gradient_dtype =
+      target.gradient_on_disk ? *target.gradient_on_disk : gradient.scalar_type();
   const auto names = static_cast<int64_t>(array_names(unit).size());
   const auto apply = [&](const StateStream::Block& block) {
     // The fp32 array `index` of array_names from element `begin` on.
@@ -184,6 +188,11 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       return block.arrays[0] +
              (begin - block.begin) * static_cast<int64_t>(c10::elementSize(target.dtype));
     };
+    const auto gradients = [&](int64_t begin) -> const void* {
+      if (!target.gradient_on_disk) return at_byte(gradient, begin);
+      return block.arrays.back() +
+             (begin - block.begin) * static_cast<int64_t>(c10::elementSize(gradient_dtype));
+    };
     int64_t updated = 0;
     for (const auto& run : runs)
       updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
@@ -199,8 +208,8 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       if (mine.empty()) continue;
       optim::Range range{.numel = mine.size(),
                          .master = values(0, mine.begin),
-                         .gradient = at_byte(gradient, mine.begin),
-                         .gradient_dtype = gradient.scalar_type()};
+                         .gradient = gradients(mine.begin),
+                         .gradient_dtype = gradient_dtype};
       for (int64_t i = 1; i < names; ++i)
         range.state[static_cast<size_t>(i - 1)] = values(i, mine.begin);
       if (own) {
@@ -212,8 +221,9 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
                     gradient_scale, range);
     }
   };
-  // SGD without momentum on fp32 parameters in memory has no arrays on disk.
-  if (target.parameters_on_disk() || (target.states_on_disk && names > (own ? 0 : 1))) {
+  // SGD without momentum on fp32 parameters in memory has no states on disk.
+  if (target.parameters_on_disk() || target.gradient_on_disk ||
+      (target.states_on_disk && names > (own ? 0 : 1))) {
     disk_->for_each_block(unit, apply);
   } else {
     apply({.begin = 0, .end = target.owned.size(), .arrays = {}});

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "zero/base/ledger.h"
@@ -27,16 +28,25 @@ class OptimizerStore {
     at::ScalarType dtype = at::kFloat;
     at::Tensor parameters;  ///< owned elements; undefined on disk
     bool states_on_disk = false;
+    /// Of gradients on disk, which `update` is given none of.
+    std::optional<at::ScalarType> gradient_on_disk = {};
     bool parameters_on_disk() const { return !parameters.defined(); }
   };
 
-  /// The arrays of a unit that has `states` optimizer states, in the order of the file.
-  /// `trainable`: it has master weights and states.
-  static StateStream::Unit on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
-                                   bool parameters, bool optimizer, int64_t states);
+  /// What of a unit lies on disk.
+  struct OnDisk {
+    bool parameters = false;
+    bool optimizer = false;  ///< master weights and states
+    std::optional<at::ScalarType> gradients = {};
+  };
+  /// A unit's arrays in the order of the file: parameters first, gradients last. `trainable`: it
+  /// has gradients, master weights and `states` optimizer states.
+  static StateStream::Unit arrays_on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
+                                          int64_t states, const OnDisk& on_disk);
 
   /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
-  /// What is on disk lies in `disk` (null where nothing is), made of `on_disk`; it outlives this.
+  /// What is on disk lies in `disk` (null where nothing is), made of `arrays_on_disk`; it outlives
+  /// this.
   OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                  std::vector<size_t> group_of, std::vector<Unit> units,
                  const std::shared_ptr<Ledger>& ledger, StateStream* disk);
@@ -50,8 +60,9 @@ class OptimizerStore {
   void refresh_master(int64_t parameter);
 
   /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
-  /// micro-batches) for every parameter with `present[parameter]`: absent ones keep weights and
-  /// moments, as in LibTorch. Counts their steps.
+  /// micro-batches; undefined where they are on disk) for every parameter with
+  /// `present[parameter]`: absent ones keep weights and moments, as in LibTorch. Counts their
+  /// steps.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
 

@@ -31,6 +31,7 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
     for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
       total += whole_bytes(u, a);
       bytes += element_bytes(u, a);
+      if (!unit(u).arrays[static_cast<size_t>(a)].write) ahead_to_next_step_ = false;
     }
     if (bytes == 0) continue;
     if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
@@ -156,7 +157,9 @@ void StateStream::start_writing(Frame& frame) {
   frame.use = Use::writing;
   frame.turn = ++turn_;
   const auto& here = frame.position;
-  for (int64_t a = 0; a < static_cast<int64_t>(unit(here.unit).arrays.size()); ++a) {
+  const auto& arrays = unit(here.unit).arrays;
+  for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
+    if (!arrays[static_cast<size_t>(a)].write) continue;
     frame.transfers.push_back(
         file_->write(offset(here, a), memory(frame, here.unit, a), bytes_of(here, a)));
   }
@@ -168,6 +171,7 @@ void StateStream::read_ahead(Position position) {
   for (int64_t ahead = 0; ahead + 2 < options_.buffer_count; ++ahead) {
     position = next(position);
     if (position == here || find(position, Use::writing) != nullptr) return;
+    if (!ahead_to_next_step_ && position.unit < here.unit) return;
     if (find(position, Use::reading) != nullptr) continue;
     auto* frame = free_frame();
     if (frame == nullptr) return;
@@ -236,6 +240,11 @@ void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Te
     file_->write(offset(position, array), memory.const_data_ptr(), bytes_of(position, array))
         .wait();
   }
+}
+
+store::Transfer StateStream::start_write(int64_t unit, int64_t array, const void* from) {
+  const std::lock_guard lock(mutex_);
+  return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array));
 }
 
 store::Transfer StateStream::start_read(int64_t unit, int64_t array, void* to) {

@@ -7,10 +7,10 @@
 // (where the parameter is not its own), and the optimizer's. The update of an element needs that
 // element alone, so the arrays pass through memory in blocks: while block n is updated, the blocks
 // after it are read and the ones before it are written back. After the last block of a step the
-// first ones of the next are read already. A block is read once and written once in a step in which
-// its unit is updated (low-precision parameters are only written: they are the rounded master); the
-// number and size of the buffers do not depend on the model. Results are those of states in memory,
-// bit for bit.
+// first ones of the next are read already (unless gradients, which are not there yet, lie on disk
+// too). A block is read once and written once in a step in which its unit is updated (low-precision
+// parameters are only written: they are the rounded master); the number and size of the buffers do
+// not depend on the model. Results are those of states in memory, bit for bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,8 @@ class StateStream {
  public:
   struct Array {
     at::ScalarType dtype = at::kFloat;
-    bool read = true;  ///< the update needs its old values
+    bool read = true;   ///< the update needs its old values
+    bool write = true;  ///< the update changes it; else something else does (gradients)
   };
   struct Unit {
     int64_t numel = 0;  ///< elements of each array
@@ -73,8 +74,14 @@ class StateStream {
   /// Starts to read all of an array, after what is being written of it. `to`, on a multiple of
   /// store::kAlignment, has room for `whole_bytes` bytes and lives until the transfer is done.
   store::Transfer start_read(int64_t unit, int64_t array, void* to);
+  /// The same for writing all of an array that the update does not write. What is read of it must
+  /// have been read before, and is read again only once the transfer is done.
+  store::Transfer start_write(int64_t unit, int64_t array, const void* from);
   /// Bytes that an array takes in the file: a multiple of store::kAlignment.
   int64_t whole_bytes(int64_t unit, int64_t array) const;
+  int64_t array_count(int64_t unit) const {
+    return static_cast<int64_t>(this->unit(unit).arrays.size());
+  }
 
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
@@ -116,6 +123,7 @@ class StateStream {
   std::vector<int64_t> base_;  // of each unit in the file, bytes
   int64_t block_numel_ = 0;
   int64_t turn_ = 0;
+  bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::mutex mutex_;
   std::unique_ptr<store::Folder> folder_;
   std::unique_ptr<store::File> file_;
