@@ -4,7 +4,7 @@
     benchmarks/nvme.py /mnt/nvme
     benchmarks/nvme.py /mnt/nvme --block 4194304 --depth 8 --size 4294967296
 
-Each round runs both in turn. Needs the release build and fio (apt-get install fio).
+Each round runs `zero bench nvme`, the same without checksums, and fio in turn. Needs the release build and fio (apt-get install fio).
 """
 
 import argparse
@@ -19,10 +19,10 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def libzero(options: argparse.Namespace) -> dict[str, float]:
+def libzero(options: argparse.Namespace, *more: str) -> dict[str, float]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [options.zero, "bench", "nvme", "--path", options.folder, "--size", str(options.size)]
-        command += ["--blocks", str(options.block), "--depths", str(options.depth), "--rounds", "1", "--json", file.name]
+        command += ["--blocks", str(options.block), "--depths", str(options.depth), "--rounds", "1", "--json", file.name, *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         result = json.loads(Path(file.name).read_text())["results"][0]
     return {way: result[f"{way}_gb_per_s"]["median"] for way in ("write", "read")}
@@ -50,12 +50,15 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing: apt-get install fio")
-    rounds = [(libzero(options), fio(options)) for _ in range(options.rounds)]
+    rounds = [(libzero(options), libzero(options, "--no-checksums"), fio(options)) for _ in range(options.rounds)]
     print(f"{options.size >> 20} MiB, blocks of {options.block} bytes, depth {options.depth}: median GB/s, and libzero's over fio's by round")
     for way in ("write", "read"):
-        ratios = [ours[way] / theirs[way] for ours, theirs in rounds]
-        ours, theirs = (median(pair[i][way] for pair in rounds) for i in (0, 1))
-        print(f"{way:<6} libzero {ours:6.2f}   fio {theirs:6.2f}   {median(ratios):.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})")
+        theirs = [figures[-1][way] for figures in rounds]
+        print(f"{way:<6} fio                {median(theirs):6.2f}")
+        for i, name in enumerate(("libzero", "without checksums")):
+            ours = [figures[i][way] for figures in rounds]
+            ratios = [mine / other for mine, other in zip(ours, theirs)]
+            print(f"{'':<6} {name:<18} {median(ours):6.2f}   {median(ratios):.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
-#include <numeric>
-#include <random>
+#include <string>
+#include <thread>
+#include <vector>
 
+#include "tests/store/aligned_memory.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 
@@ -20,22 +20,6 @@ namespace zero::store {
 namespace {
 
 using testing::HasSubstr;
-
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory memory(int64_t bytes, uint32_t seed = 0) {
-  Memory result(
-      static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes))));
-  std::mt19937 random(seed);
-  for (int64_t i = 0; i < bytes; i += 4) {
-    const uint32_t value = seed == 0 ? 0 : static_cast<uint32_t>(random());
-    std::memcpy(result.get() + i, &value, 4);
-  }
-  return result;
-}
 
 // Every way of doing the same.
 class FileWays : public testing::TestWithParam<FileOptions> {
@@ -93,6 +77,39 @@ TEST_P(FileWays, WaitsForTransfersThatNobodyWaitedFor) {
   const auto read = memory(1 << 20);
   file.read(0, read.get(), 1 << 20).wait();
   EXPECT_EQ(std::memcmp(read.get(), written.get(), 1 << 20), 0);
+}
+
+TEST_P(FileWays, SeveralThreadsTransferAtOnce) {
+  constexpr int64_t kPart = 1 << 16;
+  constexpr int kThreads = 3;
+  File file(path_, kThreads * kPart, GetParam());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&file, t] {
+      const auto read = memory(kPart);
+      for (uint32_t round = 1; round <= 20; ++round) {
+        const auto written = memory(kPart, round * kThreads + static_cast<uint32_t>(t));
+        file.write(t * kPart, written.get(), kPart).wait();
+        file.read(t * kPart, read.get(), kPart).wait();
+        EXPECT_TRUE(equal(read, written, kPart));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(file.counts().written, 20 * kThreads * kPart);
+}
+
+TEST_P(FileWays, AnotherThreadMayWait) {
+  constexpr int64_t kBytes = 1 << 20;
+  File file(path_, kBytes, GetParam());
+  const auto written = memory(kBytes, 11);
+  const auto read = memory(kBytes);
+  auto writing = file.write(0, written.get(), kBytes);
+  std::thread([&] {
+    writing.wait();
+    file.read(0, read.get(), kBytes).wait();
+  }).join();
+  EXPECT_TRUE(equal(read, written, kBytes));
 }
 
 TEST_P(FileWays, NamesFileOffsetAndReasonOfATruncatedFile) {
@@ -170,6 +187,13 @@ TEST(File, RefusesWhatCannotBeMade) {
   const auto large = (folder.path() / "states").string();
   refused(large, int64_t{1} << 50, "Cannot reserve 1.00 PiB");
   EXPECT_FALSE(std::filesystem::exists(large));
+}
+
+TEST(File, KeepsAThousandthInChecksums) {
+  TemporaryFolder folder;
+  const auto path = (folder.path() / "states").string();
+  EXPECT_EQ(File(path, 1 << 20).checksum_bytes(), 1024);
+  EXPECT_EQ(File(path, 1 << 20, {.checksums = false}).checksum_bytes(), 0);
 }
 
 TEST(File, RefusesNonsenseByName) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 
 namespace zero::store {
 
@@ -13,11 +14,13 @@ namespace zero::store {
 struct Request {
   int64_t pending = 0;  ///< pieces that are not done; guarded by the queue
   int error = 0;        ///< errno of the first byte that failed; kEnded: the file is too short
+  int error_file = -1;  ///< the descriptor of the file it is in
   int64_t error_offset = 0;
   static constexpr int kEnded = -1;
-  void fail(int reason, int64_t offset) {
-    if (error != 0 && error_offset < offset) return;
+  void fail(int reason, int file, int64_t offset) {
+    if (error != 0 && std::pair(error_file, error_offset) < std::pair(file, offset)) return;
     error = reason;
+    error_file = file;
     error_offset = offset;
   }
 };
@@ -36,6 +39,7 @@ struct Piece {
 class Queue {
  public:
   virtual ~Queue() = default;
+  /// Adds each piece to its request's `pending`, and takes it off when it is done or has failed.
   virtual void push(std::span<const Piece> pieces) = 0;
   /// Blocks until every piece of `request` is done, whether or not it failed.
   virtual void wait(Request& request) = 0;

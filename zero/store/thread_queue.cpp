@@ -82,7 +82,7 @@ class ThreadQueue final : public Queue {
       const int error = transfer(piece);
       lock.lock();
       auto& request = *piece.request;
-      if (error != 0) request.fail(error, piece.offset);
+      if (error != 0) request.fail(error, piece.file, piece.offset);
       if (--request.pending == 0) finished_.notify_all();
     }
   }

@@ -1,6 +1,7 @@
 #include <liburing.h>
 
 #include <cerrno>
+#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <utility>
@@ -14,7 +15,9 @@ namespace zero::store {
 namespace {
 
 // The kernel works on what has been submitted without us; more than `depth` pieces wait in
-// `backlog_` until somebody comes by: the next push, or whoever waits.
+// `backlog_` until somebody comes by: the next push, or whoever waits. Of several threads that wait
+// one sleeps in the kernel, with the mutex free for others to push, and tells the rest what it saw:
+// while `reaping_` nobody else takes completions, or it might sleep for one that has gone.
 class UringQueue final : public Queue {
  public:
   explicit UringQueue(io_uring ring, int depth) : ring_(ring), slots_(static_cast<size_t>(depth)) {
@@ -25,9 +28,11 @@ class UringQueue final : public Queue {
 
   ~UringQueue() override {
     const std::lock_guard lock(mutex_);
-    while (!backlog_.empty() || free_.size() < slots_.size()) {
+    submit();
+    while (free_.size() < slots_.size()) {
+      sleep();
+      reap();
       submit();
-      reap(true);
     }
     io_uring_queue_exit(&ring_);
   }
@@ -38,23 +43,34 @@ class UringQueue final : public Queue {
       ++piece.request->pending;
       backlog_.push_back(piece);
     }
-    reap(false);
+    if (!reaping_) reap();
     submit();
   }
 
   void wait(Request& request) override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     while (request.pending > 0) {
+      if (reaping_) {
+        reaped_.wait(lock);
+        continue;
+      }
+      reaping_ = true;
+      lock.unlock();
+      sleep();
+      lock.lock();
+      reap();
       submit();
-      reap(true);
+      reaping_ = false;
+      reaped_.notify_all();
     }
-    submit();
   }
 
   bool done(const Request& request) override {
     const std::lock_guard lock(mutex_);
-    reap(false);
-    submit();
+    if (!reaping_) {
+      reap();
+      submit();
+    }
     return request.pending == 0;
   }
 
@@ -62,7 +78,6 @@ class UringQueue final : public Queue {
 
  private:
   void submit() {
-    bool any = false;
     while (!backlog_.empty() && !free_.empty()) {
       auto* entry = io_uring_get_sqe(&ring_);
       if (entry == nullptr) break;
@@ -78,23 +93,25 @@ class UringQueue final : public Queue {
         io_uring_prep_read(entry, piece.file, piece.memory, bytes, offset);
       }
       io_uring_sqe_set_data64(entry, slot);
-      any = true;
     }
-    if (!any) return;
-    int status = 0;
-    do status = io_uring_submit(&ring_);
-    while (status == -EINTR || status == -EAGAIN);
-    ensure(status >= 0, "io_uring does not take what it took before");
+    while (io_uring_sq_ready(&ring_) > 0) {
+      const int status = io_uring_submit(&ring_);
+      ensure(status >= 0 || status == -EINTR || status == -EAGAIN,
+             "io_uring does not take what it took before");
+    }
   }
 
-  void reap(bool block) {
+  // Until something completes. Something must be under way.
+  void sleep() {
     io_uring_cqe* completion = nullptr;
-    if (block && free_.size() < slots_.size()) {
-      int status = 0;
-      do status = io_uring_wait_cqe(&ring_, &completion);
-      while (status == -EINTR);
-      ensure(status == 0, "io_uring completes nothing");
-    }
+    int status = 0;
+    do status = io_uring_wait_cqe(&ring_, &completion);
+    while (status == -EINTR);
+    ensure(status == 0, "io_uring completes nothing");
+  }
+
+  void reap() {
+    io_uring_cqe* completion = nullptr;
     while (io_uring_peek_cqe(&ring_, &completion) == 0) {
       const auto slot = static_cast<size_t>(io_uring_cqe_get_data64(completion));
       const int result = completion->res;
@@ -119,11 +136,14 @@ class UringQueue final : public Queue {
       return;
     }
     auto& request = *piece.request;
-    if (result <= 0) request.fail(result == 0 ? Request::kEnded : -result, piece.offset);
+    if (result <= 0)
+      request.fail(result == 0 ? Request::kEnded : -result, piece.file, piece.offset);
     --request.pending;
   }
 
   std::mutex mutex_;
+  std::condition_variable reaped_;
+  bool reaping_ = false;
   io_uring ring_;
   std::vector<Piece> slots_;  // under way
   std::vector<size_t> free_;

@@ -1,0 +1,102 @@
+#include "zero/store/reserved_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero::store {
+
+namespace {
+
+// Of the disk, or -1 where it does not say.
+int64_t free_bytes(int file) {
+  struct statvfs disk {};
+  if (fstatvfs(file, &disk) != 0 || disk.f_blocks == 0) return -1;
+  return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+}
+
+// Of one file of this process, or -1. Beyond it the kernel would send a signal that kills.
+int64_t largest_file() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.rlim_cur);
+}
+
+// 0, or an errno. A disk that is too full is not even tried: it would be full for a moment, and
+// somebody else would fail.
+int reserve(int file, int64_t bytes) {
+  if (bytes == 0) return 0;
+  if (const int64_t most = largest_file(); most >= 0 && most < bytes) return EFBIG;
+  if (const int64_t left = free_bytes(file); left >= 0 && left < bytes) return ENOSPC;
+  while (fallocate(file, 0, 0, bytes) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP) return errno;
+    // A file system that cannot reserve: there is room now, and that is all that can be known.
+    return ftruncate(file, bytes) == 0 ? 0 : errno;
+  }
+  return 0;
+}
+
+std::string remedy_of_open(int error) {
+  switch (error) {
+    case ENOENT:
+      return " Make the folder first, or name another.";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return " Name a folder that this user may write.";
+    default:
+      return "";
+  }
+}
+
+std::string remedy_of_reserve(int error, int64_t left) {
+  const int64_t most = largest_file();
+  if (error == EFBIG && most >= 0) {
+    return fmt::format(" This process may write files of at most {}: raise that limit (ulimit -f).",
+                       format_bytes(static_cast<double>(most)));
+  }
+  return fmt::format(
+      "{} Free space there, or name another folder.",
+      left < 0 ? ""
+               : fmt::format(" The disk has {} left.", format_bytes(static_cast<double>(left))));
+}
+
+}  // namespace
+
+ReservedFile::ReservedFile(std::string path, int64_t bytes, bool direct)
+    : path_(std::move(path)), bytes_(bytes) {
+  constexpr int kFlags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
+  constexpr mode_t kOwner = 0600;
+  if (direct) descriptor_ = open(path_.c_str(), kFlags | O_DIRECT, kOwner);
+  direct_ = descriptor_ >= 0;
+  if (descriptor_ < 0) descriptor_ = open(path_.c_str(), kFlags, kOwner);
+  if (descriptor_ < 0) {
+    const int error = errno;
+    throw StoreError(fmt::format("Cannot make the file {}: {} (errno {}).{}", path_,
+                                 std::strerror(error), error, remedy_of_open(error)));
+  }
+  if (const int error = reserve(descriptor_, bytes_); error != 0) {
+    const int64_t left = free_bytes(descriptor_);
+    close(descriptor_);
+    unlink(path_.c_str());
+    throw StoreError(fmt::format("Cannot reserve {} for {}: {} (errno {}).{}",
+                                 format_bytes(static_cast<double>(bytes_)), path_,
+                                 std::strerror(error), error, remedy_of_reserve(error, left)));
+  }
+}
+
+ReservedFile::~ReservedFile() {
+  close(descriptor_);
+  unlink(path_.c_str());
+}
+
+}  // namespace zero::store
