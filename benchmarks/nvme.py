@@ -4,11 +4,13 @@
     benchmarks/nvme.py /mnt/nvme
     benchmarks/nvme.py /mnt/nvme --block 4194304 --depth 8 --size 4294967296
 
-Each round runs `zero bench nvme`, the same without checksums, and fio in turn. Needs the release build and fio (apt-get install fio).
+Each round runs `zero bench nvme`, the same without checksums, fio, and fio in huge pages, in which libzero's buffers are, in turn. All write a
+file that was written before, as training does from its second step on. Needs the release build and fio (apt-get install fio).
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,13 +30,14 @@ def libzero(options: argparse.Namespace, *more: str) -> dict[str, float]:
     return {way: result[f"{way}_gb_per_s"]["median"] for way in ("write", "read")}
 
 
-def fio(options: argparse.Namespace) -> dict[str, float]:
+def fio(options: argparse.Namespace, huge_pages: bool) -> dict[str, float]:
     rates = {}
+    environment = os.environ | ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {})
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for way in ("write", "read"):
+        for way in ("write", "write", "read"):
             command = ["fio", "--name=states", f"--filename={folder}/file", f"--rw={way}", f"--bs={options.block}", f"--size={options.size}"]
             command += ["--ioengine=io_uring", "--direct=1", f"--iodepth={options.depth}", "--fallocate=posix", "--output-format=json"]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
             rates[way] = json.loads(output[output.index("{") :])["jobs"][0][way]["bw_bytes"] * 1e-9
     return rates
 
@@ -50,15 +53,20 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing: apt-get install fio")
-    rounds = [(libzero(options), libzero(options, "--no-checksums"), fio(options)) for _ in range(options.rounds)]
-    print(f"{options.size >> 20} MiB, blocks of {options.block} bytes, depth {options.depth}: median GB/s, and libzero's over fio's by round")
+    runs = {
+        "libzero": lambda: libzero(options),
+        "libzero, no checksums": lambda: libzero(options, "--no-checksums"),
+        "fio": lambda: fio(options, huge_pages=False),
+        "fio, huge pages": lambda: fio(options, huge_pages=True),
+    }
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(options.rounds)]
+    print(f"{options.size >> 20} MiB, blocks of {options.block} bytes, depth {options.depth}: median GB/s, and libzero's over it by round")
     for way in ("write", "read"):
-        theirs = [figures[-1][way] for figures in rounds]
-        print(f"{way:<6} fio                {median(theirs):6.2f}")
-        for i, name in enumerate(("libzero", "without checksums")):
-            ours = [figures[i][way] for figures in rounds]
-            ratios = [mine / other for mine, other in zip(ours, theirs)]
-            print(f"{'':<6} {name:<18} {median(ours):6.2f}   {median(ratios):.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})")
+        for name in runs:
+            ratios = [figures["libzero"][way] / figures[name][way] for figures in rounds]
+            speed = median(figures[name][way] for figures in rounds)
+            beside = "" if name == "libzero" else f"   {median(ratios):.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{way:<6} {name:<22} {speed:6.2f}{beside}")
 
 
 if __name__ == "__main__":
