@@ -292,7 +292,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .one_sided = config.one_sided_gather,
           .disk = offload_param ? disk.get() : nullptr,
           .on_disk = offload_param ? parameters_on_disk() : std::vector<bool>{},
-          .read_ahead = config.offload_param.buffer_count});
+          .read_ahead_bytes =
+              config.offload_param.buffer_count * (config.unit_bytes / group->size())});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     units.push_back(
@@ -475,6 +476,7 @@ StepResult Engine::step() {
       impl.publish(u);
     }
     impl.store->finish_publish();
+    if (impl.disk) impl.disk->end_step();
     result.updated = true;
     result.step = ++impl.steps;
   } else {

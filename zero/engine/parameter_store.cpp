@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <utility>
@@ -160,7 +161,7 @@ void ParameterStore::gather(int64_t unit, void* destination) {
     {
       const std::lock_guard lock(mutex_);
       if (!fetch.slice.defined()) start_read(unit);
-      ahead_.remove(unit);
+      leave_ahead(unit);
     }
     try {
       fetch.read.wait();
@@ -192,7 +193,9 @@ bool ParameterStore::expect(int64_t unit) {
   if (!on_disk(unit)) return true;
   const std::lock_guard lock(mutex_);
   if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
-  if (static_cast<int64_t>(ahead_.size()) >= options_.read_ahead) return false;
+  if (!ahead_.empty() &&
+      ahead_bytes_ + options_.disk->whole_bytes(unit, 0) > options_.read_ahead_bytes)
+    return false;
   start_read(unit);
   return true;
 }
@@ -202,6 +205,7 @@ void ParameterStore::start_read(int64_t unit) {
   auto& fetch = fetches_[static_cast<size_t>(unit)];
   fetch.slice = take_buffer(options_.disk->whole_bytes(unit, 0));
   ahead_.push_back(unit);
+  ahead_bytes_ += options_.disk->whole_bytes(unit, 0);
   fetch.read = options_.disk->start_read(unit, 0, fetch.slice.data_ptr());
 }
 
@@ -210,8 +214,16 @@ void ParameterStore::drop(int64_t unit) {
   const std::lock_guard lock(mutex_);
   auto fetch = std::exchange(fetches_[static_cast<size_t>(unit)], {});
   fetch.read = {};  // waits
-  ahead_.remove(unit);
+  leave_ahead(unit);
   if (fetch.slice.defined()) buffers_.push_back(std::move(fetch.slice));
+}
+
+// With the mutex held.
+void ParameterStore::leave_ahead(int64_t unit) {
+  const auto found = std::find(ahead_.begin(), ahead_.end(), unit);
+  if (found == ahead_.end()) return;
+  ahead_.erase(found);
+  ahead_bytes_ -= options_.disk->whole_bytes(unit, 0);
 }
 
 // The smallest that is large enough, or a new one in the place of a smaller one. Large ones serve

@@ -35,8 +35,8 @@ class ParameterStore final : public paging::UnitSource {
     /// Where the slices of units with `on_disk` lie, as array 0; stage 3. Outlives this.
     StateStream* disk = nullptr;
     std::vector<bool> on_disk;
-    /// Slices that are read ahead of their gather.
-    int64_t read_ahead = 0;
+    /// Bytes of slices that are read ahead of their gather; a larger one is read ahead alone.
+    int64_t read_ahead_bytes = 0;
   };
 
   /// Collective. `dtypes` has one dtype a unit.
@@ -98,6 +98,7 @@ class ParameterStore final : public paging::UnitSource {
   at::Tensor take_buffer(int64_t bytes);
   void start_read(int64_t unit);
   void drop(int64_t unit);
+  void leave_ahead(int64_t unit);
 
   const partition::Layout& layout_;
   std::vector<at::ScalarType> dtypes_;
@@ -114,6 +115,7 @@ class ParameterStore final : public paging::UnitSource {
   std::mutex mutex_;                 // of what follows: gathers of several units may run at once
   std::vector<Fetch> fetches_;       // by unit
   std::list<int64_t> ahead_;         // units that are read and not gathered yet, oldest first
+  int64_t ahead_bytes_ = 0;          // of those
   std::vector<at::Tensor> buffers_;  // for slices; nobody uses them now
   std::unique_ptr<paging::Pager> pager_;
 };

@@ -22,7 +22,7 @@ int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit
 
 StateStream::StateStream(std::vector<Unit> units, const Options& options,
                          const std::shared_ptr<Ledger>& ledger)
-    : units_(std::move(units)), options_(options) {
+    : units_(std::move(units)), options_(options), ledger_(ledger) {
   int64_t total = 0;
   int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
   for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
@@ -42,11 +42,21 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
   folder_ = std::make_unique<store::Folder>(options_.folder);
   file_ = std::make_unique<store::File>(folder_->path() + "/states", total, options_.file);
   // Reading and writing of single arrays goes through a frame too.
-  most_bytes = std::max<int64_t>(most_bytes, 4);
+  frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
-  for (auto& frame : frames_)
-    frame.memory =
-        host_zeros(most_bytes * block_numel_, at::kByte, ledger, Category::offload_buffers);
+}
+
+void* StateStream::buffer(Frame& frame) {
+  if (!frame.memory.defined())
+    frame.memory = host_zeros(frame_bytes_, at::kByte, ledger_, Category::offload_buffers);
+  return frame.memory.data_ptr();
+}
+
+void StateStream::end_step() {
+  if (ahead_to_next_step_) return;
+  const std::lock_guard lock(mutex_);
+  settle();
+  for (auto& frame : frames_) frame.memory = at::Tensor();
 }
 
 int64_t StateStream::element_bytes(int64_t unit, int64_t array) const {
@@ -145,6 +155,7 @@ void StateStream::start_reading(Frame& frame, Position position) {
   frame.position = position;
   frame.use = Use::reading;
   frame.turn = ++turn_;
+  buffer(frame);
   const auto& arrays = unit(position.unit).arrays;
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].read) continue;
@@ -205,12 +216,12 @@ at::Tensor StateStream::read(int64_t unit, int64_t array) {
   auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
   auto* target = static_cast<std::byte*>(values.data_ptr());
   const int64_t bytes = element_bytes(unit, array);
-  const auto& memory = frames_.front().memory;
+  void* memory = buffer(frames_.front());
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
     const Position position{unit, b};
-    file_->read(offset(position, array), memory.data_ptr(), bytes_of(position, array)).wait();
+    file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
     const int64_t begin = b * block_numel_;
-    std::memcpy(target + begin * bytes, memory.const_data_ptr(),
+    std::memcpy(target + begin * bytes, memory,
                 static_cast<size_t>(std::min(u.numel - begin, block_numel_) * bytes));
   }
   return values;
@@ -226,19 +237,17 @@ void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Te
   const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
   const int64_t bytes = element_bytes(unit, array);
   const int64_t end = begin + contiguous.numel();
-  const auto& memory = frames_.front().memory;
+  void* memory = buffer(frames_.front());
   for (int64_t b = begin / block_numel_; b * block_numel_ < end; ++b) {
     const Position position{unit, b};
     const int64_t start = b * block_numel_;
     const int64_t first = std::max(begin, start);
     const int64_t last = std::min(end, start + block_numel_);
     const bool whole = first == start && last == std::min(u.numel, start + block_numel_);
-    if (!whole)
-      file_->read(offset(position, array), memory.data_ptr(), bytes_of(position, array)).wait();
-    std::memcpy(static_cast<std::byte*>(memory.data_ptr()) + (first - start) * bytes,
+    if (!whole) file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
+    std::memcpy(static_cast<std::byte*>(memory) + (first - start) * bytes,
                 source + (first - begin) * bytes, static_cast<size_t>((last - first) * bytes));
-    file_->write(offset(position, array), memory.const_data_ptr(), bytes_of(position, array))
-        .wait();
+    file_->write(offset(position, array), memory, bytes_of(position, array)).wait();
   }
 }
 

@@ -66,6 +66,10 @@ class StateStream {
   /// Calls `update`, which may change what it is given, for every block of `unit` in order.
   void for_each_block(int64_t unit, const std::function<void(const Block&)>& update);
 
+  /// The updates of a step are done. Where nothing can be read ahead for the next step's, the
+  /// buffers are given back until then.
+  void end_step();
+
   /// A copy of one array: (numel) in its dtype.
   at::Tensor read(int64_t unit, int64_t array);
   /// Writes `values` (1-D, of the array's dtype) from element `begin` on.
@@ -116,14 +120,17 @@ class StateStream {
   void start_writing(Frame& frame);
   void read_ahead(Position position);
   static void finish(Frame& frame);
+  void* buffer(Frame& frame);
   void settle();
 
   std::vector<Unit> units_;
   Options options_;
   std::vector<int64_t> base_;  // of each unit in the file, bytes
   int64_t block_numel_ = 0;
+  int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
+  std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
   std::unique_ptr<store::Folder> folder_;
   std::unique_ptr<store::File> file_;
