@@ -39,7 +39,8 @@ OffloadDevice device_of(std::string_view name) {
 struct EngineOptions {
   std::optional<int> stage;
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
-  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget;
+  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
+      delayed_update_after;
   bool offload_gradients = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
@@ -52,6 +53,7 @@ struct EngineOptions {
     if (live_parameters) config.max_live_parameters = *live_parameters;
     if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
     if (offload_param) config.offload_param.device = device_of(*offload_param);
+    if (delayed_update_after) config.offload_optimizer.delayed_update_after = *delayed_update_after;
     if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
@@ -141,6 +143,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
   add("--offload-param", engine.offload_param,
       "Stage 3: where parameters live between their uses: none, cpu or nvme [none]")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  add("--delayed-update-after", engine.delayed_update_after,
+      "Step from which on the update runs beside the next step (ZeRO-Offload's delay of one step); "
+      "0: never [0]")
+      ->check(not_negative());
   parser
       .add_flag("--offload-gradients", engine.offload_gradients,
                 "Gradients on disk too, beside --offload-optimizer nvme")

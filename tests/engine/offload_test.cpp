@@ -21,8 +21,9 @@ using comm::run_as_threads;
 using testing::HasSubstr;
 
 Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
-  c.offload_optimizer = {
-      .device = OffloadDevice::nvme, .nvme_path = folder.path().string(), .buffer_count = buffers};
+  c.offload_optimizer.device = OffloadDevice::nvme;
+  c.offload_optimizer.nvme_path = folder.path().string();
+  c.offload_optimizer.buffer_count = buffers;
   return c;
 }
 
@@ -284,6 +285,128 @@ TEST(EngineOffload, GradientsOnDiskAreWrittenAndReadOnceAndHeldInBucketsAlone) {
     EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
     EXPECT_EQ(engine.memory_formula().total(), 0);
   });
+}
+
+// Weights after six steps in which the update is delayed from the third on, and the losses.
+std::vector<at::Tensor> after_delayed_steps(const Config& c, int ranks) {
+  std::vector<at::Tensor> result;
+  run_as_threads(ranks, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+    std::vector<at::Tensor> all;
+    for (int64_t i = 0; i < 6; ++i) {
+      const auto loss = loss_of(*net, group->rank(), i);
+      engine.backward(loss);
+      engine.step();
+      all.push_back(loss.detach());
+    }
+    for (auto& tensor : weights(engine)) all.push_back(tensor);
+    all.push_back(engine.optimizer_state("b.weight", "exp_avg"));
+    if (group->rank() == 0) result = all;
+  });
+  return result;
+}
+
+TEST(EngineOffload, ADelayedUpdateIsAPlainLoopThatDelaysByOneStep) {
+  constexpr int64_t kAfter = 2;
+  auto c = config(0);
+  c.gradient_clipping = 0.05;
+  // The reference: every gradient is taken by hand at the weights before the last update.
+  Net visible;
+  auto updated = std::make_shared<Net>();
+  Engine reference(updated, AdamW{.lr = 1e-2}, c);
+  std::vector<std::vector<at::Tensor>> history{weights(reference)};
+  std::vector<at::Tensor> expected;
+  for (int64_t i = 0; i < 6; ++i) {
+    const auto& seen = history[static_cast<size_t>(i > kAfter ? i - 1 : i)];
+    auto parameters = visible.named_parameters();
+    const auto names = reference.parameter_names();
+    for (size_t p = 0; p < names.size(); ++p) {
+      const torch::NoGradGuard guard;
+      parameters[names[p]].copy_(seen[p]);
+    }
+    visible.zero_grad();
+    const auto loss = loss_of(visible, 0, i);
+    loss.backward();
+    for (const auto& name : names) reference.set_gradient(name, parameters[name].grad());
+    reference.step();
+    history.push_back(weights(reference));
+    for (auto& tensor : history.back()) tensor = tensor.clone();
+    expected.push_back(loss.detach());
+  }
+  for (const auto& tensor : history.back()) expected.push_back(tensor);
+  expected.push_back(reference.optimizer_state("b.weight", "exp_avg"));
+  c.offload_optimizer.delayed_update_after = kAfter;
+  expect_equal(after_delayed_steps(c, 1), expected);
+}
+
+TEST(EngineOffload, ADelayedUpdateGivesTheSameBitsAtEveryStageAndTier) {
+  const TemporaryFolder folder;
+  for (const bool bf16 : {false, true}) {
+    for (const int ranks : {1, 3}) {
+      auto c = config(0, bf16);
+      c.gradient_clipping = 0.05;
+      c.offload_optimizer.delayed_update_after = 2;
+      const auto expected = after_delayed_steps(c, ranks);
+      for (int stage = 1; stage <= 3; ++stage) {
+        c.stage = stage;
+        SCOPED_TRACE(testing::Message()
+                     << "stage " << stage << " ranks " << ranks << " bf16 " << bf16);
+        expect_equal(after_delayed_steps(c, ranks), expected);
+        auto disk = on_disk(c, folder);
+        expect_equal(after_delayed_steps(disk, ranks), expected);
+        disk.offload_optimizer.gradients = stage >= 2;
+        expect_equal(after_delayed_steps(disk, ranks), expected);
+      }
+      for (const bool gradients : {false, true}) {
+        auto disk = all_on_disk(c, folder);
+        disk.offload_optimizer.gradients = gradients;
+        disk.max_live_parameters = 0;
+        expect_equal(after_delayed_steps(disk, ranks), expected);
+      }
+    }
+  }
+}
+
+TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreSavedOrWritten) {
+  const TemporaryFolder folder;
+  for (const bool there : {false, true}) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = config(3);
+      if (there) c = all_on_disk(c, folder);
+      c.offload_optimizer.delayed_update_after = 1;
+      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+      train(engine, *net, 3);
+      engine.save((folder.path() / "saved").string());
+      const auto saved = weights(engine);
+      train(engine, *net, 2, 3);
+      const auto straight = weights(engine);
+      engine.load((folder.path() / "saved").string());
+      expect_equal(weights(engine), saved);
+      train(engine, *net, 2, 3);
+      expect_equal(weights(engine), straight);
+      engine.set_parameter("a.bias", torch::linspace(-1, 1, 33));
+      EXPECT_TRUE(torch::equal(engine.parameter("a.bias"), torch::linspace(-1, 1, 33)));
+      {
+        Gathered scope(engine, {net->c->bias}, Gathered::Access::write);
+        const torch::NoGradGuard guard;
+        net->c->bias.fill_(0.25);
+      }
+      EXPECT_EQ(engine.parameter("c.bias").item<float>(), 0.25F);
+    });
+  }
+  // Where parameters are replicated a write in between would be lost: it is refused.
+  auto net = std::make_shared<Net>();
+  auto c = config(0);
+  c.offload_optimizer.delayed_update_after = 1;
+  Engine engine(net, AdamW{.lr = 1e-2}, c);
+  train(engine, *net, 2);
+  {
+    const torch::NoGradGuard guard;
+    net->a->bias.fill_(1);
+  }
+  EXPECT_THROW(train(engine, *net, 1, 2), Error);
 }
 
 TEST(EngineOffload, ParametersOnDiskNeedStageThreeAndOneFolder) {

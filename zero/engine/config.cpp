@@ -231,6 +231,8 @@ OffloadOptimizer read_offload_optimizer(Section& section) {
   offload.pipeline_read = section.boolean("pipeline_read", offload.pipeline_read);
   offload.pipeline_write = section.boolean("pipeline_write", offload.pipeline_write);
   offload.gradients = section.boolean("gradients", offload.gradients);
+  offload.delayed_update_after =
+      section.integer("delayed_update_after", offload.delayed_update_after);
   // Of transfers to a GPU and of DeepSpeed's start; they change nothing here.
   for (const auto* key : {"pin_memory", "fast_init"}) section.boolean(key, false);
   if (const double ratio = section.number("ratio", 1.0); ratio != 1.0) {
@@ -359,14 +361,16 @@ std::string Config::dump() const {
         {"buffer_count", offload_param.buffer_count},
         {"max_in_cpu", offload_param.max_in_cpu}};
   }
-  if (offload_optimizer.device != OffloadDevice::none) {
+  if (offload_optimizer.device != OffloadDevice::none ||
+      offload_optimizer.delayed_update_after > 0) {
     json["zero_optimization"]["offload_optimizer"] = {
         {"device", kDevices[static_cast<size_t>(offload_optimizer.device)]},
         {"nvme_path", offload_optimizer.nvme_path},
         {"buffer_count", offload_optimizer.buffer_count},
         {"pipeline_read", offload_optimizer.pipeline_read},
         {"pipeline_write", offload_optimizer.pipeline_write},
-        {"gradients", offload_optimizer.gradients}};
+        {"gradients", offload_optimizer.gradients},
+        {"delayed_update_after", offload_optimizer.delayed_update_after}};
   }
   if (offload_param.device == OffloadDevice::nvme ||
       offload_optimizer.device == OffloadDevice::nvme) {

@@ -43,6 +43,9 @@ struct OffloadOptimizer {
   bool pipeline_write = true;  ///< write a block back while the next one is updated
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;
+  /// From this step on the update runs beside the next step, which therefore uses weights that are
+  /// one update old (ZeRO-Offload's delayed parameter update; the paper: 40); 0: never.
+  int64_t delayed_update_after = 0;
   bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
 };
 

@@ -13,6 +13,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/host_memory.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
@@ -249,7 +250,8 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
         parameters[first].requires_grad(), static_cast<int64_t>(states),
         {.parameters = parameters_there[static_cast<size_t>(u)],
          .optimizer = optimizer_there,
-         .gradients = gradient_on_disk(u)}));
+         .gradients = gradient_on_disk(u),
+         .doubled = delays()}));
   }
   const StateStream::Options options{
       .folder = optimizer_there ? optimizer_section.nvme_path : config.offload_param.nvme_path,
@@ -302,9 +304,13 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
          .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
          .states_on_disk = config.offload_optimizer.device == OffloadDevice::nvme,
          .gradient_on_disk = gradient_on_disk(u)});
+    auto& unit = units.back();
+    if (delays() && !unit.owned.empty() && !unit.parameters_on_disk())
+      unit.hidden =
+          host_zeros(unit.owned.size(), unit.dtype, group->ledger(), Category::offload_buffers);
   }
-  optimizer = std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of,
-                                               std::move(units), group->ledger(), disk.get());
+  optimizer = std::make_unique<OptimizerStore>(
+      *layout, optimizer_groups, group_of, std::move(units), group->ledger(), disk.get(), delays());
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     auto& parameter = parameters[p];
@@ -331,7 +337,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
       GradientStore::Options{.placement = placement,
                              .accumulate_fp32 = accumulate_fp32(),
                              .unit_bytes = config.unit_bytes,
-                             .disk = gradients_there ? disk.get() : nullptr});
+                             .disk = gradients_there ? disk.get() : nullptr,
+                             .doubled = delays()});
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
@@ -448,6 +455,51 @@ void Engine::Impl::publish(int64_t unit) {
   if (placement.parameters || gradients->trainable(unit)) store->publish(unit);
 }
 
+// Note [Delayed update]
+// Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
+// step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
+// parameters hidden, in memory of their own or in a second copy on disk, and reads gradients that
+// were set apart; the next step waits for it before it changes anything. Reading, writing or saving
+// states completes an update under way first.
+void Engine::Impl::start_update(double scale, bool beside) {
+  gradients->detach();
+  optimizer->begin_update();
+  updating_present = gradients->present();
+  const auto update = [this, scale](bool publishes) {
+    const c10::NoGradGuard no_grad;
+    for (int64_t u = 0; u < layout->unit_count(); ++u) {
+      if (gradients->trainable(u))
+        optimizer->update(u, gradients->detached(u), scale, updating_present);
+      if (publishes) publish(u);
+    }
+    if (disk && delays()) disk->settle();
+    if (disk) disk->end_step();
+  };
+  if (beside) {
+    updating = std::async(std::launch::async, update, false);
+    return;
+  }
+  update(!delays());
+  optimizer->reveal();
+}
+
+void Engine::Impl::finish_update() {
+  if (!updating.valid()) return;
+  for (size_t p = 0; !placement.parameters && p < parameters.size(); ++p) {
+    if (static_cast<int64_t>(parameters[p]._version()) == versions[p]) continue;
+    throw Error(
+        fmt::format("Parameter '{}' was written while its delayed update was under way. Write it "
+                    "inside zero::Gathered or with Engine::set_parameter.",
+                    names[p]));
+  }
+  updating.get();
+  optimizer->reveal();
+}
+
+void Engine::Impl::complete_update(std::string_view label) {
+  if (updating.valid()) change_parameters(label, [] {});
+}
+
 StepResult Engine::step() {
   auto& impl = *impl_;
   const c10::NoGradGuard no_grad;
@@ -460,30 +512,29 @@ StepResult Engine::step() {
       1.0 / static_cast<double>(impl.group->size() * impl.config.gradient_accumulation_steps);
   bool finite = true;
   result.grad_norm = impl.global_norm(finite) * scale;
-  impl.commit_writes();
-  impl.invalidate();
-  if (auto* pages = pager()) pages->end_step();
   if (finite) {
     const double clip = impl.config.gradient_clipping;
     // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
     if (clip > 0 && result.grad_norm > clip)
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
-    for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
-      if (impl.gradients->trainable(u))
-        impl.optimizer->update(
-            u, impl.gradients->on_disk() ? at::Tensor() : impl.gradients->reduced(u), scale,
-            impl.gradients->present());
-      impl.publish(u);
-    }
-    impl.store->finish_publish();
-    if (impl.disk) impl.disk->end_step();
+  }
+  impl.finish_update();  // of the step before, where it ran beside this one
+  impl.commit_writes();
+  impl.invalidate();
+  if (auto* pages = pager()) pages->end_step();
+  if (finite) {
+    const bool beside =
+        impl.delays() && impl.steps >= impl.config.offload_optimizer.delayed_update_after;
+    impl.start_update(scale, beside);
     result.updated = true;
     result.step = ++impl.steps;
-  } else {
-    // What the user wrote to sharded parameters must still reach the peers.
-    for (int64_t u = 0; impl.placement.parameters && u < impl.layout->unit_count(); ++u)
-      impl.publish(u);
   }
+  // An update that is never delayed publishes each unit itself. What the user wrote to sharded
+  // parameters must reach the peers in any case.
+  if (impl.delays() || (!finite && impl.placement.parameters)) {
+    for (int64_t u = 0; u < impl.layout->unit_count(); ++u) impl.publish(u);
+  }
+  impl.store->finish_publish();
   impl.gradients->clear();
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -51,6 +52,14 @@ struct Engine::Impl {
   /// weights.
   void commit_writes();
   void invalidate();
+  /// The update of all units from the gradients of now: here, or beside what follows.
+  void start_update(double scale, bool beside);
+  /// Waits for an update that runs beside, and shows its parameters on this rank. Nobody reads the
+  /// parameters meanwhile.
+  void finish_update();
+  /// Completes an update under way. Collective.
+  void complete_update(std::string_view label);
+  bool delays() const { return config.offload_optimizer.delayed_update_after > 0; }
   void publish(int64_t unit);
   /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
   /// the result to all. Collective.
@@ -105,6 +114,8 @@ struct Engine::Impl {
   int64_t micro_batches = 0;      // since the last boundary
   int64_t steps = 0;
   bool budget_spent = false;
+  std::vector<uint8_t> updating_present;  // of the update under way
+  std::future<void> updating;             // the last member: it ends first
 };
 
 }  // namespace zero

@@ -27,7 +27,8 @@ class Gathered {
     write,  ///< closing commits what was written: collective
   };
 
-  /// Gathers `parameters` (all of the engine's if empty). Reading needs no other rank where gathers
+  /// Gathers `parameters` (all of the engine's if empty). Opening for writing completes a delayed
+  /// update under way, and is collective then. Reading needs no other rank where gathers
   /// are one-sided, else it is collective. With `modifier_rank`, that rank's values are given to
   /// all on closing; without, every rank must have written the same. Throws ConfigError for a
   /// tensor that is no parameter of `engine`.

@@ -69,11 +69,13 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
       bucket_bytes_ = std::max(bucket_bytes_, layout_.unit(u).bytes());
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
     if (on_disk()) continue;
-    unit.storage =
-        options_.placement.gradients
-            ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(),
-                         Category::gradients)
-            : group_.empty(layout_.unit(u).numel, storage_dtype(u), Category::gradients).zero_();
+    const auto make = [&](Category category) {
+      return options_.placement.gradients
+                 ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(), category)
+                 : group_.empty(layout_.unit(u).numel, storage_dtype(u), category).zero_();
+    };
+    unit.storage = make(Category::gradients);
+    if (options_.doubled) unit.other = make(Category::offload_buffers);
   }
   std::reverse(order_.begin(),
                order_.end());  // backward meets the last first; corrected after the first pass
@@ -423,6 +425,21 @@ at::Tensor GradientStore::slice(int64_t unit) const {
 at::Tensor GradientStore::reduced(int64_t unit) const {
   return options_.placement.optimizer ? slice(unit) : state(unit).storage;
 }
+
+void GradientStore::detach() {
+  const std::lock_guard lock(mutex_);
+  for (const int64_t u : order_) {
+    auto& unit = state(u);
+    if (!on_disk()) {
+      unit.detached = reduced(u);
+      if (options_.doubled) std::swap(unit.storage, unit.other);
+    } else if (options_.doubled) {
+      options_.disk->flip(u, array_on_disk(u));
+    }
+  }
+}
+
+const at::Tensor& GradientStore::detached(int64_t unit) const { return state(unit).detached; }
 
 optim::SquaredNorm GradientStore::norm(int64_t unit) const {
   if (on_disk()) return state(unit).norm;

@@ -49,6 +49,8 @@ class GradientStore {
     int64_t unit_bytes = 0;
     /// Where sharded gradients lie, as the last array of each trainable unit; null: in memory.
     StateStream* disk = nullptr;
+    /// An update may use the gradients of one step while those of the next are reduced.
+    bool doubled = false;
   };
 
   /// Installs the hooks. `trainable` has an entry a unit.
@@ -73,6 +75,11 @@ class GradientStore {
   /// slice from stage 1 on). A copy where they lie on disk.
   at::Tensor reduced(int64_t unit) const;
   bool on_disk() const { return options_.disk != nullptr; }
+  /// Gives what was reduced to an update: `detached(unit)` until the next call, while new gradients
+  /// go elsewhere if they are doubled.
+  void detach();
+  /// As `reduced` was before `detach`; undefined where it is on disk.
+  const at::Tensor& detached(int64_t unit) const;
   /// The sum of squares of `slice(unit)`.
   optim::SquaredNorm norm(int64_t unit) const;
   /// This rank's slice of it, whose norm this rank computes: the same elements at every stage.
@@ -102,11 +109,13 @@ class GradientStore {
     at::Tensor storage;       // the formula's gradients: full (replicated) or the slice (sharded);
                               // undefined on disk
     optim::SquaredNorm norm;  // of what is on disk
-    bool filled = false;      // storage has a value of this step
-    at::Tensor bucket;        // sharded: gradients of this pass; undefined until one arrives
-    bool pooled = false;      // the bucket is of the pool, not a gradient itself
-    bool queued = false;      // sharded: its turn in this pass is over
-    int64_t arrived = 0;      // parameters whose gradient came in this pass
+    at::Tensor other;         // doubled: the storage of the step before, or of the one after
+    at::Tensor detached;
+    bool filled = false;  // storage has a value of this step
+    at::Tensor bucket;    // sharded: gradients of this pass; undefined until one arrives
+    bool pooled = false;  // the bucket is of the pool, not a gradient itself
+    bool queued = false;  // sharded: its turn in this pass is over
+    int64_t arrived = 0;  // parameters whose gradient came in this pass
   };
   struct Reduction {
     int64_t unit = 0;

@@ -19,23 +19,27 @@ StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, at::ScalarType d
                                                  const OnDisk& on_disk) {
   StateStream::Unit unit{.numel = numel, .arrays = {}, .updated = trainable};
   const bool own_master = trainable && dtype != at::kFloat;
-  if (on_disk.parameters) unit.arrays.push_back({.dtype = dtype, .read = !own_master});
+  const bool doubled = trainable && on_disk.doubled;
+  if (on_disk.parameters)
+    unit.arrays.push_back({.dtype = dtype, .read = !own_master, .doubled = doubled});
   if (!trainable) return unit;
   for (int64_t i = 0; on_disk.optimizer && i < states + (own_master ? 1 : 0); ++i)
     unit.arrays.push_back({.dtype = at::kFloat});
-  if (on_disk.gradients) unit.arrays.push_back({.dtype = *on_disk.gradients, .write = false});
+  if (on_disk.gradients)
+    unit.arrays.push_back({.dtype = *on_disk.gradients, .write = false, .doubled = doubled});
   return unit;
 }
 
 OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                                std::vector<size_t> group_of, std::vector<Unit> units,
-                               const std::shared_ptr<Ledger>& ledger, StateStream* disk)
+                               const std::shared_ptr<Ledger>& ledger, StateStream* disk, bool hides)
     : layout_(layout),
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       units_(std::move(units)),
       arrays_(units_.size()),
       disk_(disk),
+      doubled_(hides),
       steps_(group_of_.size(), 0) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     auto& arrays = arrays_[static_cast<size_t>(u)];
@@ -126,6 +130,19 @@ void OptimizerStore::refresh_master(int64_t parameter) {
   put(u, "master", whole);
 }
 
+void OptimizerStore::begin_update() {
+  rates_.clear();
+  for (const auto& group : groups_) rates_.push_back(group.lr);
+}
+
+void OptimizerStore::reveal() {
+  for (const int64_t u : std::exchange(unrevealed_, {})) {
+    const auto& unit = this->unit(u);
+    if (unit.hidden.defined()) unit.parameters.copy_(unit.hidden);
+    if (unit.parameters_on_disk() && doubled_) disk_->flip(u, 0);
+  }
+}
+
 void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                             const std::vector<uint8_t>& present) {
   const auto& target = units_[static_cast<size_t>(unit)];
@@ -169,6 +186,10 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   }
   if (runs.empty()) return;
 
+  const bool hides = target.hidden.defined();
+  if (hides) target.hidden.copy_(target.parameters);
+  const auto& in_memory = hides ? target.hidden : target.parameters;
+  unrevealed_.push_back(unit);
   const bool own = own_master(unit);
   const auto gradient_dtype =
       target.gradient_on_disk ? *target.gradient_on_disk : gradient.scalar_type();
@@ -179,12 +200,13 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       if (const auto place = place_on_disk(unit, index); place >= 0)
         return reinterpret_cast<float*>(block.arrays[static_cast<size_t>(place)]) +
                (begin - block.begin);
-      const auto& array =
-          index == 0 ? arrays.master : arrays.states[static_cast<size_t>(index - 1)];
+      const auto& array = index > 0 ? arrays.states[static_cast<size_t>(index - 1)]
+                          : own     ? arrays.master
+                                    : in_memory;
       return array.mutable_data_ptr<float>() + begin;
     };
     const auto parameters = [&](int64_t begin) -> void* {
-      if (!target.parameters_on_disk()) return at_byte(target.parameters, begin);
+      if (!target.parameters_on_disk()) return at_byte(in_memory, begin);
       return block.arrays[0] +
              (begin - block.begin) * static_cast<int64_t>(c10::elementSize(target.dtype));
     };
@@ -216,9 +238,9 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
         range.parameter = parameters(mine.begin);
         range.parameter_dtype = target.dtype;
       }
-      const auto& group = group_of(run.parameter);
-      optim::update(group.optimizer, steps_[static_cast<size_t>(run.parameter)], group.lr,
-                    gradient_scale, range);
+      const auto group = group_of_[static_cast<size_t>(run.parameter)];
+      optim::update(groups_[group].optimizer, steps_[static_cast<size_t>(run.parameter)],
+                    rates_[group], gradient_scale, range);
     }
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.

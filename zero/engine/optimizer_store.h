@@ -30,6 +30,9 @@ class OptimizerStore {
     bool states_on_disk = false;
     /// Of gradients on disk, which `update` is given none of.
     std::optional<at::ScalarType> gradient_on_disk = {};
+    /// Where the update leaves new parameters until `reveal`, if not in their place; undefined on
+    /// disk.
+    at::Tensor hidden = {};
     bool parameters_on_disk() const { return !parameters.defined(); }
   };
 
@@ -38,6 +41,7 @@ class OptimizerStore {
     bool parameters = false;
     bool optimizer = false;  ///< master weights and states
     std::optional<at::ScalarType> gradients = {};
+    bool doubled = false;  ///< the update runs beside the next pass
   };
   /// A unit's arrays in the order of the file: parameters first, gradients last. `trainable`: it
   /// has gradients, master weights and `states` optimizer states.
@@ -49,7 +53,7 @@ class OptimizerStore {
   /// this.
   OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                  std::vector<size_t> group_of, std::vector<Unit> units,
-                 const std::shared_ptr<Ledger>& ledger, StateStream* disk);
+                 const std::shared_ptr<Ledger>& ledger, StateStream* disk, bool hides);
 
   /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
   /// storage order.
@@ -59,12 +63,18 @@ class OptimizerStore {
   /// extra bits. No-op for fp32.
   void refresh_master(int64_t parameter);
 
+  /// The next updates use the learning rates of now.
+  void begin_update();
   /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
   /// micro-batches; undefined where they are on disk) for every parameter with
   /// `present[parameter]`: absent ones keep weights and moments, as in LibTorch. Counts their
   /// steps.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
+
+  /// Shows the parameters of the units that were updated since the last call, where the update
+  /// leaves them hidden. Nobody reads the parameters meanwhile.
+  void reveal();
 
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
   /// Undefined if the unit has none. A copy where it lives on disk: after changes call `put`.
@@ -101,6 +111,9 @@ class OptimizerStore {
   std::vector<Unit> units_;
   std::vector<Arrays> arrays_;
   StateStream* disk_;
+  bool doubled_;                     // new parameters on disk go to a second copy
+  std::vector<double> rates_;        // by group, of the updates under way
+  std::vector<int64_t> unrevealed_;  // units
   std::vector<int64_t> steps_;
 };
 

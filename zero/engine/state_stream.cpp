@@ -27,11 +27,13 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
   int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
   for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
     base_.push_back(total);
+    front_.emplace_back(unit(u).arrays.size(), uint8_t{0});
     int64_t bytes = 0;
     for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
-      total += whole_bytes(u, a);
+      total += whole_bytes(u, a) * (unit(u).arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
       bytes += element_bytes(u, a);
-      if (!unit(u).arrays[static_cast<size_t>(a)].write) ahead_to_next_step_ = false;
+      const auto& array = unit(u).arrays[static_cast<size_t>(a)];
+      if (!array.write || (array.read && array.doubled)) ahead_to_next_step_ = false;
     }
     if (bytes == 0) continue;
     if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
@@ -52,10 +54,22 @@ void* StateStream::buffer(Frame& frame) {
   return frame.memory.data_ptr();
 }
 
+void StateStream::flip(int64_t unit, int64_t array) {
+  auto& copy = front_[static_cast<size_t>(unit)][static_cast<size_t>(array)];
+  copy = copy == 0 ? 1 : 0;
+}
+
+void StateStream::settle() {
+  const std::lock_guard lock(mutex_);
+  for (auto& frame : frames_) {
+    if (frame.use == Use::writing) finish(frame);
+  }
+}
+
 void StateStream::end_step() {
   if (ahead_to_next_step_) return;
   const std::lock_guard lock(mutex_);
-  settle();
+  finish_all();
   for (auto& frame : frames_) frame.memory = at::Tensor();
 }
 
@@ -80,9 +94,14 @@ StateStream::Position StateStream::next(Position position) const {
   return {position.unit, 0};
 }
 
-int64_t StateStream::offset(Position position, int64_t array) const {
-  int64_t at = base_[static_cast<size_t>(position.unit)];
-  for (int64_t a = 0; a < array; ++a) at += whole_bytes(position.unit, a);
+int64_t StateStream::offset(Position position, int64_t array, bool front) const {
+  const auto u = static_cast<size_t>(position.unit);
+  const auto& arrays = units_[u].arrays;
+  int64_t at = base_[u];
+  for (int64_t a = 0; a < array; ++a)
+    at += whole_bytes(position.unit, a) * (arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
+  const auto a = static_cast<size_t>(array);
+  if (arrays[a].doubled && (front_[u][a] == 0) != front) at += whole_bytes(position.unit, array);
   return at + position.block * block_numel_ * element_bytes(position.unit, array);
 }
 
@@ -111,7 +130,7 @@ void StateStream::finish(Frame& frame) {
   for (auto& transfer : transfers) transfer.wait();
 }
 
-void StateStream::settle() {
+void StateStream::finish_all() {
   for (auto& frame : frames_) {
     finish(frame);
     frame.use = Use::none;
@@ -159,8 +178,8 @@ void StateStream::start_reading(Frame& frame, Position position) {
   const auto& arrays = unit(position.unit).arrays;
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].read) continue;
-    frame.transfers.push_back(
-        file_->read(offset(position, a), memory(frame, position.unit, a), bytes_of(position, a)));
+    frame.transfers.push_back(file_->read(offset(position, a, arrays[static_cast<size_t>(a)].write),
+                                          memory(frame, position.unit, a), bytes_of(position, a)));
   }
 }
 
@@ -172,7 +191,7 @@ void StateStream::start_writing(Frame& frame) {
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
     frame.transfers.push_back(
-        file_->write(offset(here, a), memory(frame, here.unit, a), bytes_of(here, a)));
+        file_->write(offset(here, a, false), memory(frame, here.unit, a), bytes_of(here, a)));
   }
 }
 
@@ -211,7 +230,7 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
 
 at::Tensor StateStream::read(int64_t unit, int64_t array) {
   const std::lock_guard lock(mutex_);
-  settle();
+  finish_all();
   const auto& u = this->unit(unit);
   auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
   auto* target = static_cast<std::byte*>(values.data_ptr());
@@ -229,7 +248,7 @@ at::Tensor StateStream::read(int64_t unit, int64_t array) {
 
 void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values) {
   const std::lock_guard lock(mutex_);
-  settle();
+  finish_all();
   const auto& u = this->unit(unit);
   ensure(values.scalar_type() == u.arrays[static_cast<size_t>(array)].dtype,
          "states are written to disk in the dtype in which they lie there");
@@ -252,14 +271,16 @@ void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Te
 }
 
 store::Transfer StateStream::start_write(int64_t unit, int64_t array, const void* from) {
-  const std::lock_guard lock(mutex_);
   return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array));
 }
 
 store::Transfer StateStream::start_read(int64_t unit, int64_t array, void* to) {
-  const std::lock_guard lock(mutex_);
-  for (auto& frame : frames_) {
-    if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
+  // Of a doubled array the update, which may be running, writes the other copy.
+  if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) {
+    const std::lock_guard lock(mutex_);
+    for (auto& frame : frames_) {
+      if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
+    }
   }
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
 }

@@ -37,6 +37,8 @@ class StateStream {
     at::ScalarType dtype = at::kFloat;
     bool read = true;   ///< the update needs its old values
     bool write = true;  ///< the update changes it; else something else does (gradients)
+    /// Two copies, for an update beside the next pass: see `flip`.
+    bool doubled = false;
   };
   struct Unit {
     int64_t numel = 0;  ///< elements of each array
@@ -65,6 +67,13 @@ class StateStream {
 
   /// Calls `update`, which may change what it is given, for every block of `unit` in order.
   void for_each_block(int64_t unit, const std::function<void(const Block&)>& update);
+
+  /// Of an array that is doubled, everything else reads and writes one copy, in front; the update
+  /// writes the other, or reads the other where it does not write. Changes the two over: the update
+  /// of this unit, whose writes are done (`settle`), becomes visible, or gradients go to it.
+  void flip(int64_t unit, int64_t array);
+  /// Waits for what the update writes.
+  void settle();
 
   /// The updates of a step are done. Where nothing can be read ahead for the next step's, the
   /// buffers are given back until then.
@@ -110,7 +119,7 @@ class StateStream {
   int64_t element_bytes(int64_t unit, int64_t array) const;
   int64_t blocks_of(int64_t unit) const;
   Position next(Position position) const;
-  int64_t offset(Position position, int64_t array) const;
+  int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;
   std::byte* memory(const Frame& frame, int64_t unit, int64_t array) const;
   Frame* find(Position position, Use use);
@@ -121,17 +130,18 @@ class StateStream {
   void read_ahead(Position position);
   static void finish(Frame& frame);
   void* buffer(Frame& frame);
-  void settle();
+  void finish_all();
 
   std::vector<Unit> units_;
   Options options_;
-  std::vector<int64_t> base_;  // of each unit in the file, bytes
+  std::vector<int64_t> base_;                        // of each unit in the file, bytes
+  std::vector<c10::SmallVector<uint8_t, 4>> front_;  // by unit and array: the copy in front
   int64_t block_numel_ = 0;
   int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::shared_ptr<Ledger> ledger_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of the frames
   std::unique_ptr<store::Folder> folder_;
   std::unique_ptr<store::File> file_;
   std::vector<Frame> frames_;  // after the file: their transfers end first
