@@ -127,7 +127,7 @@ int nvme(const Arguments& arguments) {
              options.rounds);
   if (files.size() > 1) {
     for (size_t i = 0; i < files.size(); ++i)
-      fmt::print("disk      {}: {:.2f} GB/s, half of it written\n", options.paths[i],
+      fmt::print("disk      {}: {:.2f} GB/s, as much written as read\n", options.paths[i],
                  speeds[i] * 1e-9);
   }
   std::vector<double> checksum_rates;
