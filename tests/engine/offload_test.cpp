@@ -409,14 +409,44 @@ TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreSavedOrWritten) {
   EXPECT_THROW(train(engine, *net, 1, 2), Error);
 }
 
-TEST(EngineOffload, ParametersOnDiskNeedStageThreeAndOneFolder) {
+TEST(EngineOffload, NonsenseIsRefused) {
   const TemporaryFolder folder;
   auto c = all_on_disk(config(2), folder);
   EXPECT_THROW(c.validate(), ConfigError);
   c.stage = 3;
   c.validate();
-  c.offload_optimizer.nvme_path += "/elsewhere";
+  c.offload_optimizer.ratio = 1.5;
   EXPECT_THROW(c.validate(), ConfigError);
+}
+
+TEST(EngineOffload, StripesOverFoldersAndKeepsAPartInMemoryWithTheSameBits) {
+  const TemporaryFolder first;
+  const TemporaryFolder second;
+  for (const bool bf16 : {false, true}) {
+    auto c = config(3, bf16);
+    c.gradient_clipping = 0.05;
+    const auto expected = after_accumulation(c, 2);
+    auto disk = all_on_disk(c, first);
+    disk.offload_param.nvme_path = second.path().string() + "," + first.path().string();
+    EXPECT_EQ(disk.nvme_folders(), (std::vector<std::string>{second.path(), first.path()}));
+    for (const double ratio : {0.0, 0.5, 1.0}) {
+      disk.offload_optimizer.ratio = ratio;
+      expect_equal(after_accumulation(disk, 2), expected);
+    }
+  }
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = on_disk(config(1), first);
+    c.offload_optimizer.ratio = 0.5;
+    const Engine engine(net, AdamW{}, c, group);
+    const auto there = engine.memory_formula().optimizer;
+    EXPECT_GT(there, 0);
+    EXPECT_EQ(there, group->ledger()->usage(Category::optimizer).current);
+    EXPECT_NEAR(static_cast<double>(there),
+                static_cast<double>(engine.layout().numel()) / 2 * 8 * 0.5, 1500);
+  });
+  expect_no_left_overs(first);
+  expect_no_left_overs(second);
 }
 
 TEST(EngineOffload, ReadsTheSectionsOfDeepSpeed) {

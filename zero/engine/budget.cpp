@@ -32,6 +32,7 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
   partition::LayoutMemory sum;
   const auto parameters_there = parameters_on_disk();
+  const auto states_there = optimizer_on_disk();
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto dtype = unit_dtypes[static_cast<size_t>(u)];
@@ -44,7 +45,7 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
           optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
           (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
       of.gradient = gradient_on_disk(u) ? 0 : accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
-      const bool on_disk = config.offload_optimizer.device == OffloadDevice::nvme;
+      const bool on_disk = states_there[static_cast<size_t>(u)];
       of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
     }
     const auto unit = partition::unit_memory(*layout, u, at, of);
@@ -95,11 +96,13 @@ partition::StateMemory predicted_states(int64_t parameters, const Config& config
                               .gradient = gradients_on_disk ? 0
                                           : wide            ? 4
                                                             : dtype_bytes,
-                              .optimizer = config.offload_optimizer.device == OffloadDevice::nvme
-                                               ? 0
-                                               : 4 * static_cast<int64_t>(arrays)};
-  return partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
-                                 static_cast<double>(parameters), ranks, bytes);
+                              .optimizer = 4 * static_cast<int64_t>(arrays)};
+  auto memory =
+      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
+                              static_cast<double>(parameters), ranks, bytes);
+  if (config.offload_optimizer.device == OffloadDevice::nvme)
+    memory.optimizer *= 1 - config.offload_optimizer.ratio;
+  return memory;
 }
 
 }  // namespace

@@ -235,11 +235,7 @@ OffloadOptimizer read_offload_optimizer(Section& section) {
       section.integer("delayed_update_after", offload.delayed_update_after);
   // Of transfers to a GPU and of DeepSpeed's start; they change nothing here.
   for (const auto* key : {"pin_memory", "fast_init"}) section.boolean(key, false);
-  if (const double ratio = section.number("ratio", 1.0); ratio != 1.0) {
-    throw ConfigError(fmt::format(
-        "{} is {}; this version offloads all of the optimizer's states: leave it at 1.0.",
-        section.path("ratio"), ratio));
-  }
+  offload.ratio = section.number("ratio", offload.ratio);
   section.finish();
   return offload;
 }
@@ -369,6 +365,7 @@ std::string Config::dump() const {
         {"buffer_count", offload_optimizer.buffer_count},
         {"pipeline_read", offload_optimizer.pipeline_read},
         {"pipeline_write", offload_optimizer.pipeline_write},
+        {"ratio", offload_optimizer.ratio},
         {"gradients", offload_optimizer.gradients},
         {"delayed_update_after", offload_optimizer.delayed_update_after}};
   }
@@ -381,6 +378,21 @@ std::string Config::dump() const {
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
   return json.dump(2);
+}
+
+std::vector<std::string> Config::nvme_folders() const {
+  std::vector<std::string> folders;
+  const auto add = [&](OffloadDevice device, const std::string& path) {
+    if (device != OffloadDevice::nvme) return;
+    std::stringstream names(path);
+    for (std::string name; std::getline(names, name, ',');) {
+      if (!name.empty() && std::find(folders.begin(), folders.end(), name) == folders.end())
+        folders.push_back(name);
+    }
+  };
+  add(offload_param.device, offload_param.nvme_path);
+  add(offload_optimizer.device, offload_optimizer.nvme_path);
+  return folders;
 }
 
 void Config::validate() const {
@@ -437,12 +449,10 @@ void Config::validate() const {
         "device to \"nvme\" and the stage to 2 or 3.",
         kDevices[static_cast<size_t>(offload_optimizer.device)], stage));
   }
-  if (param_on_disk && optimizer_on_disk &&
-      offload_param.nvme_path != offload_optimizer.nvme_path) {
-    throw ConfigError(fmt::format(
-        "offload_param.nvme_path is \"{}\", but offload_optimizer.nvme_path is \"{}\": a rank's "
-        "states share one file. Name the same folder in both.",
-        offload_param.nvme_path, offload_optimizer.nvme_path));
+  if (!(offload_optimizer.ratio >= 0 && offload_optimizer.ratio <= 1)) {
+    throw ConfigError(
+        fmt::format("zero_optimization.offload_optimizer.ratio is {}; it must be from 0 to 1.",
+                    offload_optimizer.ratio));
   }
   if (param_on_disk && offload_param.max_in_cpu < 0) {
     throw ConfigError(

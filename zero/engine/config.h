@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zero/optim/optimizer.h"
 
@@ -24,7 +25,8 @@ enum class OffloadDevice : uint8_t { none, cpu, nvme };
 /// Where parameters live between their uses: DeepSpeed's `offload_param` section. Stage 3.
 struct OffloadParam {
   OffloadDevice device = OffloadDevice::none;
-  /// A folder on a local disk; every rank makes a private one in it.
+  /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
+  /// are striped by the measured speed of their disks.
   std::string nvme_path;
   /// Slices that are read from disk ahead of their all-gather.
   int64_t buffer_count = 5;
@@ -35,12 +37,15 @@ struct OffloadParam {
 /// Where master weights and optimizer states live: DeepSpeed's `offload_optimizer` section.
 struct OffloadOptimizer {
   OffloadDevice device = OffloadDevice::none;
-  /// As in OffloadParam. Where both are on disk, they share one file.
+  /// As in OffloadParam. Where both are on disk, a rank's states are striped over the folders of
+  /// both.
   std::string nvme_path;
   /// Blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
   bool pipeline_write = true;  ///< write a block back while the next one is updated
+  /// nvme: the part of master weights and states that goes there; the rest stays in memory.
+  double ratio = 1;
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;
   /// From this step on the update runs beside the next step, which therefore uses weights that are
@@ -107,6 +112,8 @@ struct Config {
                       std::span<const std::string> foreign = {});
   /// The configuration in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
+  /// The folders that the sections with device nvme name, each once.
+  std::vector<std::string> nvme_folders() const;
   /// Throws ConfigError where a value is out of range.
   void validate() const;
 };

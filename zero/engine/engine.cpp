@@ -229,6 +229,24 @@ std::vector<bool> Engine::Impl::parameters_on_disk() const {
   return on_disk;
 }
 
+// The same for master weights and states: all but the first ones, 1 - ratio of the elements.
+std::vector<bool> Engine::Impl::optimizer_on_disk() const {
+  int64_t all = 0;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) all += owned_range(u).size();
+  const bool there = config.offload_optimizer.device == OffloadDevice::nvme;
+  const auto may_stay = static_cast<int64_t>(
+      std::floor((there ? 1 - config.offload_optimizer.ratio : 1) * static_cast<double>(all)));
+  std::vector<bool> on_disk;
+  int64_t in_memory = 0;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const int64_t numel = owned_range(u).size();
+    const bool stays = in_memory + numel <= may_stay;
+    if (stays) in_memory += numel;
+    on_disk.push_back(!stays);
+  }
+  return on_disk;
+}
+
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
   if (!config.offload_optimizer.on_disk_with_gradients() || !placement.gradients)
     return std::nullopt;
@@ -241,6 +259,7 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
   const bool optimizer_there = optimizer_section.device == OffloadDevice::nvme;
   if (!optimizer_there && config.offload_param.device != OffloadDevice::nvme) return nullptr;
   const auto parameters_there = parameters_on_disk();
+  const auto states_there = optimizer_on_disk();
   std::vector<StateStream::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
@@ -249,12 +268,12 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
         owned_range(u).size(), unit_dtypes[static_cast<size_t>(u)],
         parameters[first].requires_grad(), static_cast<int64_t>(states),
         {.parameters = parameters_there[static_cast<size_t>(u)],
-         .optimizer = optimizer_there,
+         .optimizer = states_there[static_cast<size_t>(u)],
          .gradients = gradient_on_disk(u),
          .doubled = delays()}));
   }
   const StateStream::Options options{
-      .folder = optimizer_there ? optimizer_section.nvme_path : config.offload_param.nvme_path,
+      .folders = config.nvme_folders(),
       .buffer_count = optimizer_section.buffer_count,
       .read_ahead = optimizer_section.pipeline_read,
       .write_behind = optimizer_section.pipeline_write,
@@ -296,13 +315,14 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .on_disk = offload_param ? parameters_on_disk() : std::vector<bool>{},
           .read_ahead_bytes =
               config.offload_param.buffer_count * (config.unit_bytes / group->size())});
+  const auto states_there = optimizer_on_disk();
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     units.push_back(
         {.owned = trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
          .dtype = store->dtype(u),
          .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
-         .states_on_disk = config.offload_optimizer.device == OffloadDevice::nvme,
+         .states_on_disk = states_there[static_cast<size_t>(u)],
          .gradient_on_disk = gradient_on_disk(u)});
     auto& unit = units.back();
     if (delays() && !unit.owned.empty() && !unit.parameters_on_disk())
@@ -475,6 +495,7 @@ void Engine::Impl::start_update(double scale, bool beside) {
     if (disk && delays()) disk->settle();
     if (disk) disk->end_step();
   };
+  if (disk) disk->set_beside(beside);
   if (beside) {
     updating = std::async(std::launch::async, update, false);
     return;
@@ -492,7 +513,11 @@ void Engine::Impl::finish_update() {
                     "inside zero::Gathered or with Engine::set_parameter.",
                     names[p]));
   }
-  updating.get();
+  {
+    std::optional<comm::ClockedScope> counted;
+    if (disk) counted.emplace(disk->clock());
+    updating.get();
+  }
   optimizer->reveal();
 }
 
@@ -563,7 +588,7 @@ partition::LayoutMemory Engine::memory_formula() const { return impl_->states(im
 DiskUse Engine::disk() const {
   if (!impl_->disk) return {};
   const auto counts = impl_->disk->file().counts();
-  return {impl_->disk->bytes(), counts.read, counts.written};
+  return {impl_->disk->bytes(), counts.read, counts.written, impl_->disk->wait_ms()};
 }
 
 TrafficFormula Engine::traffic_formula() const {
@@ -573,6 +598,21 @@ TrafficFormula Engine::traffic_formula() const {
   for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
     const auto& unit = impl.layout->unit(u);
     const bool trainable = impl.gradients->trainable(u);
+    if (impl.store->on_disk(u)) sum.disk_read += 2 * k * impl.disk->whole_bytes(u, 0);
+    if (trainable && impl.gradient_on_disk(u)) {
+      const int64_t bytes = impl.disk->whole_bytes(u, impl.disk->array_count(u) - 1);
+      sum.disk_written += k * bytes;
+      sum.disk_read += (k - 1) * bytes;
+    }
+    const bool owns =
+        std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
+          return !partition::intersect(segment.range(), impl.owned_range(u)).empty();
+        });
+    if (impl.disk && trainable && owns) {  // a slice of padding alone is not updated
+      const auto update = impl.disk->update_bytes(u);
+      sum.disk_read += update.read;
+      sum.disk_written += update.written;
+    }
     const int64_t parameter_bytes = partition::share_sent(unit.bytes(), impl.group->size());
     const int64_t gradient_bytes =
         trainable ? partition::share_sent(unit.numel * static_cast<int64_t>(c10::elementSize(

@@ -66,6 +66,11 @@ struct TrafficFormula {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
+  /// From and to this rank's disk: each state on it read once and written once; parameters read for
+  /// every gather (as in `all_gather`); gradients written for every micro-batch, and read again to
+  /// add the next one.
+  int64_t disk_read = 0;
+  int64_t disk_written = 0;
 };
 
 /// States of one rank on disk.
@@ -73,6 +78,7 @@ struct DiskUse {
   int64_t bytes = 0;    ///< reserved there
   int64_t read = 0;     ///< bytes since construction
   int64_t written = 0;  ///< the same
+  double wait_ms = 0;   ///< that this rank has spent waiting for it
 };
 
 /// Throws OutOfMemory, on every rank, if a model of `parameters` parameters cannot be trained so in

@@ -37,6 +37,7 @@ struct Engine::Impl {
   partition::Range owned_range(int64_t unit) const;
   /// By unit.
   std::vector<bool> parameters_on_disk() const;
+  std::vector<bool> optimizer_on_disk() const;
   /// The dtype of a unit's gradients on disk; none where they are in memory.
   std::optional<at::ScalarType> gradient_on_disk(int64_t unit) const;
 

@@ -237,7 +237,9 @@ bool GradientStore::stands_alone(int64_t unit, const at::Tensor& gradient,
 // nothing.
 at::Tensor GradientStore::take(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  const int64_t whole = std::max(bytes, bucket_bytes_);
+  // Slices of ordinary units are many times smaller than their buckets.
+  const int64_t slice_bytes = bucket_bytes_ / group_.size();
+  const int64_t whole = std::max(bytes, bytes <= slice_bytes ? slice_bytes : bucket_bytes_);
   at::Tensor memory;
   if (const auto found = free_.find(whole); found != free_.end()) {
     memory = std::move(found->second);
@@ -310,9 +312,9 @@ void GradientStore::retire_one() {
   if (reduction.addend.defined()) {
     if (on_disk()) {
       while (!writes_.empty()) retire_write();  // this unit's may be among them
-      options_.disk
-          ->start_read(reduction.unit, array_on_disk(reduction.unit), storage.mutable_data_ptr())
-          .wait();
+      auto read = options_.disk->start_read(reduction.unit, array_on_disk(reduction.unit),
+                                            storage.mutable_data_ptr());
+      options_.disk->wait(read);
     }
     if (storage.scalar_type() == at::kFloat) {
       optim::accumulate(static_cast<float*>(storage.data_ptr()), reduction.addend.const_data_ptr(),
@@ -341,7 +343,7 @@ void GradientStore::write(int64_t unit, at::Tensor sum) {
 void GradientStore::retire_write() {
   auto write = std::move(writes_.front());
   writes_.pop_front();
-  write.transfer.wait();
+  options_.disk->wait(write.transfer);
   give(std::move(write.memory));
 }
 

@@ -164,7 +164,7 @@ void ParameterStore::gather(int64_t unit, void* destination) {
       leave_ahead(unit);
     }
     try {
-      fetch.read.wait();
+      options_.disk->wait(fetch.read);
     } catch (...) {
       drop(unit);
       throw;
@@ -179,7 +179,7 @@ void ParameterStore::gather(int64_t unit, void* destination) {
 void ParameterStore::finish(int64_t unit) {
   auto& fetch = fetches_[static_cast<size_t>(unit)];
   try {
-    fetch.read.wait();
+    if (options_.disk != nullptr) options_.disk->wait(fetch.read);
     fetch.work.wait();
   } catch (...) {
     drop(unit);

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_memory.h"
+#include "zero/store/speed.h"
 
 namespace zero {
 
@@ -41,8 +43,17 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
     block_numel_ =
         std::max(block_numel_, std::min(kBlockNumel, round_up(unit(u).numel, store::kAlignment)));
   }
-  folder_ = std::make_unique<store::Folder>(options_.folder);
-  file_ = std::make_unique<store::File>(folder_->path() + "/states", total, options_.file);
+  std::vector<std::string> files;
+  std::vector<std::string> made;
+  for (const auto& folder : options_.folders) {
+    folders_.push_back(std::make_unique<store::Folder>(folder));
+    made.push_back(folders_.back()->path());
+    files.push_back(made.back() + "/states");
+  }
+  constexpr int64_t kMeasured = 64 << 20;
+  const auto shares = made.size() > 1 ? store::measure_speeds(made, kMeasured, options_.file)
+                                      : std::vector<double>{};
+  file_ = std::make_unique<store::File>(files, shares, total, options_.file);
   // Reading and writing of single arrays goes through a frame too.
   frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
@@ -127,6 +138,8 @@ void StateStream::finish(Frame& frame) {
   // Where one fails the others end with the vector: none runs on in memory that is used again.
   auto transfers = std::exchange(frame.transfers, {});
   if (frame.use == Use::writing) frame.use = Use::none;
+  std::optional<comm::ClockedScope> counted;
+  if (!transfers.empty() && !beside_) counted.emplace(clock_);
   for (auto& transfer : transfers) transfer.wait();
 }
 
@@ -268,6 +281,21 @@ void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Te
                 source + (first - begin) * bytes, static_cast<size_t>((last - first) * bytes));
     file_->write(offset(position, array), memory, bytes_of(position, array)).wait();
   }
+}
+
+void StateStream::wait(store::Transfer& transfer) {
+  const comm::ClockedScope counted(clock_);
+  transfer.wait();
+}
+
+store::FileCounts StateStream::update_bytes(int64_t unit) const {
+  store::FileCounts bytes;
+  for (int64_t a = 0; a < array_count(unit); ++a) {
+    const auto& array = this->unit(unit).arrays[static_cast<size_t>(a)];
+    if (array.read) bytes.read += whole_bytes(unit, a);
+    if (array.write) bytes.written += whole_bytes(unit, a);
+  }
+  return bytes;
 }
 
 store::Transfer StateStream::start_write(int64_t unit, int64_t array, const void* from) {

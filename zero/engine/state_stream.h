@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/comm/wait_clock.h"
 #include "zero/store/file.h"
 #include "zero/store/folder.h"
 
@@ -46,7 +48,8 @@ class StateStream {
     bool updated = true;  ///< `for_each_block` will be called
   };
   struct Options {
-    std::string folder;        ///< in which a private one is made
+    /// In each a private one is made; states are striped over them by their disks' measured speed.
+    std::vector<std::string> folders;
     int64_t buffer_count = 4;  ///< blocks in memory at a time
     bool read_ahead = true;
     bool write_behind = true;
@@ -96,6 +99,17 @@ class StateStream {
     return static_cast<int64_t>(this->unit(unit).arrays.size());
   }
 
+  /// Waits for a transfer of this, and counts the time.
+  void wait(store::Transfer& transfer);
+  /// Milliseconds spent waiting for the disk, except by updates that run beside something else.
+  double wait_ms() const { return static_cast<double>(clock_.nanoseconds.load()) / 1e6; }
+  /// Counts the time of others that wait for an update beside.
+  comm::WaitClock& clock() { return clock_; }
+  /// The next updates run beside something else, or not.
+  void set_beside(bool beside) { beside_ = beside; }
+
+  /// Bytes that the update of a unit reads and writes.
+  store::FileCounts update_bytes(int64_t unit) const;
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
   const store::File& file() const { return *file_; }
@@ -128,7 +142,7 @@ class StateStream {
   void start_reading(Frame& frame, Position position);
   void start_writing(Frame& frame);
   void read_ahead(Position position);
-  static void finish(Frame& frame);
+  void finish(Frame& frame);
   void* buffer(Frame& frame);
   void finish_all();
 
@@ -139,10 +153,12 @@ class StateStream {
   int64_t block_numel_ = 0;
   int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
+  comm::WaitClock clock_;
+  std::atomic<bool> beside_{false};
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;  // of the frames
-  std::unique_ptr<store::Folder> folder_;
+  std::vector<std::unique_ptr<store::Folder>> folders_;
   std::unique_ptr<store::File> file_;
   std::vector<Frame> frames_;  // after the file: their transfers end first
 };

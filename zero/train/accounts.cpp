@@ -32,7 +32,17 @@ StepTraffic::Counts StepTraffic::now() const {
   return counts;
 }
 
+void StepTraffic::begin_step() {
+  before_ = now();
+  disk_before_ = engine_.disk();
+}
+
 void StepTraffic::end_step() {
+  const auto disk = engine_.disk();
+  disk_sum_.bytes = disk.bytes;
+  disk_sum_.read += disk.read - disk_before_.read;
+  disk_sum_.written += disk.written - disk_before_.written;
+  disk_sum_.wait_ms += disk.wait_ms - disk_before_.wait_ms;
   const auto after = now();
   for (size_t i = 0; i < comm::kCollectives; ++i) {
     sum_[i].calls += after[i].calls - before_[i].calls;
@@ -49,6 +59,9 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   mine.all_gather_formula = steps_ * formula.all_gather;
   mine.reduce_scatter_formula = steps_ * formula.reduce_scatter;
   mine.all_reduce_formula = steps_ * formula.all_reduce;
+  mine.disk = disk_sum_;
+  mine.disk_read_formula = steps_ * formula.disk_read;
+  mine.disk_written_formula = steps_ * formula.disk_written;
   return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 

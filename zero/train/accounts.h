@@ -17,7 +17,7 @@ std::vector<RankMemory> collect_memory(Engine& engine);
 class StepTraffic {
  public:
   explicit StepTraffic(Engine& engine) : engine_(engine) {}
-  void begin_step() { before_ = now(); }
+  void begin_step();
   void end_step();
   int64_t steps() const { return steps_; }
   /// Every rank's traffic so far, in rank order, with the formula's bytes for as many steps.
@@ -29,6 +29,7 @@ class StepTraffic {
   Counts now() const;
   Engine& engine_;
   Counts before_{}, sum_{};
+  DiskUse disk_before_, disk_sum_;
   int64_t steps_ = 0;
 };
 

@@ -64,8 +64,9 @@ class ConsoleMonitor final : public Monitor {
   void initial_memory(const std::vector<RankMemory>& ranks) override {
     fmt::print("\nmemory before step 1 (formula beside)\n");
     table(ranks, false);
-    fmt::print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}  {:>10}\n", "step", "loss",
-               "norm", "lr", "ms", "tok/s", "comm%", "mem");
+    on_disk_ = ranks[0].disk.bytes > 0;
+    fmt::print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}{}  {:>10}\n", "step", "loss",
+               "norm", "lr", "ms", "tok/s", "comm%", on_disk_ ? "   disk%" : "", "mem");
     std::fflush(stdout);
   }
 
@@ -73,9 +74,10 @@ class ConsoleMonitor final : public Monitor {
     clear_bar();
     if (report.step % log_every_ == 0 || report.step == info_.first_step ||
         report.step == info_.steps) {
-      fmt::print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}  {:>10}{}\n",
+      fmt::print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
                  report.step, report.loss, report.grad_norm, report.lr, report.step_ms,
                  grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
+                 on_disk_ ? fmt::format("  {:>6.1f}", 100 * report.disk_ms / report.step_ms) : "",
                  format_bytes(static_cast<double>(report.memory_peak)),
                  report.skipped ? "  skipped: a gradient is not finite" : "");
     }
@@ -97,7 +99,9 @@ class ConsoleMonitor final : public Monitor {
   }
 
   void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
-    if (ranks.size() < 2 || steps == 0) return;
+    if (steps == 0) return;
+    if (ranks[0].disk.bytes > 0) disk_traffic(ranks, steps);
+    if (ranks.size() < 2) return;
     fmt::print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
     for (const auto& column : kTrafficColumns)
       fmt::print("  {:>25}", comm::name(column.collective));
@@ -124,6 +128,21 @@ class ConsoleMonitor final : public Monitor {
   }
 
  private:
+  static void disk_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
+    fmt::print("\ndisk a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}  {:>12}\n", "rank",
+               "read", "written", "waited");
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const auto& of = ranks[rank];
+      const auto cell = [&](int64_t bytes, int64_t formula) {
+        return fmt::format("{:>12} {:>12}", bytes_or_dash(bytes / steps),
+                           "(" + bytes_or_dash(formula / steps) + ")");
+      };
+      fmt::print("{:>6}  {}  {}  {:>12}\n", rank, cell(of.disk.read, of.disk_read_formula),
+                 cell(of.disk.written, of.disk_written_formula),
+                 fmt::format("{:.1f} ms", of.disk.wait_ms / static_cast<double>(steps)));
+    }
+  }
+
   struct TrafficColumn {
     comm::Collective collective;
     int64_t RankTraffic::*formula;
@@ -213,6 +232,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   int64_t log_every_;
+  bool on_disk_ = false;
   bool terminal_;
   RunInfo info_;
   Clock::time_point begin_;

@@ -69,6 +69,13 @@ Json to_json(const RankTraffic& traffic) {
   }
   for (const auto& [collective, bytes] : formulas)
     object[std::string(comm::name(collective))]["formula"] = bytes;
+  if (traffic.disk.bytes > 0) {
+    object["disk"] = {{"read", traffic.disk.read},
+                      {"read_formula", traffic.disk_read_formula},
+                      {"written", traffic.disk.written},
+                      {"written_formula", traffic.disk_written_formula},
+                      {"wait_ms", traffic.disk.wait_ms}};
+  }
   return object;
 }
 
@@ -114,6 +121,7 @@ class JsonlMonitor final : public Monitor {
                 {"step_ms", finite(report.step_ms)},
                 {"tokens_per_s", finite(report.tokens_per_s)},
                 {"comm_ms", finite(report.comm_ms)},
+                {"disk_ms", finite(report.disk_ms)},
                 {"memory_peak", report.memory_peak}};
     if (report.skipped) object["skipped"] = true;
     write(object);

@@ -61,6 +61,10 @@ struct RankTraffic {
   int64_t all_gather_formula = 0;
   int64_t reduce_scatter_formula = 0;
   int64_t all_reduce_formula = 0;
+  /// The same from and to its disk; `wait_ms` has no formula.
+  DiskUse disk;
+  int64_t disk_read_formula = 0;
+  int64_t disk_written_formula = 0;
 };
 
 struct StepReport {
@@ -72,6 +76,7 @@ struct StepReport {
   double step_ms = 0;
   double tokens_per_s = 0;
   double comm_ms = 0;       ///< that rank 0 spent waiting for other ranks
+  double disk_ms = 0;       ///< that rank 0 spent waiting for its disk
   int64_t memory_peak = 0;  ///< of rank 0, all categories together
 };
 

@@ -101,7 +101,7 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
   const bool on_disk = config.offload_param.device == OffloadDevice::nvme;
   check_fits(sizes.parameter_count(), config, group, on_disk);
   std::optional<Init> scope;
-  if (on_disk) scope.emplace(config.offload_param.nvme_path);
+  if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   return Gpt2(sizes);
 }
@@ -239,6 +239,7 @@ int Trainer::train() {
 StepReport Trainer::train_step() {
   const auto begin = Clock::now();
   const double waited_before = group_->wait_ms();
+  const double disk_before = engine_->disk().wait_ms;
   traffic_->begin_step();
   StepReport report;
   report.step = step_ + 1;
@@ -264,6 +265,7 @@ StepReport Trainer::train_step() {
   report.step_ms = seconds_since(begin) * 1000;
   report.tokens_per_s = static_cast<double>(tokens_per_step()) / report.step_ms * 1000;
   report.comm_ms = group_->wait_ms() - waited_before;
+  report.disk_ms = engine_->disk().wait_ms - disk_before;
   report.memory_peak = group_->ledger()->total().peak;
   stop_signal_ = all.stop_signal;
   return report;
