@@ -7,5 +7,6 @@
 #include "zero/engine/config.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
+#include "zero/engine/tiers.h"
 #include "zero/optim/optimizer.h"
 #include "zero/store/init.h"

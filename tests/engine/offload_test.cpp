@@ -12,6 +12,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
+#include "zero/engine/tiers.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -447,6 +448,54 @@ TEST(EngineOffload, StripesOverFoldersAndKeepsAPartInMemoryWithTheSameBits) {
   });
   expect_no_left_overs(first);
   expect_no_left_overs(second);
+}
+
+TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
+  constexpr int64_t kGiB = 1 << 30;
+  Config c;
+  c.stage = 3;
+  c.bf16 = true;
+  c.offload_optimizer.nvme_path = "/local";
+  // States of a rank: 2 of parameters, 2 of gradients, 12 GiB of the optimizer.
+  const StepSize size{.parameters = 4 * kGiB, .largest_parameter = 1 << 20, .ranks = 4};
+  const auto chosen = [&](int64_t budget) {
+    c.memory_budget = budget;
+    return choose_tiers(c, size);
+  };
+  EXPECT_EQ(chosen(0).reason, "");
+  EXPECT_EQ(chosen(17 * kGiB).config.offload_optimizer.device, OffloadDevice::none);
+  const auto part = chosen(10 * kGiB).config;
+  EXPECT_EQ(part.offload_optimizer.device, OffloadDevice::nvme);
+  EXPECT_NEAR(part.offload_optimizer.ratio, 0.55, 1e-9);  // 6.1 of 12 GiB, in twentieths
+  EXPECT_FALSE(part.offload_optimizer.gradients);
+  const auto more = chosen(3 * kGiB).config;
+  EXPECT_EQ(more.offload_optimizer.ratio, 1);
+  EXPECT_TRUE(more.offload_optimizer.gradients);
+  EXPECT_EQ(more.offload_param.device, OffloadDevice::none);
+  const auto all = chosen(kGiB);
+  EXPECT_EQ(all.config.offload_param.device, OffloadDevice::nvme);
+  EXPECT_EQ(all.config.offload_param.nvme_path, "/local");
+  EXPECT_THAT(all.reason, HasSubstr("all go to disk"));
+  all.config.validate();
+  // What was asked for is not changed.
+  c.offload_optimizer.device = OffloadDevice::nvme;
+  EXPECT_EQ(chosen(kGiB).config.offload_param.device, OffloadDevice::none);
+}
+
+TEST(EngineOffload, AnEngineUnderABudgetPutsStatesOnDiskWithTheSameBits) {
+  const TemporaryFolder folder;
+  auto c = config(3);
+  const auto expected = after_accumulation(c, 2);
+  c.offload_optimizer.nvme_path = folder.path().string();
+  c.memory_budget = int64_t{1} << 20;  // less than the staging buffers
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    const Engine engine(net, AdamW{}, c, group);
+    EXPECT_EQ(engine.config().offload_param.device, OffloadDevice::nvme);
+    EXPECT_EQ(engine.memory_formula().total(), 0);
+  });
+  c.memory_budget = int64_t{1} << 30;
+  expect_equal(after_accumulation(c, 2), expected);
 }
 
 TEST(EngineOffload, ReadsTheSectionsOfDeepSpeed) {

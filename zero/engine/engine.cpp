@@ -17,6 +17,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
+#include "zero/engine/tiers.h"
 
 namespace zero {
 
@@ -36,17 +37,13 @@ Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Con
                    std::shared_ptr<comm::Group> ranks)
     : config(std::move(configuration)), group(std::move(ranks)) {
   config.validate();
-  // One rank has nobody to shard with: every state is whole on it. What is on disk comes and goes
-  // all the same.
-  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme ||
-                     config.offload_optimizer.on_disk_with_gradients();
-  placement = partition::placement_of_stage(pages ? config.stage : 0);
   const c10::NoGradGuard no_grad;
   take_names(tensors);
   assign_groups(groups);
   agree_on_model();
   broadcast_values(tensors);
   lay_out();
+  place();
   check_budget();
   move_in(tensors);
 }
@@ -202,6 +199,18 @@ void Engine::Impl::lay_out() {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     unit_dtypes.push_back(dtypes[first]);
   }
+}
+
+void Engine::Impl::place() {
+  StepSize size{.parameters = layout->content(), .ranks = group->size()};
+  for (const auto& parameter : parameters)
+    size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
+  config = choose_tiers(std::move(config), size).config;
+  // One rank has nobody to shard with: every state is whole on it. What is on disk comes and goes
+  // all the same.
+  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme ||
+                     config.offload_optimizer.on_disk_with_gradients();
+  placement = partition::placement_of_stage(pages ? config.stage : 0);
 }
 
 int64_t Engine::Impl::bytes_of(int64_t elements) const {

@@ -29,6 +29,7 @@ struct Engine::Impl {
   void agree_on_model();
   void broadcast_values(const NamedTensors& tensors);
   void lay_out();
+  void place();
   void move_in(NamedTensors& tensors);
   std::unique_ptr<StateStream> make_disk() const;
 

@@ -57,6 +57,7 @@ class ConsoleMonitor final : public Monitor {
         info.sequence, grouped(info.steps), grouped(info.steps * info.tokens_per_step()),
         static_cast<double>(info.steps * info.tokens_per_step()) /
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
+    if (!info.tiers.empty()) fmt::print("memory    {}\n", info.tiers);
     if (info.first_step > 1) fmt::print("resumed   at step {}\n", info.first_step);
     std::fflush(stdout);
   }

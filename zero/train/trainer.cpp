@@ -20,6 +20,8 @@
 #include "zero/base/host_allocator.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
+#include "zero/engine/tiers.h"
+#include "zero/models/cross_entropy.h"
 #include "zero/models/generate.h"
 #include "zero/store/init.h"
 #include "zero/train/agreement.h"
@@ -92,6 +94,20 @@ LoaderOptions loader_options(const Options& options, const Config& config, int r
           .seed = static_cast<uint64_t>(options.seed),
           .shuffle = shuffle,
           .vocab_size = vocabulary};
+}
+
+/// What a step of this run needs. Activations: the inputs that the operators of a block keep, 13
+/// of the model's width for each token, and a chunk of logits with its gradient.
+StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config& config,
+                   int ranks) {
+  const int64_t element_bytes = config.bf16 ? 2 : 4;
+  const int64_t tokens = micro_batch_of(config) * options.seq;
+  const int64_t logits =
+      std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes.vocab_size);
+  return {.parameters = sizes.parameter_count(),
+          .largest_parameter = sizes.vocab_size * sizes.width,
+          .ranks = ranks,
+          .activations = sizes.layers * tokens * sizes.width * 13 * element_bytes + 2 * logits};
 }
 
 Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
@@ -203,6 +219,10 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
+  auto tiers = choose_tiers(
+      config, step_size(options_, model_config(options_, data_), config, group_->size()));
+  config = std::move(tiers.config);
+  tiers_reason_ = std::move(tiers.reason);
   model_ = build_model(options_, data_, config, *group_);
   engine_.emplace(model_, parameter_groups(model_, config), config, group_);
   traffic_.emplace(*engine_);
@@ -392,6 +412,7 @@ RunInfo Trainer::describe() const {
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
   run.first_step = first_step_;
+  run.tiers = tiers_reason_;
   run.data = options_.data;
   run.train_tokens = data_.train.size();
   run.validation_tokens = data_.validation.size();

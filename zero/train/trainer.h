@@ -99,6 +99,7 @@ class Trainer {
   std::optional<StepTraffic> traffic_;
   optim::WarmupDecay schedule_;
   std::vector<float> losses_;  ///< of this rank's micro-batches in the step
+  std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done
   int64_t first_step_ = 1;

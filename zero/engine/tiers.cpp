@@ -1,0 +1,86 @@
+#include "zero/engine/tiers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "zero/base/error.h"
+#include "zero/partition/formulas.h"
+
+namespace zero {
+
+namespace {
+
+std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
+
+// What a step needs beside the states: the largest parameter gathered, its gradient and its slice,
+// two buckets, staging, and the buffers of streams and reads from a disk.
+double work_of_step(const Config& config, const StepSize& size, double element_bytes) {
+  constexpr double kStaging = 4 << 20;
+  constexpr double kBlockNumel = 1 << 20;
+  const double largest = static_cast<double>(size.largest_parameter) * element_bytes;
+  const double buckets = 2 * static_cast<double>(config.unit_bytes);
+  const double stream =
+      static_cast<double>(config.offload_optimizer.buffer_count) * kBlockNumel * 16 +
+      static_cast<double>(config.offload_param.buffer_count) *
+          static_cast<double>(config.unit_bytes) / size.ranks;
+  return largest * (2 + 1.0 / size.ranks) + buckets + kStaging + stream +
+         static_cast<double>(size.activations);
+}
+
+}  // namespace
+
+TierChoice choose_tiers(Config config, const StepSize& size) {
+  const bool asked = config.offload_param.device != OffloadDevice::nvme &&
+                     config.offload_optimizer.device != OffloadDevice::nvme;
+  auto& optimizer = config.offload_optimizer;
+  auto& parameters = config.offload_param;
+  if (config.memory_budget == 0 || !asked || optimizer.nvme_path.empty())
+    return {std::move(config), {}};
+
+  const double element_bytes = config.bf16 ? 2 : 4;
+  const bool wide = config.gradient_accumulation_steps > 1 &&
+                    config.accumulation_dtype == AccumulationDtype::fp32;
+  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
+                      (config.bf16 ? 1 : 0);
+  const auto states =
+      partition::state_memory(partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage),
+                              static_cast<double>(size.parameters), size.ranks,
+                              {.parameter = static_cast<int64_t>(element_bytes),
+                               .gradient = wide ? 4 : static_cast<int64_t>(element_bytes),
+                               .optimizer = 4 * static_cast<int64_t>(arrays)});
+  const double work = work_of_step(config, size, element_bytes);
+  const double room = static_cast<double>(config.memory_budget) - work;
+  auto reason = fmt::format(
+      "of the budget of {} a step's own work needs about {}; states take {} (parameters {}, "
+      "gradients {}, optimizer {})",
+      bytes(static_cast<double>(config.memory_budget)), bytes(work), bytes(states.total()),
+      bytes(states.parameters), bytes(states.gradients), bytes(states.optimizer));
+  if (states.total() <= room) return {std::move(config), reason + ": all stay in memory"};
+
+  optimizer.device = OffloadDevice::nvme;
+  const double rest = states.parameters + states.gradients;
+  if (rest <= room) {
+    // In twentieths, so that the choice reads well.
+    const double excess = (states.total() - room) / states.optimizer;
+    optimizer.ratio = std::min(1.0, std::ceil(excess * 20) / 20);
+    return {std::move(config), reason + fmt::format(": {:.0f} % of the optimizer's go to disk",
+                                                    100 * optimizer.ratio)};
+  }
+  optimizer.ratio = 1;
+  if (config.stage >= 2) {
+    optimizer.gradients = true;
+    if (states.parameters <= room)
+      return {std::move(config), reason + ": the optimizer's and the gradients go to disk"};
+  }
+  if (config.stage == 3) {
+    parameters.device = OffloadDevice::nvme;
+    parameters.nvme_path = optimizer.nvme_path;
+    return {std::move(config), reason + ": all go to disk"};
+  }
+  return {std::move(config),
+          reason + ": the optimizer's go to disk, and at stage 3 the parameters would"};
+}
+
+}  // namespace zero

@@ -1,0 +1,32 @@
+// Which states go to disk, so that the rest fits into a memory budget.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "zero/engine/config.h"
+
+namespace zero {
+
+/// The sizes of a training step that tiers are chosen by.
+struct StepSize {
+  int64_t parameters = 0;         ///< of the model
+  int64_t largest_parameter = 0;  ///< its elements
+  int ranks = 1;
+  int64_t activations = 0;  ///< bytes of a rank, as far as they are known
+};
+
+struct TierChoice {
+  Config config;
+  std::string reason;  ///< a sentence for people; empty where there was nothing to choose
+};
+
+/// Where `config` has a memory budget and names a folder for files (nvme_path) but puts nothing
+/// there: moves as little as needed to disk for the states to fit beside what a step needs. First
+/// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; at stage 3 the
+/// parameters, too. What comes to disk first costs least: optimizer states move once a step,
+/// parameters with every gather. Results do not depend on the choice. Where nothing fits, the most
+/// frugal choice is returned.
+TierChoice choose_tiers(Config config, const StepSize& size);
+
+}  // namespace zero
