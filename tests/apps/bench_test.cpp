@@ -94,6 +94,14 @@ TEST_F(Bench, NvmeTimesEverySettingAndWritesTheSection) {
     }
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }
+  const std::string second = (folder_ / "second").string();
+  std::filesystem::create_directory(second);
+  const auto striped = measure({"nvme", "--path", disk + "," + second, "--size", "4MiB", "--blocks",
+                                "64KiB", "--depths", "2", "--rounds", "1", "--no-checksums"},
+                               {"checksums", "not used below", "disk      " + second});
+  EXPECT_EQ(striped["options"]["paths"].size(), 2u);
+  EXPECT_FALSE(striped["options"]["checksums"].get<bool>());
+  EXPECT_TRUE(std::filesystem::is_empty(disk) && std::filesystem::is_empty(second));
   EXPECT_THAT(error({"nvme", "--path", "/nowhere"}, 1), HasSubstr("/nowhere"));
   EXPECT_THAT(error({"nvme", "--path", disk, "--blocks", "1000"}), HasSubstr("1000"));
 }

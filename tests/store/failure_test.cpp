@@ -57,7 +57,7 @@ class FaultyQueue final : public Queue {
   Fault fault_;
 };
 
-FileOptions faulty(FaultyQueue::Fault fault) {
+FileOptions faulty(const FaultyQueue::Fault& fault) {
   return {.block_bytes = 4 * kAlignment,
           .queue = [fault](int) { return std::make_unique<FaultyQueue>(fault); }};
 }
@@ -223,7 +223,7 @@ TEST_F(StatesOnDisk, ALimitOnFilesIsNamedAndKillsNobody) {
       [&] { File(path_, 2 << 20); },
       ThrowsMessage<StoreError>(AllOf(HasSubstr("Cannot reserve 2.00 MiB for " + path_),
                                       HasSubstr("at most 1.00 MiB"), HasSubstr("ulimit -f"))));
-  File(path_, 1 << 20);
+  { const File allowed(path_, 1 << 20); }
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }

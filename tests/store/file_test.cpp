@@ -84,6 +84,7 @@ TEST_P(FileWays, SeveralThreadsTransferAtOnce) {
   constexpr int kThreads = 3;
   File file(path_, kThreads * kPart, GetParam());
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&file, t] {
       const auto read = memory(kPart);
