@@ -2,11 +2,14 @@
 #pragma once
 
 #include <csignal>
+#include <cstddef>
+#include <vector>
 
 namespace zero::train {
 
 /// While one of these lives, the first SIGINT, SIGTERM or SIGHUP only asks the training loop to
-/// stop after the step; the second has its usual effect. One at a time in a process.
+/// stop after the step; the second has its usual effect. One at a time in a process, made and ended
+/// by its main thread, which is the one that signals interrupt.
 class StopSignals {
  public:
   StopSignals();
@@ -17,6 +20,8 @@ class StopSignals {
   int received() const;
 
  private:
+  std::vector<std::byte> stack_;  // of the handler
+  stack_t stack_before_{};
   struct sigaction before_[3];
 };
 
