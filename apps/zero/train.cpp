@@ -40,7 +40,7 @@ struct EngineOptions {
   std::optional<int> stage;
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
-      delayed_update_after;
+      delayed_update_after, recompute;
   bool offload_gradients = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
@@ -57,6 +57,7 @@ struct EngineOptions {
     if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
+    if (recompute) config.activation_checkpointing.every = *recompute;
     if (clip) config.gradient_clipping = *clip;
     Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
     std::visit(
@@ -158,6 +159,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       ->transform(CLI::AsSizeValue(false))
       ->check(not_negative())
       ->type_name("BYTES");
+  add("--recompute", engine.recompute,
+      "Compute the activations of the first of every so many blocks again in backward; 0: none [0]")
+      ->check(not_negative())
+      ->type_name("EVERY");
   return parser.read(arguments);
 }
 

@@ -253,6 +253,28 @@ Aio read_aio(Section& section) {
   return aio;
 }
 
+Json write_aio(const Aio& aio) {
+  return {{"block_size", aio.block_size},
+          {"queue_depth", aio.queue_depth},
+          {"use_io_uring", aio.use_io_uring}};
+}
+
+ActivationCheckpointing read_activation_checkpointing(Section& section) {
+  ActivationCheckpointing result;
+  result.every = section.integer("every", result.every);
+  result.contiguous_memory_optimization = section.boolean("contiguous_memory_optimization", false);
+  result.nvme = section.boolean("nvme", result.nvme);
+  result.nvme_path = section.string("nvme_path", "");
+  // Without tensor parallelism there is nothing to partition; on a CPU all activations are in host
+  // memory; the others are of GPUs, of a profile, and of a buffer that is measured here.
+  for (const auto* key :
+       {"partition_activations", "cpu_checkpointing", "synchronize_checkpoint_boundary", "profile"})
+    section.boolean(key, false);
+  section.integer("number_checkpoints", 0);
+  section.finish();
+  return result;
+}
+
 }  // namespace
 
 Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
@@ -328,6 +350,8 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
     zero->finish();
   }
   if (auto aio = top.section("aio")) config.aio = read_aio(*aio);
+  if (auto section = top.section("activation_checkpointing"))
+    config.activation_checkpointing = read_activation_checkpointing(*section);
   config.memory_budget = top.bytes("memory_budget", config.memory_budget);
   if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
   top.finish();
@@ -371,9 +395,15 @@ std::string Config::dump() const {
   }
   if (offload_param.device == OffloadDevice::nvme ||
       offload_optimizer.device == OffloadDevice::nvme) {
-    json["aio"] = {{"block_size", aio.block_size},
-                   {"queue_depth", aio.queue_depth},
-                   {"use_io_uring", aio.use_io_uring}};
+    json["aio"] = write_aio(aio);
+  }
+  if (const auto& chosen = activation_checkpointing; chosen != ActivationCheckpointing()) {
+    json["activation_checkpointing"] = {
+        {"every", chosen.every},
+        {"contiguous_memory_optimization", chosen.contiguous_memory_optimization},
+        {"nvme", chosen.nvme},
+        {"nvme_path", chosen.nvme_path}};
+    if (chosen.nvme) json["aio"] = write_aio(aio);
   }
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
@@ -467,6 +497,15 @@ void Config::validate() const {
       throw ConfigError(
           fmt::format("aio.queue_depth is {}; it must be from 1 to 4096.", aio.queue_depth));
   }
+  if (activation_checkpointing.every < 0)
+    throw ConfigError(
+        fmt::format("activation_checkpointing.every is {}; it must be 0 (no recomputation) or a "
+                    "number of blocks.",
+                    activation_checkpointing.every));
+  if (activation_checkpointing.nvme && activation_checkpointing.nvme_path.empty())
+    throw ConfigError(
+        "activation_checkpointing.nvme is true, but nvme_path is missing: name a folder on a local "
+        "disk.");
   if (memory_budget < 0)
     throw ConfigError(fmt::format(
         "memory_budget is {}; it must be 0 (no limit) or a number of bytes.", memory_budget));

@@ -61,6 +61,19 @@ struct Aio {
   bool use_io_uring = true;      ///< false: threads, even where io_uring works
 };
 
+/// Recomputation in backward: DeepSpeed's `activation_checkpointing` section, for the model that a
+/// program builds (`zero train`). The engine itself does not use it.
+struct ActivationCheckpointing {
+  /// The first of every so many blocks is recomputed; 0: none.
+  int64_t every = 0;
+  /// The blocks' inputs live in one buffer that every step uses again.
+  bool contiguous_memory_optimization = false;
+  /// They live in files, in a private folder inside `nvme_path`.
+  bool nvme = false;
+  std::string nvme_path{};
+  bool operator==(const ActivationCheckpointing&) const = default;
+};
+
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
   /// (and parameters).
@@ -93,6 +106,7 @@ struct Config {
   OffloadParam offload_param;
   OffloadOptimizer offload_optimizer;
   Aio aio;
+  ActivationCheckpointing activation_checkpointing;
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;

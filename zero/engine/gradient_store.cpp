@@ -55,6 +55,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
       states_(static_cast<size_t>(layout.unit_count())),
       in_bucket_(parameters_.size(), 0),
       promised_(parameters_.size(), 0),
+      places_(parameters_.size(), WeakTensor(at::Tensor().getIntrusivePtr())),
       local_(parameters_.size(), 0),
       present_(parameters_.size(), 0) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -161,8 +162,18 @@ at::Tensor GradientStore::place(int64_t parameter) {
   if (!options_.placement.gradients && storage_dtype(u) != state(u).dtype) return {};
   const auto& array = array_of(u);
   const auto& variable = parameters_[p];
-  return array.as_strided(variable.sizes(), variable.strides(),
-                          array.storage_offset() + layout_.segment_of(parameter).offset);
+  auto result = array.as_strided(variable.sizes(), variable.strides(),
+                                 array.storage_offset() + layout_.segment_of(parameter).offset);
+  places_[p] = WeakTensor(result.getIntrusivePtr());
+  return result;
+}
+
+// `gradient` is not what was promised to be in the place: if that is still on its way, it moves to
+// memory of its own.
+void GradientStore::evacuate(int64_t parameter, const at::Tensor& gradient) {
+  const at::Tensor waiting(places_[static_cast<size_t>(parameter)].lock());
+  if (waiting.defined() && waiting.const_data_ptr() != gradient.const_data_ptr())
+    waiting.set_data(waiting.clone(at::MemoryFormat::Preserve));
 }
 
 void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
@@ -177,6 +188,7 @@ void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   auto& unit = state(u);
   const bool sharded = options_.placement.gradients;
   const bool promised = std::exchange(promised_[p], 0) != 0;
+  if (promised) evacuate(parameter, gradient);
   if (sharded && !unit.bucket.defined() && stands_alone(u, gradient, variable)) {
     unit.bucket = gradient.as_strided({layout_.unit(u).numel}, {1});
     unit.pooled = false;

@@ -14,6 +14,10 @@
 // in the first pass. A gradient that comes for a unit already reduced in this pass (recomputation,
 // several uses) waits in its bucket for the next pass, or for the boundary.
 //
+// A gradient that was written to its place reaches the hook when all uses of the parameter in its
+// backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
+// parameter before: then what waits moves out of the place, to memory of its own.
+//
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. Where gradients live on disk the slices are written there as they are reduced, and the
 // update reads them with the other states. A parameter too large for them is a unit of its own; its
@@ -22,6 +26,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <deque>
@@ -103,6 +109,7 @@ class GradientStore {
 
  private:
   class Hook;
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Unit {
     bool trainable = false;
     at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
@@ -129,6 +136,7 @@ class GradientStore {
   const at::Tensor& array_of(int64_t unit);
   at::Tensor place(int64_t parameter);
   void arrive(int64_t parameter, const at::Tensor& variable);
+  void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
@@ -156,6 +164,7 @@ class GradientStore {
   std::vector<uint8_t> in_bucket_;  // by parameter: its gradient is in the unit's array
                                     // (replicated) or bucket (sharded)
   std::vector<uint8_t> promised_;   // by parameter: a backward function has its place in there
+  std::vector<WeakTensor> places_;  // by parameter: the tensor that it has, while promised
   std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
   std::vector<uint8_t> present_;    // by parameter: some rank had
   bool in_pass_ = false;            // of Engine::backward, not of the user's torch::autograd::grad

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/models/cross_entropy.h"
@@ -161,8 +162,25 @@ at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
   auto x = slot.defined() ? tied_embedding(wte->weight, tokens, slot) : wte(tokens);
   x = x.add_(wpe->weight.narrow(0, 0, sequence));
   x = drop(x, config_.embedding_dropout, is_training());
-  for (const auto& block : *h) x = block->as<Gpt2BlockImpl>()->forward(x);
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    const auto block = h->ptr<Gpt2BlockImpl>(static_cast<size_t>(layer));
+    if (recompute_.every > 0 && layer % recompute_.every == 0) {
+      x = checkpoint([block](const at::Tensor& y) { return block->forward(y); }, std::move(x),
+                     recompute_.options);
+    } else {
+      x = block->forward(x);
+    }
+  }
   return x;
+}
+
+void Gpt2Impl::recompute(RecomputeSettings settings) {
+  if (settings.every < 0) {
+    throw ConfigError(fmt::format(
+        "RecomputeSettings::every is {}; it must be 0 (no recomputation) or a number of blocks.",
+        settings.every));
+  }
+  recompute_ = std::move(settings);
 }
 
 at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) { return ln_f(body(tokens)); }

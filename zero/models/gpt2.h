@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/models/recompute.h"
+
 namespace zero {
 
 /// The sizes of a GPT-2. The default is the 124 M model.
@@ -148,6 +150,12 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
 };
 TORCH_MODULE(Gpt2Block);
 
+/// Which blocks are recomputed in backward.
+struct RecomputeSettings {
+  int64_t every = 0;  ///< the first of every so many blocks, in training; 0: none
+  RecomputeOptions options{};
+};
+
 /// The language model. `tokens` and `targets` are int64; all functions throw ConfigError for
 /// another dtype or shape or for a sequence longer than the context.
 class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
@@ -172,6 +180,11 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
 
   const Gpt2Config& config() const { return config_; }
 
+  /// From the next forward on. Losses and gradients stay the same to the bit. ConfigError for a
+  /// negative `every`.
+  void recompute(RecomputeSettings settings);
+  const RecomputeSettings& recompute() const { return recompute_; }
+
   Gpt2Embedding wte{nullptr};  ///< (V, C)
   Gpt2Embedding wpe{nullptr};  ///< (context, C)
   torch::nn::ModuleList h{nullptr};
@@ -184,6 +197,7 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
   const at::Tensor& output_weight() const;
 
   Gpt2Config config_;
+  RecomputeSettings recompute_;
   Gpt2Embedding lm_head_{nullptr};  ///< only when not tied; holds lm_head.weight
 };
 TORCH_MODULE(Gpt2);

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "zero/base/deferred_graph.h"
 #include "zero/paging/page.h"
 #include "zero/paging/pager.h"
 
@@ -59,8 +60,8 @@ Uses find_uses(const c10::FunctionSchema& schema, const torch::jit::Stack& stack
 
 // One pin a pager, almost always one.
 Pins pin(const Uses& uses) {
-  const bool differentiable =
-      c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1;
+  const bool differentiable = c10::GradMode::is_enabled() || DeferredGraph::active() ||
+                              torch::autograd::get_current_graph_task_id() != -1;
   Pins pins;
   for (size_t first = 0; first < uses.size(); ++first) {
     auto* pager = uses[first].page->pager;

@@ -3,7 +3,8 @@
 // Note [Following the plan]
 // A step begins with the first touch whose result has a gradient, or in a backward pass, and ends
 // with the update; evaluation between steps is not part of it. (Within a step gradients may well be
-// off: a custom autograd function runs its forward so.) The touches of a step are compared with the
+// off: a custom autograd function runs its forward so, and recomputation its first run, which
+// counts as one whose result has a gradient.) The touches of a step are compared with the
 // steps before. While they repeat one that is known, its plan (plan.h) says what is kept, what
 // is released after each operator and what is gathered ahead; all by the position in the trace,
 // never by timing, so that every rank gathers in the same order. A touch that leaves the trace

@@ -104,10 +104,32 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
   const int64_t tokens = micro_batch_of(config) * options.seq;
   const int64_t logits =
       std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes.vocab_size);
-  return {.parameters = sizes.parameter_count(),
-          .largest_parameter = sizes.vocab_size * sizes.width,
-          .ranks = ranks,
-          .activations = sizes.layers * tokens * sizes.width * 13 * element_bytes + 2 * logits};
+  // A recomputed block keeps its input alone; one at a time has all.
+  const auto& recompute = config.activation_checkpointing;
+  const int64_t again =
+      recompute.every > 0 ? (sizes.layers + recompute.every - 1) / recompute.every : 0;
+  const int64_t inputs =
+      recompute.nvme ? std::min<int64_t>(again, DiskActivationOptions{}.buffers) : again;
+  const int64_t blocks = sizes.layers - again + (again > 0 ? 1 : 0);
+  return {
+      .parameters = sizes.parameter_count(),
+      .largest_parameter = sizes.vocab_size * sizes.width,
+      .ranks = ranks,
+      .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
+}
+
+std::shared_ptr<ActivationStore> activation_store(const Config& config) {
+  const auto& chosen = config.activation_checkpointing;
+  if (chosen.every == 0) return nullptr;
+  if (chosen.nvme) {
+    return std::make_shared<DiskActivations>(
+        DiskActivationOptions{.folder = chosen.nvme_path,
+                              .file = {.block_bytes = config.aio.block_size,
+                                       .queue_depth = static_cast<int>(config.aio.queue_depth),
+                                       .uring = config.aio.use_io_uring}});
+  }
+  if (chosen.contiguous_memory_optimization) return std::make_shared<ContiguousActivations>();
+  return nullptr;
 }
 
 Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
@@ -119,7 +141,10 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
   std::optional<Init> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
-  return Gpt2(sizes);
+  Gpt2 model(sizes);
+  model->recompute({.every = config.activation_checkpointing.every,
+                    .options = {.store = activation_store(config)}});
+  return model;
 }
 
 /// Weight decay acts on matrices alone: not on biases and norms.

@@ -1,0 +1,60 @@
+// Recomputation (activation checkpointing): a function keeps its inputs alone for backward, and
+// runs again there.
+//
+// Chen et al. 2016 (1604.06174); ZeRO-R (1910.02054, section 6.1). A transformer whose blocks are
+// recomputed holds one hidden state a block and the activations of one block, for a third more
+// compute.
+//
+// Note [Recomputation]
+// The first run records no graph. In backward the function runs once more, on the saved inputs and
+// with gradients, and a backward pass inside the one under way goes through it: parameters are used
+// by the function and named nowhere, so their gradients arrive at their accumulators from there.
+// The second run starts from the random state of the first and casts as it did (autocast, whose
+// cache is off in both runs: it would hand casts made without gradients to operators that need
+// them). So losses and gradients are those without recomputation to the bit, but for the order of
+// sums where a parameter or an input is used in several places.
+//
+// What `function` must keep to: it computes the same in both runs (a model's training mode, and
+// what it captures, stay as they are until backward); it changes no input in place; what it
+// captures are parameters, or tensors without a gradient: activations are inputs. Buffers that it
+// updates, as batch norm's statistics, are updated in both runs.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "zero/models/activation_store.h"
+
+namespace zero {
+
+struct RecomputeOptions {
+  /// Where inputs are kept that are intermediate results (dense CPU tensors with a gradient that
+  /// are no parameters); others stay where they are, as they outlive backward anyway. Null: all
+  /// stay where they are.
+  std::shared_ptr<ActivationStore> store{};
+  /// From which `function` draws random numbers; empty: LibTorch's default generator of the CPU.
+  std::vector<at::Generator> generators{};
+};
+
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// function(inputs), whose intermediate results are computed again in backward instead of being
+/// kept. Calls nest. Without gradients (NoGradGuard, InferenceMode) it is function(inputs). Every
+/// floating-point output is taken to need a gradient, except an input that is returned as it is.
+/// Inputs and outputs may be undefined tensors.
+///
+/// Throws Error where `function` changes an input in place. Backward throws Error where an input
+/// was changed since, where `function` returns other shapes than the first time, in a second
+/// backward pass without retain_graph in the first, and for second derivatives (create_graph).
+std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tensor> inputs,
+                                   RecomputeOptions options = {});
+
+/// The same for one input and one output.
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
+                      RecomputeOptions options = {});
+
+}  // namespace zero

@@ -1,0 +1,78 @@
+// A linear layer in tiles, each a parameter of its own (memory-centric tiling; ZeRO-Infinity,
+// 2104.07857, section 5.1.3).
+//
+// At stage 3 an operator needs its whole weight at once, however small the budget. Tiled, it needs
+// a tile: the peak of gathered parameters falls to one over the number of tiles (where a tile is a
+// unit of its own, that is, at least Config::unit_bytes).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zero {
+
+struct TiledLinearOptions {
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  /// Parts into which the features are split, as evenly as possible: the first ones are larger by
+  /// one. Splitting `in` adds partial sums, in the dtype of the input.
+  int64_t in_splits = 1;
+  int64_t out_splits = 1;
+  bool bias = true;
+};
+
+/// y = x W^T + b in tiles. (..., in) -> (..., out). Equal to torch::nn::Linear up to the order of
+/// the sums.
+class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
+ public:
+  /// Weights and bias are drawn as torch::nn::Linear draws its own. ConfigError for sizes or splits
+  /// that are not positive, or more splits than features.
+  explicit TiledLinearImpl(const TiledLinearOptions& options);
+  void reset() override;
+  at::Tensor forward(const at::Tensor& x);
+
+  /// Copies a whole weight (out, in) and bias (out; undefined where there is none) into the tiles.
+  /// ConfigError for other shapes.
+  void load(const at::Tensor& weight, const at::Tensor& bias = {});
+  /// The whole weight (out, in) and bias (out; undefined where there is none), collected a tile at
+  /// a time.
+  at::Tensor full_weight() const;
+  at::Tensor full_bias() const;
+
+  const TiledLinearOptions& options() const { return options_; }
+
+  /// Tile (o, i), named "weight_o_i", is at o * in_splits + i.
+  std::vector<at::Tensor> weights;
+  /// "bias_o"; empty where there is none.
+  std::vector<at::Tensor> biases;
+
+ private:
+  struct Part {
+    int64_t begin = 0;
+    int64_t size = 0;
+  };
+  Part in_part(int64_t index) const;
+  Part out_part(int64_t index) const;
+  const at::Tensor& tile(int64_t out, int64_t in) const;
+
+  TiledLinearOptions options_;
+};
+TORCH_MODULE(TiledLinear);
+
+/// Replaces each torch::nn::Linear below `root` whose weight has more than `max_elements` by a
+/// TiledLinear of the same values, dtype and trainability, with as few tiles as are not larger, of
+/// whole rows where a row is not. Returns the replaced layers' names. Call it before the Engine is
+/// constructed and before the first forward.
+///
+/// What runs a layer must find the new one: a torch::nn::Sequential does, and code that looks a
+/// child up by its name. Throws ConfigError, and changes nothing, for a layer that is held anywhere
+/// else (a member as `torch::nn::Linear fc`, a ModuleList, a variable), for one whose weight is
+/// shared with another module, and for a root that is itself too large a Linear.
+std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_elements);
+
+}  // namespace zero
