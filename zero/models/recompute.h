@@ -10,8 +10,8 @@
 // with gradients, and a backward pass inside the one under way goes through it: parameters are used
 // by the function and named nowhere, so their gradients arrive at their accumulators from there.
 // The second run starts from the random state of the first and casts as it did (autocast, whose
-// cache is off in both runs: it would hand casts made without gradients to operators that need
-// them). So losses and gradients are those without recomputation to the bit, but for the order of
+// cache is off in both runs: what backward put there would outlive the weights' next update). So
+// losses and gradients are those without recomputation to the bit, but for the order of
 // sums where a parameter or an input is used in several places.
 //
 // What `function` must keep to: it computes the same in both runs (a model's training mode, and
