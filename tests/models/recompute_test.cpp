@@ -34,7 +34,7 @@ at::Tensor values(at::IntArrayRef sizes, double phase, at::ScalarType dtype = at
 }
 
 at::Tensor parameter(at::IntArrayRef sizes, double phase, at::ScalarType dtype = at::kFloat) {
-  return values(sizes, phase, dtype).requires_grad_();
+  return values(sizes, phase, dtype).clone().requires_grad_();  // no view
 }
 
 template <class Function>
