@@ -52,6 +52,26 @@ TEST(Config, WhatIsDumpedReadsBackEqual) {
   EXPECT_EQ(Config::parse(config.dump(), 1).dump(), config.dump());
 }
 
+TEST(Config, ReadsActivationCheckpointing) {
+  const auto config = Config::parse(R"({"activation_checkpointing": {
+    "partition_activations": true, "cpu_checkpointing": true, "synchronize_checkpoint_boundary": false,
+    "profile": false, "number_checkpoints": 4, "contiguous_memory_optimization": true, "every": 2,
+    "nvme": true, "nvme_path": "/disk"}, "aio": {"block_size": 8192}})",
+                                    1);
+  const ActivationCheckpointing expected{
+      .every = 2, .contiguous_memory_optimization = true, .nvme = true, .nvme_path = "/disk"};
+  EXPECT_EQ(config.activation_checkpointing, expected);
+  const auto again = Config::parse(config.dump(), 1);
+  EXPECT_EQ(again.activation_checkpointing, expected);
+  EXPECT_EQ(again.aio.block_size, 8192);
+  EXPECT_EQ(Config::parse("{}", 1).activation_checkpointing, ActivationCheckpointing());
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"evry": 2}})"),
+              HasSubstr("Did you mean 'every'"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"every": -1}})"), HasSubstr("every is -1"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true}})"),
+              HasSubstr("activation_checkpointing.nvme is true, but nvme_path is missing"));
+}
+
 TEST(Config, BatchRuleGivesTheThirdOfTwo) {
   EXPECT_EQ(Config::parse(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2})", 2)
                 .gradient_accumulation_steps,
