@@ -8,5 +8,6 @@
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
 #include "zero/engine/tiers.h"
+#include "zero/models/recompute.h"
 #include "zero/optim/optimizer.h"
 #include "zero/store/init.h"

@@ -10,6 +10,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
+#include "zero/models/activation_store.h"
 #include "zero/models/linear.h"
 #include "zero/models/recompute.h"
 #include "zero/models/tiled_linear.h"

@@ -16,6 +16,7 @@
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/models/activation_store.h"
 #include "zero/models/gpt2.h"
 #include "zero/models/linear.h"
 
@@ -384,6 +385,15 @@ TEST(Recompute, SecondDerivativesAreRefused) {
   const auto y = checkpoint([](const at::Tensor& z) { return z * z; }, x).sum();
   EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
               HasSubstr("second derivative"));
+}
+
+TEST(Recompute, GradientsOfGivenInputsAloneAreRefused) {
+  const auto w = parameter({4}, 0.3);
+  const auto x = parameter({4}, 0.1);
+  const auto y = checkpoint([w](const at::Tensor& z) { return z * w; }, x).sum();
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}); }),
+              HasSubstr("Call backward without inputs"));
+  EXPECT_FALSE(w.grad().defined());
 }
 
 TEST(Recompute, AnInputThatChangesIsRefused) {

@@ -20,6 +20,7 @@
 
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
+#include "zero/models/activation_store.h"
 
 namespace zero {
 
@@ -278,6 +279,12 @@ class Recomputation final : public Node {
       throw Error(
           "zero::checkpoint has no second derivative (backward ran with create_graph). Call the "
           "function without zero::checkpoint where one is needed.");
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw Error(
+          "zero::checkpoint cannot tell the gradients that torch::autograd::grad (or backward with "
+          "inputs) asked for from those of the parameters that its function uses. Call backward "
+          "without inputs and read .grad.");
     }
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!inputs_[i].changed()) continue;

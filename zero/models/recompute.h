@@ -27,9 +27,9 @@
 #include <memory>
 #include <vector>
 
-#include "zero/models/activation_store.h"
-
 namespace zero {
+
+class ActivationStore;  // activation_store.h: in one buffer, or in files
 
 struct RecomputeOptions {
   /// Where inputs are kept that are intermediate results (dense CPU tensors with a gradient that
@@ -49,7 +49,8 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 ///
 /// Throws Error where `function` changes an input in place. Backward throws Error where an input
 /// was changed since, where `function` returns other shapes than the first time, in a second
-/// backward pass without retain_graph in the first, and for second derivatives (create_graph).
+/// backward pass without retain_graph in the first, for second derivatives (create_graph), and
+/// where gradients of given inputs alone are asked for (torch::autograd::grad).
 std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tensor> inputs,
                                    RecomputeOptions options = {});
 

@@ -21,6 +21,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
 #include "zero/engine/tiers.h"
+#include "zero/models/activation_store.h"
 #include "zero/models/cross_entropy.h"
 #include "zero/models/generate.h"
 #include "zero/store/init.h"
