@@ -234,7 +234,8 @@ OffloadOptimizer read_offload_optimizer(Section& section) {
   offload.delayed_update_after =
       section.integer("delayed_update_after", offload.delayed_update_after);
   // Of transfers to a GPU and of DeepSpeed's start; they change nothing here.
-  for (const auto* key : {"pin_memory", "fast_init"}) section.boolean(key, false);
+  for (const auto* key : {"pin_memory", "fast_init", "super_offload"}) section.boolean(key, false);
+  section.number("cpuadam_cores_perc", 0.8);
   offload.ratio = section.number("ratio", offload.ratio);
   section.finish();
   return offload;
@@ -245,6 +246,7 @@ Aio read_aio(Section& section) {
   aio.block_size = section.bytes("block_size", aio.block_size);
   aio.queue_depth = section.integer("queue_depth", aio.queue_depth, 1);
   aio.use_io_uring = section.boolean("use_io_uring", aio.use_io_uring);
+  aio.checksums = section.boolean("checksums", aio.checksums);
   // Of DeepSpeed's own engine; ours submits and completes all that there is at once.
   for (const auto* key : {"single_submit", "overlap_events", "use_gds"})
     section.boolean(key, false);
@@ -256,7 +258,8 @@ Aio read_aio(Section& section) {
 Json write_aio(const Aio& aio) {
   return {{"block_size", aio.block_size},
           {"queue_depth", aio.queue_depth},
-          {"use_io_uring", aio.use_io_uring}};
+          {"use_io_uring", aio.use_io_uring},
+          {"checksums", aio.checksums}};
 }
 
 ActivationCheckpointing read_activation_checkpointing(Section& section) {

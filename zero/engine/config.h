@@ -59,6 +59,7 @@ struct Aio {
   int64_t block_size = 1 << 20;  ///< bytes of one transfer
   int64_t queue_depth = 32;      ///< transfers under way at a time
   bool use_io_uring = true;      ///< false: threads, even where io_uring works
+  bool checksums = true;  ///< a page that the disk returns otherwise than written is an error
 };
 
 /// Recomputation in backward: DeepSpeed's `activation_checkpointing` section, for the model that a

@@ -288,7 +288,8 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
       .write_behind = optimizer_section.pipeline_write,
       .file = {.block_bytes = config.aio.block_size,
                .queue_depth = static_cast<int>(config.aio.queue_depth),
-               .uring = config.aio.use_io_uring}};
+               .uring = config.aio.use_io_uring,
+               .checksums = config.aio.checksums}};
   std::unique_ptr<StateStream> made;
   std::string failure;
   try {
