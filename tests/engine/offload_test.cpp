@@ -410,6 +410,29 @@ TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreSavedOrWritten) {
   EXPECT_THROW(train(engine, *net, 1, 2), Error);
 }
 
+TEST(EngineOffload, BuffersDoNotGrowWithTheSteps) {
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](auto group) {
+    // Slices of many sizes, the first and the last far larger than the others.
+    auto net = std::make_shared<nn::SequentialImpl>(
+        nn::Linear(64, 1024), nn::Linear(1024, 40), nn::Linear(40, 90), nn::Linear(90, 60),
+        nn::Linear(60, 30), nn::Linear(30, 1024), nn::Linear(1024, 64));
+    auto c = all_on_disk(config(3), folder);
+    c.unit_bytes = 16 << 10;
+    c.max_live_parameters = 40'000;
+    c.prefetch_bucket_size = 10'000;
+    Engine engine(net, AdamW{}, c, group);
+    int64_t after_three = 0;
+    for (int64_t i = 0; i < 12; ++i) {
+      engine.backward(net->forward(torch::ones({1, 64})).mean());
+      engine.step();
+      const auto peak = group->ledger()->usage(Category::offload_buffers).peak;
+      if (i == 2) after_three = peak;
+      EXPECT_TRUE(i < 3 || peak == after_three) << peak << " bytes after step " << i;
+    }
+  });
+}
+
 TEST(EngineOffload, NonsenseIsRefused) {
   const TemporaryFolder folder;
   auto c = all_on_disk(config(2), folder);

@@ -324,7 +324,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .disk = offload_param ? disk.get() : nullptr,
           .on_disk = offload_param ? parameters_on_disk() : std::vector<bool>{},
           .read_ahead_bytes =
-              config.offload_param.buffer_count * (config.unit_bytes / group->size())});
+              config.offload_param.buffer_count * (config.unit_bytes / group->size()),
+          .slice_bytes = config.unit_bytes / group->size()});
   const auto states_there = optimizer_on_disk();
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {

@@ -226,24 +226,19 @@ void ParameterStore::leave_ahead(int64_t unit) {
   ahead_bytes_ -= options_.disk->whole_bytes(unit, 0);
 }
 
-// The smallest that is large enough, or a new one in the place of a smaller one. Large ones serve
-// small slices too, so few are made however the sizes differ.
+// Slices of ordinary units share buffers of one size; a larger one has its own, so that none of
+// them is ever held by a small slice.
 at::Tensor ParameterStore::take_buffer(int64_t bytes) {
-  const auto whole = [](const at::Tensor& buffer) {
-    return static_cast<int64_t>(buffer.storage().nbytes());
-  };
-  auto best = buffers_.end();
-  for (auto buffer = buffers_.begin(); buffer != buffers_.end(); ++buffer) {
-    if (whole(*buffer) >= bytes && (best == buffers_.end() || whole(*buffer) < whole(*best)))
-      best = buffer;
-  }
+  const int64_t whole = std::max(bytes, options_.slice_bytes);
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
+    return static_cast<int64_t>(buffer.storage().nbytes()) == whole;
+  });
   at::Tensor taken;
-  if (best != buffers_.end()) {
-    taken = std::move(*best);
-    buffers_.erase(best);
+  if (found != buffers_.end()) {
+    taken = std::move(*found);
+    buffers_.erase(found);
   } else {
-    if (!buffers_.empty()) buffers_.pop_back();
-    taken = group_.empty(bytes, at::kByte, Category::offload_buffers);
+    taken = group_.empty(whole, at::kByte, Category::offload_buffers);
   }
   return taken.as_strided({bytes}, {1}, 0);
 }

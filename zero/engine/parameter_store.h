@@ -37,6 +37,8 @@ class ParameterStore final : public paging::UnitSource {
     std::vector<bool> on_disk;
     /// Bytes of slices that are read ahead of their gather; a larger one is read ahead alone.
     int64_t read_ahead_bytes = 0;
+    /// Bytes of an ordinary unit's slice at most.
+    int64_t slice_bytes = 0;
   };
 
   /// Collective. `dtypes` has one dtype a unit.
