@@ -36,6 +36,12 @@ Config all_on_disk(Config c, const TemporaryFolder& folder, int64_t kept = 0) {
   return c;
 }
 
+void step_on_ones(Engine& engine, nn::SequentialImpl& net) {
+  const auto dtype = engine.config().bf16 ? at::kBFloat16 : at::kFloat;
+  engine.backward(net.forward(torch::ones({1, 1500}, dtype)).to(at::kFloat).mean());
+  engine.step();
+}
+
 // Weights and states after training, by name, of a run that saves and loads in the middle.
 template <class Network>
 std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
@@ -176,12 +182,7 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
         c.prefetch_bucket_size = 0;
         c.offload_optimizer.pipeline_read = false;
         Engine engine(net, AdamW{}, c, group);
-        const auto step = [&] {
-          engine.backward(net->forward(torch::ones({1, 1500}, bf16 ? at::kBFloat16 : at::kFloat))
-                              .to(at::kFloat)
-                              .mean());
-          engine.step();
-        };
+        const auto step = [&] { step_on_ones(engine, *net); };
         step();
         step();
         const auto before = engine.disk();
@@ -559,12 +560,7 @@ TEST(EngineOffload, ReadsAndWritesEachStateOnceAStepAndHoldsNoneInMemory) {
       auto c = on_disk(config(2, bf16), folder);
       c.offload_optimizer.pipeline_read = ahead;
       Engine engine(net, AdamW{}, c, group);
-      const auto step = [&] {
-        engine.backward(net->forward(torch::ones({1, 1500}, bf16 ? at::kBFloat16 : at::kFloat))
-                            .to(at::kFloat)
-                            .mean());
-        engine.step();
-      };
+      const auto step = [&] { step_on_ones(engine, *net); };
       step();
       const auto before = engine.disk();
       for (int i = 0; i < 3; ++i) step();

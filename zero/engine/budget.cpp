@@ -20,6 +20,7 @@
 #include "zero/base/memory_limit.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
+#include "zero/engine/tiers.h"
 
 namespace zero {
 
@@ -57,10 +58,7 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
   return sum;
 }
 
-bool Engine::Impl::accumulate_fp32() const {
-  return config.gradient_accumulation_steps > 1 &&
-         config.accumulation_dtype == AccumulationDtype::fp32;
-}
+bool Engine::Impl::accumulate_fp32() const { return config.accumulates_fp32(); }
 
 void Engine::Impl::check_budget() const {
   if (config.memory_budget == 0) return;
@@ -80,38 +78,11 @@ void Engine::Impl::check_budget() const {
       bytes(need.optimizer), others));
 }
 
-namespace {
-
-// Bytes of one rank's states by the papers' formula, without what is on disk.
-partition::StateMemory predicted_states(int64_t parameters, const Config& config, int ranks) {
-  const bool parameters_on_disk = config.offload_param.device == OffloadDevice::nvme;
-  const bool gradients_on_disk =
-      config.offload_optimizer.on_disk_with_gradients() && config.stage >= 2;
-  const int64_t dtype_bytes = config.bf16 ? 2 : 4;
-  const bool wide = config.gradient_accumulation_steps > 1 &&
-                    config.accumulation_dtype == AccumulationDtype::fp32;
-  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
-                      (config.bf16 ? 1 : 0);
-  partition::StateBytes bytes{.parameter = parameters_on_disk ? 0 : dtype_bytes,
-                              .gradient = gradients_on_disk ? 0
-                                          : wide            ? 4
-                                                            : dtype_bytes,
-                              .optimizer = 4 * static_cast<int64_t>(arrays)};
-  auto memory =
-      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
-                              static_cast<double>(parameters), ranks, bytes);
-  if (config.offload_optimizer.device == OffloadDevice::nvme)
-    memory.optimizer *= 1 - config.offload_optimizer.ratio;
-  return memory;
-}
-
-}  // namespace
-
 void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
   const auto limit = available_memory();
   const double local = group.local_size();
   const auto on_host = [&](const Config& as) {
-    return predicted_states(parameters, as, group.size()).total() * local;
+    return predicted_states(as, parameters, group.size()).total() * local;
   };
   const double states = on_host(config);
   const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
@@ -147,7 +118,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
     other.offload_optimizer.gradients = true;
     way("with the gradients too (--offload-gradients)", other);
   }
-  const auto of_rank = predicted_states(parameters, config, group.size());
+  const auto of_rank = predicted_states(config, parameters, group.size());
   throw OutOfMemory(fmt::format(
       "A model of {:.2f} billion parameters does not fit: its states take {} on this host "
       "({} rank{} at stage {}, each with {} of parameters, {} of gradients and {} of optimizer "

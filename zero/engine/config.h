@@ -129,6 +129,10 @@ struct Config {
                       std::span<const std::string> foreign = {});
   /// The configuration in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
+  /// Gradients of several micro-batches add up in fp32.
+  bool accumulates_fp32() const {
+    return gradient_accumulation_steps > 1 && accumulation_dtype == AccumulationDtype::fp32;
+  }
   /// The folders that the sections with device nvme name, each once.
   std::vector<std::string> nvme_folders() const;
   /// Throws ConfigError where a value is out of range.

@@ -219,41 +219,35 @@ int64_t Engine::Impl::bytes_of(int64_t elements) const {
 }
 
 partition::Range Engine::Impl::owned_range(int64_t unit) const {
-  return placement.optimizer ? layout->slice(unit, group->rank())
-                             : partition::Range{0, layout->unit(unit).numel};
+  return partition::owned_range(*layout, unit, placement, group->rank());
 }
 
-// The units whose parameters lie on disk: all but the first ones that `max_in_cpu` has room for.
-// Every unit is used as often as any other, so it does not matter which stay.
-std::vector<bool> Engine::Impl::parameters_on_disk() const {
-  std::vector<bool> on_disk;
-  int64_t in_memory = 0;
-  for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    const int64_t numel = owned_range(u).size();
-    const bool stays = config.offload_param.device != OffloadDevice::nvme ||
-                       in_memory + numel <= config.offload_param.max_in_cpu;
-    if (stays) in_memory += numel;
-    on_disk.push_back(!stays);
-  }
-  return on_disk;
-}
-
-// The same for master weights and states: all but the first ones, 1 - ratio of the elements.
-std::vector<bool> Engine::Impl::optimizer_on_disk() const {
-  int64_t all = 0;
-  for (int64_t u = 0; u < layout->unit_count(); ++u) all += owned_range(u).size();
-  const bool there = config.offload_optimizer.device == OffloadDevice::nvme;
-  const auto may_stay = static_cast<int64_t>(
-      std::floor((there ? 1 - config.offload_optimizer.ratio : 1) * static_cast<double>(all)));
-  std::vector<bool> on_disk;
+// All units but the first ones that hold no more than `may_stay` of this rank's elements. Every
+// unit is used as often as any other, so it does not matter which stay.
+std::vector<bool> Engine::Impl::units_beyond(int64_t may_stay) const {
+  std::vector<bool> beyond;
   int64_t in_memory = 0;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const int64_t numel = owned_range(u).size();
     const bool stays = in_memory + numel <= may_stay;
     if (stays) in_memory += numel;
-    on_disk.push_back(!stays);
+    beyond.push_back(!stays);
   }
-  return on_disk;
+  return beyond;
+}
+
+std::vector<bool> Engine::Impl::parameters_on_disk() const {
+  const auto& offload = config.offload_param;
+  return units_beyond(offload.device == OffloadDevice::nvme ? offload.max_in_cpu : INT64_MAX);
+}
+
+std::vector<bool> Engine::Impl::optimizer_on_disk() const {
+  const auto& offload = config.offload_optimizer;
+  if (offload.device != OffloadDevice::nvme) return units_beyond(INT64_MAX);
+  int64_t all = 0;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) all += owned_range(u).size();
+  return units_beyond(
+      static_cast<int64_t>(std::floor((1 - offload.ratio) * static_cast<double>(all))));
 }
 
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {

@@ -36,7 +36,8 @@ struct Engine::Impl {
   /// The elements of a unit that this rank updates: all of them at stage 0, its slice from stage 1
   /// on.
   partition::Range owned_range(int64_t unit) const;
-  /// By unit.
+  /// By unit: what `may_stay` elements in memory leave for the disk.
+  std::vector<bool> units_beyond(int64_t may_stay) const;
   std::vector<bool> parameters_on_disk() const;
   std::vector<bool> optimizer_on_disk() const;
   /// The dtype of a unit's gradients on disk; none where they are in memory.

@@ -483,9 +483,7 @@ void GradientStore::set(int64_t parameter, const at::Tensor& values) {
   if (!state(u).filled) target.zero_();
   state(u).filled = true;
   const auto& segment = layout_.segment_of(parameter);
-  const partition::Range owned = options_.placement.optimizer
-                                     ? layout_.slice(u, group_.rank())
-                                     : partition::Range{0, layout_.unit(u).numel};
+  const auto owned = partition::owned_range(layout_, u, options_.placement, group_.rank());
   const auto mine = partition::intersect(segment.range(), owned);
   if (!mine.empty()) {
     target.narrow(0, mine.begin - owned.begin, mine.size())

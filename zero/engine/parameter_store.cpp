@@ -74,8 +74,7 @@ ParameterStore::~ParameterStore() {
 }
 
 Range ParameterStore::owned_range(int64_t unit) const {
-  if (options_.placement.optimizer) return layout_.slice(unit, group_.rank());
-  return {0, layout_.unit(unit).numel};
+  return partition::owned_range(layout_, unit, options_.placement, group_.rank());
 }
 
 at::Tensor ParameterStore::owned(int64_t unit) const {

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "zero/base/error.h"
-#include "zero/partition/formulas.h"
 
 namespace zero {
 
@@ -16,10 +15,10 @@ std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
 
 // What a step needs beside the states: the largest parameter gathered, its gradient and its slice,
 // two buckets, staging, and the buffers of streams and reads from a disk.
-double work_of_step(const Config& config, const StepSize& size, double element_bytes) {
+double work_of_step(const Config& config, const StepSize& size) {
   constexpr double kStaging = 4 << 20;
   constexpr double kBlockNumel = 1 << 20;
-  const double largest = static_cast<double>(size.largest_parameter) * element_bytes;
+  const double largest = static_cast<double>(size.largest_parameter) * (config.bf16 ? 2 : 4);
   const double buckets = 2 * static_cast<double>(config.unit_bytes);
   const double stream =
       static_cast<double>(config.offload_optimizer.buffer_count) * kBlockNumel * 16 +
@@ -31,26 +30,33 @@ double work_of_step(const Config& config, const StepSize& size, double element_b
 
 }  // namespace
 
-TierChoice choose_tiers(Config config, const StepSize& size) {
-  const bool asked = config.offload_param.device != OffloadDevice::nvme &&
-                     config.offload_optimizer.device != OffloadDevice::nvme;
-  auto& optimizer = config.offload_optimizer;
-  auto& parameters = config.offload_param;
-  if (config.memory_budget == 0 || !asked || optimizer.nvme_path.empty())
-    return {std::move(config), {}};
-
-  const double element_bytes = config.bf16 ? 2 : 4;
-  const bool wide = config.gradient_accumulation_steps > 1 &&
-                    config.accumulation_dtype == AccumulationDtype::fp32;
+partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
+  const auto& optimizer = config.offload_optimizer;
+  const int64_t dtype_bytes = config.bf16 ? 2 : 4;
   const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
                       (config.bf16 ? 1 : 0);
-  const auto states =
-      partition::state_memory(partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage),
-                              static_cast<double>(size.parameters), size.ranks,
-                              {.parameter = static_cast<int64_t>(element_bytes),
-                               .gradient = wide ? 4 : static_cast<int64_t>(element_bytes),
+  auto states =
+      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
+                              static_cast<double>(parameters), ranks,
+                              {.parameter = dtype_bytes,
+                               .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
                                .optimizer = 4 * static_cast<int64_t>(arrays)});
-  const double work = work_of_step(config, size, element_bytes);
+  if (config.offload_param.device == OffloadDevice::nvme) states.parameters = 0;
+  if (optimizer.on_disk_with_gradients() && config.stage >= 2) states.gradients = 0;
+  if (optimizer.device == OffloadDevice::nvme) states.optimizer *= 1 - optimizer.ratio;
+  return states;
+}
+
+TierChoice choose_tiers(Config config, const StepSize& size) {
+  auto& optimizer = config.offload_optimizer;
+  auto& parameters = config.offload_param;
+  const bool chosen =
+      parameters.device == OffloadDevice::nvme || optimizer.device == OffloadDevice::nvme;
+  if (config.memory_budget == 0 || chosen || optimizer.nvme_path.empty())
+    return {std::move(config), {}};
+
+  const auto states = predicted_states(config, size.parameters, size.ranks);
+  const double work = work_of_step(config, size);
   const double room = static_cast<double>(config.memory_budget) - work;
   auto reason = fmt::format(
       "of the budget of {} a step's own work needs about {}; states take {} (parameters {}, "
@@ -65,8 +71,8 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
     // In twentieths, so that the choice reads well.
     const double excess = (states.total() - room) / states.optimizer;
     optimizer.ratio = std::min(1.0, std::ceil(excess * 20) / 20);
-    return {std::move(config), reason + fmt::format(": {:.0f} % of the optimizer's go to disk",
-                                                    100 * optimizer.ratio)};
+    reason += fmt::format(": {:.0f} % of the optimizer's go to disk", 100 * optimizer.ratio);
+    return {std::move(config), std::move(reason)};
   }
   optimizer.ratio = 1;
   if (config.stage >= 2) {

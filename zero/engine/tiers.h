@@ -5,8 +5,13 @@
 #include <string>
 
 #include "zero/engine/config.h"
+#include "zero/partition/formulas.h"
 
 namespace zero {
+
+/// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
+/// and without padding. `config.optimizer`, or AdamW, is that of all parameters.
+partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks);
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {

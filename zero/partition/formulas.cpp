@@ -16,6 +16,11 @@ Placement placement_of_stage(int stage) {
   return {.parameters = stage >= 3, .gradients = stage >= 2, .optimizer = stage >= 1};
 }
 
+Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank) {
+  if (placement.optimizer) return layout.slice(unit, rank);
+  return {0, layout.unit(unit).numel};
+}
+
 StateMemory state_memory(Placement placement, double parameters, double world_size,
                          StateBytes bytes) {
   const auto held = [&](bool sharded, int64_t width) {

@@ -21,6 +21,10 @@ struct Placement {
 /// The placement of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
 Placement placement_of_stage(int stage);
 
+/// The elements of `unit` that `rank` updates: all of them where optimizer states are replicated,
+/// its slice where they are sharded.
+Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank);
+
 /// Bytes per parameter of each state. Mixed precision with Adam: 2, 2 and 12 (fp32 master, m, v);
 /// fp32: 4, 4 and 8, since the parameter is its own master.
 struct StateBytes {
