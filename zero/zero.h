@@ -11,3 +11,4 @@
 #include "zero/models/recompute.h"
 #include "zero/optim/optimizer.h"
 #include "zero/store/init.h"
+#include "zero/train/layer_major.h"

@@ -41,7 +41,7 @@ struct EngineOptions {
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
       delayed_update_after, recompute;
-  bool offload_gradients = false;
+  bool offload_gradients = false, layer_major = false, update_in_backward = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
   void apply(Config& config) const {
@@ -54,6 +54,8 @@ struct EngineOptions {
     if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
     if (offload_param) config.offload_param.device = device_of(*offload_param);
     if (delayed_update_after) config.offload_optimizer.delayed_update_after = *delayed_update_after;
+    if (update_in_backward) config.update_in_backward = true;
+    if (layer_major) config.layer_major_accumulation = true;
     if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
@@ -163,6 +165,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       "Compute the activations of the first of every so many blocks again in backward; 0: none [0]")
       ->check(not_negative())
       ->type_name("EVERY");
+  parser
+      .add_flag("--layer-major", engine.layer_major,
+                "All micro-batches of a step pass one layer before the next: stage 3 gathers, and "
+                "reduces, once a step")
+      ->group(group);
+  parser
+      .add_flag("--update-in-backward", engine.update_in_backward,
+                "Update a unit as soon as its gradient is reduced, beside the rest of backward; "
+                "without clipping (--clip 0)")
+      ->group(group);
   return parser.read(arguments);
 }
 

@@ -65,5 +65,23 @@ TEST(TrainRecompute, KeepsActivationsInABufferOrInFilesAsTheConfigurationSays) {
   EXPECT_THAT(outcome.err, HasSubstr("/nowhere"));
 }
 
+TEST(TrainLayerMajor, GivesTheSameLossesUpToRounding) {
+  const TrainFolder folder;
+  const auto train = [&](const std::string& run, std::vector<std::string> more) {
+    more.insert(more.end(), {"--accumulate", "3", "--log-every", "1"});
+    const auto outcome = folder.train(more, run);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return folder.losses(run);
+  };
+  const auto expected = train("plain", {"--stage", "1"});
+  for (const std::string stage : {"0", "1", "2", "3"}) {
+    const auto losses = train("layers" + stage, {"--stage", stage, "--layer-major"});
+    ASSERT_EQ(losses.size(), expected.size());
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected[i], 1e-4);
+    EXPECT_EQ(losses, train("again" + stage, {"--stage", stage, "--layer-major"}));
+  }
+  EXPECT_TRUE(folder.event("config", "layers3")["engine"]["layer_major_accumulation"]);
+}
+
 }  // namespace
 }  // namespace zero::test

@@ -86,6 +86,24 @@ TEST(Config, BatchRuleGivesTheThirdOfTwo) {
               HasSubstr("2 x 3 x 2 = 12"));
 }
 
+TEST(Config, KeysOfDeepSpeedThatNeedNoChoiceAreAcceptedAndModesThatAreNotThereRefused) {
+  const auto config = Config::parse(R"({"zero_optimization": {
+      "stage": 3, "contiguous_gradients": true, "overlap_comm": null, "reduce_scatter": true,
+      "reduce_bucket_size": 5e8, "sub_group_size": 1e9, "stage3_max_live_parameters": 7,
+      "stage3_max_reuse_distance": 1e9, "stage3_param_persistence_threshold": "auto",
+      "stage3_gather_16bit_weights_on_model_save": true, "mics_shard_size": -1,
+      "zero_hpz_partition_size": 1, "zero_quantized_weights": false}})",
+                                    1);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.max_live_parameters, 7);
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_quantized_gradients": true}})"),
+              HasSubstr("zero_optimization.zero_quantized_gradients is true"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"),
+              HasSubstr("zero_hpz_partition_size is 8; it must be 1"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"overlap_comm": 3}})"),
+              HasSubstr("overlap_comm is 3; it must be true or false"));
+}
+
 TEST(Config, AutoMeansTheDefault) {
   EXPECT_EQ(Config::parse(R"({"gradient_clipping": "auto"})", 1).gradient_clipping,
             Config().gradient_clipping);

@@ -45,7 +45,9 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
       const auto arrays =
           optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
           (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
-      of.gradient = gradient_on_disk(u) ? 0 : accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
+      of.gradient = gradient_on_disk(u) || updates_in_backward() ? 0
+                    : accumulate_fp32()                          ? 4
+                                                                 : layout->unit(u).element_bytes;
       const bool on_disk = states_there[static_cast<size_t>(u)];
       of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
     }

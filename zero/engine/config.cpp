@@ -278,6 +278,48 @@ ActivationCheckpointing read_activation_checkpointing(Section& section) {
   return result;
 }
 
+// DeepSpeed's other keys of zero_optimization.
+void read_the_rest_of_zero(Section& zero) {
+  // Without effect: what they choose is decided otherwise here (the plan knows every later use of a
+  // unit; reductions and gathers always overlap; gradients always lie side by side), or is of its
+  // checkpoints and of GPUs.
+  for (const auto* key : {"contiguous_gradients",
+                          "reduce_scatter",
+                          "use_multi_rank_bucket_allreduce",
+                          "allgather_partitions",
+                          "overlap_comm",
+                          "load_from_fp32_weights",
+                          "elastic_checkpoint",
+                          "gather_16bit_weights_on_model_save",
+                          "stage3_gather_16bit_weights_on_model_save",
+                          "stage3_gather_fp16_weights_on_model_save",
+                          "stage3_use_all_reduce_for_fetch_params",
+                          "stage3_allgather_sequential",
+                          "ignore_unused_parameters",
+                          "legacy_stage1",
+                          "round_robin_gradients",
+                          "memory_efficient_linear",
+                          "pipeline_loading_checkpoint",
+                          "override_module_apply",
+                          "log_trace_cache_warnings",
+                          "enable_sanity_checks"})
+    zero.boolean(key, false);
+  for (const auto* key :
+       {"reduce_bucket_size", "allgather_bucket_size", "sub_group_size",
+        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+        "stage3_max_reuse_distance", "stage3_module_granularity_threshold"})
+    zero.integer(key, 0);
+  // Of these only the default is known.
+  for (const auto* key : {"zero_quantized_weights", "zero_quantized_nontrainable_weights",
+                          "zero_quantized_gradients", "mics_hierarchical_params_gather"}) {
+    if (zero.boolean(key, false)) zero.refuse(key, true, "false: libzero has no such mode yet");
+  }
+  if (const auto size = zero.integer("zero_hpz_partition_size", 1); size != 1)
+    zero.refuse("zero_hpz_partition_size", size, "1: libzero has no secondary partition yet");
+  if (const auto size = zero.integer("mics_shard_size", -1, -1); size != -1)
+    zero.refuse("mics_shard_size", size, "-1: libzero shards over all ranks");
+}
+
 }  // namespace
 
 Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
@@ -322,6 +364,9 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
   config.gradient_clipping = top.number("gradient_clipping", config.gradient_clipping);
   config.one_sided_gather = top.boolean("one_sided_gather", config.one_sided_gather);
   config.seed_by_rank = top.boolean("seed_by_rank", config.seed_by_rank);
+  config.update_in_backward = top.boolean("update_in_backward", config.update_in_backward);
+  config.layer_major_accumulation =
+      top.boolean("layer_major_accumulation", config.layer_major_accumulation);
   if (auto bf16 = top.section("bf16")) {
     config.bf16 = bf16->boolean("enabled", false);
     bf16->finish();
@@ -350,6 +395,7 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
       config.offload_param = read_offload_param(*offload);
     if (auto offload = zero->section("offload_optimizer"))
       config.offload_optimizer = read_offload_optimizer(*offload);
+    read_the_rest_of_zero(*zero);
     zero->finish();
   }
   if (auto aio = top.section("aio")) config.aio = read_aio(*aio);
@@ -366,9 +412,11 @@ std::string Config::dump() const {
   Json json{
       {"gradient_accumulation_steps", gradient_accumulation_steps},
       {"gradient_clipping", gradient_clipping},
+      {"layer_major_accumulation", layer_major_accumulation},
       {"memory_budget", memory_budget},
       {"one_sided_gather", one_sided_gather},
       {"seed_by_rank", seed_by_rank},
+      {"update_in_backward", update_in_backward},
       {"bf16", {{"enabled", bf16}}},
       {"data_types",
        {{"grad_accum_dtype", accumulation_dtype == AccumulationDtype::fp32 ? "fp32" : "model"}}},
@@ -438,6 +486,30 @@ void Config::validate() const {
   if (!(gradient_clipping >= 0) || std::isinf(gradient_clipping))
     throw ConfigError(fmt::format("gradient_clipping is {}; it must be 0 (off) or a positive norm.",
                                   gradient_clipping));
+  if (update_in_backward) {
+    const auto refuse = [](std::string_view why) {
+      throw ConfigError(fmt::format("update_in_backward is true, but {}", why));
+    };
+    if (gradient_clipping > 0) {
+      refuse(
+          fmt::format("gradient_clipping is {}: clipping needs all gradients before the first "
+                      "update. Set gradient_clipping to 0, or use "
+                      "offload_optimizer.delayed_update_after.",
+                      gradient_clipping));
+    }
+    if (stage < 2) {
+      refuse(
+          fmt::format("the stage is {}: only stages 2 and 3 reduce gradients in backward.", stage));
+    }
+    if (offload_optimizer.delayed_update_after > 0)
+      refuse("offload_optimizer.delayed_update_after is set: choose one of the two.");
+    if (gradient_accumulation_steps > 1 && !layer_major_accumulation) {
+      refuse(
+          fmt::format("gradient_accumulation_steps is {}: set layer_major_accumulation too, "
+                      "which brings all gradients of a unit at once.",
+                      gradient_accumulation_steps));
+    }
+  }
   if (unit_bytes < 1)
     throw ConfigError(
         fmt::format("zero_optimization.unit_bytes is {}; it must be at least 1.", unit_bytes));

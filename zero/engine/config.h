@@ -89,6 +89,16 @@ struct Config {
   /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
   bool bf16 = false;
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
+  /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
+  /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that
+  /// shows its layers; the engine then takes gradients by Engine::accumulate.
+  bool layer_major_accumulation = false;
+  /// A unit is updated as soon as its gradient is reduced, beside the rest of backward, and
+  /// gradients are not kept. The same results as without, where clipping is off; stages 2 and 3,
+  /// one pass a step (one micro-batch, or layer_major_accumulation). A gradient that is not finite
+  /// is an error then, since other weights have been updated. Learning rates are those of the
+  /// beginning of backward.
+  bool update_in_backward = false;
   /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
   int64_t unit_bytes = 16 << 20;
   /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after

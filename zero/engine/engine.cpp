@@ -209,7 +209,7 @@ void Engine::Impl::place() {
   // One rank has nobody to shard with: every state is whole on it. What is on disk comes and goes
   // all the same.
   const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme ||
-                     config.offload_optimizer.on_disk_with_gradients();
+                     config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
   placement = partition::placement_of_stage(pages ? config.stage : 0);
 }
 
@@ -251,7 +251,8 @@ std::vector<bool> Engine::Impl::optimizer_on_disk() const {
 }
 
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
-  if (!config.offload_optimizer.on_disk_with_gradients() || !placement.gradients)
+  if (!config.offload_optimizer.on_disk_with_gradients() || !placement.gradients ||
+      updates_in_backward())
     return std::nullopt;
   return accumulate_fp32() ? at::kFloat : unit_dtypes[static_cast<size_t>(unit)];
 }
@@ -273,7 +274,7 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
         {.parameters = parameters_there[static_cast<size_t>(u)],
          .optimizer = states_there[static_cast<size_t>(u)],
          .gradients = gradient_on_disk(u),
-         .doubled = delays()}));
+         .doubled = hides()}));
   }
   const StateStream::Options options{
       .folders = config.nvme_folders(),
@@ -330,12 +331,12 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
          .states_on_disk = states_there[static_cast<size_t>(u)],
          .gradient_on_disk = gradient_on_disk(u)});
     auto& unit = units.back();
-    if (delays() && !unit.owned.empty() && !unit.parameters_on_disk())
+    if (hides() && !unit.owned.empty() && !unit.parameters_on_disk())
       unit.hidden =
           host_zeros(unit.owned.size(), unit.dtype, group->ledger(), Category::offload_buffers);
   }
   optimizer = std::make_unique<OptimizerStore>(
-      *layout, optimizer_groups, group_of, std::move(units), group->ledger(), disk.get(), delays());
+      *layout, optimizer_groups, group_of, std::move(units), group->ledger(), disk.get(), hides());
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     auto& parameter = parameters[p];
@@ -355,15 +356,24 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   for (const auto& [name, buffer] : tensors.buffers) {
     if (buffer.defined()) buffers.emplace_back(name, buffer);
   }
-  const bool gradients_there =
-      config.offload_optimizer.on_disk_with_gradients() && placement.gradients;
+  const bool gradients_there = config.offload_optimizer.on_disk_with_gradients() &&
+                               placement.gradients && !updates_in_backward();
+  if (hides()) updater = std::make_unique<c10::ThreadPool>(1);
+  std::function<std::function<void()>(int64_t, const at::Tensor&)> update;
+  if (updates_in_backward()) {
+    all_present.assign(parameters.size(), 1);
+    update = [this](int64_t unit, const at::Tensor& slice) { return update_beside(unit, slice); };
+  }
   gradients = std::make_unique<GradientStore>(
       *layout, parameters, trainable, *group,
       GradientStore::Options{.placement = placement,
                              .accumulate_fp32 = accumulate_fp32(),
+                             .add_in_buckets = config.layer_major_accumulation,
                              .unit_bytes = config.unit_bytes,
                              .disk = gradients_there ? disk.get() : nullptr,
-                             .doubled = delays()});
+                             .doubled = delays(),
+                             .update = std::move(update)});
+  if (disk && updates_in_backward()) disk->follow(gradients->order());
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
@@ -401,15 +411,52 @@ void Engine::backward(const at::Tensor& loss) {
         "Engine::backward was given a loss that depends on no parameter that requires a gradient "
         "(computed under NoGradGuard or InferenceMode?).");
   }
-  if (auto* pages = pager()) pages->check_storages();
-  impl_->gradients->begin_backward();
+  impl_->collect(false, {}, [&] { loss.backward(); });
+}
+
+void Engine::accumulate(int64_t micro_batches,
+                        const std::function<void(const std::function<void()>& layer_done)>& passes,
+                        const std::vector<at::Tensor>& shared) {
+  auto& impl = *impl_;
+  if (!impl.config.layer_major_accumulation) {
+    throw ConfigError(
+        "Engine::accumulate needs layer_major_accumulation to be true in the configuration: it "
+        "decides where gradients of several micro-batches add up.");
+  }
+  const int64_t left = impl.config.gradient_accumulation_steps - impl.micro_batches;
+  if (micro_batches < 1 || micro_batches > left) {
+    throw ConfigError(
+        fmt::format("Engine::accumulate was given {} micro-batches; this step has {} left of "
+                    "gradient_accumulation_steps {}.",
+                    micro_batches, left, impl.config.gradient_accumulation_steps));
+  }
+  std::vector<int64_t> indices;
+  for (const auto& tensor : shared) {
+    const auto found = std::find_if(impl.parameters.begin(), impl.parameters.end(),
+                                    [&](const at::Tensor& p) { return p.is_same(tensor); });
+    if (found == impl.parameters.end())
+      throw ConfigError("Engine::accumulate: a shared tensor is no parameter of this model.");
+    indices.push_back(found - impl.parameters.begin());
+  }
+  impl.collect(true, indices, [&] { passes([&] { impl.gradients->release(); }); });
+  impl.micro_batches += micro_batches - 1;
+}
+
+void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
+                           const std::function<void()>& passes) {
+  if (auto* pages = store->pager()) pages->check_storages();
+  gradients->begin_backward(holds, shared);
+  if (updates_in_backward()) {
+    optimizer->begin_update();
+    if (disk) disk->set_beside(true);
+  }
   try {
-    loss.backward();
+    passes();
   } catch (...) {
-    impl_->gradients->abandon_backward();
+    gradients->abandon_backward();
     throw;
   }
-  impl_->gradients->end_backward();
+  gradients->end_backward();
 }
 
 // The square root of the sum over all units and ranks, in that order, of each slice's sum of
@@ -480,6 +527,35 @@ void Engine::Impl::publish(int64_t unit) {
   if (placement.parameters || gradients->trainable(unit)) store->publish(unit);
 }
 
+// Note [Update in backward]
+// Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
+// beside the rest of backward, above all where states are on disk: then their bytes pass while the
+// other units' gradients are computed. The weights are still needed by this rank's backward, if
+// they are shared, and by its peers', so new ones stay hidden until `step`, as with a delayed
+// update.
+std::function<void()> Engine::Impl::update_beside(int64_t unit, const at::Tensor& slice) {
+  return [this, done = run_beside([this, unit, slice] {
+                  optimizer->update(unit, slice, mean_scale(), all_present);
+                })] {
+    std::optional<comm::ClockedScope> counted;
+    if (disk) counted.emplace(disk->clock());
+    done.get();
+  };
+}
+
+std::shared_future<void> Engine::Impl::run_beside(std::function<void()> work) {
+  auto task = std::make_shared<std::packaged_task<void()>>([work = std::move(work)] {
+    const c10::NoGradGuard no_grad;
+    work();
+  });
+  updater->run([task] { (*task)(); });
+  return task->get_future().share();
+}
+
+double Engine::Impl::mean_scale() const {
+  return 1.0 / static_cast<double>(group->size() * config.gradient_accumulation_steps);
+}
+
 // Note [Delayed update]
 // Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
@@ -488,40 +564,51 @@ void Engine::Impl::publish(int64_t unit) {
 // states completes an update under way first.
 void Engine::Impl::start_update(double scale, bool beside) {
   gradients->detach();
-  optimizer->begin_update();
+  if (!updates_in_backward()) optimizer->begin_update();
   updating_present = gradients->present();
   const auto update = [this, scale](bool publishes) {
     const c10::NoGradGuard no_grad;
     for (int64_t u = 0; u < layout->unit_count(); ++u) {
-      if (gradients->trainable(u))
+      if (gradients->trainable(u) && !gradients->updated(u))
         optimizer->update(u, gradients->detached(u), scale, updating_present);
       if (publishes) publish(u);
     }
-    if (disk && delays()) disk->settle();
+    if (disk && hides()) disk->settle();
     if (disk) disk->end_step();
   };
   if (disk) disk->set_beside(beside);
   if (beside) {
-    updating = std::async(std::launch::async, update, false);
+    updating = run_beside([update] { update(false); });
     return;
   }
-  update(!delays());
+  update(!hides());
   optimizer->reveal();
+}
+
+void Engine::Impl::refuse_writes(std::string_view when) {
+  std::vector<int64_t> written;
+  if (auto* pages = store->pager()) {
+    written = pages->take_dirty();
+  } else {
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      if (static_cast<int64_t>(parameters[p]._version()) != versions[p])
+        written.push_back(static_cast<int64_t>(p));
+    }
+  }
+  if (written.empty()) return;
+  throw Error(
+      fmt::format("Parameter '{}' was written {}. Write it inside zero::Gathered or with "
+                  "Engine::set_parameter.",
+                  names[static_cast<size_t>(written.front())], when));
 }
 
 void Engine::Impl::finish_update() {
   if (!updating.valid()) return;
-  for (size_t p = 0; !placement.parameters && p < parameters.size(); ++p) {
-    if (static_cast<int64_t>(parameters[p]._version()) == versions[p]) continue;
-    throw Error(
-        fmt::format("Parameter '{}' was written while its delayed update was under way. Write it "
-                    "inside zero::Gathered or with Engine::set_parameter.",
-                    names[p]));
-  }
+  if (!placement.parameters) refuse_writes("while its delayed update was under way");
   {
     std::optional<comm::ClockedScope> counted;
     if (disk) counted.emplace(disk->clock());
-    updating.get();
+    std::exchange(updating, {}).get();
   }
   optimizer->reveal();
 }
@@ -538,10 +625,17 @@ StepResult Engine::step() {
   impl.gradients->finish();
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
-  double scale =
-      1.0 / static_cast<double>(impl.group->size() * impl.config.gradient_accumulation_steps);
+  double scale = impl.mean_scale();
   bool finite = true;
   result.grad_norm = impl.global_norm(finite) * scale;
+  if (impl.updates_in_backward())
+    impl.refuse_writes("in a step whose backward has updated it (update_in_backward)");
+  if (!finite && impl.updates_in_backward()) {
+    throw Error(
+        "A gradient is infinite or NaN, and with update_in_backward other weights have been "
+        "updated from this step already. Load the last checkpoint; without update_in_backward such "
+        "a step is left out.");
+  }
   if (finite) {
     const double clip = impl.config.gradient_clipping;
     // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
@@ -561,11 +655,12 @@ StepResult Engine::step() {
   }
   // An update that is never delayed publishes each unit itself. What the user wrote to sharded
   // parameters must reach the peers in any case.
-  if (impl.delays() || (!finite && impl.placement.parameters)) {
+  if (impl.hides() || (!finite && impl.placement.parameters)) {
     for (int64_t u = 0; u < impl.layout->unit_count(); ++u) impl.publish(u);
   }
   impl.store->finish_publish();
   impl.gradients->clear();
+  if (impl.disk && impl.updates_in_backward()) impl.disk->follow(impl.gradients->order());
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;
 }
@@ -598,7 +693,9 @@ DiskUse Engine::disk() const {
 
 TrafficFormula Engine::traffic_formula() const {
   const auto& impl = *impl_;
-  const int64_t k = impl.config.gradient_accumulation_steps;
+  // Passes of a step, each of which gathers and reduces.
+  const int64_t k =
+      impl.config.layer_major_accumulation ? 1 : impl.config.gradient_accumulation_steps;
   TrafficFormula sum;
   for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
     const auto& unit = impl.layout->unit(u);

@@ -125,6 +125,18 @@ class Engine {
   /// several times before `step`; all gradients add up. Collective at stages 2 and 3
   /// (reduce-scatter of each unit as it becomes ready).
   void backward(const at::Tensor& loss);
+  /// Several backward passes as one, for a model whose micro-batches all pass one layer before the
+  /// next (train/layer_major.h does that for any model that shows its layers). `passes` runs
+  /// torch's backward as often as it needs for `micro_batches` micro-batches, and calls
+  /// `layer_done` whenever the parameters used so far have their gradients: then the units of these
+  /// are reduced, once for all micro-batches; those that several layers use (`shared`: a tied
+  /// weight) at the end. A gradient that comes later than that all the same costs a reduction more.
+  /// `step` counts the last of the micro-batches, as after `backward`. Throws ConfigError unless
+  /// Config::layer_major_accumulation is set, for more micro-batches than the step has left, or for
+  /// a shared tensor that is no parameter. Collective at stages 2 and 3.
+  void accumulate(int64_t micro_batches,
+                  const std::function<void(const std::function<void()>& layer_done)>& passes,
+                  const std::vector<at::Tensor>& shared = {});
   /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
   /// micro-batches. Collective at the boundary.

@@ -1,6 +1,8 @@
 // What Engine holds; shared by the files that implement it.
 #pragma once
 
+#include <c10/core/thread_pool.h>
+
 #include <functional>
 #include <future>
 #include <map>
@@ -33,6 +35,8 @@ struct Engine::Impl {
   void move_in(NamedTensors& tensors);
   std::unique_ptr<StateStream> make_disk() const;
 
+  /// Gradients of what `passes` runs go to the stores.
+  void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
   /// The elements of a unit that this rank updates: all of them at stage 0, its slice from stage 1
   /// on.
   partition::Range owned_range(int64_t unit) const;
@@ -55,14 +59,28 @@ struct Engine::Impl {
   /// weights.
   void commit_writes();
   void invalidate();
-  /// The update of all units from the gradients of now: here, or beside what follows.
+  /// What makes a sum over ranks and micro-batches the mean.
+  double mean_scale() const;
+  /// The update of all units (but those that backward has updated) from the gradients of now: here,
+  /// or beside what follows.
   void start_update(double scale, bool beside);
+  /// Runs `work` on the thread for updates.
+  std::shared_future<void> run_beside(std::function<void()> work);
+  /// Starts the update of a unit beside the rest of backward; the result waits for it.
+  std::function<void()> update_beside(int64_t unit, const at::Tensor& slice);
+  /// Throws Error naming a parameter that the user wrote since the last step.
+  void refuse_writes(std::string_view when);
   /// Waits for an update that runs beside, and shows its parameters on this rank. Nobody reads the
   /// parameters meanwhile.
   void finish_update();
+  /// Throws ConfigError where an update in backward uses them up.
+  void check_gradients_kept() const;
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
   bool delays() const { return config.offload_optimizer.delayed_update_after > 0; }
+  bool updates_in_backward() const { return config.update_in_backward && placement.gradients; }
+  /// Parameters are still used while new ones are made.
+  bool hides() const { return delays() || updates_in_backward(); }
   void publish(int64_t unit);
   /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
   /// the result to all. Collective.
@@ -118,7 +136,9 @@ struct Engine::Impl {
   int64_t steps = 0;
   bool budget_spent = false;
   std::vector<uint8_t> updating_present;  // of the update under way
-  std::future<void> updating;             // the last member: it ends first
+  std::vector<uint8_t> all_present;       // of an update in backward: a whole unit's gradients
+  std::shared_future<void> updating;
+  std::unique_ptr<c10::ThreadPool> updater;  // one thread; the last member: it ends first
 };
 
 }  // namespace zero

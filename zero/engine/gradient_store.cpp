@@ -22,6 +22,9 @@ namespace {
 
 // Reductions under way at a time: one runs while the next bucket fills.
 constexpr size_t kInFlight = 1;
+// Sums that are written or updated at a time. An update lasts long where states are on disk.
+constexpr size_t kWrites = 1;
+constexpr size_t kUpdates = 3;
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
@@ -66,10 +69,10 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     unit.trainable = trainable[static_cast<size_t>(u)];
     if (!unit.trainable) continue;
     order_.push_back(u);
-    if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
-      bucket_bytes_ = std::max(bucket_bytes_, layout_.unit(u).bytes());
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
-    if (on_disk()) continue;
+    if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
+      bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes(u));
+    if (streams()) continue;
     const auto make = [&](Category category) {
       return options_.placement.gradients
                  ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(), category)
@@ -97,7 +100,13 @@ GradientStore::~GradientStore() {
     } catch (const std::exception&) {  // the group has failed, and said so elsewhere
     }
   }
-  writes_.clear();  // waits
+  for (auto& sum : sums_) {
+    try {
+      if (sum.update) sum.update();
+    } catch (const std::exception&) {  // `step` would have told
+    }
+  }
+  sums_.clear();  // waits for writes
   for (const auto& parameter : parameters_) {
     if (auto* hook = dynamic_cast<Hook*>(hook_of(parameter).get())) {
       auto users = std::move(hook->users);
@@ -111,11 +120,22 @@ at::ScalarType GradientStore::storage_dtype(int64_t unit) const {
 }
 
 at::ScalarType GradientStore::wire_dtype(int64_t unit) const {
-  return options_.placement.gradients ? state(unit).dtype : storage_dtype(unit);
+  return options_.placement.gradients && !options_.add_in_buckets ? state(unit).dtype
+                                                                  : storage_dtype(unit);
 }
 
-void GradientStore::begin_backward() {
+int64_t GradientStore::bucket_bytes(int64_t unit) const {
+  return layout_.unit(unit).numel * static_cast<int64_t>(c10::elementSize(wire_dtype(unit)));
+}
+
+void GradientStore::begin_backward(bool holds, const std::vector<int64_t>& shared) {
   const std::lock_guard lock(mutex_);
+  if (options_.update &&
+      std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.filled; })) {
+    throw Error(
+        "A second backward pass in a step with update_in_backward: the first has already updated "
+        "weights. Call Engine::step after each; where a pass failed, load a checkpoint.");
+  }
   if (finished_ && !options_.placement.gradients) {
     throw Error(
         "Engine::backward after the gradients of this step were completed by Engine::gradient or "
@@ -124,6 +144,7 @@ void GradientStore::begin_backward() {
   }
   finished_ = false;
   in_pass_ = true;
+  holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
   for (size_t p = 0; p < parameters_.size(); ++p) {
     if (!state(layout_.unit_of(static_cast<int64_t>(p))).trainable ||
@@ -138,8 +159,11 @@ void GradientStore::begin_backward() {
   next_ = 0;
   for (auto& unit : states_) {
     unit.queued = false;
+    unit.last = false;
     unit.arrived = 0;
   }
+  for (const int64_t p : shared) state(layout_.unit_of(p)).last = true;
+  std::stable_partition(order_.begin(), order_.end(), [&](int64_t u) { return !state(u).last; });
 }
 
 // The array that the gradients of this pass go to.
@@ -147,7 +171,7 @@ const at::Tensor& GradientStore::array_of(int64_t unit) {
   auto& u = state(unit);
   if (!options_.placement.gradients) return u.storage;
   if (!u.bucket.defined()) {
-    u.bucket = take(layout_.unit(unit).numel, u.dtype);
+    u.bucket = take(layout_.unit(unit).numel, wire_dtype(unit));
     u.pooled = true;
   }
   return u.bucket;
@@ -159,7 +183,7 @@ at::Tensor GradientStore::place(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   // Where a gradient is in place already, the next one is added to it.
   if (!in_pass_ || in_bucket_[p] != 0 || std::exchange(promised_[p], 1) != 0) return {};
-  if (!options_.placement.gradients && storage_dtype(u) != state(u).dtype) return {};
+  if (wire_dtype(u) != state(u).dtype) return {};
   const auto& array = array_of(u);
   const auto& variable = parameters_[p];
   auto result = array.as_strided(variable.sizes(), variable.strides(),
@@ -210,14 +234,21 @@ void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
   if (!order_known_ && std::find(ready_.begin(), ready_.end(), u) == ready_.end())
     ready_.push_back(u);
-  advance();
+  if (!holds_) advance();
+}
+
+void GradientStore::release() {
+  const std::lock_guard lock(mutex_);
+  if (options_.placement.gradients) advance();
 }
 
 // Reduces units in order as long as the next one is complete.
 void GradientStore::advance() {
   while (next_ < order_.size()) {
     const auto& unit = state(order_[next_]);
-    if (unit.arrived < static_cast<int64_t>(layout_.unit(order_[next_]).segments.size())) return;
+    if (unit.last ||
+        unit.arrived < static_cast<int64_t>(layout_.unit(order_[next_]).segments.size()))
+      return;
     reduce(order_[next_++]);
   }
 }
@@ -238,11 +269,10 @@ void GradientStore::end_backward() {
 bool GradientStore::stands_alone(int64_t unit, const at::Tensor& gradient,
                                  const at::Tensor& variable) const {
   const auto& shape = layout_.unit(unit);
-  return shape.bytes() > bucket_bytes_ && gradient.numel() == shape.numel &&
-         gradient.scalar_type() == variable.scalar_type() &&
-         gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
-         !gradient.requires_grad() && gradient.use_count() == 1 &&
-         gradient.storage().use_count() == 1;
+  return bucket_bytes(unit) > bucket_bytes_ && gradient.numel() == shape.numel &&
+         gradient.scalar_type() == wire_dtype(unit) && gradient.strides() == variable.strides() &&
+         variable.is_non_overlapping_and_dense() && !gradient.requires_grad() &&
+         gradient.use_count() == 1 && gradient.storage().use_count() == 1;
 }
 
 // An array from the pool; its memory goes back with `give`. Steps after the first two allocate
@@ -290,13 +320,14 @@ void GradientStore::reduce(int64_t unit) {
   u.queued = true;
   u.arrived = 0;
   if (!u.bucket.defined()) u.pooled = true;
-  Reduction reduction{
-      .unit = unit,
-      .bucket = u.bucket.defined() ? std::move(u.bucket) : take(layout_.unit(unit).numel, u.dtype),
-      .pooled = u.pooled,
-      .sum = {},
-      .addend = {},
-      .work = {}};
+  Reduction reduction{.unit = unit,
+                      .bucket = u.bucket.defined()
+                                    ? std::move(u.bucket)
+                                    : take(layout_.unit(unit).numel, wire_dtype(unit)),
+                      .pooled = u.pooled,
+                      .sum = {},
+                      .addend = {},
+                      .work = {}};
   u.bucket = at::Tensor();
   zero_missing(unit, reduction.bucket, in_bucket_);
   for (const auto& segment : layout_.unit(unit).segments)
@@ -306,9 +337,9 @@ void GradientStore::reduce(int64_t unit) {
     reduction.addend = take(layout_.slice_numel(unit), at::kFloat);
   }
   u.filled = true;
-  if (on_disk()) reduction.sum = take(layout_.slice_numel(unit), storage_dtype(unit));
+  if (streams()) reduction.sum = take(layout_.slice_numel(unit), storage_dtype(unit));
   const auto& output = reduction.addend.defined() ? reduction.addend
-                       : on_disk()                ? reduction.sum
+                       : streams()                ? reduction.sum
                                                   : u.storage;
   reduction.work =
       group_.reduce_scatter(output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
@@ -320,10 +351,10 @@ void GradientStore::retire_one() {
   auto reduction = std::move(in_flight_.front());
   in_flight_.pop_front();
   reduction.work.wait();
-  auto storage = on_disk() ? std::move(reduction.sum) : state(reduction.unit).storage;
+  auto storage = streams() ? std::move(reduction.sum) : state(reduction.unit).storage;
   if (reduction.addend.defined()) {
     if (on_disk()) {
-      while (!writes_.empty()) retire_write();  // this unit's may be among them
+      while (!sums_.empty()) retire_sum();  // this unit's may be among them
       auto read = options_.disk->start_read(reduction.unit, array_on_disk(reduction.unit),
                                             storage.mutable_data_ptr());
       options_.disk->wait(read);
@@ -337,26 +368,44 @@ void GradientStore::retire_one() {
     give(std::move(reduction.addend));
   }
   if (reduction.pooled) give(std::move(reduction.bucket));
-  if (on_disk()) write(reduction.unit, std::move(storage));
+  if (streams()) stream(reduction.unit, std::move(storage));
 }
 
 int64_t GradientStore::array_on_disk(int64_t unit) const {
   return options_.disk->array_count(unit) - 1;
 }
 
-// Starts to write a slice that is complete for now; its norm is taken while it is here.
-void GradientStore::write(int64_t unit, at::Tensor sum) {
-  state(unit).norm = optim::squared_norm(sum.const_data_ptr(), sum.scalar_type(), sum.numel());
-  while (writes_.size() >= kInFlight) retire_write();
-  auto transfer = options_.disk->start_write(unit, array_on_disk(unit), sum.const_data_ptr());
-  writes_.push_back({std::move(sum), std::move(transfer)});
+// Starts to write, or to use, a slice that is complete for now; its norm is taken while it is here.
+void GradientStore::stream(int64_t unit, at::Tensor sum) {
+  auto& u = state(unit);
+  u.norm = optim::squared_norm(sum.const_data_ptr(), sum.scalar_type(), sum.numel());
+  while (sums_.size() >= (on_disk() ? kWrites : kUpdates)) retire_sum();
+  if (on_disk()) {
+    auto write = options_.disk->start_write(unit, array_on_disk(unit), sum.const_data_ptr());
+    sums_.push_back({std::move(sum), std::move(write), {}});
+    return;
+  }
+  const auto& segments = layout_.unit(unit).segments;
+  u.updated = u.norm.finite && std::all_of(segments.begin(), segments.end(), [&](const auto& s) {
+                return local_[static_cast<size_t>(s.parameter)] != 0;
+              });
+  if (!u.updated) {
+    u.storage = std::move(sum);
+    return;
+  }
+  auto wait = options_.update(unit, sum);
+  sums_.push_back({std::move(sum), {}, std::move(wait)});
 }
 
-void GradientStore::retire_write() {
-  auto write = std::move(writes_.front());
-  writes_.pop_front();
-  options_.disk->wait(write.transfer);
-  give(std::move(write.memory));
+void GradientStore::retire_sum() {
+  auto sum = std::move(sums_.front());
+  sums_.pop_front();
+  if (sum.update) {
+    sum.update();
+  } else {
+    options_.disk->wait(sum.write);
+  }
+  give(std::move(sum.memory));
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
@@ -396,7 +445,15 @@ void GradientStore::agree() {
   }
   if (!options_.placement.gradients) return;
   for (const int64_t u : order_) {
-    if (left[static_cast<size_t>(u)]) reduce(u);
+    if (!left[static_cast<size_t>(u)]) continue;
+    if (options_.update) {
+      throw Error(fmt::format(
+          "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
+          "one of its parameters is used in several passes. Switch update_in_backward off, or name "
+          "it in LayerSequence::shared.",
+          labels_[static_cast<size_t>(u)]));
+    }
+    reduce(u);
   }
 }
 
@@ -406,7 +463,7 @@ void GradientStore::finish() {
   const at::NoGradGuard no_grad;
   agree();
   while (!in_flight_.empty()) retire_one();
-  while (!writes_.empty()) retire_write();
+  while (!sums_.empty()) retire_sum();
   if (options_.placement.gradients) return;
   const auto wanted = [&](int64_t unit) {
     const auto& segments = layout_.unit(unit).segments;
@@ -456,7 +513,7 @@ void GradientStore::detach() {
 const at::Tensor& GradientStore::detached(int64_t unit) const { return state(unit).detached; }
 
 optim::SquaredNorm GradientStore::norm(int64_t unit) const {
-  if (on_disk()) return state(unit).norm;
+  if (streams()) return state(unit).norm;
   const auto values = slice(unit);
   return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
 }
@@ -466,8 +523,10 @@ void GradientStore::clear() {
   std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
   std::fill(local_.begin(), local_.end(), uint8_t{0});
   std::fill(present_.begin(), present_.end(), uint8_t{0});
+  while (!sums_.empty()) retire_sum();
   for (auto& unit : states_) {
-    unit.filled = false;
+    unit.filled = unit.updated = false;
+    if (options_.update && unit.storage.defined()) give(std::exchange(unit.storage, {}));
     unit.arrived = 0;
     auto bucket = std::exchange(unit.bucket, at::Tensor());
     if (bucket.defined() && unit.pooled) give(std::move(bucket));
@@ -492,8 +551,8 @@ void GradientStore::set(int64_t parameter, const at::Tensor& values) {
   if (on_disk()) {
     auto sum = take(target.numel(), target.scalar_type());
     sum.copy_(target);
-    write(u, std::move(sum));
-    while (!writes_.empty()) retire_write();
+    stream(u, std::move(sum));
+    while (!sums_.empty()) retire_sum();
   }
   present_[static_cast<size_t>(parameter)] = 1;
   local_[static_cast<size_t>(parameter)] = 1;

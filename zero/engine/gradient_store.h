@@ -18,6 +18,14 @@
 // backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
 // parameter before: then what waits moves out of the place, to memory of its own.
 //
+// Where all micro-batches pass one layer before the next (Engine::accumulate), their gradients add
+// up in the bucket, in the dtype of the storage, and the unit is reduced once a step: `release`
+// says that the layers so far are complete. A weight that several layers share waits until all are.
+//
+// Where updates run in backward a slice is handed over as it is reduced, and none is kept. This
+// needs to know that the unit is complete: a unit some of whose parameters had no gradient on this
+// rank is kept until all ranks have told what they had.
+//
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. Where gradients live on disk the slices are written there as they are reduced, and the
 // update reads them with the other states. A parameter too large for them is a unit of its own; its
@@ -31,6 +39,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,12 +60,18 @@ class GradientStore {
     partition::Placement placement;
     /// Gradients of several passes add up in fp32, whatever the parameter's dtype.
     bool accumulate_fp32 = false;
+    /// They add up in the buckets: one pass brings those of all micro-batches (sharded gradients).
+    bool add_in_buckets = false;
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
     /// Where sharded gradients lie, as the last array of each trainable unit; null: in memory.
     StateStream* disk = nullptr;
     /// An update may use the gradients of one step while those of the next are reduced.
     bool doubled = false;
+    /// Where set, the sums of sharded gradients are not kept: starts the update of a unit from its
+    /// slice, and returns how to wait for it; the slice stays as it is until then. For one pass a
+    /// step.
+    std::function<std::function<void()>(int64_t unit, const at::Tensor& slice)> update = {};
   };
 
   /// Installs the hooks. `trainable` has an entry a unit.
@@ -67,7 +82,11 @@ class GradientStore {
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
 
-  void begin_backward();
+  /// `holds`: no unit is reduced but by `release` and at the end; those of the parameters `shared`
+  /// at the end.
+  void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {});
+  /// Reduces the units whose gradients have all arrived: no more will come for them in this pass.
+  void release();
   /// Reduces what the pass left over (sharded gradients).
   void end_backward();
   /// The pass failed.
@@ -81,6 +100,8 @@ class GradientStore {
   /// slice from stage 1 on). A copy where they lie on disk.
   at::Tensor reduced(int64_t unit) const;
   bool on_disk() const { return options_.disk != nullptr; }
+  /// The unit was updated from its sum, which is gone.
+  bool updated(int64_t unit) const { return state(unit).updated; }
   /// Gives what was reduced to an update: `detached(unit)` until the next call, while new gradients
   /// go elsewhere if they are doubled.
   void detach();
@@ -114,21 +135,23 @@ class GradientStore {
     bool trainable = false;
     at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
     at::Tensor storage;       // the formula's gradients: full (replicated) or the slice (sharded);
-                              // undefined on disk
-    optim::SquaredNorm norm;  // of what is on disk
+                              // undefined on disk, and where updates run in backward
+    optim::SquaredNorm norm;  // of a sum that is not kept in memory
     at::Tensor other;         // doubled: the storage of the step before, or of the one after
     at::Tensor detached;
-    bool filled = false;  // storage has a value of this step
-    at::Tensor bucket;    // sharded: gradients of this pass; undefined until one arrives
-    bool pooled = false;  // the bucket is of the pool, not a gradient itself
-    bool queued = false;  // sharded: its turn in this pass is over
-    int64_t arrived = 0;  // parameters whose gradient came in this pass
+    bool filled = false;   // storage has a value of this step
+    bool updated = false;  // in backward
+    bool last = false;     // in this pass: waits for the end
+    at::Tensor bucket;     // sharded: gradients of this pass; undefined until one arrives
+    bool pooled = false;   // the bucket is of the pool, not a gradient itself
+    bool queued = false;   // sharded: its turn in this pass is over
+    int64_t arrived = 0;   // parameters whose gradient came in this pass
   };
   struct Reduction {
     int64_t unit = 0;
     at::Tensor bucket;
     bool pooled = true;
-    at::Tensor sum;     // the slice, on its way to disk
+    at::Tensor sum;     // the slice, where it is not kept in memory
     at::Tensor addend;  // defined where the result is added to the storage
     comm::Work work;
   };
@@ -138,6 +161,7 @@ class GradientStore {
   void arrive(int64_t parameter, const at::Tensor& variable);
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
+  int64_t bucket_bytes(int64_t unit) const;
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
@@ -145,8 +169,9 @@ class GradientStore {
   void reduce(int64_t unit);
   void retire_one();
   int64_t array_on_disk(int64_t unit) const;
-  void write(int64_t unit, at::Tensor sum);
-  void retire_write();
+  bool streams() const { return on_disk() || options_.update; }
+  void stream(int64_t unit, at::Tensor sum);
+  void retire_sum();
   void agree();
   Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
   const Unit& state(int64_t unit) const { return states_[static_cast<size_t>(unit)]; }
@@ -167,14 +192,16 @@ class GradientStore {
   std::vector<WeakTensor> places_;  // by parameter: the tensor that it has, while promised
   std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
   std::vector<uint8_t> present_;    // by parameter: some rank had
-  bool in_pass_ = false;            // of Engine::backward, not of the user's torch::autograd::grad
+  bool holds_ = false;
+  bool in_pass_ = false;  // of Engine::backward, not of the user's torch::autograd::grad
   bool finished_ = false;
   std::deque<Reduction> in_flight_;
-  struct Write {
+  struct Sum {
     at::Tensor memory;
-    store::Transfer transfer;
+    store::Transfer write;         // to disk, or
+    std::function<void()> update;  // waits for it
   };
-  std::deque<Write> writes_;
+  std::deque<Sum> sums_;                     // that are on their way out
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
   std::mutex mutex_;                         // autograd may run hooks on threads of its own

@@ -76,6 +76,9 @@ class OptimizerStore {
   /// leaves them hidden. Nobody reads the parameters meanwhile.
   void reveal();
 
+  /// Forgets what `reveal` would show.
+  void discard() { unrevealed_.clear(); }
+
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
   /// Undefined if the unit has none. A copy where it lives on disk: after changes call `put`.
   at::Tensor array(int64_t unit, std::string_view name) const;

@@ -93,11 +93,19 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   });
 }
 
+void Engine::Impl::check_gradients_kept() const {
+  if (!updates_in_backward()) return;
+  throw ConfigError(
+      "With update_in_backward gradients are used as they come and are not kept. Switch it off to "
+      "read or write them.");
+}
+
 at::Tensor Engine::gradient(std::string_view name) {
   const c10::NoGradGuard no_grad;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "gradient");
+  impl_->check_gradients_kept();
   impl_->gradients->finish();
   if (impl_->gradients->present()[static_cast<size_t>(i)] == 0) return {};
   const double scale =
@@ -113,6 +121,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
   check_shape(value, like, name);
+  impl_->check_gradients_kept();
   const auto divisor =
       static_cast<double>(impl_->group->size() * impl_->config.gradient_accumulation_steps);
   impl_->gradients->set(i, flattened(value, like, at::kFloat) * divisor);

@@ -349,6 +349,7 @@ void Engine::load_full(const std::string& path) {
 
 void Engine::Impl::forget_gradients() {
   gradients->clear();
+  optimizer->discard();
   micro_batches = 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -57,6 +58,23 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
   // Reading and writing of single arrays goes through a frame too.
   frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
+  std::vector<int64_t> ascending(units_.size());
+  std::iota(ascending.begin(), ascending.end(), 0);
+  follow(ascending);
+}
+
+void StateStream::follow(const std::vector<int64_t>& order) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t> kept;
+  for (const int64_t u : order) {
+    if (unit(u).updated && !unit(u).arrays.empty() && unit(u).numel > 0) kept.push_back(u);
+  }
+  if (kept == order_) return;
+  finish_all();
+  order_ = std::move(kept);
+  turn_of_.assign(units_.size(), -1);
+  for (size_t i = 0; i < order_.size(); ++i)
+    turn_of_[static_cast<size_t>(order_[i])] = static_cast<int64_t>(i);
 }
 
 void* StateStream::buffer(Frame& frame) {
@@ -100,9 +118,8 @@ int64_t StateStream::blocks_of(int64_t unit) const {
 // In the order of the update, and from its end to its beginning.
 StateStream::Position StateStream::next(Position position) const {
   if (position.block + 1 < blocks_of(position.unit)) return {position.unit, position.block + 1};
-  do position.unit = (position.unit + 1) % static_cast<int64_t>(units_.size());
-  while (!unit(position.unit).updated || unit(position.unit).arrays.empty());
-  return {position.unit, 0};
+  const auto turn = static_cast<size_t>(turn_of_[static_cast<size_t>(position.unit)]) + 1;
+  return {order_[turn % order_.size()], 0};
 }
 
 int64_t StateStream::offset(Position position, int64_t array, bool front) const {
@@ -214,7 +231,9 @@ void StateStream::read_ahead(Position position) {
   for (int64_t ahead = 0; ahead + 2 < options_.buffer_count; ++ahead) {
     position = next(position);
     if (position == here || find(position, Use::writing) != nullptr) return;
-    if (!ahead_to_next_step_ && position.unit < here.unit) return;
+    if (!ahead_to_next_step_ &&
+        turn_of_[static_cast<size_t>(position.unit)] < turn_of_[static_cast<size_t>(here.unit)])
+      return;
     if (find(position, Use::reading) != nullptr) continue;
     auto* frame = free_frame();
     if (frame == nullptr) return;

@@ -75,6 +75,8 @@ class StateStream {
   /// writes the other, or reads the other where it does not write. Changes the two over: the update
   /// of this unit, whose writes are done (`settle`), becomes visible, or gradients go to it.
   void flip(int64_t unit, int64_t array);
+  /// Units are updated in this order from now on, and read ahead in it; at first, in theirs.
+  void follow(const std::vector<int64_t>& order);
   /// Waits for what the update writes.
   void settle();
 
@@ -148,7 +150,9 @@ class StateStream {
 
   std::vector<Unit> units_;
   Options options_;
-  std::vector<int64_t> base_;                        // of each unit in the file, bytes
+  std::vector<int64_t> order_;    // of the units that are updated and have arrays
+  std::vector<int64_t> turn_of_;  // by unit: its place in there
+  std::vector<int64_t> base_;     // of each unit in the file, bytes
   std::vector<c10::SmallVector<uint8_t, 4>> front_;  // by unit and array: the copy in front
   int64_t block_numel_ = 0;
   int64_t frame_bytes_ = 0;

@@ -42,7 +42,8 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
                                .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
                                .optimizer = 4 * static_cast<int64_t>(arrays)});
   if (config.offload_param.device == OffloadDevice::nvme) states.parameters = 0;
-  if (optimizer.on_disk_with_gradients() && config.stage >= 2) states.gradients = 0;
+  if ((optimizer.on_disk_with_gradients() || config.update_in_backward) && config.stage >= 2)
+    states.gradients = 0;
   if (optimizer.device == OffloadDevice::nvme) states.optimizer *= 1 - optimizer.ratio;
   return states;
 }

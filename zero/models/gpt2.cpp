@@ -145,7 +145,7 @@ const at::Tensor& Gpt2Impl::output_weight() const {
   return config_.tie_word_embeddings ? wte->weight : lm_head_->weight;
 }
 
-at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
+at::Tensor Gpt2Impl::embed(const at::Tensor& tokens, const at::Tensor& slot) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
     throw ConfigError(fmt::format("GPT-2 takes tokens as Long (B, T), not {} ({}).",
                                   c10::toString(tokens.scalar_type()),
@@ -161,7 +161,11 @@ at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
   }
   auto x = slot.defined() ? tied_embedding(wte->weight, tokens, slot) : wte(tokens);
   x = x.add_(wpe->weight.narrow(0, 0, sequence));
-  x = drop(x, config_.embedding_dropout, is_training());
+  return drop(x, config_.embedding_dropout, is_training());
+}
+
+at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
+  auto x = embed(tokens, slot);
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const auto block = h->ptr<Gpt2BlockImpl>(static_cast<size_t>(layer));
     if (recompute_.every > 0 && layer % recompute_.every == 0) {
@@ -185,17 +189,58 @@ void Gpt2Impl::recompute(RecomputeSettings settings) {
 
 at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) { return ln_f(body(tokens)); }
 
+void Gpt2Impl::check_targets(const at::Tensor& tokens, const at::Tensor& targets) {
+  if (targets.sizes().equals(tokens.sizes())) return;
+  throw ConfigError(
+      fmt::format("GPT-2's targets must have the shape of its tokens, ({}), not ({}).",
+                  fmt::join(tokens.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
+}
+
+at::Tensor Gpt2Impl::loss_of(const at::Tensor& hidden, const at::Tensor& targets,
+                             const LinearCrossEntropyOptions& options) {
+  return linear_cross_entropy(ln_f(hidden).view({-1, config_.width}), output_weight(),
+                              targets.reshape({-1}), options);
+}
+
 at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  if (!targets.sizes().equals(tokens.sizes())) {
-    throw ConfigError(
-        fmt::format("GPT-2's targets must have the shape of its tokens, ({}), not ({}).",
-                    fmt::join(tokens.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
-  }
+  check_targets(tokens, targets);
   LinearCrossEntropyOptions options;
   if (config_.tie_word_embeddings && at::GradMode::is_enabled() && wte->weight.requires_grad())
     options.weight_slot = gradient_slot(wte->weight);
-  const auto hidden = ln_f(body(tokens, options.weight_slot)).view({-1, config_.width});
-  return linear_cross_entropy(hidden, output_weight(), targets.reshape({-1}), options);
+  return loss_of(body(tokens, options.weight_slot), targets, options);
+}
+
+LayerSequence Gpt2Impl::layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) {
+  if (tokens.empty() || tokens.size() != targets.size()) {
+    throw ConfigError(
+        fmt::format("Gpt2::layers was given tokens of {} micro-batches and targets of {}; it takes "
+                    "as many of both, and at least one.",
+                    tokens.size(), targets.size()));
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    check_targets(tokens[i], targets[i]);
+    check_targets(tokens[0], targets[i]);
+  }
+  const auto self = std::static_pointer_cast<Gpt2Impl>(shared_from_this());
+  LayerSequence sequence;
+  if (config_.tie_word_embeddings) sequence.shared.push_back(wte->weight);
+  sequence.inputs = [self, tokens = std::move(tokens)] {
+    const auto all = self->embed(at::cat(tokens));
+    std::vector<std::vector<at::Tensor>> inputs;
+    for (auto& x : all.split(tokens.front().size(0))) inputs.push_back({std::move(x)});
+    return inputs;
+  };
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    sequence.layers.emplace_back([block = h->ptr<Gpt2BlockImpl>(static_cast<size_t>(layer))](
+                                     const std::vector<at::Tensor>& x) {
+      return std::vector<at::Tensor>{block->forward(x.front())};
+    });
+  }
+  sequence.loss = [self, targets = std::move(targets)](const std::vector<at::Tensor>& hidden,
+                                                       int64_t micro_batch) {
+    return self->loss_of(hidden.front(), targets[static_cast<size_t>(micro_batch)], {});
+  };
+  return sequence;
 }
 
 at::Tensor Gpt2Impl::logits(const at::Tensor& tokens) {

@@ -16,9 +16,12 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/models/layer_sequence.h"
 #include "zero/models/recompute.h"
 
 namespace zero {
+
+struct LinearCrossEntropyOptions;
 
 /// The sizes of a GPT-2. The default is the 124 M model.
 struct Gpt2Config {
@@ -172,6 +175,11 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
   /// T) -> ().
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
+  /// The model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as `loss`
+  /// takes them, all of one shape. The embeddings of all micro-batches are computed together; each
+  /// block is a layer. Holds the model's modules.
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets);
+
   /// Unnormalised log-probabilities. (B, T) -> (B, T, V).
   at::Tensor logits(const at::Tensor& tokens);
 
@@ -193,6 +201,12 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
  private:
   /// The hidden states before the last norm. (B, T) -> (B, T, C). `slot`: see tied_embedding.h.
   at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
+  /// The hidden states before the first block. (B, T) -> (B, T, C).
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {});
+  /// `hidden` is (B, T, C), before the last norm.
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,
+                     const LinearCrossEntropyOptions& options);
+  static void check_targets(const at::Tensor& tokens, const at::Tensor& targets);
   /// (V, C): wte.weight or lm_head.weight.
   const at::Tensor& output_weight() const;
 

@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -21,6 +20,7 @@
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
 #include "zero/models/activation_store.h"
+#include "zero/models/graph_ends.h"
 
 namespace zero {
 
@@ -182,36 +182,6 @@ class SavedInput {
   int64_t handle_ = 0;
 };
 
-// --- The backward pass through the second run ---
-
-// Where it begins: gives the outputs' gradients away, so that nobody else holds them meanwhile.
-class Source final : public Node {
- public:
-  variable_list apply(variable_list&& /*unused*/) override { return std::move(gradients); }
-  std::string name() const override { return "zero::checkpoint, gradients of outputs"; }
-  variable_list gradients;
-};
-
-// Where it ends: takes the inputs' gradients as they are. (Leaves would copy some of them.)
-class Sink final : public Node {
- public:
-  variable_list apply(variable_list&& arrived) override {
-    gradients = std::move(arrived);
-    return {};
-  }
-  std::string name() const override { return "zero::checkpoint, gradients of inputs"; }
-  variable_list gradients;
-};
-
-void run_backward(const std::shared_ptr<Source>& source) {
-  const auto start = at::empty({});
-  source->add_input_metadata(start);
-  torch::autograd::Engine::get_default_engine().execute({{source, 0}}, {start},
-                                                        /*keep_graph=*/false,
-                                                        /*create_graph=*/false,
-                                                        /*accumulate_grad=*/true);
-}
-
 class Recomputation final : public Node {
  public:
   Recomputation(TensorFunction function, std::vector<SavedInput> inputs,
@@ -243,8 +213,8 @@ class Recomputation final : public Node {
 
   variable_list apply(variable_list&& gradients) override {
     refuse_what_cannot_be();
-    auto sink = std::make_shared<Sink>();
-    const auto source = std::make_shared<Source>();
+    auto sink = std::make_shared<GraphSink>();
+    const auto source = std::make_shared<GraphSource>();
     {
       const auto outputs = run_again(sink);
       for (size_t i = 0; i < positions_.size(); ++i) {
@@ -297,7 +267,7 @@ class Recomputation final : public Node {
   }
 
   // The outputs of the second run, with a graph that ends in `sink`.
-  std::vector<at::Tensor> run_again(const std::shared_ptr<Sink>& sink) {
+  std::vector<at::Tensor> run_again(const std::shared_ptr<GraphSink>& sink) {
     std::vector<at::Tensor> arguments(inputs_.size());
     for (size_t i = inputs_.size(); i-- > 0;)  // a store reads ahead downwards
       arguments[i] = inputs_[i].value(last_);

@@ -27,6 +27,7 @@
 #include "zero/store/init.h"
 #include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
+#include "zero/train/layer_major.h"
 #include "zero/train/stop.h"
 #include "zero/train/weights.h"
 
@@ -107,10 +108,12 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
       std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes.vocab_size);
   // A recomputed block keeps its input alone; one at a time has all.
   const auto& recompute = config.activation_checkpointing;
-  const int64_t again =
-      recompute.every > 0 ? (sizes.layers + recompute.every - 1) / recompute.every : 0;
+  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every;
+  const int64_t again = every > 0 ? (sizes.layers + every - 1) / every : 0;
+  const int64_t kept =
+      config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
   const int64_t inputs =
-      recompute.nvme ? std::min<int64_t>(again, DiskActivationOptions{}.buffers) : again;
+      recompute.nvme ? std::min<int64_t>(kept, DiskActivationOptions{}.buffers) : kept;
   const int64_t blocks = sizes.layers - again + (again > 0 ? 1 : 0);
   return {
       .parameters = sizes.parameter_count(),
@@ -121,7 +124,7 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
 
 std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   const auto& chosen = config.activation_checkpointing;
-  if (chosen.every == 0) return nullptr;
+  if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
   if (chosen.nvme) {
     return std::make_shared<DiskActivations>(
         DiskActivationOptions{.folder = chosen.nvme_path,
@@ -143,8 +146,6 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   Gpt2 model(sizes);
-  model->recompute({.every = config.activation_checkpointing.every,
-                    .options = {.store = activation_store(config)}});
   return model;
 }
 
@@ -250,6 +251,9 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   config = std::move(tiers.config);
   tiers_reason_ = std::move(tiers.reason);
   model_ = build_model(options_, data_, config, *group_);
+  activations_ = activation_store(config);
+  model_->recompute(
+      {.every = config.activation_checkpointing.every, .options = {.store = activations_}});
   engine_.emplace(model_, parameter_groups(model_, config), config, group_);
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
@@ -293,13 +297,7 @@ StepReport Trainer::train_step() {
   for (size_t i = 0; i < engine_->group_count(); ++i) engine_->set_lr(report.lr, i);
   at::manual_seed(dropout_seed(options_.seed, report.step, group_->rank()));
 
-  for (size_t i = 0; i < losses_.size(); ++i) {
-    const auto batch = train_loader_->next();
-    const auto loss = model_->loss(batch.tokens, batch.targets);
-    engine_->backward(loss);
-    losses_[i] = loss.item<float>();
-    if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
-  }
+  pass_micro_batches();
   const auto all = exchange(losses_);
   const auto result = engine_->step();
   ++step_;
@@ -315,6 +313,29 @@ StepReport Trainer::train_step() {
   report.memory_peak = group_->ledger()->total().peak;
   stop_signal_ = all.stop_signal;
   return report;
+}
+
+void Trainer::pass_micro_batches() {
+  if (engine_->config().layer_major_accumulation) {
+    std::vector<at::Tensor> tokens;
+    std::vector<at::Tensor> targets;
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      auto batch = train_loader_->next();
+      tokens.push_back(std::move(batch.tokens));
+      targets.push_back(std::move(batch.targets));
+    }
+    const auto model = model_->layers(std::move(tokens), std::move(targets));
+    const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
+    for (size_t i = 0; i < losses_.size(); ++i) losses_[i] = losses[i].item<float>();
+    return;
+  }
+  for (size_t i = 0; i < losses_.size(); ++i) {
+    const auto batch = train_loader_->next();
+    const auto loss = model_->loss(batch.tokens, batch.targets);
+    engine_->backward(loss);
+    losses_[i] = loss.item<float>();
+    if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
+  }
 }
 
 Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {

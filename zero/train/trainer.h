@@ -78,6 +78,8 @@ class Trainer {
     float mean_loss = 0;
     int stop_signal = 0;
   };
+  /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
+  void pass_micro_batches();
   Exchange exchange(const std::vector<float>& losses);
   void report(const std::function<void(Monitor&)>& what);
   void report_run();
@@ -92,6 +94,7 @@ class Trainer {
   std::vector<std::unique_ptr<Monitor>> monitors_;  ///< empty on ranks other than 0
   std::exception_ptr monitor_failure_;              ///< shared at the next exchange
   Dataset data_;
+  std::shared_ptr<ActivationStore> activations_;  ///< null: they stay where they are
   Gpt2 model_;
   std::optional<Engine> engine_;
   std::optional<TokenLoader> train_loader_;

@@ -1,0 +1,205 @@
+// Updates beside backward, through the engine's public interface: the same bits as in `step`.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <string>
+
+#include "tests/engine/net.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+#include "zero/engine/engine.h"
+#include "zero/engine/gathered.h"
+
+namespace zero {
+namespace {
+
+using comm::run_as_threads;
+using testing::HasSubstr;
+
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Config in_backward(Config c) {
+  c.update_in_backward = true;
+  return c;
+}
+
+Config on_disk(Config c, const TemporaryFolder& folder) {
+  c.offload_optimizer.device = OffloadDevice::nvme;
+  c.offload_optimizer.nvme_path = folder.path().string();
+  if (c.stage == 3)
+    c.offload_param = {.device = OffloadDevice::nvme, .nvme_path = folder.path().string()};
+  return c;
+}
+
+// Weights and states after five steps with a save, a load and a write by name between them.
+std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
+                                              int ranks, const TemporaryFolder& folder) {
+  std::vector<at::Tensor> result;
+  run_as_threads(ranks, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, optimizer, c, group);
+    train(engine, *net, 2);
+    engine.set_parameter("a.bias", torch::linspace(-1, 1, 33));
+    const auto save = (folder.path() / "save").string();
+    engine.save(save);
+    train(engine, *net, 1, 2);
+    engine.load(save);
+    engine.set_lr(3e-3);
+    train(engine, *net, 3, 2);
+    std::vector<at::Tensor> now;
+    for (const auto& name : engine.parameter_names()) {
+      now.push_back(engine.parameter(name).clone());
+      for (const auto state : optim::state_names(optimizer))
+        now.push_back(engine.optimizer_state(name, state).clone());
+    }
+    if (group->rank() == 0) result = now;
+  });
+  return result;
+}
+
+TEST(UpdateInBackward, GivesTheSameBits) {
+  const TemporaryFolder folder;
+  const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2}, Sgd{.lr = 1e-2}};
+  for (const auto& optimizer : optimizers) {
+    for (const bool bf16 : {false, true}) {
+      for (int ranks = 1; ranks <= 3; ++ranks) {
+        for (int stage = 2; stage <= 3; ++stage) {
+          SCOPED_TRACE(testing::Message()
+                       << "bf16 " << bf16 << ", ranks " << ranks << ", stage " << stage);
+          const auto c = config(stage, bf16);
+          const auto expected = states_after_training(c, optimizer, ranks, folder);
+          expect_equal(states_after_training(in_backward(c), optimizer, ranks, folder), expected);
+          auto matched = in_backward(c);
+          matched.one_sided_gather = false;
+          matched.max_live_parameters = 0;
+          expect_equal(states_after_training(matched, optimizer, ranks, folder), expected);
+          expect_equal(
+              states_after_training(on_disk(in_backward(c), folder), optimizer, ranks, folder),
+              expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(UpdateInBackward, KeepsNoGradientsAndWritesNoneToDisk) {
+  const TemporaryFolder folder;
+  for (const bool bf16 : {false, true}) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = on_disk(in_backward(config(3, bf16)), folder);
+      c.offload_optimizer.gradients = true;  // there are none to lie there
+      Engine engine(net, AdamW{}, c, group);
+      EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
+      EXPECT_EQ(engine.memory_formula().gradients, 0);
+      train(engine, *net, 2);
+      for (int64_t i = 2; i < 5; ++i) {
+        const auto before = engine.disk();
+        train(engine, *net, 1, i);
+        EXPECT_LE(engine.disk().read - before.read, engine.traffic_formula().disk_read);
+        EXPECT_EQ(engine.disk().written - before.written, engine.traffic_formula().disk_written);
+      }
+      EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
+    });
+  }
+}
+
+TEST(UpdateInBackward, ReportsTheSameNorm) {
+  run_as_threads(2, [&](auto group) {
+    const auto norm_of = [&](const Config& c) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, c, group);
+      engine.backward(loss_of(*net, group->rank(), 0));
+      return engine.step().grad_norm;
+    };
+    EXPECT_EQ(norm_of(in_backward(config(2))), norm_of(config(2)));
+    EXPECT_EQ(norm_of(in_backward(config(3))), norm_of(config(2)));
+  });
+}
+
+// A parameter that no rank used keeps weights and moments; one that some rank used does not.
+TEST(UpdateInBackward, WaitsWithUnitsThatAreNotWholeOnThisRank) {
+  for (const bool one_rank : {false, true}) {
+    std::vector<std::vector<at::Tensor>> results;
+    for (const bool early : {false, true}) {
+      run_as_threads(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{.lr = 1e-2, .weight_decay = 0.3},
+                      early ? in_backward(config(3)) : config(3), group);
+        for (int64_t step = 0; step < 3; ++step) {
+          const bool uses = one_rank && group->rank() == 1;
+          const auto x = input(group->rank(), step, at::kFloat);
+          auto y = torch::tanh(net->a(x));
+          if (uses) y = torch::tanh(net->b(y));
+          engine.backward(y.pow(2).mean());
+          EXPECT_TRUE(engine.step().updated);
+        }
+        const auto all = weights(engine);
+        if (group->rank() == 0) results.push_back(all);
+      });
+    }
+    expect_equal(results[0], results[1]);
+  }
+}
+
+TEST(UpdateInBackward, TellsWhatItCannotDo) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, in_backward(config(3)), group);
+    EXPECT_THAT(error_of([&] { engine.gradient("a.bias"); }), HasSubstr("are not kept"));
+    engine.backward(loss_of(*net, group->rank(), 0));
+    EXPECT_THAT(error_of([&] { engine.backward(loss_of(*net, group->rank(), 0)); }),
+                HasSubstr("second backward pass in a step"));
+    engine.step();
+    {
+      const torch::NoGradGuard guard;
+      net->c->bias.add_(0.25);
+    }
+    engine.backward(loss_of(*net, group->rank(), 0));
+    EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("Parameter 'c.bias' was written"));
+  });
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, in_backward(config(3)), group);
+    {
+      const torch::NoGradGuard guard;
+      const Gathered scope(engine, net->c->parameters(), Gathered::Access::write);
+      net->c->bias.add_(0.25);
+    }
+    engine.backward(loss_of(*net, group->rank(), 0));
+    EXPECT_TRUE(engine.step().updated);
+    const double factor = group->rank() == 1 ? std::numeric_limits<double>::infinity() : 1.0;
+    engine.backward(loss_of(*net, group->rank(), 1) * factor);
+    EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("Load the last checkpoint"));
+  });
+}
+
+TEST(UpdateInBackward, ContradictionsOfTheConfigurationAreNamed) {
+  const auto refused = [](auto change) {
+    auto c = in_backward(config(3));
+    change(c);
+    return error_of([&] { c.validate(); });
+  };
+  EXPECT_EQ(refused([](Config&) {}), "no error");
+  EXPECT_THAT(refused([](Config& c) { c.gradient_clipping = 1; }),
+              HasSubstr("gradient_clipping is 1"));
+  EXPECT_THAT(refused([](Config& c) { c.stage = 1; }), HasSubstr("the stage is 1"));
+  EXPECT_THAT(refused([](Config& c) { c.offload_optimizer.delayed_update_after = 1; }),
+              HasSubstr("delayed_update_after"));
+  EXPECT_THAT(refused([](Config& c) { c.gradient_accumulation_steps = 2; }),
+              HasSubstr("layer_major_accumulation"));
+}
+
+}  // namespace
+}  // namespace zero

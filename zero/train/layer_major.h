@@ -1,0 +1,35 @@
+// Layer-major accumulation: all micro-batches of a step pass one layer before the next.
+//
+// Note [Layer-major accumulation]
+// With k micro-batches stage 3 gathers each parameter 2 k times a step, and reduces each gradient k
+// times: 3 k Psi. Where all micro-batches pass a layer before the next, forward gathers it once,
+// backward once more, and one reduction takes the sum over micro-batches: 3 Psi, whatever k
+// (GreedySnake, 2512.17570, calls the order vertical). The same holds for parameters that are read
+// from a disk. The price is recomputation, and room for what enters each layer: k times a hidden
+// state a layer, which may go to disk (RecomputeOptions::store).
+//
+// Forward takes the micro-batches from the last to the first and backward from the first to the
+// last: a store of activations finds its stack, and the gradients of a parameter add up in the
+// order in which they do at stages 0 and 1 without all this. So the sums over micro-batches, then
+// ranks, are those of stages 0 and 1 to the bit, but for a weight that several layers share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/engine/engine.h"
+#include "zero/models/layer_sequence.h"
+
+namespace zero {
+
+/// Forward and backward of the model's micro-batches, whose gradients `engine` takes; follow it by
+/// one Engine::step. Returns their losses, without graphs. Every layer is recomputed in
+/// backward, as `options` say. Random numbers are drawn in another order than micro-batch by
+/// micro-batch: dropout differs from that, and is the same in both runs of a layer. Collective as
+/// Engine::accumulate. Throws what that throws, and Error for a loss of several elements.
+std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence& model,
+                                             const RecomputeOptions& options = {});
+
+}  // namespace zero
