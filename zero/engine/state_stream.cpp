@@ -90,8 +90,16 @@ void StateStream::flip(int64_t unit, int64_t array) {
 
 void StateStream::settle() {
   const std::lock_guard lock(mutex_);
+  std::optional<comm::ClockedScope> counted;
+  if (!beside_) counted.emplace(clock_);
   for (auto& frame : frames_) {
-    if (frame.use == Use::writing) finish(frame);
+    if (frame.use != Use::writing) continue;
+    size_t next = 0;
+    for (const auto& array : unit(frame.position.unit).arrays) {
+      if (!array.write) continue;
+      if (array.doubled) frame.transfers[next].wait();
+      ++next;
+    }
   }
 }
 

@@ -77,7 +77,7 @@ class StateStream {
   void flip(int64_t unit, int64_t array);
   /// Units are updated in this order from now on, and read ahead in it; at first, in theirs.
   void follow(const std::vector<int64_t>& order);
-  /// Waits for what the update writes.
+  /// Waits for what the update writes to doubled arrays; the rest may go on beside the next pass.
   void settle();
 
   /// The updates of a step are done. Where nothing can be read ahead for the next step's, the
