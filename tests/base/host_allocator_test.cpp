@@ -5,6 +5,7 @@
 #include <sys/sysinfo.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <random>
@@ -123,6 +124,68 @@ TEST_F(HostAllocatorTest, HolesDoNotKeepALargeBlockOut) {
   EXPECT_LE(reserved(), allocator.usage().used.peak / 8 * 9 + static_cast<int64_t>(36 * kMiB));
   for (size_t i = 1; i < blocks.size(); i += 2)
     EXPECT_EQ(static_cast<const char*>(blocks[i].get())[4 * kMiB - 1], 1);
+}
+
+TEST_F(HostAllocatorTest, CountsChargedBlocksInWhatIsReservedAlone) {
+  for (const size_t bytes : {size_t{1000}, 4 * kMiB}) {
+    allocator.trim();
+    void* data = allocator.take_charged(bytes);
+    std::memset(data, 1, bytes);
+    EXPECT_EQ(used(), 0);
+    EXPECT_GE(reserved(), static_cast<int64_t>(bytes));
+    allocator.give_charged(data);
+    EXPECT_EQ(used(), 0);
+    allocator.trim();
+    EXPECT_EQ(reserved(), 0);
+  }
+  // What is resident may be as much as what is used and charged together.
+  allocator.reset_peaks();
+  void* charged = allocator.take_charged(512 * kMiB);
+  allocator.give_charged(charged);
+  const auto before = requests();
+  const auto block = allocator.allocate(512 * kMiB);
+  EXPECT_EQ(requests(), before) << "it is kept for the next";
+}
+
+TEST_F(HostAllocatorTest, KeepsAPartOfABlockAndGivesBackTheRest) {
+  constexpr size_t kPage = 4096;
+  const size_t whole = 40 * kMiB;
+  struct Part {
+    size_t begin, end;
+  };
+  for (const auto [begin, end] : {Part{0, 10 * kMiB}, Part{10 * kMiB + 192, 20 * kMiB + 64},
+                                  Part{30 * kMiB, whole}, Part{5, whole - 5}, Part{64, 128}}) {
+    auto block = allocator.allocate(whole);
+    auto* const data = static_cast<unsigned char*>(block.get());
+    std::memset(data, 3, whole);
+    void* const kept = allocator.keep_charged(block, begin, end);
+    EXPECT_EQ(block.get(), nullptr);
+    EXPECT_EQ(kept, data + begin / kPage * kPage);
+    EXPECT_EQ(used(), 0);
+    // The rest serves others, and what is kept stays.
+    std::vector<c10::DataPtr> others;
+    const auto before = requests();
+    for (const size_t rest : {begin / kPage * kPage, whole - (end + kPage - 1) / kPage * kPage}) {
+      if (rest < 64 * kPage) continue;
+      others.push_back(allocator.allocate(rest));
+      std::memset(others.back().get(), 4, rest);
+    }
+    EXPECT_EQ(requests(), before);
+    EXPECT_TRUE(std::all_of(data + begin, data + end, [](unsigned char c) { return c == 3; }));
+    others.clear();
+    allocator.give_charged(kept);
+    EXPECT_EQ(allocator.allocate(whole).get(), data) << "in one piece again";
+  }
+}
+
+TEST_F(HostAllocatorTest, KeepsNoPartOfWhatIsNotItsOwn) {
+  auto small = allocator.allocate(1000);
+  EXPECT_EQ(allocator.keep_charged(small, 0, 100), nullptr);
+  EXPECT_NE(small.get(), nullptr);
+  std::vector<char> memory(100000);
+  c10::DataPtr foreign(memory.data(), c10::kCPU);
+  EXPECT_EQ(allocator.keep_charged(foreign, 0, 100), nullptr);
+  EXPECT_EQ(foreign.get(), memory.data());
 }
 
 TEST_F(HostAllocatorTest, RefusesMoreThanTheMachineHas) {

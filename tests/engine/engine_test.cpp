@@ -13,6 +13,7 @@
 #include "tests/engine/net.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 #include "zero/comm/group.h"
 #include "zero/engine/gathered.h"
 #include "zero/models/linear.h"
@@ -59,7 +60,7 @@ TEST_P(EngineFormulas, MemoryOfTheStatesIsTheFormulaPlusPaddingByTheLedger) {
     const auto& ledger = *group->ledger();
     const auto formula = engine.memory_formula();
     EXPECT_EQ(ledger.usage(Category::parameters).current, formula.parameters);
-    EXPECT_EQ(ledger.usage(Category::gradients).current, formula.gradients);
+    EXPECT_EQ(ledger.usage(Category::gradients).peak, formula.gradients);
     EXPECT_EQ(ledger.usage(Category::optimizer).current, formula.optimizer);
     EXPECT_EQ(ledger.usage(Category::optimizer).peak, formula.optimizer);
     // And the formula is the paper's, over the padded elements: computed here independently.
@@ -311,6 +312,62 @@ TEST(EngineMemory, StagingBuffersDoNotGrowWithTheModel) {
     const auto small = staging(64, stage);
     EXPECT_GT(small, 0);
     EXPECT_EQ(small, staging(2500, stage)) << "stage " << stage;  // 12.5 million parameters
+  }
+}
+
+// A parameter that is a unit by itself, and one that shares its unit with another.
+struct Tables : nn::Module {
+  Tables()
+      : large(register_parameter("large", torch::sin(torch::arange(kLarge)).view({64, -1}))),
+        small(register_parameter("small", torch::cos(torch::arange(4096)).view({64, -1}))),
+        other(register_parameter("other", torch::cos(torch::arange(64)))) {}
+  at::Tensor loss(int rank, int64_t step) {
+    const auto x =
+        torch::sin(torch::arange(64) + rank + static_cast<double>(step)).to(large.scalar_type());
+    return (torch::mv(large.t(), x).pow(2).mean() + torch::mv(small.t(), x * other).pow(2).mean())
+        .to(at::kFloat);
+  }
+  static constexpr int64_t kLarge = int64_t{1} << 19;
+  at::Tensor large, small, other;
+};
+
+TEST(EngineMemory, SlicesOfGradientsLiveFromTheirReductionToTheUpdate) {
+  install_host_allocator();
+  for (const bool bf16 : {false, true}) {
+    for (const int64_t k : {1, 2}) {
+      std::vector<std::vector<at::Tensor>> results;
+      for (int stage = 0; stage <= 3; ++stage) {
+        run_as_threads(2, [&](auto group) {
+          auto net = std::make_shared<Tables>();
+          auto c = config(stage, bf16, k);
+          c.unit_bytes = 64 << 10;
+          c.gradient_clipping = 0.5;
+          Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+          const auto gradients = [&] { return group->ledger()->usage(Category::gradients); };
+          const auto formula = engine.memory_formula().gradients;
+          for (int64_t i = 0; i < 3 * k; ++i) {
+            if (stage >= 2 && i % k == 0) {
+              EXPECT_EQ(gradients().current, 0);
+            }
+            engine.backward(net->loss(group->rank(), i));
+            if (i % k == k - 1) engine.gradient("small");  // completes the reductions
+            if (stage >= 2 && i % k == k - 1) {
+              EXPECT_EQ(gradients().current, formula);
+            }
+            engine.step();
+          }
+          EXPECT_EQ(gradients().peak, formula);
+          const auto now = weights(engine);
+          if (group->rank() == 0) results.push_back(now);
+        });
+      }
+      // With accumulation stages 0 and 1 add up in another order than 2 and 3.
+      for (int stage = 1; stage <= 3; ++stage) {
+        if (k == 1 || stage != 2)
+          expect_equal(results[static_cast<size_t>(stage)],
+                       results[static_cast<size_t>(stage - 1)]);
+      }
+    }
   }
 }
 

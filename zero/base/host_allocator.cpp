@@ -51,7 +51,8 @@ class Counter {
 struct HostAllocator::Impl {
   mutable std::mutex mutex;
   HostSpace space;
-  Counter used;
+  Counter used;  // but for what is charged elsewhere
+  Counter held;  // with it
   Counter reserved;
   int64_t resident = 0;  // what `reserved` counts of `space`
   std::unordered_map<void*, std::shared_ptr<BlockSource>> elsewhere;  // blocks of other sources
@@ -59,16 +60,21 @@ struct HostAllocator::Impl {
   // Of this thread; null: the host space.
   static thread_local std::shared_ptr<BlockSource> source;
 
-  void* take(size_t bytes) {
-    if (bytes < kMapped) return take_small(bytes);
-    return source ? take_elsewhere(bytes) : take_large(bytes);
+  // `charged`: the block is counted by its user.
+  void* take(size_t bytes, bool charged) {
+    if (bytes < kMapped) return take_small(bytes, charged);
+    return source && !charged ? take_elsewhere(bytes) : take_large(bytes, charged);
   }
   void* take_elsewhere(size_t bytes);
   bool give_back_elsewhere(void* data);
-  void* take_large(size_t bytes);
-  void* take_small(size_t bytes);
-  void give_back_large(void* data);
-  void give_back_small(void* data);
+  void* take_large(size_t bytes, bool charged);
+  void* take_small(size_t bytes, bool charged);
+  void give_back_large(void* data, bool charged);
+  void give_back_small(void* data, bool charged);
+  void count(int64_t bytes, bool charged) {
+    held.add(bytes);
+    if (!charged) used.add(bytes);
+  }
 
   // With the mutex held: resident memory within `bytes`, and counted.
   void limit(size_t bytes) {
@@ -104,45 +110,45 @@ bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   return true;
 }
 
-void* HostAllocator::Impl::take_small(size_t bytes) {
+void* HostAllocator::Impl::take_small(size_t bytes, bool charged) {
   void* data = nullptr;
   if (posix_memalign(&data, kAlignment, bytes) != 0) {
     const std::lock_guard lock(mutex);
     limit(0);
     if (posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
   }
-  const auto held = static_cast<int64_t>(malloc_usable_size(data));
-  used.add(held);
-  reserved.add(held);
+  const auto size = static_cast<int64_t>(malloc_usable_size(data));
+  count(size, charged);
+  reserved.add(size);
   return data;
 }
 
-void* HostAllocator::Impl::take_large(size_t bytes) {
+void* HostAllocator::Impl::take_large(size_t bytes, bool charged) {
   const std::lock_guard lock(mutex);
   void* data = space.take(bytes);
   if (data == nullptr) return nullptr;
   const size_t size = space.size_of(data);
-  used.add(static_cast<int64_t>(size));
-  limit(static_cast<size_t>(used.usage().peak / 8 * 9 + kSlack));
+  count(static_cast<int64_t>(size), charged);
+  limit(static_cast<size_t>(held.usage().peak / 8 * 9 + kSlack));
   // The rest of the last page stays poisoned, so that writing past the request is found too.
   ASAN_POISON_MEMORY_REGION(data, size);
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   return data;
 }
 
-void HostAllocator::Impl::give_back_large(void* data) {
+void HostAllocator::Impl::give_back_large(void* data, bool charged) {
   const std::lock_guard lock(mutex);
   const size_t size = space.size_of(data);
   ensure(size > 0, "a block of the host allocator is freed twice");
   ASAN_POISON_MEMORY_REGION(data, size);
   space.give(data);
-  used.add(-static_cast<int64_t>(size));
+  count(-static_cast<int64_t>(size), charged);
 }
 
-void HostAllocator::Impl::give_back_small(void* data) {
-  const auto held = -static_cast<int64_t>(malloc_usable_size(data));
-  used.add(held);
-  reserved.add(held);
+void HostAllocator::Impl::give_back_small(void* data, bool charged) {
+  const auto size = -static_cast<int64_t>(malloc_usable_size(data));
+  count(size, charged);
+  reserved.add(size);
   std::free(data);  // NOLINT: from posix_memalign
 }
 
@@ -158,7 +164,12 @@ HostAllocator& HostAllocator::instance() {
 c10::DataPtr HostAllocator::allocate(size_t bytes) {
   const c10::Device device(c10::DeviceType::CPU);
   if (bytes == 0) return {nullptr, nullptr, &release, device};
-  void* data = impl_->take(bytes);
+  void* data = take(bytes, false);
+  return {data, data, &release, device};
+}
+
+void* HostAllocator::take(size_t bytes, bool charged) {
+  void* data = impl_->take(bytes, charged);
   if (!data) {
     const auto held = usage();
     throw OutOfMemory(fmt::format(
@@ -168,16 +179,43 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
         format_bytes(static_cast<double>(held.used.current)),
         format_bytes(static_cast<double>(held.used.peak))));
   }
-  return {data, data, &release, device};
+  return data;
+}
+
+void* HostAllocator::take_charged(size_t bytes) { return take(bytes, true); }
+
+void HostAllocator::give_charged(void* data) {
+  if (impl_->space.contains(data)) {
+    impl_->give_back_large(data, true);
+  } else {
+    impl_->give_back_small(data, true);
+  }
+}
+
+void* HostAllocator::keep_charged(c10::DataPtr& data, size_t begin, size_t end) {
+  auto& impl = *impl_;
+  if (data.get_deleter() != &release || !impl.space.contains(data.get())) return nullptr;
+  const std::lock_guard lock(impl.mutex);
+  auto* const block = static_cast<std::byte*>(data.release_context());
+  data.clear();
+  const size_t size = impl.space.size_of(block);
+  ensure(size >= end && begin < end, "a block of the host allocator has not the part to keep");
+  auto* const kept = static_cast<std::byte*>(impl.space.keep(block, begin, end));
+  const size_t kept_size = impl.space.size_of(kept);
+  ASAN_POISON_MEMORY_REGION(block, static_cast<size_t>(kept - block));
+  ASAN_POISON_MEMORY_REGION(kept + kept_size, size - kept_size - static_cast<size_t>(kept - block));
+  impl.used.add(-static_cast<int64_t>(size));
+  impl.held.add(-static_cast<int64_t>(size - kept_size));
+  return kept;
 }
 
 void HostAllocator::release(void* data) {
   if (!data) return;
   auto& impl = *instance().impl_;
   if (impl.space.contains(data)) {
-    impl.give_back_large(data);
+    impl.give_back_large(data, false);
   } else if (!impl.give_back_elsewhere(data)) {
-    impl.give_back_small(data);
+    impl.give_back_small(data, false);
   }
 }
 
@@ -205,6 +243,7 @@ void HostAllocator::trim() {
 
 void HostAllocator::reset_peaks() {
   impl_->used.reset_peak();
+  impl_->held.reset_peak();
   impl_->reserved.reset_peak();
 }
 

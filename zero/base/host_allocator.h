@@ -25,7 +25,7 @@ namespace zero {
 
 /// What the allocator holds, in bytes, for the whole process.
 struct HostMemory {
-  Usage used;      ///< blocks in use, rounded up to whole pages
+  Usage used;      ///< blocks in use, rounded up to whole pages, but for those counted elsewhere
   Usage reserved;  ///< the huge pages that hold them, and those kept for the next blocks
   int64_t system_requests =
       0;  ///< requests that needed new memory of the operating system; constant in a steady state
@@ -42,6 +42,17 @@ class HostAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* destination, const void* source, size_t bytes) const override;
 
+  /// A block that its user counts in a ledger: not among HostMemory::used. Never redirected. Throws
+  /// as `allocate`.
+  void* take_charged(size_t bytes);
+  /// Gives back what `take_charged` or `keep_charged` gave.
+  void give_charged(void* data);
+  /// Of the block behind `data`, which becomes empty, keeps the pages that its bytes [begin, end)
+  /// touch, gives back the others, and returns where those begin; from now on they are counted as
+  /// those of `take_charged`. Null, and nothing has changed, where the block is small or not of
+  /// `allocate`. Nobody else uses the block.
+  void* keep_charged(c10::DataPtr& data, size_t begin, size_t end);
+
   HostMemory usage() const;
   /// Returns the memory that nobody uses to the system.
   void trim();
@@ -53,6 +64,7 @@ class HostAllocator final : public c10::Allocator {
   HostAllocator();
   ~HostAllocator() override;
   static void release(void* data);
+  void* take(size_t bytes, bool charged);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 
 namespace zero {
 
@@ -56,6 +58,46 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
   return at::from_blob(
       data, {numel}, [mapping = std::move(mapping), charge = std::move(charge)](void*) {},
       at::TensorOptions().dtype(dtype));
+}
+
+namespace {
+
+// `data` lies in a charged block of the host allocator, whom the tensor gives it back.
+at::Tensor charged_tensor(void* data, void* block, int64_t numel, at::ScalarType dtype,
+                          std::shared_ptr<Ledger> ledger, Category category) {
+  auto charge = std::make_shared<Charge>(std::move(ledger), category,
+                                         numel * static_cast<int64_t>(c10::elementSize(dtype)));
+  return at::from_blob(
+      data, {numel},
+      [block, charge = std::move(charge)](void*) { HostAllocator::instance().give_charged(block); },
+      at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace
+
+at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
+                      Category category) {
+  const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
+  void* data = HostAllocator::instance().take_charged(std::max<size_t>(bytes, 1));
+  return charged_tensor(data, data, numel, dtype, std::move(ledger), category);
+}
+
+at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
+                     Category category) {
+  const auto width = array.element_size();
+  const auto first = static_cast<size_t>(array.storage_offset() + begin) * width;
+  auto* const data = static_cast<std::byte*>(array.storage().mutable_data()) + first;
+  void* block = nullptr;
+  if (numel > 0) {
+    auto& storage = *array.storage().unsafeGetStorageImpl();
+    block = HostAllocator::instance().keep_charged(storage.mutable_data_ptr(), first,
+                                                   first + static_cast<size_t>(numel) * width);
+  }
+  if (block != nullptr)
+    return charged_tensor(data, block, numel, array.scalar_type(), std::move(ledger), category);
+  auto part = host_empty(numel, array.scalar_type(), std::move(ledger), category);
+  part.copy_(array.narrow(0, begin, numel));
+  return part;
 }
 
 }  // namespace zero

@@ -17,4 +17,16 @@ namespace zero {
 at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category);
 
+/// An uninitialised 1-D CPU tensor of `numel` elements from the host allocator, whose memory serves
+/// activations before and afterwards; charged to `category`, and not to activations, as long as its
+/// storage lives. At least 64-byte aligned. Throws OutOfMemory.
+at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
+                      Category category);
+
+/// The elements [begin, begin + numel) of the contiguous `array`, whose storage only the caller
+/// uses, and which is of no use afterwards: where its memory is the host allocator's, they stay in
+/// their place and all other pages are given back; else they are copied. Charged as `host_empty`.
+at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
+                     Category category);
+
 }  // namespace zero

@@ -95,6 +95,26 @@ void HostSpace::give(void* data) {
   add_hole(begin, length);
 }
 
+void* HostSpace::keep(void* data, size_t begin, size_t end) {
+  const auto block = blocks_.find(data);
+  auto* const first = static_cast<std::byte*>(data);
+  const size_t length = block->second;
+  const size_t from = begin / kPage * kPage;
+  const size_t to = std::min(length, round_up(end, kPage));
+  blocks_.erase(block);
+  blocks_.emplace(first + from, to - from);
+  // What is before and behind becomes blocks of its own, which are given back.
+  if (from > 0) {
+    blocks_.emplace(first, from);
+    give(first);
+  }
+  if (to < length) {
+    blocks_.emplace(first + to, length - to);
+    give(first + to);
+  }
+  return first + from;
+}
+
 void HostSpace::limit_resident(size_t bytes) {
   for (auto hole = holes_by_size_.rbegin();
        hole != holes_by_size_.rend() && resident_ > bytes && hole->first >= kHugePage; ++hole)

@@ -39,6 +39,9 @@ class HostSpace {
   bool contains(const void* data) const { return data >= base_ && data < base_ + bytes_; }
   /// Gives a block back; it stays resident.
   void give(void* data);
+  /// Gives back the pages of a block that its bytes [begin, end) do not touch, and returns where
+  /// the block begins now.
+  void* keep(void* data, size_t begin, size_t end);
 
   /// Gives memory that nobody uses back to the system until at most `bytes` are resident.
   void limit_resident(size_t bytes);

@@ -72,7 +72,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
     if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
       bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes(u));
-    if (streams()) continue;
+    if (streams() || passing()) continue;
     const auto make = [&](Category category) {
       return options_.placement.gradients
                  ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(), category)
@@ -332,15 +332,20 @@ void GradientStore::reduce(int64_t unit) {
   zero_missing(unit, reduction.bucket, in_bucket_);
   for (const auto& segment : layout_.unit(unit).segments)
     in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  const auto slice = layout_.slice_numel(unit);
   if (u.filled) {
     // The sum of this pass, unrounded, is added to that of the earlier ones.
-    reduction.addend = take(layout_.slice_numel(unit), at::kFloat);
+    reduction.addend = take(slice, at::kFloat);
   }
-  u.filled = true;
-  if (streams()) reduction.sum = take(layout_.slice_numel(unit), storage_dtype(unit));
-  const auto& output = reduction.addend.defined() ? reduction.addend
-                       : streams()                ? reduction.sum
-                                                  : u.storage;
+  const bool first = !std::exchange(u.filled, true);
+  reduction.in_place = first && !u.pooled && !on_disk() && !options_.doubled &&
+                       storage_dtype(unit) == reduction.bucket.scalar_type();
+  if (streams() && !reduction.in_place) reduction.sum = take_sum(unit);
+  const auto output = reduction.addend.defined() ? reduction.addend
+                      : reduction.in_place
+                          ? reduction.bucket.narrow(0, slice * group_.rank(), slice)
+                      : streams() ? reduction.sum
+                                  : ensure_storage(unit);
   reduction.work =
       group_.reduce_scatter(output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
   in_flight_.push_back(std::move(reduction));
@@ -351,6 +356,13 @@ void GradientStore::retire_one() {
   auto reduction = std::move(in_flight_.front());
   in_flight_.pop_front();
   reduction.work.wait();
+  reduction.work = {};
+  if (reduction.in_place) {
+    const auto slice = layout_.slice_numel(reduction.unit);
+    auto& sum = streams() ? reduction.sum : state(reduction.unit).storage;
+    sum = host_part(std::move(reduction.bucket), slice * group_.rank(), slice, group_.ledger(),
+                    category_of_sums());
+  }
   auto storage = streams() ? std::move(reduction.sum) : state(reduction.unit).storage;
   if (reduction.addend.defined()) {
     if (on_disk()) {
@@ -369,6 +381,24 @@ void GradientStore::retire_one() {
   }
   if (reduction.pooled) give(std::move(reduction.bucket));
   if (streams()) stream(reduction.unit, std::move(storage));
+}
+
+// A slice's memory, uninitialised where it is new.
+at::Tensor& GradientStore::ensure_storage(int64_t unit) {
+  auto& storage = state(unit).storage;
+  if (!storage.defined()) storage = take_sum(unit);
+  return storage;
+}
+
+// Memory for a slice that will be streamed, or stays until the step is over.
+at::Tensor GradientStore::take_sum(int64_t unit) {
+  if (on_disk()) return take(layout_.slice_numel(unit), storage_dtype(unit));
+  return host_empty(layout_.slice_numel(unit), storage_dtype(unit), group_.ledger(),
+                    category_of_sums());
+}
+
+Category GradientStore::category_of_sums() const {
+  return streams() ? Category::gradient_buckets : Category::gradients;
 }
 
 int64_t GradientStore::array_on_disk(int64_t unit) const {
@@ -404,8 +434,8 @@ void GradientStore::retire_sum() {
     sum.update();
   } else {
     options_.disk->wait(sum.write);
+    give(std::move(sum.memory));
   }
-  give(std::move(sum.memory));
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
@@ -526,8 +556,8 @@ void GradientStore::clear() {
   while (!sums_.empty()) retire_sum();
   for (auto& unit : states_) {
     unit.filled = unit.updated = false;
-    if (options_.update && unit.storage.defined()) give(std::exchange(unit.storage, {}));
     unit.arrived = 0;
+    if (passing() || options_.update) unit.storage = unit.detached = at::Tensor();
     auto bucket = std::exchange(unit.bucket, at::Tensor());
     if (bucket.defined() && unit.pooled) give(std::move(bucket));
   }
@@ -538,6 +568,7 @@ void GradientStore::set(int64_t parameter, const at::Tensor& values) {
   finish();
   const std::lock_guard lock(mutex_);
   const int64_t u = layout_.unit_of(parameter);
+  if (options_.placement.gradients && !on_disk()) ensure_storage(u);
   auto target = reduced(u);
   if (!state(u).filled) target.zero_();
   state(u).filled = true;

@@ -31,6 +31,13 @@
 // update reads them with the other states. A parameter too large for them is a unit of its own; its
 // gradient needs no bucket where it has the unit's shape: it is reduced from where autograd left
 // it, through the group's small staging buffer.
+//
+// Note [Slices in activations' memory]
+// Sharded gradients are none between the update and the next reduction, which is when activations
+// are most. So a slice is made when its unit is reduced, of memory that the activations behind it
+// have left, and goes when the step is over (or, where updates run in backward, its update). Of a
+// gradient that is a unit by itself the slice is reduced in its place, and the rest of its memory
+// is given back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -135,7 +142,8 @@ class GradientStore {
     bool trainable = false;
     at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
     at::Tensor storage;       // the formula's gradients: full (replicated) or the slice (sharded);
-                              // undefined on disk, and where updates run in backward
+                              // undefined on disk, where updates run in backward, and while a
+                              // slice is not `filled`
     optim::SquaredNorm norm;  // of a sum that is not kept in memory
     at::Tensor other;         // doubled: the storage of the step before, or of the one after
     at::Tensor detached;
@@ -151,10 +159,14 @@ class GradientStore {
     int64_t unit = 0;
     at::Tensor bucket;
     bool pooled = true;
-    at::Tensor sum;     // the slice, where it is not kept in memory
-    at::Tensor addend;  // defined where the result is added to the storage
+    bool in_place = false;  // the sum takes the slice's place in the bucket
+    at::Tensor sum;         // the slice, where it is not kept in memory
+    at::Tensor addend;      // defined where the result is added to the storage
     comm::Work work;
   };
+
+  // Slices come with their sums and go with the step: see Note [Slices in activations' memory].
+  bool passing() const { return options_.placement.gradients && !streams() && !options_.doubled; }
 
   const at::Tensor& array_of(int64_t unit);
   at::Tensor place(int64_t parameter);
@@ -168,6 +180,9 @@ class GradientStore {
   void advance();
   void reduce(int64_t unit);
   void retire_one();
+  at::Tensor& ensure_storage(int64_t unit);
+  at::Tensor take_sum(int64_t unit);
+  Category category_of_sums() const;
   int64_t array_on_disk(int64_t unit) const;
   bool streams() const { return on_disk() || options_.update; }
   void stream(int64_t unit, at::Tensor sum);

@@ -1,0 +1,61 @@
+#include "zero/base/host_memory.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <memory>
+
+#include "zero/base/host_allocator.h"
+
+namespace zero {
+namespace {
+
+TEST(HostMemory, OfAShortLifeIsChargedToTheLedgerAndNotToActivations) {
+  const auto ledger = std::make_shared<Ledger>();
+  const auto before = HostAllocator::instance().usage().used.current;
+  for (const int64_t numel : {0, 5, 100'000}) {
+    auto array = host_empty(numel, at::kBFloat16, ledger, Category::gradients);
+    array.fill_(1);
+    EXPECT_EQ(array.numel(), numel);
+    EXPECT_EQ(ledger->usage(Category::gradients).current, 2 * numel);
+    EXPECT_EQ(HostAllocator::instance().usage().used.current, before);
+    const auto view = array.narrow(0, 0, numel / 2);
+    array = at::Tensor();
+    EXPECT_EQ(ledger->usage(Category::gradients).current, 2 * numel) << "a view holds the storage";
+  }
+  EXPECT_EQ(ledger->usage(Category::gradients).current, 0);
+}
+
+TEST(HostMemory, APartStaysInItsPlaceOrIsCopied) {
+  const auto ledger = std::make_shared<Ledger>();
+  constexpr int64_t kNumel = 300'000;
+  constexpr int64_t kPart = 100'000;
+  const auto expect_part = [&](at::Tensor array, int64_t begin, bool in_place) {
+    array.copy_(at::arange(kNumel));
+    const auto* place = array.const_data_ptr<float>() + begin;
+    const auto expected = array.narrow(0, begin, kPart).clone();
+    const auto before = HostAllocator::instance().usage().used.current;
+    const auto bytes = in_place ? static_cast<int64_t>(array.nbytes()) / 4096 * 4096 : 0;
+    const auto part = host_part(std::move(array), begin, kPart, ledger, Category::gradients);
+    EXPECT_TRUE(at::equal(part, expected));
+    EXPECT_EQ(part.const_data_ptr<float>() == place, in_place);
+    EXPECT_EQ(ledger->usage(Category::gradients).current, 4 * kPart);
+    EXPECT_LE(HostAllocator::instance().usage().used.current, before - bytes);
+  };
+  for (const int64_t begin : {int64_t{0}, kPart, 2 * kPart}) {
+    auto& allocator = HostAllocator::instance();
+    auto memory = std::make_shared<c10::DataPtr>(allocator.allocate(4 * kNumel));
+    // Of the allocator, as LibTorch's tensors are where it is installed.
+    auto own = at::empty({0});
+    own.storage().set_data_ptr_noswap(std::move(*memory));
+    own.storage().set_nbytes(4 * kNumel);
+    expect_part(own.set_(own.storage(), 0, {kNumel}, {1}), begin, true);
+    expect_part(at::from_blob(std::make_unique<float[]>(kNumel).release(), {kNumel},
+                              [](void* data) { delete[] static_cast<float*>(data); }),
+                begin, false);
+  }
+  EXPECT_EQ(ledger->usage(Category::gradients).current, 0);
+}
+
+}  // namespace
+}  // namespace zero
