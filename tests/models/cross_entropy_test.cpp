@@ -195,6 +195,26 @@ TEST(SoftmaxCrossEntropy, KernelEqualsReference) {
   }
 }
 
+TEST(SoftmaxCrossEntropy, OfLowPrecisionIsThatOfTheSameRowsInFp32Rounded) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const int64_t rows : {1, 4, 23}) {  // fewer and more than are converted at a time
+      at::manual_seed(rows);
+      const auto logits = at::randn({rows, 101}).mul_(3).to(dtype);
+      auto targets = at::randint(101, {rows}, at::kLong);
+      targets[rows / 2] = kIgnoredTarget;
+      const auto scale = targets.ne(kIgnoredTarget).to(at::kFloat).div_(rows);
+      auto low = logits.clone();
+      auto high = logits.to(at::kFloat);
+      EXPECT_EQ(softmax_cross_entropy_(low, targets, scale, true).item<double>(),
+                softmax_cross_entropy_(high, targets, scale, true).item<double>());
+      EXPECT_TRUE(at::equal(low, high.to(dtype)));
+      auto apart = logits.t().contiguous().t();  // not contiguous
+      softmax_cross_entropy_(apart, targets, scale, true);
+      EXPECT_TRUE(at::equal(apart, low));
+    }
+  }
+}
+
 TEST(SoftmaxCrossEntropy, ALogitThatIsNotFiniteShowsInTheLoss) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

@@ -12,6 +12,8 @@
 namespace zero {
 namespace {
 
+constexpr int64_t kRowsOfAThread = 4;  // that are converted to fp32 at a time
+
 void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   const auto* values = targets.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < targets.numel(); ++row) {
@@ -53,23 +55,37 @@ at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
   const int64_t vocabulary = logits.size(1);
   check_targets(indices, vocabulary);
 
-  auto work = logits.to(at::kFloat).contiguous();  // logits itself when it is fp32
-  auto losses = at::zeros({rows}, work.options().dtype(at::kDouble));
-  auto* values = work.mutable_data_ptr<float>();
+  auto losses = at::zeros({rows}, logits.options().dtype(at::kDouble));
   auto* loss = losses.mutable_data_ptr<double>();
   const auto* target = indices.const_data_ptr<int64_t>();
   const auto* scale = scales.const_data_ptr<float>();
-  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* line = values + row * vocabulary;
-      if (target[row] != kIgnoredTarget) {
-        loss[row] = softmax_row(line, vocabulary, target[row], scale[row], gradient);
-      } else if (gradient) {
-        std::fill_n(line, vocabulary, 0.0F);
+  const auto visit = [&](float* values, int64_t first, int64_t count) {
+    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        float* line = values + i * vocabulary;
+        const int64_t row = first + i;
+        if (target[row] != kIgnoredTarget) {
+          loss[row] = softmax_row(line, vocabulary, target[row], scale[row], gradient);
+        } else if (gradient) {
+          std::fill_n(line, vocabulary, 0.0F);
+        }
       }
-    }
-  });
-  if (gradient && !work.is_same(logits)) logits.copy_(work);
+    });
+  };
+  if (logits.scalar_type() == at::kFloat && logits.is_contiguous()) {
+    visit(logits.mutable_data_ptr<float>(), 0, rows);
+    return losses.sum();
+  }
+  // A few rows at a time are converted, in memory that stays in the caches.
+  const int64_t step = std::min<int64_t>(rows, kRowsOfAThread * at::get_num_threads());
+  const auto buffer = at::empty({step, vocabulary}, logits.options().dtype(at::kFloat));
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t count = std::min(step, rows - first);
+    auto lines = logits.narrow(0, first, count);
+    buffer.narrow(0, 0, count).copy_(lines);
+    visit(buffer.mutable_data_ptr<float>(), first, count);
+    if (gradient) lines.copy_(buffer.narrow(0, 0, count));
+  }
   return losses.sum();
 }
 
