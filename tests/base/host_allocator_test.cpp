@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/host_space.h"
 
 namespace zero {
 namespace {
@@ -145,6 +146,33 @@ TEST_F(HostAllocatorTest, CountsChargedBlocksInWhatIsReservedAlone) {
   const auto before = requests();
   const auto block = allocator.allocate(512 * kMiB);
   EXPECT_EQ(requests(), before) << "it is kept for the next";
+}
+
+// As in backward: activations go one by one, in the order opposite to that in which they came,
+// while gradients that need other sizes come and stay.
+TEST_F(HostAllocatorTest, LastingBlocksLeaveNoHolesBetweenThoseThatGo) {
+  constexpr size_t kLayers = 32;
+  const auto step = [&] {
+    std::vector<c10::DataPtr> activations;
+    for (size_t i = 0; i < kLayers; ++i) activations.push_back(allocator.allocate(9 * kMiB));
+    activations.push_back(allocator.allocate(5 * kLayers * kMiB));  // logits
+    std::vector<void*> gradients;
+    while (!activations.empty()) {
+      activations.pop_back();
+      if (activations.empty()) break;
+      for (const size_t size : {6 * kMiB, 7 * kMiB}) {
+        const auto temporary = allocator.allocate(kMiB);
+        gradients.push_back(allocator.take_charged(size));
+      }
+    }
+    for (void* gradient : gradients) allocator.give_charged(gradient);
+  };
+  for (int i = 0; i < 3; ++i) step();
+  EXPECT_LE(allocator.usage().reserved.peak - start.reserved.current,
+            static_cast<int64_t>(14 * kLayers * kMiB + 2 * HostSpace::kHugePage));
+  const auto before = requests();
+  step();
+  EXPECT_EQ(requests(), before);
 }
 
 TEST_F(HostAllocatorTest, KeepsAPartOfABlockAndGivesBackTheRest) {

@@ -125,7 +125,7 @@ void* HostAllocator::Impl::take_small(size_t bytes, bool charged) {
 
 void* HostAllocator::Impl::take_large(size_t bytes, bool charged) {
   const std::lock_guard lock(mutex);
-  void* data = space.take(bytes);
+  void* data = space.take(bytes, charged);
   if (data == nullptr) return nullptr;
   const size_t size = space.size_of(data);
   count(static_cast<int64_t>(size), charged);

@@ -42,8 +42,8 @@ class HostAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* destination, const void* source, size_t bytes) const override;
 
-  /// A block that its user counts in a ledger: not among HostMemory::used. Never redirected. Throws
-  /// as `allocate`.
+  /// A block that outlives most others, and that its user counts in a ledger: not among
+  /// HostMemory::used. Never redirected. Throws as `allocate`.
   void* take_charged(size_t bytes);
   /// Gives back what `take_charged` or `keep_charged` gave.
   void give_charged(void* data);

@@ -52,19 +52,40 @@ HostSpace::~HostSpace() {
   if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
 }
 
-void* HostSpace::take(size_t bytes) {
+void* HostSpace::take(size_t bytes, bool lasting) {
   if (bytes > machine_) return nullptr;
   const size_t rounded = round_up(std::max<size_t>(bytes, 1), kPage);
   if (used_ + rounded > machine_) return nullptr;
-  const auto best = holes_by_size_.lower_bound({rounded, nullptr});
-  if (best == holes_by_size_.end()) return nullptr;
-  const auto [length, begin] = *best;
-  remove_hole(holes_.find(begin));
-  if (length > rounded) add_hole(begin + rounded, length - rounded);
+  auto* begin = lasting ? high_end(rounded) : nullptr;
+  if (begin == nullptr) begin = best_fit(rounded);
+  if (begin == nullptr) return nullptr;
+  const auto hole = std::prev(holes_.upper_bound(begin));
+  auto* const hole_begin = hole->first;
+  auto* const hole_end = hole_begin + hole->second;
+  remove_hole(hole);
+  if (hole_begin < begin) add_hole(hole_begin, static_cast<size_t>(begin - hole_begin));
+  if (begin + rounded < hole_end)
+    add_hole(begin + rounded, static_cast<size_t>(hole_end - begin) - rounded);
   if (touch(begin, rounded)) ++system_requests_;
   blocks_.emplace(begin, rounded);
   used_ += rounded;
   return begin;
+}
+
+// The front of the smallest hole that has as many bytes; null if none has.
+std::byte* HostSpace::best_fit(size_t bytes) const {
+  const auto best = holes_by_size_.lower_bound({bytes, nullptr});
+  return best == holes_by_size_.end() ? nullptr : best->second;
+}
+
+// The last bytes of the last hole that has as many where memory has been touched; null if none has.
+std::byte* HostSpace::high_end(size_t bytes) const {
+  auto* const touched = base_ + resident_end_ * kHugePage;
+  for (auto hole = holes_.rbegin(); hole != holes_.rend(); ++hole) {
+    auto* const end = std::min(hole->first + hole->second, touched);
+    if (end >= hole->first + bytes) return end - bytes;
+  }
+  return nullptr;
 }
 
 size_t HostSpace::size_of(void* data) const {
@@ -141,6 +162,7 @@ bool HostSpace::touch(std::byte* begin, size_t bytes) {
     resident_pages_[page] = fresh = true;
     resident_ += kHugePage;
   }
+  resident_end_ = std::max(resident_end_, last + 1);
   return fresh;
 }
 
@@ -157,6 +179,7 @@ void HostSpace::release(std::byte* begin, size_t bytes, size_t most) {
     resident_ -= kHugePage;
     released += kHugePage;
   }
+  while (resident_end_ > 0 && !resident_pages_[resident_end_ - 1]) --resident_end_;
 }
 
 }  // namespace zero

@@ -4,8 +4,10 @@
 // The range is far larger than the machine's memory and costs nothing until it is touched, so that
 // a large block always finds room however the used ones lie: holes cannot make an allocation fail,
 // only keep memory resident that nobody uses. Blocks are cut best fit from the holes, neighbouring
-// holes are merged. What has been touched stays resident, by huge pages, so that the next step
-// finds its memory mapped; resident memory above a limit is given back from the largest holes.
+// holes are merged. Blocks that outlive most others are cut from the high end of what has been
+// touched, so that they leave no holes between those that come and go. What has been touched stays
+// resident, by huge pages, so that the next step finds its memory mapped; resident memory above a
+// limit is given back from the largest holes.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +34,9 @@ class HostSpace {
   HostSpace& operator=(const HostSpace&) = delete;
 
   /// A block of `bytes` rounded up to pages, on a page's border; null if the machine never has as
-  /// much memory as would be in use then. What was resident before may hold old values.
-  void* take(size_t bytes);
+  /// much memory as would be in use then. What was resident before may hold old values. `lasting`:
+  /// it outlives most others.
+  void* take(size_t bytes, bool lasting = false);
   /// Its size if `data` is a block, or 0.
   size_t size_of(void* data) const;
   bool contains(const void* data) const { return data >= base_ && data < base_ + bytes_; }
@@ -54,6 +57,8 @@ class HostSpace {
 
  private:
   using Holes = std::map<std::byte*, size_t>;  // by address
+  std::byte* best_fit(size_t bytes) const;
+  std::byte* high_end(size_t bytes) const;
   void add_hole(std::byte* begin, size_t bytes);
   void remove_hole(Holes::iterator hole);
   bool touch(std::byte* begin, size_t bytes);
@@ -68,6 +73,7 @@ class HostSpace {
   std::set<std::pair<size_t, std::byte*>> holes_by_size_;
   std::unordered_map<void*, size_t> blocks_;
   std::vector<bool> resident_pages_;  // by huge page of the range
+  size_t resident_end_ = 0;           // behind the last of them
   size_t used_ = 0;
   size_t resident_ = 0;
   int64_t system_requests_ = 0;

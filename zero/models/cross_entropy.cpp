@@ -51,8 +51,8 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
 }
 
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
-                         const at::Tensor& targets, int64_t logits_bytes, bool need_hidden,
-                         bool need_weight) {
+                         const at::Tensor& targets, bool need_hidden, bool need_weight,
+                         const LinearCrossEntropyOptions& settings) {
   const int64_t rows = hidden.size(0);
   const int64_t vocabulary = weight.size(0);
   const auto options = hidden.options();
@@ -60,8 +60,12 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
 
   LossAndGradients out;
   if (need_hidden) out.hidden = at::empty(hidden.sizes(), options);
-  if (need_weight)
-    out.weight = rows > 0 ? at::empty(weight.sizes(), options) : at::zeros(weight.sizes(), options);
+  if (need_weight) {
+    out.weight = at::empty({0}, options);
+    if (settings.weight_slot.defined()) out.weight.set_(settings.weight_slot.storage());
+    out.weight.resize_(weight.sizes());
+    if (rows == 0) out.weight.zero_();
+  }
 
   const auto counted = targets.ne(kIgnoredTarget);
   const auto count = counted.sum().to(at::kDouble);
@@ -69,7 +73,7 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
   const auto row_scale = counted.to(at::kFloat).div_(count.clamp_min(1));
   auto sum = at::zeros({}, options.dtype(at::kDouble));
 
-  const int64_t step = rows_of_chunk(rows, vocabulary, logits_bytes);
+  const int64_t step = rows_of_chunk(rows, vocabulary, settings.logits_bytes);
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t size = std::min(step, rows - begin);
     const auto x = hidden.narrow(0, begin, size);
@@ -96,7 +100,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets, bool need_hidden,
                             bool need_weight, const LinearCrossEntropyOptions& options) {
-    auto result = compute(hidden, weight, targets, options.logits_bytes, need_hidden, need_weight);
+    auto result = compute(hidden, weight, targets, need_hidden, need_weight, options);
     // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
     // in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);

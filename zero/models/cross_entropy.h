@@ -12,7 +12,7 @@ struct LinearCrossEntropyOptions {
   /// of a chunk].
   int64_t logits_bytes = int64_t{64} << 20;
   /// Where backward leaves the gradient of `weight` instead of passing it on, if defined: a slot of
-  /// Note [Tied gradient] in tied_embedding.h.
+  /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};
 };
 

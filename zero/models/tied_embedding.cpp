@@ -49,7 +49,8 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
 }  // namespace
 
 at::Tensor gradient_slot(const at::Tensor& weight) {
-  return at::empty({0}, at::TensorOptions().dtype(weight.scalar_type()).device(weight.device()));
+  const auto options = at::TensorOptions().dtype(weight.scalar_type()).device(weight.device());
+  return at::empty(weight.sizes(), options).resize_({0});  // which keeps the memory
 }
 
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,

@@ -5,14 +5,16 @@
 // the embedding. Autograd would make both dense and add them, which takes three arrays as large as
 // the weight (147 MiB each for GPT-2 in fp32) to change the rows of a few hundred tokens. Instead
 // the projection leaves its gradient in a slot, and the embedding, whose backward always runs
-// later, adds its rows to it in place and passes it on.
+// later, adds its rows to it in place and passes it on. The slot has its memory from the start,
+// below all activations: above it those leave one large hole in backward, for other gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace zero {
 
-/// An empty slot for one forward and backward pass, of the dtype of `weight`.
+/// An empty slot for one forward and backward pass, of the dtype of `weight`, with memory for its
+/// gradient.
 at::Tensor gradient_slot(const at::Tensor& weight);
 
 /// Rows of `weight` (V, C): indices (...) int64 -> (..., C). In backward the gradient that `slot`
