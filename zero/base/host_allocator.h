@@ -43,10 +43,16 @@ class HostAllocator final : public c10::Allocator {
   void copy_data(void* destination, const void* source, size_t bytes) const override;
 
   HostMemory usage() const;
+  /// usage().used.current, without a lock.
+  int64_t used() const;
   /// Returns the memory that nobody uses to the system.
   void trim();
   /// Sets each peak to the current value.
   void reset_peaks();
+
+  /// Every request is put to `limit` first, until it is removed (Note [Device memory]).
+  void add_limit(DeviceLimit* limit);
+  void remove_limit(DeviceLimit* limit);
 
  private:
   friend class BlockRedirect;

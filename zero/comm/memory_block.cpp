@@ -39,6 +39,7 @@ at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
   if (numel == 0) return at::empty({0}, dtype);
   constexpr size_t kPage = 4096;
   const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  auto charge = std::make_shared<Charge>(ledger, category, bytes);
   // More than there is would be granted by a system that overcommits, and end the process later.
   void* data =
       bytes > physical_memory()
@@ -49,7 +50,6 @@ at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
                                   format_bytes(static_cast<double>(bytes)), name(category),
                                   format_bytes(static_cast<double>(physical_memory()))));
   }
-  auto charge = std::make_shared<Charge>(ledger, category, bytes);
   return at::from_blob(
       data, {numel},
       [charge = std::move(charge)](void* memory) mutable {
