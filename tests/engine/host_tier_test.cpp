@@ -502,6 +502,7 @@ TEST(DeviceMemory, BucketsCountAndARefusalInBackwardLeavesTheGroupWhole) {
       group->barrier("all have their engines");
       held[static_cast<size_t>(group->rank())] =
           group->ledger()->device().current + HostAllocator::instance().used();
+      group->barrier("all have measured");
     }
     net = std::make_shared<Wide>();
     group->barrier("the first engine is gone");

@@ -76,40 +76,46 @@ std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize&
   auto next = config;
   std::string optimizer_part;
   std::string param_part;
-  const auto consider = [&] {
-    const auto frees = static_cast<int64_t>(need(config) - need(next));
+  // Takes `as` over if it frees more than those before it.
+  const auto consider = [&](const Config& as) {
+    const auto frees = static_cast<int64_t>(need(config) - need(as));
     if (frees <= (choices.empty() ? 0 : choices.back().bytes)) return;
-    std::string what = next.stage != config.stage ? fmt::format("stage {}", next.stage) : "";
+    std::string what = as.stage != config.stage ? fmt::format("stage {}", as.stage) : "";
     for (const auto& part : {optimizer_part, param_part}) {
       if (!part.empty()) what += (what.empty() ? "" : ", ") + part;
     }
     choices.push_back({std::move(what), frees});
+    next = as;
   };
-  for (int stage = config.stage + 1; size.ranks > 1 && stage <= 2; ++stage) {
-    next.stage = stage;
-    consider();
+  const auto consider_stage = [&](int stage) {
+    if (next.stage >= stage) return;
+    auto as = next;
+    as.stage = stage;
+    consider(as);
+  };
+  if (size.ranks > 1) {
+    consider_stage(1);
+    consider_stage(2);
   }
-  auto& optimizer = next.offload_optimizer;
-  if (optimizer.device == OffloadDevice::none || optimizer.ratio < 1) {
-    optimizer_part = optimizer.device == OffloadDevice::none
-                         ? "offload_optimizer.device \"cpu\" (--offload-optimizer cpu)"
-                         : "offload_optimizer.ratio 1";
-    if (optimizer.device == OffloadDevice::none) optimizer.device = OffloadDevice::cpu;
-    optimizer.ratio = 1;
-    consider();
+  if (const auto& now = config.offload_optimizer;
+      now.device == OffloadDevice::none || now.ratio < 1) {
+    auto as = next;
+    as.offload_optimizer.ratio = 1;
+    optimizer_part = "offload_optimizer.ratio 1";
+    if (now.device == OffloadDevice::none) {
+      as.offload_optimizer.device = OffloadDevice::cpu;
+      optimizer_part = "offload_optimizer.device \"cpu\" (--offload-optimizer cpu)";
+    }
+    consider(as);
   }
-  if (next.stage < 2) {
-    next.stage = 2;  // also alone: the gradients leave as they are ready
-    consider();
-  }
-  if (next.stage < 3) {
-    next.stage = 3;
-    if (size.ranks > 1) consider();
-  }
-  if (next.offload_param.device == OffloadDevice::none) {
-    next.offload_param.device = OffloadDevice::cpu;
+  consider_stage(2);  // also alone: the gradients leave as they are ready
+  if (size.ranks > 1) consider_stage(3);
+  if (config.offload_param.device == OffloadDevice::none) {
+    auto as = next;
+    as.stage = 3;
+    as.offload_param.device = OffloadDevice::cpu;
     param_part = "offload_param.device \"cpu\" (--offload-param cpu)";
-    consider();
+    consider(as);
   }
   return choices;
 }
