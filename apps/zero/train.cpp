@@ -40,7 +40,7 @@ struct EngineOptions {
   std::optional<int> stage;
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
-      delayed_update_after, recompute;
+      device_memory, delayed_update_after, recompute;
   bool offload_gradients = false, layer_major = false, update_in_backward = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
@@ -59,6 +59,7 @@ struct EngineOptions {
     if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
     if (memory_budget) config.memory_budget = *memory_budget;
+    if (device_memory) config.device_memory = *device_memory;
     if (recompute) config.activation_checkpointing.every = *recompute;
     if (clip) config.gradient_clipping = *clip;
     Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
@@ -139,8 +140,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       "Stage 3: parameters that may be gathered at once [1000000000]")
       ->check(not_negative());
   add("--offload-optimizer", engine.offload_optimizer,
-      "Where master weights and moments live: none, cpu (host memory, as none here) or nvme "
-      "(files) "
+      "Where master weights and moments live: none (the device), cpu (host memory) or nvme (files) "
       "[none]")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
   add("--offload-param", engine.offload_param,
@@ -158,6 +158,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       ->type_name("DIR");
   add("--memory-budget", engine.memory_budget,
       "Bytes that a rank may hold, as 6GB; 0: no limit [0]")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(not_negative())
+      ->type_name("BYTES");
+  add("--device-memory", engine.device_memory,
+      "Bytes of a rank's device, of which a part of memory plays the part here; 0: no limit [0]")
       ->transform(CLI::AsSizeValue(false))
       ->check(not_negative())
       ->type_name("BYTES");

@@ -124,6 +124,43 @@ TEST(Train, StatesOnDiskGiveTheSameWeightsAndAreToldBesideTheMemory) {
   EXPECT_THAT(refused.err, HasSubstr("nvme_path"));
 }
 
+TEST(Train, StatesOnTheHostGiveTheSameWeightsAndTheirTrafficIsToldWithTheFormula) {
+  const TrainFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::vector<std::string> options{"--stage", "3", "--dtype", dtype, "--accumulate", "2"};
+    ASSERT_EQ(folder.train(options, "device-" + dtype).status, 0);
+    auto there = options;
+    there.insert(there.end(), {"--offload-optimizer", "cpu", "--offload-param", "cpu",
+                               "--live-parameters", "0", "--device-memory", "64MB"});
+    const auto outcome = folder.train(there, "host-" + dtype);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("host_optimizer"));
+    EXPECT_THAT(outcome.out, HasSubstr("device and host a step"));
+    EXPECT_TRUE(folder.weights("host-" + dtype) == folder.weights("device-" + dtype));
+    const auto run = "host-" + dtype;
+    for (const auto& rank : folder.event("memory", run)["per_rank"]) {
+      for (const char* state : {"host_parameters", "host_gradients", "host_optimizer"}) {
+        EXPECT_EQ(rank[state]["current"], rank[state]["formula"]);
+        EXPECT_GT(rank[state]["formula"], 0);
+      }
+      EXPECT_EQ(rank["optimizer"]["peak"], 0);
+      EXPECT_LT(rank["device"]["peak"], 64 << 20);
+    }
+    for (const auto& rank : folder.event("traffic", run)["per_rank"]) {
+      EXPECT_EQ(rank["host"]["down"], rank["host"]["down_formula"]);
+      EXPECT_GT(rank["host"]["up"], 0);
+    }
+  }
+}
+
+TEST(Train, RefusesAModelThatExceedsItsDeviceAndNamesWhatFits) {
+  const TrainFolder folder;
+  const auto refused = folder.train({"--device-memory", "10KB"}, "refused");
+  EXPECT_NE(refused.status, 0);
+  EXPECT_THAT(refused.err, HasSubstr("The device has 10.0 KiB (device_memory)"));
+  EXPECT_THAT(refused.err, HasSubstr("--offload-optimizer cpu"));
+}
+
 TEST(Train, RefusesAModelThatExceedsItsMemoryBudget) {
   const TrainFolder folder;
   const auto refused = folder.train({"--memory-budget", "10KB"}, "refused");

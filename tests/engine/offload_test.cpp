@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tests/engine/net.h"
+#include "tests/engine/offload_runs.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -40,48 +41,6 @@ void step_on_ones(Engine& engine, nn::SequentialImpl& net) {
   const auto dtype = engine.config().bf16 ? at::kBFloat16 : at::kFloat;
   engine.backward(net.forward(torch::ones({1, 1500}, dtype)).to(at::kFloat).mean());
   engine.step();
-}
-
-// Weights and states after training, by name, of a run that saves and loads in the middle.
-template <class Network>
-std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
-                                              int ranks, const std::filesystem::path& save) {
-  std::vector<at::Tensor> result;
-  run_as_threads(ranks, [&](auto group) {
-    const auto look = [&](Engine& engine) {
-      std::vector<at::Tensor> now;
-      for (const auto& name : engine.parameter_names()) {
-        now.push_back(engine.parameter(name).clone());
-        for (const auto state : optim::state_names(optimizer))
-          now.push_back(engine.optimizer_state(name, state).clone());
-      }
-      return now;
-    };
-    auto net = std::make_shared<Network>();
-    Engine engine(net, optimizer, c, group);
-    train(engine, *net, 3);
-    engine.set_parameter("a.bias", torch::linspace(-1, 1, 33));
-    if (!optim::state_names(optimizer).empty())
-      engine.set_optimizer_state("b.weight", optim::state_names(optimizer)[0],
-                                 torch::full({29, 33}, 0.01));
-    {
-      const torch::NoGradGuard guard;
-      net->c->bias.add_(0.25);
-    }
-    engine.save((save / "sharded").string());
-    engine.save_full((save / "full").string());
-    train(engine, *net, 2, 3);
-    const auto straight = look(engine);
-    engine.load((save / "sharded").string());
-    train(engine, *net, 2, 3);
-    expect_equal(look(engine), straight);
-    engine.load_full((save / "full").string());
-    train(engine, *net, 2, 3);
-    const auto values = look(engine);
-    expect_equal(values, straight);
-    if (group->rank() == 0) result = values;
-  });
-  return result;
 }
 
 // The private folders went with their runs.
@@ -223,26 +182,6 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
   }
 }
 
-// Weights after steps of two micro-batches, and a gradient in the middle.
-std::vector<at::Tensor> after_accumulation(const Config& c, int ranks) {
-  std::vector<at::Tensor> result;
-  run_as_threads(ranks, [&](auto group) {
-    auto net = std::make_shared<Net>();
-    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-    train(engine, *net, 2);
-    engine.backward(loss_of(*net, group->rank(), 40));
-    engine.step();
-    engine.backward(loss_of(*net, group->rank(), 41));
-    const auto gradient = engine.gradient("b.weight");
-    engine.set_gradient("a.bias", torch::linspace(-1, 1, 33));
-    engine.step();
-    auto all = weights(engine);
-    all.push_back(gradient);
-    if (group->rank() == 0) result = all;
-  });
-  return result;
-}
-
 TEST(EngineOffload, GradientsOnDiskGiveTheSameBits) {
   const TemporaryFolder folder;
   for (const int stage : {2, 3}) {
@@ -287,26 +226,6 @@ TEST(EngineOffload, GradientsOnDiskAreWrittenAndReadOnceAndHeldInBucketsAlone) {
     EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
     EXPECT_EQ(engine.memory_formula().total(), 0);
   });
-}
-
-// Weights after six steps in which the update is delayed from the third on, and the losses.
-std::vector<at::Tensor> after_delayed_steps(const Config& c, int ranks) {
-  std::vector<at::Tensor> result;
-  run_as_threads(ranks, [&](auto group) {
-    auto net = std::make_shared<Net>();
-    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-    std::vector<at::Tensor> all;
-    for (int64_t i = 0; i < 6; ++i) {
-      const auto loss = loss_of(*net, group->rank(), i);
-      engine.backward(loss);
-      engine.step();
-      all.push_back(loss.detach());
-    }
-    for (auto& tensor : weights(engine)) all.push_back(tensor);
-    all.push_back(engine.optimizer_state("b.weight", "exp_avg"));
-    if (group->rank() == 0) result = all;
-  });
-  return result;
 }
 
 TEST(EngineOffload, ADelayedUpdateIsAPlainLoopThatDelaysByOneStep) {

@@ -1,16 +1,20 @@
 #include "zero/base/host_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
+#include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/base/host_space.h"
 
@@ -57,14 +61,22 @@ struct HostAllocator::Impl {
   int64_t resident = 0;  // what `reserved` counts of `space`
   std::unordered_map<void*, std::shared_ptr<BlockSource>> elsewhere;  // blocks of other sources
   std::atomic<size_t> elsewhere_count{0};
+  std::mutex limits_mutex;  // of the next one; taken before any other
+  std::vector<DeviceLimit*> limits;
+  std::atomic<size_t> limit_count{0};
   // Of this thread; null: the host space.
   static thread_local std::shared_ptr<BlockSource> source;
 
-  // `charged`: the block is counted by its user.
+  // `charged`: the block is counted by its user, in a ledger, which knows the limits.
   void* take(size_t bytes, bool charged) {
-    if (bytes < kMapped) return take_small(bytes, charged);
-    return source && !charged ? take_elsewhere(bytes) : take_large(bytes, charged);
+    const bool small = bytes < kMapped;
+    if (!charged) {
+      if (!small && source) return take_elsewhere(bytes);
+      if (limit_count != 0) return take_within_limits(bytes);
+    }
+    return small ? take_small(bytes, charged) : take_large(bytes, charged);
   }
+  void* take_within_limits(size_t bytes);
   void* take_elsewhere(size_t bytes);
   bool give_back_elsewhere(void* data);
   void* take_large(size_t bytes, bool charged);
@@ -108,6 +120,18 @@ bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   }
   owner->give(data);
   return true;
+}
+
+// The limits are held until the block is counted.
+void* HostAllocator::Impl::take_within_limits(size_t bytes) {
+  const std::lock_guard lock(limits_mutex);
+  const bool small = bytes < kMapped;
+  const size_t counted =
+      small ? bytes : (bytes + HostSpace::kPage - 1) / HostSpace::kPage * HostSpace::kPage;
+  c10::SmallVector<std::unique_lock<std::mutex>, 4> admitted;
+  for (auto* limit : limits)
+    admitted.push_back(limit->admit(static_cast<int64_t>(counted), "a tensor"));
+  return small ? take_small(bytes, false) : take_large(bytes, false);
 }
 
 void* HostAllocator::Impl::take_small(size_t bytes, bool charged) {
@@ -234,6 +258,20 @@ HostMemory HostAllocator::usage() const {
   return {.used = impl_->used.usage(),
           .reserved = impl_->reserved.usage(),
           .system_requests = requests};
+}
+
+int64_t HostAllocator::used() const { return impl_->used.usage().current; }
+
+void HostAllocator::add_limit(DeviceLimit* limit) {
+  const std::lock_guard lock(impl_->limits_mutex);
+  impl_->limits.push_back(limit);
+  impl_->limit_count = impl_->limits.size();
+}
+
+void HostAllocator::remove_limit(DeviceLimit* limit) {
+  const std::lock_guard lock(impl_->limits_mutex);
+  std::erase(impl_->limits, limit);
+  impl_->limit_count = impl_->limits.size();
 }
 
 void HostAllocator::trim() {

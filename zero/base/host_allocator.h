@@ -54,10 +54,16 @@ class HostAllocator final : public c10::Allocator {
   void* keep_charged(c10::DataPtr& data, size_t begin, size_t end);
 
   HostMemory usage() const;
+  /// usage().used.current, without a lock.
+  int64_t used() const;
   /// Returns the memory that nobody uses to the system.
   void trim();
   /// Sets each peak to the current value.
   void reset_peaks();
+
+  /// Every request is put to `limit` first, until it is removed (Note [Device memory]).
+  void add_limit(DeviceLimit* limit);
+  void remove_limit(DeviceLimit* limit);
 
  private:
   friend class BlockRedirect;

@@ -64,13 +64,17 @@ namespace {
 
 // `data` lies in a charged block of the host allocator, whom the tensor gives it back.
 at::Tensor charged_tensor(void* data, void* block, int64_t numel, at::ScalarType dtype,
-                          std::shared_ptr<Ledger> ledger, Category category) {
-  auto charge = std::make_shared<Charge>(std::move(ledger), category,
-                                         numel * static_cast<int64_t>(c10::elementSize(dtype)));
+                          std::shared_ptr<Charge> charge) {
   return at::from_blob(
       data, {numel},
       [block, charge = std::move(charge)](void*) { HostAllocator::instance().give_charged(block); },
       at::TensorOptions().dtype(dtype));
+}
+
+std::shared_ptr<Charge> charge_for(int64_t numel, at::ScalarType dtype,
+                                   std::shared_ptr<Ledger> ledger, Category category) {
+  return std::make_shared<Charge>(std::move(ledger), category,
+                                  numel * static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
 }  // namespace
@@ -78,8 +82,9 @@ at::Tensor charged_tensor(void* data, void* block, int64_t numel, at::ScalarType
 at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category) {
   const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
+  auto charge = charge_for(numel, dtype, std::move(ledger), category);  // first: it may be refused
   void* data = HostAllocator::instance().take_charged(std::max<size_t>(bytes, 1));
-  return charged_tensor(data, data, numel, dtype, std::move(ledger), category);
+  return charged_tensor(data, data, numel, dtype, std::move(charge));
 }
 
 at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
@@ -93,8 +98,10 @@ at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared
     block = HostAllocator::instance().keep_charged(storage.mutable_data_ptr(), first,
                                                    first + static_cast<size_t>(numel) * width);
   }
-  if (block != nullptr)
-    return charged_tensor(data, block, numel, array.scalar_type(), std::move(ledger), category);
+  if (block != nullptr) {
+    return charged_tensor(data, block, numel, array.scalar_type(),
+                          charge_for(numel, array.scalar_type(), std::move(ledger), category));
+  }
   auto part = host_empty(numel, array.scalar_type(), std::move(ledger), category);
   part.copy_(array.narrow(0, begin, numel));
   return part;

@@ -1,13 +1,17 @@
 #include "zero/base/ledger.h"
 
+#include <mutex>
 #include <utility>
+
+#include "zero/base/device_limit.h"
 
 namespace zero {
 
 std::string_view name(Category category) {
   static constexpr std::array<std::string_view, kCategories> kNames{
-      "parameters",       "gradients",     "optimizer",       "gathered_units",
-      "gradient_buckets", "communication", "offload_buffers", "activations"};
+      "parameters",       "gradients",      "optimizer",       "gathered_units",
+      "gradient_buckets", "communication",  "offload_buffers", "host_parameters",
+      "host_gradients",   "host_optimizer", "host_buffers",    "activations"};
   return kNames[static_cast<size_t>(category)];
 }
 
@@ -18,12 +22,20 @@ void Ledger::Counter::add(int64_t bytes) {
   }
 }
 
-void Ledger::add(Category category, int64_t bytes) {
+void Ledger::count(Category category, int64_t bytes) {
   counters_[static_cast<size_t>(category)].add(bytes);
   total_.add(bytes);
+  if (!on_host(category)) device_.add(bytes);
 }
 
-void Ledger::remove(Category category, int64_t bytes) { add(category, -bytes); }
+void Ledger::add(Category category, int64_t bytes) {
+  std::unique_lock<std::mutex> admitted;
+  if (auto* limit = limit_.load(); limit != nullptr && !on_host(category))
+    admitted = limit->admit(bytes, name(category));
+  count(category, bytes);
+}
+
+void Ledger::remove(Category category, int64_t bytes) { count(category, -bytes); }
 
 Usage Ledger::usage(Category category) const {
   const auto& counter = counters_[static_cast<size_t>(category)];
@@ -31,10 +43,12 @@ Usage Ledger::usage(Category category) const {
 }
 
 Usage Ledger::total() const { return {total_.current.load(), total_.peak.load()}; }
+Usage Ledger::device() const { return {device_.current.load(), device_.peak.load()}; }
 
 void Ledger::reset_peaks() {
   for (auto& counter : counters_) counter.peak.store(counter.current.load());
   total_.peak.store(total_.current.load());
+  device_.peak.store(device_.current.load());
 }
 
 Charge::Charge(std::shared_ptr<Ledger> ledger, Category category, int64_t bytes)

@@ -20,12 +20,23 @@ enum class Category : uint8_t {
   gradient_buckets,  ///< full units of gradients on their way to being reduced
   communication,     ///< staging buffers of the collectives
   offload_buffers,   ///< blocks of states on their way from and to a disk
+  host_parameters,   ///< the host tier: this rank's shards of parameters
+  host_gradients,    ///< the host tier: reduced gradients
+  host_optimizer,    ///< the host tier: master weights and moments
+  host_buffers,      ///< the host tier: staging, and second copies for an update beside a step
   activations,       ///< everything else that LibTorch's CPU allocator holds (process-wide)
 };
-inline constexpr size_t kCategories = 8;
+inline constexpr size_t kCategories = 12;
 
 /// The category's name as logs and tables print it: "parameters", ...
 std::string_view name(Category category);
+
+/// The category is of the host tier: beside a device it would lie in the host's memory.
+constexpr bool on_host(Category category) {
+  return category >= Category::host_parameters && category <= Category::host_buffers;
+}
+
+class DeviceLimit;
 
 /// Bytes held now and the most that were held at once since the last `reset_peaks`.
 struct Usage {
@@ -37,22 +48,29 @@ struct Usage {
 /// its own.
 class Ledger {
  public:
+  /// Throws OutOfMemory, and counts nothing, where a DeviceLimit refuses it.
   void add(Category category, int64_t bytes);
   void remove(Category category, int64_t bytes);
   Usage usage(Category category) const;
   /// Usage of all categories together; its peak is the peak of the sum, not the sum of the peaks.
   Usage total() const;
+  /// The same without the host tier: what a device would hold.
+  Usage device() const;
   /// Sets each peak to the current value.
   void reset_peaks();
 
  private:
+  friend class DeviceLimit;
   struct Counter {
     std::atomic<int64_t> current{0};
     std::atomic<int64_t> peak{0};
     void add(int64_t bytes);
   };
+  void count(Category category, int64_t bytes);
   std::array<Counter, kCategories> counters_;
   Counter total_;
+  Counter device_;
+  std::atomic<DeviceLimit*> limit_{nullptr};
 };
 
 /// Bytes charged to a ledger for as long as this object lives. Move-only; keeps the ledger alive.

@@ -40,10 +40,11 @@ at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
   constexpr size_t kPage = 4096;
   const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   // More than there is would be granted by a system that overcommits, and end the process later.
-  void* data =
+  std::unique_ptr<void, void (*)(void*)> data(
       bytes > physical_memory()
           ? nullptr
-          : std::aligned_alloc(kPage, (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage);
+          : std::aligned_alloc(kPage, (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage),
+      &std::free);
   if (data == nullptr) {
     throw OutOfMemory(fmt::format("Cannot allocate {} for {}; this machine has {} of memory.",
                                   format_bytes(static_cast<double>(bytes)), name(category),
@@ -51,7 +52,7 @@ at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
   }
   auto charge = std::make_shared<Charge>(ledger, category, bytes);
   return at::from_blob(
-      data, {numel},
+      data.release(), {numel},
       [charge = std::move(charge)](void* memory) mutable {
         std::free(memory);
         charge.reset();

@@ -30,28 +30,32 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 }  // namespace
 
-partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
+partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
   partition::LayoutMemory sum;
-  const auto parameters_there = parameters_on_disk();
-  const auto states_there = optimizer_on_disk();
+  // The host gets what a rank updates; replicated gradients add up on the device before that.
+  const bool host = tier == Tier::host;
+  const auto counted = partition::Placement{.parameters = at.parameters,
+                                            .gradients = host ? at.optimizer : at.gradients,
+                                            .optimizer = at.optimizer};
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto dtype = unit_dtypes[static_cast<size_t>(u)];
-    const bool parameter_on_disk = parameters_there[static_cast<size_t>(u)];
-    partition::StateBytes of{.parameter = parameter_on_disk ? 0 : layout->unit(u).element_bytes,
-                             .gradient = 0,
-                             .optimizer = 0};
+    const auto& tiers = tiers_of(u);
+    const auto gradients_at =
+        !host && !at.gradients && tiers.gradients == Tier::host ? Tier::device : tiers.gradients;
+    partition::StateBytes of{
+        .parameter = tiers.parameters == tier ? layout->unit(u).element_bytes : 0,
+        .gradient = 0,
+        .optimizer = 0};
     if (parameters[first].requires_grad()) {
-      const auto arrays =
-          optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
-          (dtype == at::kFloat ? 0 : 1);  // master weights, where the parameter is not its own
-      of.gradient = gradient_on_disk(u) || updates_in_backward() ? 0
-                    : accumulate_fp32()                          ? 4
-                                                                 : layout->unit(u).element_bytes;
-      const bool on_disk = states_there[static_cast<size_t>(u)];
-      of.optimizer = on_disk ? 0 : 4 * static_cast<int64_t>(arrays);
+      const auto arrays = optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
+                          (own_master(dtype, tiers.parameters, tiers.optimizer) ? 1 : 0);
+      const bool kept = host || !updates_in_backward();
+      if (gradients_at == tier && kept)
+        of.gradient = accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
+      if (tiers.optimizer == tier) of.optimizer = 4 * static_cast<int64_t>(arrays);
     }
-    const auto unit = partition::unit_memory(*layout, u, at, of);
+    const auto unit = partition::unit_memory(*layout, u, counted, of);
     sum.parameters += unit.parameters;
     sum.gradients += unit.gradients;
     sum.optimizer += unit.optimizer;
@@ -60,24 +64,49 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at) const {
   return sum;
 }
 
+int64_t Engine::Impl::states_in_memory(partition::Placement at) const {
+  return states(at, Tier::device).total() + states(at, Tier::host).total();
+}
+
 bool Engine::Impl::accumulate_fp32() const { return config.accumulates_fp32(); }
 
 void Engine::Impl::check_budget() const {
   if (config.memory_budget == 0) return;
-  const auto need = states(placement);
-  if (need.total() <= config.memory_budget) return;
+  const int64_t need = states_in_memory(placement);
+  if (need <= config.memory_budget) return;
+  const auto of_device = states(placement, Tier::device);
+  const auto of_host = states(placement, Tier::host);
   std::string others;
   for (int stage = config.stage + 1; group->size() > 1 && stage <= 3; ++stage) {
     others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
-                          bytes(states(partition::placement_of_stage(stage)).total()), stage);
+                          bytes(states_in_memory(partition::placement_of_stage(stage))), stage);
   }
   throw OutOfMemory(fmt::format(
       "The memory budget is {}, but the states of the model alone take {} of each of {} "
       "rank{} at stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher "
       "stage, more ranks, or a larger budget.",
-      bytes(config.memory_budget), bytes(need.total()), group->size(),
+      bytes(config.memory_budget), bytes(need), group->size(), group->size() == 1 ? "" : "s",
+      config.stage, bytes(of_device.parameters + of_host.parameters),
+      bytes(of_device.gradients + of_host.gradients),
+      bytes(of_device.optimizer + of_host.optimizer), others));
+}
+
+// Every rank has the same states: what is refused here is refused on all.
+void Engine::Impl::limit_device() {
+  if (config.device_memory == 0) return;
+  StepSize size{.parameters = layout->content(), .ranks = group->size()};
+  for (const auto& parameter : parameters)
+    size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
+  limit = std::make_unique<DeviceLimit>(group->ledger(), config.device_memory,
+                                        cheaper_choices(config, size));
+  const auto need = states(placement, Tier::device);
+  if (need.total() <= config.device_memory) return;
+  throw OutOfMemory(fmt::format(
+      "The device has {} (device_memory), but the states of the model that stay there take {} of "
+      "each of {} rank{} at stage {} (parameters {}, gradients {}, optimizer {}). {}",
+      bytes(config.device_memory), bytes(need.total()), group->size(),
       group->size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
-      bytes(need.optimizer), others));
+      bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
 }
 
 void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
@@ -133,19 +162,25 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
 }
 
 void Engine::Impl::spend_budget() {
-  if (config.memory_budget == 0) return;
+  if (!spends_budget()) return;
   const auto& ledger = *group->ledger();
   const int64_t held = ledger.total().peak;
   const int64_t activations = HostAllocator::instance().usage().used.peak;
   // Categories need not have had their peaks together, but one day they may.
-  int64_t others = activations;
+  int64_t on_device = activations;
+  int64_t below = 0;
   for (size_t i = 0; i < kCategories; ++i) {
     const auto category = static_cast<Category>(i);
-    if (category != Category::gathered_units) others += ledger.usage(category).peak;
+    if (category == Category::gathered_units) continue;
+    (on_host(category) ? below : on_device) += ledger.usage(category).peak;
   }
   auto mine = at::empty({2}, at::kLong);
-  mine[0] = config.memory_budget - activations - held;
-  mine[1] = config.memory_budget - others;
+  const int64_t budget = config.memory_budget;
+  // A step may hold a little more than the first.
+  const int64_t device = config.device_memory - config.device_memory / 16;
+  mine[0] = budget == 0 ? 0 : budget - activations - held;
+  mine[1] = std::min(budget == 0 ? INT64_MAX : budget - on_device - below,
+                     device == 0 ? INT64_MAX : device - on_device);
   auto all = at::empty({2 * group->size()}, at::kLong);
   group->all_gather_control(all, mine, "memory budget");
   const auto least = std::get<0>(all.view({-1, 2}).min(0));

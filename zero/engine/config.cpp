@@ -402,6 +402,7 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
   if (auto section = top.section("activation_checkpointing"))
     config.activation_checkpointing = read_activation_checkpointing(*section);
   config.memory_budget = top.bytes("memory_budget", config.memory_budget);
+  config.device_memory = top.bytes("device_memory", config.device_memory);
   if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
   top.finish();
   config.validate();
@@ -414,6 +415,7 @@ std::string Config::dump() const {
       {"gradient_clipping", gradient_clipping},
       {"layer_major_accumulation", layer_major_accumulation},
       {"memory_budget", memory_budget},
+      {"device_memory", device_memory},
       {"one_sided_gather", one_sided_gather},
       {"seed_by_rank", seed_by_rank},
       {"update_in_backward", update_in_backward},
@@ -584,6 +586,9 @@ void Config::validate() const {
   if (memory_budget < 0)
     throw ConfigError(fmt::format(
         "memory_budget is {}; it must be 0 (no limit) or a number of bytes.", memory_budget));
+  if (device_memory < 0)
+    throw ConfigError(fmt::format(
+        "device_memory is {}; it must be 0 (no limit) or a number of bytes.", device_memory));
   if (micro_batch_size < 0)
     throw ConfigError(fmt::format("train_micro_batch_size_per_gpu is {}; it must not be negative.",
                                   micro_batch_size));

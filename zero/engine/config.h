@@ -18,8 +18,8 @@ enum class AccumulationDtype : uint8_t {
   model,  ///< the parameter's dtype: less memory, a rounding at each addition
 };
 
-/// Where states live. none: on the device; cpu: in host memory, which is where a CPU build has them
-/// anyway; nvme: in files on disk.
+/// Where states live. none: on the device; cpu: in host memory, from where they are copied to the
+/// device (Note [Tiers] in store/tier.h); nvme: in files on disk.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
 /// Where parameters live between their uses: DeepSpeed's `offload_param` section. Stage 3.
@@ -44,7 +44,7 @@ struct OffloadOptimizer {
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
   bool pipeline_write = true;  ///< write a block back while the next one is updated
-  /// nvme: the part of master weights and states that goes there; the rest stays in memory.
+  /// The part of master weights and states that goes there; the rest stays on the device.
   double ratio = 1;
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;
@@ -114,6 +114,11 @@ struct Config {
   /// Where `offload_optimizer.nvme_path` names a folder but nothing is offloaded, as much as needed
   /// is (tiers.h).
   int64_t memory_budget = 0;
+  /// Bytes of a rank's device, of which a build for CPUs makes its memory a part: all that is not
+  /// on the host or a disk must fit in, activations too (as in `memory_budget`); what does not is
+  /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
+  /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
+  int64_t device_memory = 0;
   OffloadParam offload_param;
   OffloadOptimizer offload_optimizer;
   Aio aio;

@@ -45,6 +45,7 @@ Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Con
   lay_out();
   place();
   check_budget();
+  limit_device();
   move_in(tensors);
 }
 
@@ -206,11 +207,13 @@ void Engine::Impl::place() {
   for (const auto& parameter : parameters)
     size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
   config = choose_tiers(std::move(config), size).config;
-  // One rank has nobody to shard with: every state is whole on it. What is on disk comes and goes
+  // One rank has nobody to shard with: every state is whole on it. What is elsewhere comes and goes
   // all the same.
-  const bool pages = group->size() > 1 || config.offload_param.device == OffloadDevice::nvme ||
+  const bool pages = group->size() > 1 || config.offload_param.device != OffloadDevice::none ||
+                     config.offload_optimizer.device == OffloadDevice::cpu ||
                      config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
   placement = partition::placement_of_stage(pages ? config.stage : 0);
+  choose_tiers_of_units();
 }
 
 int64_t Engine::Impl::bytes_of(int64_t elements) const {
@@ -224,36 +227,47 @@ partition::Range Engine::Impl::owned_range(int64_t unit) const {
 
 // All units but the first ones that hold no more than `may_stay` of this rank's elements. Every
 // unit is used as often as any other, so it does not matter which stay.
-std::vector<bool> Engine::Impl::units_beyond(int64_t may_stay) const {
-  std::vector<bool> beyond;
-  int64_t in_memory = 0;
+std::vector<Tier> Engine::Impl::beyond(int64_t may_stay, Tier tier) const {
+  std::vector<Tier> chosen;
+  int64_t stay = 0;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const int64_t numel = owned_range(u).size();
-    const bool stays = in_memory + numel <= may_stay;
-    if (stays) in_memory += numel;
-    beyond.push_back(!stays);
+    const bool stays = stay + numel <= may_stay;
+    if (stays) stay += numel;
+    chosen.push_back(stays ? Tier::device : tier);
   }
-  return beyond;
+  return chosen;
 }
 
-std::vector<bool> Engine::Impl::parameters_on_disk() const {
-  const auto& offload = config.offload_param;
-  return units_beyond(offload.device == OffloadDevice::nvme ? offload.max_in_cpu : INT64_MAX);
-}
-
-std::vector<bool> Engine::Impl::optimizer_on_disk() const {
-  const auto& offload = config.offload_optimizer;
-  if (offload.device != OffloadDevice::nvme) return units_beyond(INT64_MAX);
+void Engine::Impl::choose_tiers_of_units() {
+  const auto tier_of = [](OffloadDevice device) {
+    return device == OffloadDevice::nvme  ? Tier::disk
+           : device == OffloadDevice::cpu ? Tier::host
+                                          : Tier::device;
+  };
+  const auto& param = config.offload_param;
+  const auto& states = config.offload_optimizer;
   int64_t all = 0;
   for (int64_t u = 0; u < layout->unit_count(); ++u) all += owned_range(u).size();
-  return units_beyond(
-      static_cast<int64_t>(std::floor((1 - offload.ratio) * static_cast<double>(all))));
+  const auto kept = static_cast<int64_t>(std::floor((1 - states.ratio) * static_cast<double>(all)));
+  const auto parameters_at =
+      beyond(param.device == OffloadDevice::nvme ? param.max_in_cpu : 0, tier_of(param.device));
+  const auto optimizer_at = beyond(kept, tier_of(states.device));
+  const bool gradients_on_disk =
+      states.on_disk_with_gradients() && placement.gradients && !updates_in_backward();
+  for (size_t u = 0; u < optimizer_at.size(); ++u) {
+    // To the host they go with what they update; to a disk they need not.
+    const bool on_host = optimizer_at[u] == Tier::host;
+    tiers.push_back({.parameters = parameters_at[u],
+                     .gradients = gradients_on_disk ? Tier::disk
+                                  : on_host         ? Tier::host
+                                                    : Tier::device,
+                     .optimizer = optimizer_at[u]});
+  }
 }
 
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
-  if (!config.offload_optimizer.on_disk_with_gradients() || !placement.gradients ||
-      updates_in_backward())
-    return std::nullopt;
+  if (tiers_of(unit).gradients != Tier::disk) return std::nullopt;
   return accumulate_fp32() ? at::kFloat : unit_dtypes[static_cast<size_t>(unit)];
 }
 
@@ -262,8 +276,6 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
   const auto& optimizer_section = config.offload_optimizer;
   const bool optimizer_there = optimizer_section.device == OffloadDevice::nvme;
   if (!optimizer_there && config.offload_param.device != OffloadDevice::nvme) return nullptr;
-  const auto parameters_there = parameters_on_disk();
-  const auto states_there = optimizer_on_disk();
   std::vector<StateStream::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
@@ -271,8 +283,8 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
     units.push_back(OptimizerStore::arrays_on_disk(
         owned_range(u).size(), unit_dtypes[static_cast<size_t>(u)],
         parameters[first].requires_grad(), static_cast<int64_t>(states),
-        {.parameters = parameters_there[static_cast<size_t>(u)],
-         .optimizer = states_there[static_cast<size_t>(u)],
+        {.parameters = tiers_of(u).parameters == Tier::disk,
+         .optimizer = tiers_of(u).optimizer == Tier::disk,
          .gradients = gradient_on_disk(u),
          .doubled = hides()}));
   }
@@ -308,42 +320,44 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     trainable.push_back(parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)]
                             .requires_grad());
   disk = make_disk();
-  const bool offload_param = config.offload_param.device == OffloadDevice::nvme;
+  std::vector<Tier> parameters_at;
+  for (const auto& of_unit : tiers) parameters_at.push_back(of_unit.parameters);
+  // Every rank has a device of its own: where there is one, units are copied to it.
+  const bool shares = config.device_memory == 0 || group->size() == 1;
   store = std::make_unique<ParameterStore>(
       *layout, unit_dtypes, *group,
       ParameterStore::Options{
           .placement = placement,
-          .live_bytes = config.memory_budget > 0 ? 0 : bytes_of(config.max_live_parameters),
+          .live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
           .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-          .one_sided = config.one_sided_gather,
-          .disk = offload_param ? disk.get() : nullptr,
-          .on_disk = offload_param ? parameters_on_disk() : std::vector<bool>{},
+          .one_sided = config.one_sided_gather && shares,
+          .tiers = std::move(parameters_at),
+          .disk = config.offload_param.device == OffloadDevice::nvme ? disk.get() : nullptr,
+          .host = &link,
           .read_ahead_bytes =
               config.offload_param.buffer_count * (config.unit_bytes / group->size()),
           .slice_bytes = config.unit_bytes / group->size()});
-  const auto states_there = optimizer_on_disk();
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     units.push_back(
         {.owned = trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
          .dtype = store->dtype(u),
          .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
-         .states_on_disk = states_there[static_cast<size_t>(u)],
+         .parameters_at = tiers_of(u).parameters,
+         .states_at = tiers_of(u).optimizer,
          .gradient_on_disk = gradient_on_disk(u)});
-    auto& unit = units.back();
-    if (hides() && !unit.owned.empty() && !unit.parameters_on_disk())
-      unit.hidden =
-          host_zeros(unit.owned.size(), unit.dtype, group->ledger(), Category::offload_buffers);
   }
-  optimizer = std::make_unique<OptimizerStore>(
-      *layout, optimizer_groups, group_of, std::move(units), group->ledger(), disk.get(), hides());
+  optimizer =
+      std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
+                                       group->ledger(), link, disk.get(), hides());
   for (size_t p = 0; p < parameters.size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     auto& parameter = parameters[p];
-    const auto dtype = store->dtype(layout->unit_of(i));
+    const int64_t u = layout->unit_of(i);
+    const auto dtype = store->dtype(u);
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
-    if (parameter.requires_grad() && dtype != at::kFloat) optimizer->set_master(i, original);
+    if (parameter.requires_grad() && optimizer->own_master(u)) optimizer->set_master(i, original);
     if (parameter.scalar_type() != dtype) parameter.set_data(parameter.detach().to(dtype));
     store->take(i, parameter);
   }
@@ -364,6 +378,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     all_present.assign(parameters.size(), 1);
     update = [this](int64_t unit, const at::Tensor& slice) { return update_beside(unit, slice); };
   }
+  std::vector<bool> gradients_on_host;
+  for (const auto& of_unit : tiers) gradients_on_host.push_back(of_unit.gradients == Tier::host);
   gradients = std::make_unique<GradientStore>(
       *layout, parameters, trainable, *group,
       GradientStore::Options{.placement = placement,
@@ -371,17 +387,20 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
                              .add_in_buckets = config.layer_major_accumulation,
                              .unit_bytes = config.unit_bytes,
                              .disk = gradients_there ? disk.get() : nullptr,
+                             .on_host = std::move(gradients_on_host),
+                             .host = &link,
                              .doubled = delays(),
                              .update = std::move(update)});
   if (disk && updates_in_backward()) disk->follow(gradients->order());
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
-  if (config.memory_budget > 0) {
+  if (spends_budget()) {
     // What the construction held is not what a step holds.
     group->ledger()->reset_peaks();
     HostAllocator::instance().reset_peaks();
   }
+  if (limit) limit->include_tensors();
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
@@ -454,6 +473,10 @@ void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
     passes();
   } catch (...) {
     gradients->abandon_backward();
+    if (!updates_in_backward()) {
+      gradients->clear();
+      micro_batches = 0;
+    }
     throw;
   }
   gradients->end_backward();
@@ -683,7 +706,15 @@ const partition::Layout& Engine::layout() const { return *impl_->layout; }
 std::vector<std::string> Engine::parameter_names() const { return impl_->names; }
 paging::Pager* Engine::pager() { return impl_->store->pager(); }
 
-partition::LayoutMemory Engine::memory_formula() const { return impl_->states(impl_->placement); }
+partition::LayoutMemory Engine::memory_formula() const {
+  return impl_->states(impl_->placement, Tier::device);
+}
+
+partition::LayoutMemory Engine::host_memory_formula() const {
+  return impl_->states(impl_->placement, Tier::host);
+}
+
+HostTraffic Engine::host_traffic() const { return impl_->link.counts(); }
 
 DiskUse Engine::disk() const {
   if (!impl_->disk) return {};
@@ -714,6 +745,15 @@ TrafficFormula Engine::traffic_formula() const {
       const auto update = impl.disk->update_bytes(u);
       sum.disk_read += update.read;
       sum.disk_written += update.written;
+    }
+    const auto& tiers = impl.tiers_of(u);
+    const int64_t owned_bytes = impl.owned_range(u).size() * unit.element_bytes;
+    if (tiers.parameters == Tier::host) sum.host_up += 2 * k * owned_bytes;
+    if (trainable) sum.host_down += impl.gradients->bytes_down(u, k);
+    if (trainable && owns) {
+      const auto update = impl.optimizer->host_bytes(u);
+      sum.host_down += update.down;
+      sum.host_up += update.up;
     }
     const int64_t parameter_bytes = partition::share_sent(unit.bytes(), impl.group->size());
     const int64_t gradient_bytes =

@@ -30,6 +30,7 @@
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
+#include "zero/store/tier.h"
 
 namespace zero {
 
@@ -71,6 +72,11 @@ struct TrafficFormula {
   /// add the next one.
   int64_t disk_read = 0;
   int64_t disk_written = 0;
+  /// Between this rank's device and its host: gradients down, once a step where they add up on the
+  /// device (stages 0 and 1), else for every micro-batch; parameters up, once a step where the
+  /// optimizer is there, and for every gather (as in `all_gather`) where they are.
+  int64_t host_down = 0;
+  int64_t host_up = 0;
 };
 
 /// States of one rank on disk.
@@ -123,7 +129,10 @@ class Engine {
 
   /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
   /// several times before `step`; all gradients add up. Collective at stages 2 and 3
-  /// (reduce-scatter of each unit as it becomes ready).
+  /// (reduce-scatter of each unit as it becomes ready). A pass that throws, as OutOfMemory, takes
+  /// the gradients of the step so far with it: the accumulation begins anew. Where it has thrown at
+  /// the same place on all ranks, training can go on with less. (With update_in_backward some
+  /// weights have changed: load a checkpoint.)
   void backward(const at::Tensor& loss);
   /// Several backward passes as one, for a model whose micro-batches all pass one layer before the
   /// next (train/layer_major.h does that for any model that shows its layers). `passes` runs
@@ -193,9 +202,14 @@ class Engine {
   /// What this rank's states take by formula, padding included: equals the ledger's `parameters`,
   /// `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
+  /// The same of what lies in the host tier: the ledger's `host_parameters`, `host_gradients` and
+  /// `host_optimizer`.
+  partition::LayoutMemory host_memory_formula() const;
   TrafficFormula traffic_formula() const;
   /// This rank's states on disk; all zero where there are none.
   DiskUse disk() const;
+  /// What this rank's device and its host have exchanged since construction.
+  HostTraffic host_traffic() const;
   /// Stage 3's pager; null where parameters are replicated.
   paging::Pager* pager();
 

@@ -12,12 +12,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "zero/base/device_limit.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gradient_store.h"
 #include "zero/engine/optimizer_store.h"
 #include "zero/engine/parameter_store.h"
 #include "zero/engine/state_stream.h"
+#include "zero/store/tier.h"
 
 namespace zero {
 
@@ -40,10 +42,16 @@ struct Engine::Impl {
   /// The elements of a unit that this rank updates: all of them at stage 0, its slice from stage 1
   /// on.
   partition::Range owned_range(int64_t unit) const;
-  /// By unit: what `may_stay` elements in memory leave for the disk.
-  std::vector<bool> units_beyond(int64_t may_stay) const;
-  std::vector<bool> parameters_on_disk() const;
-  std::vector<bool> optimizer_on_disk() const;
+  /// By unit: where a state goes of which `may_stay` elements stay on the device.
+  std::vector<Tier> beyond(int64_t may_stay, Tier tier) const;
+  /// Where each state of a unit lives. Gradients: those that the update reads.
+  struct Tiers {
+    Tier parameters = Tier::device;
+    Tier gradients = Tier::device;
+    Tier optimizer = Tier::device;
+  };
+  void choose_tiers_of_units();
+  const Tiers& tiers_of(int64_t unit) const { return tiers[static_cast<size_t>(unit)]; }
   /// The dtype of a unit's gradients on disk; none where they are in memory.
   std::optional<at::ScalarType> gradient_on_disk(int64_t unit) const;
 
@@ -88,14 +96,20 @@ struct Engine::Impl {
   double global_norm(bool& finite);
 
   // The memory budget (budget.cpp).
-  /// A rank's states by the formula, at a placement.
-  partition::LayoutMemory states(partition::Placement at) const;
+  /// A rank's states in one tier by the formula, at a placement.
+  partition::LayoutMemory states(partition::Placement at, Tier tier) const;
+  /// Bytes of those on the device and the host.
+  int64_t states_in_memory(partition::Placement at) const;
+  /// What a budget or a device leaves after the first step is for gathered units.
+  bool spends_budget() const { return config.memory_budget > 0 || config.device_memory > 0; }
   /// Gradients of several micro-batches add up in fp32.
   bool accumulate_fp32() const;
   /// Bytes of as many parameters; saturates.
   int64_t bytes_of(int64_t elements) const;
-  /// Throws OutOfMemory where the states alone exceed it.
+  /// Throws OutOfMemory where the states alone exceed it, or those on the device its cap.
   void check_budget() const;
+  /// The cap of the device is in force from here on.
+  void limit_device();
   /// After the first step: what is left is for gathered units. Collective.
   void spend_budget();
 
@@ -126,6 +140,9 @@ struct Engine::Impl {
   std::vector<size_t> group_of;
   std::unique_ptr<partition::Layout> layout;
   std::vector<at::ScalarType> unit_dtypes;
+  std::vector<Tiers> tiers;            // by unit
+  std::unique_ptr<DeviceLimit> limit;  // null without a cap
+  HostLink link;
   std::unique_ptr<StateStream> disk;  // null where every state is in memory
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<GradientStore> gradients;

@@ -25,6 +25,8 @@ constexpr size_t kInFlight = 1;
 // Sums that are written or updated at a time. An update lasts long where states are on disk.
 constexpr size_t kWrites = 1;
 constexpr size_t kUpdates = 3;
+// Elements of a block that comes down to be added.
+constexpr int64_t kArrivingNumel = 1 << 18;
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
@@ -54,7 +56,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     : layout_(layout),
       parameters_(std::move(parameters)),
       group_(group),
-      options_(options),
+      options_(std::move(options)),
       states_(static_cast<size_t>(layout.unit_count())),
       in_bucket_(parameters_.size(), 0),
       promised_(parameters_.size(), 0),
@@ -72,14 +74,32 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
     if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
       bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes(u));
-    if (streams() || passing()) continue;
-    const auto make = [&](Category category) {
-      return options_.placement.gradients
-                 ? host_zeros(layout_.slice_numel(u), storage_dtype(u), group_.ledger(), category)
-                 : group_.empty(layout_.unit(u).numel, storage_dtype(u), category).zero_();
+    if ((streams() || passing()) && !on_host(u)) continue;
+    const bool there = on_host(u);
+    const bool sharded = options_.placement.gradients;
+    const auto owned = partition::owned_range(layout_, u, options_.placement, group_.rank());
+    const auto own = [&](Category category) {
+      return host_zeros(owned.size(), storage_dtype(u), group_.ledger(), category);
     };
-    unit.storage = make(Category::gradients);
-    if (options_.doubled) unit.other = make(Category::offload_buffers);
+    const auto whole = [&](Category category) {
+      return group_.empty(layout_.unit(u).numel, storage_dtype(u), category).zero_();
+    };
+    unit.storage = !sharded ? whole(Category::gradients)
+                            : own(there ? Category::host_gradients : Category::gradients);
+    if (there && !sharded) unit.below = own(Category::host_gradients);
+    if (options_.doubled) {
+      unit.other = there     ? own(Category::host_buffers)
+                   : sharded ? own(Category::offload_buffers)
+                             : whole(Category::offload_buffers);
+    }
+  }
+  int64_t most = 0;
+  for (const int64_t u : order_) {
+    if (on_host(u) && options_.placement.gradients) most = std::max(most, layout_.slice_numel(u));
+  }
+  if (most > 0) {
+    arriving_ = host_zeros(std::min(most, kArrivingNumel), at::kFloat, group_.ledger(),
+                           Category::host_buffers);
   }
   std::reverse(order_.begin(),
                order_.end());  // backward meets the last first; corrected after the first pass
@@ -117,6 +137,26 @@ GradientStore::~GradientStore() {
 
 at::ScalarType GradientStore::storage_dtype(int64_t unit) const {
   return options_.accumulate_fp32 ? at::kFloat : state(unit).dtype;
+}
+
+// What goes down of a rank that is alone is its bucket: the sum needs no more bits than it has.
+bool GradientStore::is_sum(int64_t unit) const { return on_host(unit) && group_.size() == 1; }
+
+// Of what a pass reduces. What is added to other sums is not rounded before.
+at::ScalarType GradientStore::sum_dtype(int64_t unit, bool first) const {
+  if (is_sum(unit)) return wire_dtype(unit);
+  return first ? storage_dtype(unit) : at::kFloat;
+}
+
+int64_t GradientStore::bytes_down(int64_t unit, int64_t passes) const {
+  if (!on_host(unit)) return 0;
+  const auto bytes = [](at::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  const int64_t numel =
+      partition::owned_range(layout_, unit, options_.placement, group_.rank()).size();
+  if (!options_.placement.gradients) return numel * bytes(storage_dtype(unit));
+  return numel * (bytes(sum_dtype(unit, true)) + (passes - 1) * bytes(sum_dtype(unit, false)));
 }
 
 at::ScalarType GradientStore::wire_dtype(int64_t unit) const {
@@ -256,6 +296,19 @@ void GradientStore::advance() {
 void GradientStore::abandon_backward() {
   const std::lock_guard lock(mutex_);
   in_pass_ = false;
+  for (auto& reduction : in_flight_) {
+    try {
+      reduction.work.wait();
+    } catch (const CommError&) {  // the group has failed, which the next collective says
+    }
+    if (reduction.pooled) give(std::move(reduction.bucket));
+    // What is not of the pool goes with the reduction.
+    if (is_sum(reduction.unit) || (options_.update && !on_host(reduction.unit))) continue;
+    for (auto* sum : {&reduction.sum, &reduction.addend}) {
+      if (sum->defined()) give(std::move(*sum));
+    }
+  }
+  in_flight_.clear();
 }
 
 void GradientStore::end_backward() {
@@ -287,7 +340,13 @@ at::Tensor GradientStore::take(int64_t numel, at::ScalarType dtype) {
     memory = std::move(found->second);
     free_.erase(found);
   } else {
-    memory = group_.empty(whole, at::kByte, Category::gradient_buckets);
+    try {
+      memory = group_.empty(whole, at::kByte, Category::gradient_buckets);
+    } catch (const OutOfMemory&) {
+      if (free_.empty()) throw;
+      free_.clear();  // of other sizes
+      memory = group_.empty(whole, at::kByte, Category::gradient_buckets);
+    }
   }
   return memory.narrow(0, 0, bytes).view(dtype);
 }
@@ -335,17 +394,22 @@ void GradientStore::reduce(int64_t unit) {
   const auto slice = layout_.slice_numel(unit);
   if (u.filled) {
     // The sum of this pass, unrounded, is added to that of the earlier ones.
-    reduction.addend = take(slice, at::kFloat);
+    reduction.addend = is_sum(unit) ? reduction.bucket : take(slice, sum_dtype(unit, false));
   }
   const bool first = !std::exchange(u.filled, true);
-  reduction.in_place = first && !u.pooled && !on_disk() && !options_.doubled &&
+  reduction.in_place = first && !u.pooled && !on_disk() && !on_host(unit) && !options_.doubled &&
                        storage_dtype(unit) == reduction.bucket.scalar_type();
-  if (streams() && !reduction.in_place) reduction.sum = take_sum(unit);
+  const bool leaves = streams() || (on_host(unit) && !reduction.addend.defined());
+  if (leaves && !reduction.in_place) {
+    reduction.sum = !on_host(unit) ? take_sum(unit)
+                    : is_sum(unit) ? reduction.bucket
+                                   : take(slice, sum_dtype(unit, true));
+  }
   const auto output = reduction.addend.defined() ? reduction.addend
                       : reduction.in_place
                           ? reduction.bucket.narrow(0, slice * group_.rank(), slice)
-                      : streams() ? reduction.sum
-                                  : ensure_storage(unit);
+                      : leaves ? reduction.sum
+                               : ensure_storage(unit);
   reduction.work =
       group_.reduce_scatter(output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
   in_flight_.push_back(std::move(reduction));
@@ -357,6 +421,12 @@ void GradientStore::retire_one() {
   in_flight_.pop_front();
   reduction.work.wait();
   reduction.work = {};
+  if (on_host(reduction.unit)) {
+    receive(reduction);
+    if (reduction.pooled) give(std::move(reduction.bucket));
+    if (options_.update) stream(reduction.unit, state(reduction.unit).storage);
+    return;
+  }
   if (reduction.in_place) {
     const auto slice = layout_.slice_numel(reduction.unit);
     auto& sum = streams() ? reduction.sum : state(reduction.unit).storage;
@@ -401,6 +471,42 @@ Category GradientStore::category_of_sums() const {
   return streams() ? Category::gradient_buckets : Category::gradients;
 }
 
+// What was reduced on the device comes down to the host, where it is stored, or added.
+void GradientStore::receive(Reduction& reduction) {
+  const auto& storage = state(reduction.unit).storage;
+  const bool adds = reduction.addend.defined();
+  auto sum = adds ? std::move(reduction.addend) : std::move(reduction.sum);
+  const bool done = !adds && sum.scalar_type() == storage.scalar_type();
+  if (done) {
+    options_.host->down(storage.data_ptr(), sum.const_data_ptr(),
+                        static_cast<int64_t>(sum.nbytes()));
+  }
+  for (int64_t begin = 0; !done && begin < sum.numel(); begin += kArrivingNumel) {
+    const int64_t numel = std::min(kArrivingNumel, sum.numel() - begin);
+    const auto bytes = numel * static_cast<int64_t>(sum.element_size());
+    options_.host->down(arriving_.data_ptr(), sum.narrow(0, begin, numel).const_data_ptr(), bytes);
+    auto to = storage.narrow(0, begin, numel);
+    const auto arrived = arriving_.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
+    if (!adds) {
+      to.copy_(arrived);
+    } else if (storage.scalar_type() == at::kFloat) {
+      optim::accumulate(static_cast<float*>(to.data_ptr()), arrived.const_data_ptr(),
+                        arrived.scalar_type(), numel);
+    } else {
+      to.add_(arrived);
+    }
+  }
+  if (!is_sum(reduction.unit)) give(std::move(sum));
+}
+
+// Replicated gradients, complete: those that this rank updates go to the host.
+void GradientStore::send_down(int64_t unit) {
+  const auto& below = state(unit).below;
+  if (!below.defined()) return;
+  options_.host->down(below.data_ptr(), reduced(unit).const_data_ptr(),
+                      static_cast<int64_t>(below.nbytes()));
+}
+
 int64_t GradientStore::array_on_disk(int64_t unit) const {
   return options_.disk->array_count(unit) - 1;
 }
@@ -424,7 +530,7 @@ void GradientStore::stream(int64_t unit, at::Tensor sum) {
     return;
   }
   auto wait = options_.update(unit, sum);
-  sums_.push_back({std::move(sum), {}, std::move(wait)});
+  sums_.push_back({on_host(unit) ? at::Tensor() : std::move(sum), {}, std::move(wait)});
 }
 
 void GradientStore::retire_sum() {
@@ -513,6 +619,9 @@ void GradientStore::finish() {
                         : group_.all_reduce(unit.storage, label));
   }
   for (auto& work : works) work.wait();
+  for (const int64_t u : order_) {
+    if (wanted(u)) send_down(u);
+  }
 }
 
 at::Tensor GradientStore::slice(int64_t unit) const {
@@ -532,8 +641,8 @@ void GradientStore::detach() {
   for (const int64_t u : order_) {
     auto& unit = state(u);
     if (!on_disk()) {
-      unit.detached = reduced(u);
-      if (options_.doubled) std::swap(unit.storage, unit.other);
+      unit.detached = unit.below.defined() ? unit.below : reduced(u);
+      if (options_.doubled) std::swap(read_by_update(unit), unit.other);
     } else if (options_.doubled) {
       options_.disk->flip(u, array_on_disk(u));
     }
@@ -557,7 +666,8 @@ void GradientStore::clear() {
   for (auto& unit : states_) {
     unit.filled = unit.updated = false;
     unit.arrived = 0;
-    if (passing() || options_.update) unit.storage = unit.detached = at::Tensor();
+    if ((passing() || options_.update) && !on_host(&unit - states_.data()))
+      unit.storage = unit.detached = at::Tensor();
     auto bucket = std::exchange(unit.bucket, at::Tensor());
     if (bucket.defined() && unit.pooled) give(std::move(bucket));
   }
@@ -585,6 +695,7 @@ void GradientStore::set(int64_t parameter, const at::Tensor& values) {
     stream(u, std::move(sum));
     while (!sums_.empty()) retire_sum();
   }
+  send_down(u);
   present_[static_cast<size_t>(parameter)] = 1;
   local_[static_cast<size_t>(parameter)] = 1;
 }

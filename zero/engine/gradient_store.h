@@ -28,7 +28,9 @@
 //
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. Where gradients live on disk the slices are written there as they are reduced, and the
-// update reads them with the other states. A parameter too large for them is a unit of its own; its
+// update reads them with the other states. Where they live on the host, what is reduced goes down
+// to it: sharded, a slice at a time while backward goes on, where micro-batches add up; replicated,
+// once a step, what this rank updates. A parameter too large for them is a unit of its own; its
 // gradient needs no bucket where it has the unit's shape: it is reduced from where autograd left
 // it, through the group's small staging buffer.
 //
@@ -58,6 +60,7 @@
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
+#include "zero/store/tier.h"
 
 namespace zero {
 
@@ -73,6 +76,10 @@ class GradientStore {
     int64_t unit_bytes = 0;
     /// Where sharded gradients lie, as the last array of each trainable unit; null: in memory.
     StateStream* disk = nullptr;
+    /// By unit: the update reads it on the host. None: no unit. `host` is the way there; it
+    /// outlives this.
+    std::vector<bool> on_host = {};
+    HostLink* host = nullptr;
     /// An update may use the gradients of one step while those of the next are reduced.
     bool doubled = false;
     /// Where set, the sums of sharded gradients are not kept: starts the update of a unit from its
@@ -96,7 +103,7 @@ class GradientStore {
   void release();
   /// Reduces what the pass left over (sharded gradients).
   void end_backward();
-  /// The pass failed.
+  /// The pass failed: what it reduced is of no use.
   void abandon_backward();
 
   /// Completes every reduction, so that `reduced` and `present` are final for this step; further
@@ -109,6 +116,9 @@ class GradientStore {
   bool on_disk() const { return options_.disk != nullptr; }
   /// The unit was updated from its sum, which is gone.
   bool updated(int64_t unit) const { return state(unit).updated; }
+  bool on_host(int64_t unit) const {
+    return !options_.on_host.empty() && options_.on_host[static_cast<size_t>(unit)];
+  }
   /// Gives what was reduced to an update: `detached(unit)` until the next call, while new gradients
   /// go elsewhere if they are doubled.
   void detach();
@@ -134,6 +144,8 @@ class GradientStore {
   /// dtype of a unit's gradient storage, and of what it sends.
   at::ScalarType storage_dtype(int64_t unit) const;
   at::ScalarType wire_dtype(int64_t unit) const;
+  /// Bytes of a unit that go down to the host in a step of as many passes.
+  int64_t bytes_down(int64_t unit, int64_t passes) const;
 
  private:
   class Hook;
@@ -143,9 +155,10 @@ class GradientStore {
     at::ScalarType dtype = at::kFloat;  // of parameters and their gradients
     at::Tensor storage;       // the formula's gradients: full (replicated) or the slice (sharded);
                               // undefined on disk, where updates run in backward, and while a
-                              // slice is not `filled`
+                              // slice on the device is not `filled`
     optim::SquaredNorm norm;  // of a sum that is not kept in memory
-    at::Tensor other;         // doubled: the storage of the step before, or of the one after
+    at::Tensor below;         // on the host, replicated: what of it this rank updates
+    at::Tensor other;         // doubled: what the update reads, of the step before or the one after
     at::Tensor detached;
     bool filled = false;   // storage has a value of this step
     bool updated = false;  // in backward
@@ -160,7 +173,7 @@ class GradientStore {
     at::Tensor bucket;
     bool pooled = true;
     bool in_place = false;  // the sum takes the slice's place in the bucket
-    at::Tensor sum;         // the slice, where it is not kept in memory
+    at::Tensor sum;         // the slice, where it is not kept on the device
     at::Tensor addend;      // defined where the result is added to the storage
     comm::Work work;
   };
@@ -183,6 +196,13 @@ class GradientStore {
   at::Tensor& ensure_storage(int64_t unit);
   at::Tensor take_sum(int64_t unit);
   Category category_of_sums() const;
+  at::Tensor& read_by_update(Unit& unit) const {
+    return unit.below.defined() ? unit.below : unit.storage;
+  }
+  bool is_sum(int64_t unit) const;
+  at::ScalarType sum_dtype(int64_t unit, bool first) const;
+  void send_down(int64_t unit);
+  void receive(Reduction& reduction);
   int64_t array_on_disk(int64_t unit) const;
   bool streams() const { return on_disk() || options_.update; }
   void stream(int64_t unit, at::Tensor sum);
@@ -217,6 +237,7 @@ class GradientStore {
     std::function<void()> update;  // waits for it
   };
   std::deque<Sum> sums_;                     // that are on their way out
+  at::Tensor arriving_;                      // on the host: a block of what is added there
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
   std::mutex mutex_;                         // autograd may run hooks on threads of its own

@@ -1,5 +1,6 @@
 #include "zero/engine/optimizer_store.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/where.h>
 #include <c10/util/SmallVector.h>
@@ -13,6 +14,22 @@ namespace zero {
 
 using partition::intersect;
 using partition::Range;
+
+namespace {
+
+// Elements of a block that crosses between device and host: it stays in a core's cache.
+constexpr int64_t kStagedNumel = 1 << 18;
+
+std::byte* at_byte(const at::Tensor& tensor, int64_t element) {
+  return static_cast<std::byte*>(tensor.data_ptr()) +
+         element * static_cast<int64_t>(tensor.element_size());
+}
+
+Category buffers_at(Tier tier) {
+  return tier == Tier::host ? Category::host_buffers : Category::offload_buffers;
+}
+
+}  // namespace
 
 StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, at::ScalarType dtype,
                                                  bool trainable, int64_t states,
@@ -32,29 +49,46 @@ StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, at::ScalarType d
 
 OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                                std::vector<size_t> group_of, std::vector<Unit> units,
-                               const std::shared_ptr<Ledger>& ledger, StateStream* disk, bool hides)
+                               const std::shared_ptr<Ledger>& ledger, HostLink& link,
+                               StateStream* disk, bool hides)
     : layout_(layout),
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       units_(std::move(units)),
       arrays_(units_.size()),
+      link_(link),
       disk_(disk),
-      doubled_(hides),
+      hides_(hides),
       steps_(group_of_.size(), 0) {
+  int64_t staged_bytes = 0;
+  Tier staged_at = Tier::device;
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     auto& arrays = arrays_[static_cast<size_t>(u)];
     if (unit(u).owned.empty()) continue;
+    const int64_t numel = unit(u).owned.size();
+    const auto dtype = unit(u).dtype;
     if (!own_master(u)) arrays.master = unit(u).parameters;
-    if (unit(u).states_on_disk) continue;
+    if (hides && !unit(u).parameters_on_disk() && !unit(u).copies_master()) {
+      arrays.hidden = host_zeros(numel, dtype, ledger, buffers_at(unit(u).updated_at()));
+    } else if (unit(u).crosses() && !unit(u).copies_master()) {
+      staged_bytes = std::max(staged_bytes, std::min(numel, kStagedNumel) *
+                                                static_cast<int64_t>(c10::elementSize(dtype)));
+      staged_at = unit(u).updated_at();
+    }
+    if (unit(u).states_on_disk()) continue;
     const auto zeros = [&] {
-      return host_zeros(unit(u).owned.size(), at::kFloat, ledger, Category::optimizer);
+      return host_zeros(
+          numel, at::kFloat, ledger,
+          unit(u).states_at == Tier::host ? Category::host_optimizer : Category::optimizer);
     };
     if (own_master(u)) arrays.master = zeros();
     for (size_t i = 1; i < array_names(u).size(); ++i) arrays.states.push_back(zeros());
   }
+  if (staged_bytes > 0)
+    staging_ = host_zeros(staged_bytes, at::kByte, ledger, buffers_at(staged_at));
 }
 
-bool OptimizerStore::own_master(int64_t unit) const { return this->unit(unit).dtype != at::kFloat; }
+bool OptimizerStore::own_master(int64_t unit) const { return this->unit(unit).own_master(); }
 
 std::vector<std::string_view> OptimizerStore::array_names(int64_t unit) const {
   if (units_[static_cast<size_t>(unit)].owned.empty()) return {};
@@ -69,7 +103,7 @@ int64_t OptimizerStore::place_on_disk(int64_t unit, int64_t index) const {
   const auto& u = this->unit(unit);
   const int64_t before = u.parameters_on_disk() ? 1 : 0;
   if (index == 0 && !own_master(unit)) return before - 1;  // the parameters themselves
-  if (!u.states_on_disk) return -1;
+  if (!u.states_on_disk()) return -1;
   return before + index - (own_master(unit) ? 0 : 1);
 }
 
@@ -122,12 +156,26 @@ void OptimizerStore::refresh_master(int64_t parameter) {
   const auto mine = intersect(layout_.segment_of(parameter).range(), unit.owned);
   if (mine.empty() || !own_master(u)) return;
   const auto parameters = unit.parameters_on_disk() ? disk_->read(u, 0) : unit.parameters;
-  const auto written = parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  auto written = parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  if (unit.crosses()) {
+    const auto here = at::empty_like(written);
+    link_.copy(here.data_ptr(), unit.states_at, written.const_data_ptr(), unit.parameters_at,
+               static_cast<int64_t>(written.nbytes()));
+    written = here;
+  }
   const auto whole = array(u, "master");
   auto master = whole.narrow(0, mine.begin - unit.owned.begin, mine.size());
   master.copy_(
       at::where(master.to(written.scalar_type()) == written, master, written.to(at::kFloat)));
   put(u, "master", whole);
+}
+
+HostTraffic OptimizerStore::host_bytes(int64_t unit) const {
+  const auto& u = this->unit(unit);
+  if (!u.crosses()) return {};
+  const int64_t bytes = u.owned.size() * static_cast<int64_t>(c10::elementSize(u.dtype));
+  if (u.states_at == Tier::host) return {.down = 0, .up = bytes};
+  return {.down = bytes, .up = own_master(unit) ? 0 : bytes};
 }
 
 void OptimizerStore::begin_update() {
@@ -137,9 +185,16 @@ void OptimizerStore::begin_update() {
 
 void OptimizerStore::reveal() {
   for (const int64_t u : std::exchange(unrevealed_, {})) {
+    if (!hides_) continue;
     const auto& unit = this->unit(u);
-    if (unit.hidden.defined()) unit.parameters.copy_(unit.hidden);
-    if (unit.parameters_on_disk() && doubled_) disk_->flip(u, 0);
+    const auto& arrays = arrays_[static_cast<size_t>(u)];
+    if (unit.parameters_on_disk()) {
+      disk_->flip(u, 0);
+      continue;
+    }
+    const auto& updated = arrays.hidden.defined() ? arrays.hidden : arrays.master;
+    link_.copy(unit.parameters.data_ptr(), unit.parameters_at, updated.const_data_ptr(),
+               unit.updated_at(), static_cast<int64_t>(updated.nbytes()));
   }
 }
 
@@ -148,10 +203,6 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   const auto& target = units_[static_cast<size_t>(unit)];
   const auto& arrays = arrays_[static_cast<size_t>(unit)];
   const auto& segments = layout_.unit(unit).segments;
-  const auto at_byte = [](const at::Tensor& tensor, int64_t element) {
-    return static_cast<char*>(tensor.data_ptr()) +
-           element * static_cast<int64_t>(tensor.element_size());
-  };
   for (const auto& segment : segments) {
     if (present[static_cast<size_t>(segment.parameter)] != 0)
       ++steps_[static_cast<size_t>(segment.parameter)];
@@ -186,11 +237,18 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   }
   if (runs.empty()) return;
 
-  const bool hides = target.hidden.defined();
-  if (hides) target.hidden.copy_(target.parameters);
-  const auto& in_memory = hides ? target.hidden : target.parameters;
-  unrevealed_.push_back(unit);
+  const bool hides = arrays.hidden.defined();
   const bool own = own_master(unit);
+  if (hides && !own) {
+    link_.copy(arrays.hidden.data_ptr(), target.updated_at(), target.parameters.const_data_ptr(),
+               target.parameters_at, static_cast<int64_t>(target.parameters.nbytes()));
+  }
+  const auto& in_memory = hides ? arrays.hidden : target.parameters;
+  unrevealed_.push_back(unit);
+  // The new parameters leave the block in which they were made for the other memory.
+  const bool crosses = target.crosses() && !hides_;
+  const bool staged = crosses && !target.copies_master();
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(target.dtype));
   const auto gradient_dtype =
       target.gradient_on_disk ? *target.gradient_on_disk : gradient.scalar_type();
   const auto names = static_cast<int64_t>(array_names(unit).size());
@@ -200,15 +258,17 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       if (const auto place = place_on_disk(unit, index); place >= 0)
         return reinterpret_cast<float*>(block.arrays[static_cast<size_t>(place)]) +
                (begin - block.begin);
+      if (index == 0 && !own && staged)
+        return reinterpret_cast<float*>(staging_.data_ptr()) + (begin - block.begin);
       const auto& array = index > 0 ? arrays.states[static_cast<size_t>(index - 1)]
                           : own     ? arrays.master
                                     : in_memory;
       return array.mutable_data_ptr<float>() + begin;
     };
     const auto parameters = [&](int64_t begin) -> void* {
+      if (staged) return at_byte(staging_, (begin - block.begin) * element_bytes);
       if (!target.parameters_on_disk()) return at_byte(in_memory, begin);
-      return block.arrays[0] +
-             (begin - block.begin) * static_cast<int64_t>(c10::elementSize(target.dtype));
+      return block.arrays[0] + (begin - block.begin) * element_bytes;
     };
     const auto gradients = [&](int64_t begin) -> const void* {
       if (!target.gradient_on_disk) return at_byte(gradient, begin);
@@ -218,7 +278,14 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
     int64_t updated = 0;
     for (const auto& run : runs)
       updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
-    if (own && target.parameters_on_disk() && updated < block.end - block.begin) {
+    const int64_t block_bytes = (block.end - block.begin) * element_bytes;
+    const bool rounds = own && target.dtype != at::kFloat;
+    if (staged && !own) {
+      link_.copy(parameters(block.begin), target.updated_at(),
+                 at_byte(target.parameters, block.begin), target.parameters_at, block_bytes);
+    }
+    if (rounds && (target.parameters_on_disk() || hides || staged) &&
+        updated < block.end - block.begin) {
       // What is not updated is written all the same: it is the rounded master.
       const auto all = [&](void* data, at::ScalarType dtype) {
         return at::from_blob(data, {block.end - block.begin}, at::TensorOptions().dtype(dtype));
@@ -234,7 +301,7 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
                          .gradient_dtype = gradient_dtype};
       for (int64_t i = 1; i < names; ++i)
         range.state[static_cast<size_t>(i - 1)] = values(i, mine.begin);
-      if (own) {
+      if (rounds) {
         range.parameter = parameters(mine.begin);
         range.parameter_dtype = target.dtype;
       }
@@ -242,13 +309,21 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       optim::update(groups_[group].optimizer, steps_[static_cast<size_t>(run.parameter)],
                     rates_[group], gradient_scale, range);
     }
+    if (crosses) {
+      const void* made = staged ? parameters(block.begin) : values(0, block.begin);
+      link_.copy(at_byte(target.parameters, block.begin), target.parameters_at, made,
+                 target.updated_at(), block_bytes);
+    }
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.
   if (target.parameters_on_disk() || target.gradient_on_disk ||
-      (target.states_on_disk && names > (own ? 0 : 1))) {
+      (target.states_on_disk() && names > (own ? 0 : 1))) {
     disk_->for_each_block(unit, apply);
   } else {
-    apply({.begin = 0, .end = target.owned.size(), .arrays = {}});
+    const int64_t numel = target.owned.size();
+    const int64_t step = crosses ? kStagedNumel : numel;
+    for (int64_t begin = 0; begin < numel; begin += step)
+      apply({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
   }
 }
 

@@ -1,4 +1,13 @@
 // Master weights, moments and the update of the elements that this rank owns.
+//
+// Note [Optimizer on the host]
+// Where master weights and moments lie in host memory the update runs there (ZeRO-Offload,
+// 2101.06840, section 4): it reads the gradient that has come down and leaves the new parameters,
+// in their dtype, in a small block of host memory, from where they go up to the device, block by
+// block: 2 bytes a parameter in bf16, the least there is. fp32 parameters on the device get master
+// weights of their own on the host, since fetching the parameters for each update would double
+// that. The other way round (parameters on the host, optimizer on the device) the blocks lie on the
+// device. Results are those of states on the device, bit for bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +21,15 @@
 #include "zero/engine/state_stream.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/layout.h"
+#include "zero/store/tier.h"
 
 namespace zero {
+
+/// Master weights lie apart from parameters of this dtype: where these are of low precision, or
+/// would have to cross from the device to the host for an update.
+constexpr bool own_master(at::ScalarType dtype, Tier parameters, Tier states) {
+  return dtype != at::kFloat || (parameters == Tier::device && states == Tier::host);
+}
 
 class OptimizerStore {
  public:
@@ -22,18 +38,27 @@ class OptimizerStore {
     Optimizer optimizer;
     double lr = 0;
   };
-  /// What a unit needs to be updated. fp32 parameters are the master weights themselves.
+  /// What a unit needs to be updated. fp32 parameters are the master weights themselves, unless
+  /// they are on the device and the states on the host.
   struct Unit {
     partition::Range owned;
     at::ScalarType dtype = at::kFloat;
     at::Tensor parameters;  ///< owned elements; undefined on disk
-    bool states_on_disk = false;
+    Tier parameters_at = Tier::device;
+    Tier states_at = Tier::device;  ///< master weights too
     /// Of gradients on disk, which `update` is given none of.
     std::optional<at::ScalarType> gradient_on_disk = {};
-    /// Where the update leaves new parameters until `reveal`, if not in their place; undefined on
-    /// disk.
-    at::Tensor hidden = {};
-    bool parameters_on_disk() const { return !parameters.defined(); }
+    bool parameters_on_disk() const { return parameters_at == Tier::disk; }
+    bool states_on_disk() const { return states_at == Tier::disk; }
+    /// New parameters pass from one memory to the other.
+    bool crosses() const {
+      return !parameters_on_disk() && !states_on_disk() && parameters_at != states_at;
+    }
+    /// Where the update makes new parameters.
+    Tier updated_at() const { return states_on_disk() ? parameters_at : states_at; }
+    bool own_master() const { return zero::own_master(dtype, parameters_at, states_at); }
+    /// fp32 master weights that are the new parameters themselves, for the device to copy.
+    bool copies_master() const { return own_master() && dtype == at::kFloat; }
   };
 
   /// What of a unit lies on disk.
@@ -49,11 +74,12 @@ class OptimizerStore {
                                           int64_t states, const OnDisk& on_disk);
 
   /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
-  /// What is on disk lies in `disk` (null where nothing is), made of `arrays_on_disk`; it outlives
-  /// this.
+  /// What is on disk lies in `disk` (null where nothing is), made of `arrays_on_disk`; it and
+  /// `link` outlive this. `hides`: the update leaves new parameters hidden until `reveal`.
   OptimizerStore(const partition::Layout& layout, std::vector<Group> groups,
                  std::vector<size_t> group_of, std::vector<Unit> units,
-                 const std::shared_ptr<Ledger>& ledger, StateStream* disk, bool hides);
+                 const std::shared_ptr<Ledger>& ledger, HostLink& link, StateStream* disk,
+                 bool hides);
 
   /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
   /// storage order.
@@ -79,6 +105,9 @@ class OptimizerStore {
   /// Forgets what `reveal` would show.
   void discard() { unrevealed_.clear(); }
 
+  /// Bytes that the update of a unit moves between device and host.
+  HostTraffic host_bytes(int64_t unit) const;
+
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
   /// Undefined if the unit has none. A copy where it lives on disk: after changes call `put`.
   at::Tensor array(int64_t unit, std::string_view name) const;
@@ -88,6 +117,8 @@ class OptimizerStore {
   void replace(int64_t unit, std::string_view name, const at::Tensor& values);
   /// The unit has master weights apart from its parameters.
   bool own_master(int64_t unit) const;
+  /// They have other values than the parameters: more bits.
+  bool extra_bits(int64_t unit) const { return this->unit(unit).dtype != at::kFloat; }
   /// "master" and the states of the unit's optimizers.
   std::vector<std::string_view> array_names(int64_t unit) const;
 
@@ -101,8 +132,10 @@ class OptimizerStore {
 
  private:
   struct Arrays {
-    at::Tensor master;  // shares the parameters' memory if they are fp32; undefined on disk
+    at::Tensor master;  // shares the parameters' memory if it is not its own; undefined on disk
     std::vector<at::Tensor> states;  // empty on disk
+    at::Tensor hidden;  // where the update leaves new parameters until `reveal`; undefined where it
+                        // leaves them in their place, on disk, or in fp32 master weights apart
   };
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
   // Of array_names[index]: its number among the unit's arrays on disk, or -1.
@@ -113,8 +146,10 @@ class OptimizerStore {
   std::vector<size_t> group_of_;
   std::vector<Unit> units_;
   std::vector<Arrays> arrays_;
+  HostLink& link_;
   StateStream* disk_;
-  bool doubled_;                     // new parameters on disk go to a second copy
+  bool hides_;                       // new parameters on disk go to a second copy
+  at::Tensor staging_;               // a block of parameters on their way; undefined without need
   std::vector<double> rates_;        // by group, of the updates under way
   std::vector<int64_t> unrevealed_;  // units
   std::vector<int64_t> steps_;

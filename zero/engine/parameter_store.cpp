@@ -34,8 +34,10 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
     bytes += unit.bytes();
   }
   if (options_.placement.parameters) {
-    // Slices on disk have no place in a window.
-    if (options_.one_sided && options_.disk == nullptr)
+    const bool all_here = std::all_of(options_.tiers.begin(), options_.tiers.end(),
+                                      [](Tier tier) { return tier == Tier::device; });
+    // Slices that are elsewhere have no place in a window.
+    if (options_.one_sided && options_.disk == nullptr && all_here)
       window_ = group_.window(bytes, units, Category::parameters);
     if (window_) view_ = window_->view();
   }
@@ -49,6 +51,8 @@ ParameterStore::ParameterStore(const partition::Layout& layout, std::vector<at::
                            .narrow(0, slice * group_.rank(), slice));
     } else if (on_disk(u)) {
       owned_.emplace_back();
+    } else if (tier(u) == Tier::host) {
+      owned_.push_back(host_zeros(slice, dtype(u), group_.ledger(), Category::host_parameters));
     } else if (options_.placement.parameters) {
       owned_.push_back(group_.empty(slice, dtype(u), Category::parameters).zero_());
     } else {
@@ -90,8 +94,15 @@ void ParameterStore::write(int64_t index, const at::Tensor& values) {
   const auto part = values.narrow(0, mine.begin - segment.offset, mine.size());
   if (on_disk(u)) {
     options_.disk->write(u, 0, mine.begin - range.begin, part.to(dtype(u)));
+    return;
+  }
+  auto place = owned_[static_cast<size_t>(u)].narrow(0, mine.begin - range.begin, mine.size());
+  if (tier(u) == Tier::host && pager_ != nullptr) {  // a write through a gathered unit
+    const auto values_down = part.to(dtype(u)).contiguous();
+    options_.host->down(place.data_ptr(), values_down.const_data_ptr(),
+                        static_cast<int64_t>(place.nbytes()));
   } else {
-    owned_[static_cast<size_t>(u)].narrow(0, mine.begin - range.begin, mine.size()).copy_(part);
+    place.copy_(part);
   }
 }
 
@@ -172,6 +183,13 @@ void ParameterStore::gather(int64_t unit, void* destination) {
   }
   auto output = at::from_blob(destination, {layout_.unit(unit).numel},
                               at::TensorOptions().dtype(dtype(unit)));
+  if (tier(unit) == Tier::host) {
+    const auto range = owned_range(unit);
+    auto place = output.narrow(0, range.begin, range.size());
+    options_.host->up(place.data_ptr(), slice.const_data_ptr(),
+                      static_cast<int64_t>(place.nbytes()));
+    slice = place;
+  }
   fetch.work = group_.all_gather(output, slice, labels_[u]);
 }
 

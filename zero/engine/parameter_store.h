@@ -1,5 +1,10 @@
 // Parameters: one flat array a unit on every rank (stages 0 to 2), or one slice a unit (stage 3),
-// in memory or on disk.
+// on the device, in host memory or on disk.
+//
+// Note [Parameters on the host]
+// A slice in host memory goes up to the device for each gather, to its place in the full unit,
+// where the group gathers the others'. A window that the ranks of a host share is memory of the
+// host: a device cannot read units in place there, so there is none.
 //
 // Note [Parameters on disk]
 // A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
@@ -22,6 +27,7 @@
 #include "zero/paging/pager.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
+#include "zero/store/tier.h"
 
 namespace zero {
 
@@ -32,9 +38,12 @@ class ParameterStore final : public paging::UnitSource {
     int64_t live_bytes = 0;      ///< of gathered units, stage 3
     int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
     bool one_sided = true;
-    /// Where the slices of units with `on_disk` lie, as array 0; stage 3. Outlives this.
+    /// Where each unit's slice lies, if not all on the device; stage 3.
+    std::vector<Tier> tiers;
+    /// Where those on disk lie, as array 0. Outlives this.
     StateStream* disk = nullptr;
-    std::vector<bool> on_disk;
+    /// The way to those on the host. Outlives this.
+    HostLink* host = nullptr;
     /// Bytes of slices that are read ahead of their gather; a larger one is read ahead alone.
     int64_t read_ahead_bytes = 0;
     /// Bytes of an ordinary unit's slice at most.
@@ -62,9 +71,10 @@ class ParameterStore final : public paging::UnitSource {
   /// The same for all owned elements of a unit.
   void replace(int64_t unit, const at::Tensor& values);
   at::ScalarType dtype(int64_t unit) const { return dtypes_[static_cast<size_t>(unit)]; }
-  bool on_disk(int64_t unit) const {
-    return !options_.on_disk.empty() && options_.on_disk[static_cast<size_t>(unit)];
+  Tier tier(int64_t unit) const {
+    return options_.tiers.empty() ? Tier::device : options_.tiers[static_cast<size_t>(unit)];
   }
+  bool on_disk(int64_t unit) const { return tier(unit) == Tier::disk; }
 
   /// `owned(unit)` has new values. Stage 0: nothing to do. Stages 1 and 2: the all-gather of the
   /// unit starts. Stage 3: readers may gather.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
@@ -71,6 +72,7 @@ void check_trainable(bool trainable, std::string_view name, std::string_view wha
 
 at::Tensor Engine::parameter(std::string_view name) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
@@ -82,6 +84,7 @@ at::Tensor Engine::parameter(std::string_view name) {
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_shape(value, like, name);
@@ -102,6 +105,7 @@ void Engine::Impl::check_gradients_kept() const {
 
 at::Tensor Engine::gradient(std::string_view name) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "gradient");
@@ -117,6 +121,7 @@ at::Tensor Engine::gradient(std::string_view name) {
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
@@ -129,6 +134,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
 
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
@@ -151,6 +157,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
     return;
   }
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
@@ -167,6 +174,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
 void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   impl_->change_parameters("Engine::visit_parameters", [] {});
   int64_t gathered = -1;
   at::Tensor unit;

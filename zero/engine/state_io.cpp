@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/comm/gather_records.h"
@@ -99,7 +100,7 @@ std::vector<Engine::Impl::OwnedArray> Engine::Impl::owned_arrays() const {
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     arrays.push_back({array_key(u, "parameter"), u, {}, store->dtype(u)});
     for (const auto name : optimizer->array_names(u)) {
-      if (name != "master" || optimizer->own_master(u))
+      if (name != "master" || optimizer->extra_bits(u))
         arrays.push_back({array_key(u, name), u, name, at::kFloat});
     }
   }
@@ -151,6 +152,7 @@ void Engine::Impl::at_boundary(std::string_view what) const {
 
 void Engine::save(const std::string& folder) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save");
   impl.change_parameters("Engine::save", [] {});
@@ -199,6 +201,7 @@ void Engine::save(const std::string& folder) {
 
 void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   auto& impl = *impl_;
   const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
@@ -229,7 +232,12 @@ void Engine::load(const std::string& folder) {
   impl.change_parameters("Engine::load", [&] {
     for (const auto& array : arrays) {
       if (array.state.empty()) {
-        impl.store->replace(array.unit, file->read(array.key));
+        const auto values = file->read(array.key);
+        impl.store->replace(array.unit, values);
+        // Master weights apart from fp32 parameters are not saved: they are the same.
+        if (impl.optimizer->own_master(array.unit) && !impl.optimizer->extra_bits(array.unit) &&
+            impl.gradients->trainable(array.unit))
+          impl.optimizer->replace(array.unit, "master", values);
       } else {
         impl.optimizer->replace(array.unit, array.state, file->read(array.key));
       }
@@ -242,6 +250,7 @@ void Engine::load(const std::string& folder) {
 
 void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full", [] {});
@@ -303,6 +312,7 @@ void Engine::save_full(const std::string& path) {
 
 void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
+  const HostScope not_of_the_device;
   auto& impl = *impl_;
   std::unique_ptr<SafetensorsReader> file;
   together(*impl.group, "Engine::load_full", [&] {

@@ -48,6 +48,78 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   return states;
 }
 
+partition::StateMemory predicted_device_states(const Config& config, int64_t parameters,
+                                               int ranks) {
+  auto states = predicted_states(config, parameters, ranks);
+  if (config.offload_param.device == OffloadDevice::cpu) states.parameters = 0;
+  if (config.offload_optimizer.device == OffloadDevice::cpu) {
+    const double stays = 1 - config.offload_optimizer.ratio;
+    states.optimizer *= stays;
+    if (config.stage >= 2) states.gradients *= stays;
+  }
+  return states;
+}
+
+std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize& size) {
+  // Full units: of gradients from stage 2 on, two at a time; at stage 3 of parameters, too.
+  const double dtype_bytes = config.bf16 ? 2 : 4;
+  const double unit = std::max(static_cast<double>(size.largest_parameter) * dtype_bytes,
+                               std::min(static_cast<double>(config.unit_bytes),
+                                        static_cast<double>(size.parameters) * dtype_bytes));
+  const auto need = [&](const Config& as) {
+    return predicted_device_states(as, size.parameters, size.ranks).total() +
+           unit * (as.stage == 3   ? 4
+                   : as.stage == 2 ? 2
+                                   : 0);
+  };
+  std::vector<CheaperChoice> choices;
+  auto next = config;
+  std::string optimizer_part;
+  std::string param_part;
+  // Takes `as` over if it frees more than those before it.
+  const auto consider = [&](const Config& as) {
+    const auto frees = static_cast<int64_t>(need(config) - need(as));
+    if (frees <= (choices.empty() ? 0 : choices.back().bytes)) return;
+    std::string what = as.stage != config.stage ? fmt::format("stage {}", as.stage) : "";
+    for (const auto& part : {optimizer_part, param_part}) {
+      if (!part.empty()) what += (what.empty() ? "" : ", ") + part;
+    }
+    choices.push_back({std::move(what), frees});
+    next = as;
+  };
+  const auto consider_stage = [&](int stage) {
+    if (next.stage >= stage) return;
+    auto as = next;
+    as.stage = stage;
+    consider(as);
+  };
+  if (size.ranks > 1) {
+    consider_stage(1);
+    consider_stage(2);
+  }
+  if (const auto& now = config.offload_optimizer;
+      now.device == OffloadDevice::none || now.ratio < 1) {
+    auto as = next;
+    as.offload_optimizer.ratio = 1;
+    optimizer_part = "offload_optimizer.ratio 1";
+    if (now.device == OffloadDevice::none) {
+      as.offload_optimizer.device = OffloadDevice::cpu;
+      optimizer_part = "offload_optimizer.device \"cpu\" (--offload-optimizer cpu)";
+    }
+    consider(as);
+  }
+  consider_stage(2);  // also alone: the gradients leave as they are ready
+  if (size.ranks > 1) consider_stage(3);
+  if (config.offload_param.device == OffloadDevice::none) {
+    auto as = next;
+    as.stage = 3;
+    as.offload_param.device = OffloadDevice::cpu;
+    param_part = "offload_param.device \"cpu\" (--offload-param cpu)";
+    consider(as);
+  }
+  return choices;
+}
+
 TierChoice choose_tiers(Config config, const StepSize& size) {
   auto& optimizer = config.offload_optimizer;
   auto& parameters = config.offload_param;

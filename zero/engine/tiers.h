@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "zero/base/device_limit.h"
 #include "zero/engine/config.h"
 #include "zero/partition/formulas.h"
 
@@ -12,6 +14,8 @@ namespace zero {
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
 /// and without padding. `config.optimizer`, or AdamW, is that of all parameters.
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks);
+/// The same of a device: without what is in host memory either.
+partition::StateMemory predicted_device_states(const Config& config, int64_t parameters, int ranks);
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {
@@ -33,5 +37,10 @@ struct TierChoice {
 /// parameters with every gather. Results do not depend on the choice. Where nothing fits, the most
 /// frugal choice is returned.
 TierChoice choose_tiers(Config config, const StepSize& size);
+
+/// Configurations that need less of a device than `config`, the cheapest first: higher stages cost
+/// no traffic up to 2 and half as much again at 3, the host 2 bytes a parameter each way a step for
+/// the optimizer, and 2 for each gather for parameters.
+std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize& size);
 
 }  // namespace zero

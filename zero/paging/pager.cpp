@@ -283,6 +283,13 @@ at::Tensor Pager::take_frame(int64_t bytes) {
     free_ -= largest->first;
     free_frames_.erase(largest);
   }
+  try {
+    return host_zeros(bytes, at::kByte, ledger_, options_.category);
+  } catch (const OutOfMemory&) {
+    if (free_frames_.empty()) throw;
+  }
+  free_frames_.clear();
+  free_ = 0;
   return host_zeros(bytes, at::kByte, ledger_, options_.category);
 }
 

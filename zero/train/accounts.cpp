@@ -20,6 +20,11 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   mine.gradients_formula = formula.gradients;
   mine.optimizer_formula = formula.optimizer;
   mine.padding = formula.padding;
+  mine.device = ledger.device();
+  const auto on_host = engine.host_memory_formula();
+  mine.host_parameters_formula = on_host.parameters;
+  mine.host_gradients_formula = on_host.gradients;
+  mine.host_optimizer_formula = on_host.optimizer;
   mine.disk = engine.disk();
   return comm::gather_records(engine.group(), mine, "memory by rank");
 }
@@ -35,6 +40,7 @@ StepTraffic::Counts StepTraffic::now() const {
 void StepTraffic::begin_step() {
   before_ = now();
   disk_before_ = engine_.disk();
+  host_before_ = engine_.host_traffic();
 }
 
 void StepTraffic::end_step() {
@@ -43,6 +49,9 @@ void StepTraffic::end_step() {
   disk_sum_.read += disk.read - disk_before_.read;
   disk_sum_.written += disk.written - disk_before_.written;
   disk_sum_.wait_ms += disk.wait_ms - disk_before_.wait_ms;
+  const auto host = engine_.host_traffic();
+  host_sum_.down += host.down - host_before_.down;
+  host_sum_.up += host.up - host_before_.up;
   const auto after = now();
   for (size_t i = 0; i < comm::kCollectives; ++i) {
     sum_[i].calls += after[i].calls - before_[i].calls;
@@ -62,6 +71,8 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   mine.disk = disk_sum_;
   mine.disk_read_formula = steps_ * formula.disk_read;
   mine.disk_written_formula = steps_ * formula.disk_written;
+  mine.host = host_sum_;
+  mine.host_formula = {steps_ * formula.host_down, steps_ * formula.host_up};
   return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 

@@ -102,6 +102,7 @@ class ConsoleMonitor final : public Monitor {
   void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
     if (steps == 0) return;
     if (ranks[0].disk.bytes > 0) disk_traffic(ranks, steps);
+    if (ranks[0].host.down > 0 || ranks[0].host.up > 0) host_traffic(ranks, steps);
     if (ranks.size() < 2) return;
     fmt::print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
     for (const auto& column : kTrafficColumns)
@@ -111,8 +112,7 @@ class ConsoleMonitor final : public Monitor {
       fmt::print("{:>6}", rank);
       for (const auto& column : kTrafficColumns) {
         const auto& count = ranks[rank].counts[static_cast<size_t>(column.collective)];
-        fmt::print("  {:>12} {:>12}", bytes_or_dash(count.logical_bytes / steps),
-                   "(" + bytes_or_dash(ranks[rank].*column.formula / steps) + ")");
+        fmt::print("  {}", bytes_cell(count.logical_bytes, ranks[rank].*column.formula, steps));
       }
       fmt::print("\n");
     }
@@ -129,17 +129,30 @@ class ConsoleMonitor final : public Monitor {
   }
 
  private:
+  /// A step's bytes, and the formula's beside.
+  static std::string bytes_cell(int64_t bytes, int64_t formula, int64_t steps) {
+    return fmt::format("{:>12} {:>12}", bytes_or_dash(bytes / steps),
+                       "(" + bytes_or_dash(formula / steps) + ")");
+  }
+
+  static void host_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
+    fmt::print("\ndevice and host a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}\n", "rank",
+               "down", "up");
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const auto& of = ranks[rank];
+      fmt::print("{:>6}  {}  {}\n", rank, bytes_cell(of.host.down, of.host_formula.down, steps),
+                 bytes_cell(of.host.up, of.host_formula.up, steps));
+    }
+  }
+
   static void disk_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
     fmt::print("\ndisk a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}  {:>12}\n", "rank",
                "read", "written", "waited");
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const auto& of = ranks[rank];
-      const auto cell = [&](int64_t bytes, int64_t formula) {
-        return fmt::format("{:>12} {:>12}", bytes_or_dash(bytes / steps),
-                           "(" + bytes_or_dash(formula / steps) + ")");
-      };
-      fmt::print("{:>6}  {}  {}  {:>12}\n", rank, cell(of.disk.read, of.disk_read_formula),
-                 cell(of.disk.written, of.disk_written_formula),
+      fmt::print("{:>6}  {}  {}  {:>12}\n", rank,
+                 bytes_cell(of.disk.read, of.disk_read_formula, steps),
+                 bytes_cell(of.disk.written, of.disk_written_formula, steps),
                  fmt::format("{:.1f} ms", of.disk.wait_ms / static_cast<double>(steps)));
     }
   }
@@ -174,20 +187,36 @@ class ConsoleMonitor final : public Monitor {
     for (size_t rank = 0; rank < ranks.size(); ++rank)
       fmt::print("  {:>25}", fmt::format("rank {}", rank));
     fmt::print("\n");
+    bool tiered = false;
     for (size_t i = 0; i < kCategories; ++i) {
       const auto category = static_cast<Category>(i);
       if (category == Category::activations) continue;
       if (category == Category::offload_buffers && ranks[0].disk.bytes == 0) continue;
+      const bool held = std::any_of(ranks.begin(), ranks.end(),
+                                    [&](const auto& rank) { return rank.usage[i].peak > 0; });
+      if (on_host(category) && !held) continue;
+      tiered = tiered || on_host(category);
       table_row(name(category), ranks, [&](const RankMemory& rank) {
         std::string formula;
         if (category == Category::parameters) formula = bytes_or_dash(rank.parameters_formula);
         if (category == Category::gradients) formula = bytes_or_dash(rank.gradients_formula);
         if (category == Category::optimizer) formula = bytes_or_dash(rank.optimizer_formula);
+        if (category == Category::host_parameters)
+          formula = bytes_or_dash(rank.host_parameters_formula);
+        if (category == Category::host_gradients)
+          formula = bytes_or_dash(rank.host_gradients_formula);
+        if (category == Category::host_optimizer)
+          formula = bytes_or_dash(rank.host_optimizer_formula);
         return std::pair(value(rank.usage[i]), formula);
       });
     }
     table_row("total", ranks,
               [&](const RankMemory& rank) { return std::pair(value(rank.total), std::string()); });
+    if (tiered) {
+      table_row("  on the device", ranks, [&](const RankMemory& rank) {
+        return std::pair(value(rank.device), std::string());
+      });
+    }
     table_row(name(Category::activations), ranks, [&](const RankMemory& rank) {
       return std::pair(value(rank.usage[static_cast<size_t>(Category::activations)]),
                        std::string());

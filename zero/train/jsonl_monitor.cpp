@@ -33,10 +33,13 @@ Json shortest(float value) {
 Json to_json(const Usage& usage) { return {{"current", usage.current}, {"peak", usage.peak}}; }
 
 Json to_json(const RankMemory& memory) {
-  const std::array<std::pair<Category, int64_t>, 3> formulas{
+  const std::array<std::pair<Category, int64_t>, 6> formulas{
       {{Category::parameters, memory.parameters_formula},
        {Category::gradients, memory.gradients_formula},
-       {Category::optimizer, memory.optimizer_formula}}};
+       {Category::optimizer, memory.optimizer_formula},
+       {Category::host_parameters, memory.host_parameters_formula},
+       {Category::host_gradients, memory.host_gradients_formula},
+       {Category::host_optimizer, memory.host_optimizer_formula}}};
   Json object;
   for (size_t i = 0; i < kCategories; ++i) {
     object[std::string(name(static_cast<Category>(i)))] = to_json(memory.usage[i]);
@@ -44,6 +47,7 @@ Json to_json(const RankMemory& memory) {
   for (const auto& [category, bytes] : formulas)
     object[std::string(name(category))]["formula"] = bytes;
   object["total"] = to_json(memory.total);
+  object["device"] = to_json(memory.device);
   object["padding"] = memory.padding;
   object["reserved"] = to_json(memory.reserved);
   if (memory.disk.bytes > 0) {
@@ -75,6 +79,12 @@ Json to_json(const RankTraffic& traffic) {
                       {"written", traffic.disk.written},
                       {"written_formula", traffic.disk_written_formula},
                       {"wait_ms", traffic.disk.wait_ms}};
+  }
+  if (traffic.host.down > 0 || traffic.host.up > 0) {
+    object["host"] = {{"down", traffic.host.down},
+                      {"down_formula", traffic.host_formula.down},
+                      {"up", traffic.host.up},
+                      {"up_formula", traffic.host_formula.up}};
   }
   return object;
 }

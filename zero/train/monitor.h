@@ -48,6 +48,10 @@ struct RankMemory {
   int64_t gradients_formula = 0;
   int64_t optimizer_formula = 0;
   int64_t padding = 0;  ///< bytes of the formula that are padding
+  Usage device;         ///< of `total`, what is not in the host tier
+  int64_t host_parameters_formula = 0;
+  int64_t host_gradients_formula = 0;
+  int64_t host_optimizer_formula = 0;
   /// What LibTorch's allocator holds of the system for `activations`, and the requests by which it
   /// got it: what is above `activations` is fragmentation.
   Usage reserved;
@@ -66,6 +70,9 @@ struct RankTraffic {
   DiskUse disk;
   int64_t disk_read_formula = 0;
   int64_t disk_written_formula = 0;
+  /// Between its device and its host.
+  HostTraffic host;
+  HostTraffic host_formula;
 };
 
 struct StepReport {
