@@ -1,6 +1,7 @@
 // `zero bench`: its subjects, one file each, and what they share.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -45,6 +46,11 @@ struct Summary {
 };
 /// `values` has one or more.
 Summary summarize(std::vector<double> values);
+
+/// Seconds of AdamW's update of whole models in bf16 with fp32 master weights, printed row by row
+/// beside the published ones. Throws OutOfMemory, before it allocates anything, for a size that
+/// does not fit.
+Json whole_models(const std::vector<int64_t>& sizes, const std::vector<int>& threads, int rounds);
 
 /// Every element is the name of something that exists, without repetition. Throws ConfigError
 /// naming `option`.

@@ -40,7 +40,7 @@ struct EngineOptions {
   std::optional<int> stage;
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
-      device_memory, delayed_update_after, recompute;
+      device_memory, delayed_update_after, recompute, tile_elements;
   bool offload_gradients = false, layer_major = false, update_in_backward = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
@@ -61,6 +61,7 @@ struct EngineOptions {
     if (memory_budget) config.memory_budget = *memory_budget;
     if (device_memory) config.device_memory = *device_memory;
     if (recompute) config.activation_checkpointing.every = *recompute;
+    if (tile_elements) config.tile_elements = *tile_elements;
     if (clip) config.gradient_clipping = *clip;
     Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
     std::visit(
@@ -180,6 +181,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
                 "Update a unit as soon as its gradient is reduced, beside the rest of backward; "
                 "without clipping (--clip 0)")
       ->group(group);
+  add("--tile-elements", engine.tile_elements,
+      "Linear layers whose weight has more elements are split into tiles of at most so many, which "
+      "stage 3 brings in one at a time; 0: none [0]")
+      ->check(not_negative())
+      ->type_name("N");
   return parser.read(arguments);
 }
 

@@ -187,6 +187,31 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 
+TEST_F(Bench, OptimizerUpdatesWholeModelsThatFit) {
+  const auto json =
+      measure({"optimizer", "--parameters", "5e3,7000", "--rounds", "2", "--threads", "1,2"},
+              {"ZeRO-Offload", "5000", "7000"});
+  EXPECT_EQ(json["options"]["parameters"], (std::vector<int64_t>{5000, 7000}));
+  ASSERT_EQ(json["results"].size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto& r = json["results"][i];
+    const int64_t parameters = i < 2 ? 5000 : 7000;
+    EXPECT_EQ(r["parameters"], parameters);
+    EXPECT_EQ(r["threads"], i % 2 + 1);
+    EXPECT_EQ(r["held_bytes"], 16 * parameters);
+    EXPECT_TRUE(r["published_seconds"].is_null()) << "the paper has no such model";
+    expect_summary(r["seconds"]);
+    // 24 bytes of states, 2 of the gradient and 2 of the parameter.
+    const double bytes = 28.0 * static_cast<double>(parameters);
+    EXPECT_DOUBLE_EQ(r["gb_per_s"], bytes * 1e-9 / r["seconds"]["median"].get<double>());
+    EXPECT_GT(r["streaming_loop_gb_per_s"], 0);
+  }
+  // More than any machine has.
+  EXPECT_THAT(error({"optimizer", "--parameters", "1000,1e15"}, 1),
+              AllOf(HasSubstr("--parameters has 1000000000000000"), HasSubstr("14.2 PiB"),
+                    HasSubstr("billion parameters fit")));
+}
+
 TEST_F(Bench, PagerHitsAndMissesWhatItSays) {
   const auto json =
       measure({"pager", "--parameters", "5", "--repetitions", "2", "--min-time", "0.001"},
@@ -277,6 +302,9 @@ TEST_F(Bench, SaysWhatItCannotUse) {
   EXPECT_THAT(error({"collectives", "--memory", "shared"}), HasSubstr("--memory"));
   EXPECT_THAT(error({"optimizer", "--threads", "0"}), HasSubstr("--threads"));
   EXPECT_THAT(error({"optimizer", "--elements", "-3"}), HasSubstr("--elements"));
+  EXPECT_THAT(error({"optimizer", "--parameters", "0"}), HasSubstr("--parameters"));
+  EXPECT_THAT(error({"optimizer", "--parameters", "1e30"}),
+              HasSubstr("--parameters has 1e+30; a model has from 1 to 1e15"));
   EXPECT_THAT(error({"pager", "--min-time", "0"}), HasSubstr("--min-time"));
   for (const char* subject : {"collectives", "optimizer", "pager", "step"}) {
     EXPECT_THAT(error({subject, "--json", folder_.path()}),

@@ -72,6 +72,16 @@ TEST(Config, ReadsActivationCheckpointing) {
               HasSubstr("activation_checkpointing.nvme is true, but nvme_path is missing"));
 }
 
+TEST(Config, ReadsTheTilingOfLinearLayers) {
+  EXPECT_EQ(Config::parse("{}", 1).tile_elements, 0);
+  const auto config = Config::parse(R"({"tiling": {"max_elements": 4e6}})", 1);
+  EXPECT_EQ(config.tile_elements, 4'000'000);
+  EXPECT_EQ(Config::parse(config.dump(), 1).tile_elements, 4'000'000);
+  EXPECT_THAT(error_of(R"({"tiling": {"max_elements": -1}})"),
+              HasSubstr("tiling.max_elements is -1"));
+  EXPECT_THAT(error_of(R"({"tiling": {"elements": 5}})"), HasSubstr("'tiling.elements'"));
+}
+
 TEST(Config, BatchRuleGivesTheThirdOfTwo) {
   EXPECT_EQ(Config::parse(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2})", 2)
                 .gradient_accumulation_steps,

@@ -10,6 +10,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "zero/base/error.h"
+#include "zero/models/gpt2.h"
 #include "zero/models/linear.h"
 
 namespace zero {
@@ -195,6 +196,46 @@ TEST(TileLinears, ALayerInTwoPlacesStaysOneLayer) {
   EXPECT_EQ(net->forward(input({2, 8})).size(1), 8);
 }
 
+TEST(TileLinears, SplitsTheLayersOfAGpt2) {
+  at::manual_seed(5);
+  Gpt2 whole(Gpt2Config{.vocab_size = 61, .context = 12, .width = 24, .layers = 2, .heads = 4});
+  const auto copy = std::dynamic_pointer_cast<Gpt2Impl>(whole->clone());
+  EXPECT_THAT(tile_linears(*copy, 600),
+              ElementsAre("h.0.attn.c_attn", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "h.1.attn.c_attn",
+                          "h.1.mlp.c_fc", "h.1.mlp.c_proj"))
+      << "attn.c_proj has 576";
+  EXPECT_THAT(tile_linears(*copy, 600), ElementsAre()) << "nothing is left";
+  // Cloned again, as models are to be replicated.
+  const auto tiled = std::dynamic_pointer_cast<Gpt2Impl>(copy->clone());
+  EXPECT_EQ(tiled->named_parameters().keys(), copy->named_parameters().keys());
+  const auto names = tiled->named_parameters().keys();
+  EXPECT_THAT(names, testing::Contains("h.1.mlp.c_fc.tiles.weight_3_0"));
+  EXPECT_THAT(names, testing::Not(testing::Contains("h.1.mlp.c_fc.weight")));
+  for (const auto& item : tiled->named_parameters()) {
+    if (!item.key().starts_with("w")) {  // the embeddings
+      EXPECT_LE(item.value().numel(), 600) << item.key();
+    }
+  }
+
+  const auto x = at::randint(61, {2, 9}, at::kLong);
+  const auto y = at::randint(61, {2, 9}, at::kLong);
+  const auto loss = whole->loss(x, y);
+  const auto same = tiled->loss(x, y);
+  EXPECT_NEAR(same.item<float>(), loss.item<float>(), 1e-5);
+  loss.backward();
+  same.backward();
+  const auto& layer = whole->h->ptr<Gpt2BlockImpl>(1)->mlp->c_proj;
+  const auto& tiles = tiled->h->ptr<Gpt2BlockImpl>(1)->mlp->c_proj->tiles;
+  TiledLinear gradients(tiles->options());
+  {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < tiles->weights.size(); ++i)
+      gradients->weights[i].copy_(tiles->weights[i].grad());
+  }
+  EXPECT_TRUE(at::allclose(gradients->full_weight(), layer->weight.grad().t(), 1e-4, 1e-7));
+  EXPECT_TRUE(at::allclose(tiled->wte->weight.grad(), whole->wte->weight.grad(), 1e-4, 1e-6));
+}
+
 TEST(TileLinears, ALayerThatItCannotReplaceIsNamedAndNothingIsChanged) {
   struct Parent : nn::Module {
     Parent()
@@ -213,7 +254,8 @@ TEST(TileLinears, ALayerThatItCannotReplaceIsNamedAndNothingIsChanged) {
   EXPECT_THAT(error_of([&] { tile_linears(*modules, 20); }), HasSubstr("'0' cannot be tiled"));
   nn::Linear root(8, 8);
   EXPECT_THAT(error_of([&] { tile_linears(*root, 20); }), HasSubstr("has no parent"));
-  EXPECT_THAT(error_of([&] { tile_linears(*net, 0); }), HasSubstr("tiles of 0 elements"));
+  EXPECT_THAT(error_of([&] { tile_linears(*net, -1); }), HasSubstr("tiles of -1 elements"));
+  EXPECT_THAT(tile_linears(*net, 0), ElementsAre()) << "no tiles are wanted";
   nn::Sequential tied(nn::Linear(8, 8), nn::Linear(8, 8));
   tied->ptr<nn::LinearImpl>(1)->weight = tied->ptr<nn::LinearImpl>(0)->weight;
   EXPECT_THAT(error_of([&] { tile_linears(*tied, 20); }), HasSubstr("weight is shared"));

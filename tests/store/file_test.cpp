@@ -161,15 +161,27 @@ INSTANTIATE_TEST_SUITE_P(All, FileWays, testing::ValuesIn(ways()), [](const auto
          (info.param.direct ? "Direct" : "Buffered") + std::to_string(info.param.queue_depth);
 });
 
-TEST(File, WorksWithoutDirectTransfers) {
-  // tmpfs had none before Linux 6.6, and shared memory is there on every machine that runs this.
+// tmpfs has direct transfers since Linux 6.6; it is there on every machine that runs this.
+TEST(File, WorksOnAFileSystemWithOrWithoutDirectTransfers) {
   const auto path = "/dev/shm/libzero-file-test-" + std::to_string(getpid());
-  File file(path, 65536);
-  const auto written = memory(65536, 9);
-  file.write(0, written.get(), 65536).wait();
-  const auto read = memory(65536);
-  file.read(0, read.get(), 65536).wait();
-  EXPECT_EQ(std::memcmp(read.get(), written.get(), 65536), 0);
+  const int direct = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+  if (direct >= 0) close(direct);
+  TemporaryFolder folder;
+  // Alone, and striped with a disk that has what it may not have.
+  const std::vector<std::vector<std::string>> places{{path},
+                                                     {path, (folder.path() / "states").string()}};
+  for (const auto& paths : places) {
+    for (const bool uring : {true, false}) {
+      File file(paths, {}, 65536, {.block_bytes = 8192, .uring = uring});
+      EXPECT_EQ(file.files().front()->direct(), direct >= 0);
+      const auto written = memory(65536, 9);
+      file.write(0, written.get(), 65536).wait();
+      const auto read = memory(65536);
+      file.read(0, read.get(), 65536).wait();
+      EXPECT_EQ(std::memcmp(read.get(), written.get(), 65536), 0);
+    }
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
 }
 
 TEST(File, RefusesWhatCannotBeMade) {

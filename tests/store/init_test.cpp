@@ -94,6 +94,30 @@ TEST(Init, GivesTheDiskBackWithTheTensors) {
   EXPECT_EQ(disk_bytes(), 0);
 }
 
+TEST(Init, WorksOnTmpfs) {
+  at::Tensor tensor;
+  {
+    const Init scope("/dev/shm");
+    tensor = torch::ones({1 << 20});
+  }
+  EXPECT_EQ(tensor.sum().item<float>(), 1 << 20);
+}
+
+TEST(Init, ALargerModelThanTheDiskIsRefusedByName) {
+  const TemporaryFolder folder;
+  const Init scope(folder.path().string());
+  try {
+    torch::empty({int64_t{1} << 50}, torch::kByte);
+    FAIL() << "nothing was thrown";
+  } catch (const StoreError& error) {
+    const std::string says = error.what();
+    EXPECT_NE(says.find("Cannot reserve 1.00 PiB"), std::string::npos) << says;
+    EXPECT_NE(says.find(folder.path().string()), std::string::npos) << says;
+    EXPECT_NE(says.find("The disk has"), std::string::npos) << says;
+  }
+  EXPECT_EQ(torch::ones({1 << 20}).sum().item<float>(), 1 << 20);
+}
+
 TEST(Init, NestsAndEndsWithAnException) {
   const TemporaryFolder folder;
   const Init outer(folder.path().string());

@@ -401,6 +401,10 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
   if (auto aio = top.section("aio")) config.aio = read_aio(*aio);
   if (auto section = top.section("activation_checkpointing"))
     config.activation_checkpointing = read_activation_checkpointing(*section);
+  if (auto tiling = top.section("tiling")) {
+    config.tile_elements = tiling->integer("max_elements", config.tile_elements);
+    tiling->finish();
+  }
   config.memory_budget = top.bytes("memory_budget", config.memory_budget);
   config.device_memory = top.bytes("device_memory", config.device_memory);
   if (auto section = top.section("optimizer")) config.optimizer = read_optimizer(*section);
@@ -458,6 +462,7 @@ std::string Config::dump() const {
         {"nvme_path", chosen.nvme_path}};
     if (chosen.nvme) json["aio"] = write_aio(aio);
   }
+  if (tile_elements > 0) json["tiling"] = {{"max_elements", tile_elements}};
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
   return json.dump(2);
@@ -583,6 +588,10 @@ void Config::validate() const {
     throw ConfigError(
         "activation_checkpointing.nvme is true, but nvme_path is missing: name a folder on a local "
         "disk.");
+  if (tile_elements < 0)
+    throw ConfigError(
+        fmt::format("tiling.max_elements is {}; it must be 0 (no tiling) or a number of elements.",
+                    tile_elements));
   if (memory_budget < 0)
     throw ConfigError(fmt::format(
         "memory_budget is {}; it must be 0 (no limit) or a number of bytes.", memory_budget));

@@ -123,6 +123,11 @@ struct Config {
   OffloadOptimizer offload_optimizer;
   Aio aio;
   ActivationCheckpointing activation_checkpointing;
+  /// Linear layers whose weight has more elements are split into tiles of at most as many, each a
+  /// parameter of its own (memory-centric tiling), in the model that a program builds (`zero
+  /// train`); 0: none. The engine itself does not use it:
+  /// tile_linears(*model, config.tile_elements).
+  int64_t tile_elements = 0;
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;

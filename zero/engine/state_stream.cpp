@@ -16,9 +16,6 @@ namespace zero {
 
 namespace {
 
-// Large enough for a disk to be at its best, small enough that a few of them are little memory.
-constexpr int64_t kBlockNumel = 1 << 20;
-
 int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 }  // namespace

@@ -35,6 +35,10 @@ namespace zero {
 /// Thread-safe.
 class StateStream {
  public:
+  /// Elements of a block of each array, at most: large enough for a disk to be at its best, small
+  /// enough that a few of them are little memory.
+  static constexpr int64_t kBlockNumel = 1 << 20;
+
   struct Array {
     at::ScalarType dtype = at::kFloat;
     bool read = true;   ///< the update needs its old values

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/engine/state_stream.h"
 
 namespace zero {
 
@@ -17,11 +18,10 @@ std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
 // two buckets, staging, and the buffers of streams and reads from a disk.
 double work_of_step(const Config& config, const StepSize& size) {
   constexpr double kStaging = 4 << 20;
-  constexpr double kBlockNumel = 1 << 20;
   const double largest = static_cast<double>(size.largest_parameter) * (config.bf16 ? 2 : 4);
   const double buckets = 2 * static_cast<double>(config.unit_bytes);
   const double stream =
-      static_cast<double>(config.offload_optimizer.buffer_count) * kBlockNumel * 16 +
+      static_cast<double>(config.offload_optimizer.buffer_count * StateStream::kBlockNumel) * 16 +
       static_cast<double>(config.offload_param.buffer_count) *
           static_cast<double>(config.unit_bytes) / size.ranks;
   return largest * (2 + 1.0 / size.ranks) + buckets + kStaging + stream +

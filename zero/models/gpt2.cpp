@@ -8,6 +8,7 @@
 
 #include "zero/base/error.h"
 #include "zero/models/cross_entropy.h"
+#include "zero/models/gelu.h"
 #include "zero/models/linear.h"
 #include "zero/models/tied_embedding.h"
 
@@ -51,12 +52,35 @@ Conv1dImpl::Conv1dImpl(int64_t in, int64_t out, double deviation)
 }
 
 void Conv1dImpl::reset() {
+  if (tile_elements_ > 0) {
+    tiles = register_module("tiles", TiledLinear(tiling_of(in_, out_, true, tile_elements_)));
+    return;
+  }
   weight = register_parameter("weight", normal({in_, out_}, deviation_));
   bias = register_parameter("bias", at::zeros({out_}));
 }
 
 at::Tensor Conv1dImpl::forward(const at::Tensor& x) {
-  return linear(x, weight, bias, WeightLayout::in_out);
+  return tiles ? tiles(x) : linear(x, weight, bias, WeightLayout::in_out);
+}
+
+at::Tensor Conv1dImpl::forward_of_gelu(const at::Tensor& x) {
+  return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, WeightLayout::in_out);
+}
+
+bool Conv1dImpl::tile(int64_t max_elements) {
+  if (tiles || weight.numel() <= max_elements) return false;
+  const auto whole = std::exchange(weight, at::Tensor());
+  const auto whole_bias = std::exchange(bias, at::Tensor());
+  parameters_.clear();
+  tile_elements_ = max_elements;
+  reset();
+  tiles->to(whole.device(), whole.scalar_type());
+  tiles->load(whole.t(), whole_bias);
+  for (auto& part : tiles->weights) part.set_requires_grad(whole.requires_grad());
+  for (auto& part : tiles->biases) part.set_requires_grad(whole_bias.requires_grad());
+  tiles->train(is_training());
+  return true;
 }
 
 Gpt2EmbeddingImpl::Gpt2EmbeddingImpl(int64_t rows, int64_t width, double deviation)
@@ -106,7 +130,7 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  const auto y = gelu_linear(c_fc(x), c_proj->weight, c_proj->bias, WeightLayout::in_out);
+  const auto y = c_proj->forward_of_gelu(c_fc(x));
   return drop(y, config_.residual_dropout, is_training());
 }
 

@@ -18,6 +18,7 @@
 
 #include "zero/models/layer_sequence.h"
 #include "zero/models/recompute.h"
+#include "zero/models/tiled_linear.h"
 
 namespace zero {
 
@@ -72,20 +73,25 @@ struct Gpt2Config {
 
 /// y = x W + b with W as (in, out), the orientation of Hugging Face's GPT-2 files. (…, in) -> (…,
 /// out).
-class Conv1dImpl : public torch::nn::Cloneable<Conv1dImpl> {
+class Conv1dImpl : public torch::nn::Cloneable<Conv1dImpl>, public Tileable {
  public:
   /// Weights are drawn from N(0, deviation^2); the bias is zero.
   Conv1dImpl(int64_t in, int64_t out, double deviation);
   void reset() override;
   at::Tensor forward(const at::Tensor& x);
+  /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
+  at::Tensor forward_of_gelu(const at::Tensor& x);
+  bool tile(int64_t max_elements) override;
 
-  at::Tensor weight;  ///< (in, out)
-  at::Tensor bias;    ///< (out)
+  at::Tensor weight;           ///< (in, out); undefined in tiles
+  at::Tensor bias;             ///< (out); undefined in tiles
+  TiledLinear tiles{nullptr};  ///< in place of both
 
  private:
   int64_t in_;
   int64_t out_;
   double deviation_;
+  int64_t tile_elements_ = 0;  // 0: whole
 };
 TORCH_MODULE(Conv1d);
 

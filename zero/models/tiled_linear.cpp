@@ -149,6 +149,16 @@ at::Tensor TiledLinearImpl::full_bias() const {
 
 // --- Replacing ---
 
+TiledLinearOptions tiling_of(int64_t in_features, int64_t out_features, bool bias,
+                             int64_t max_elements) {
+  const int64_t rows = std::max<int64_t>(1, max_elements / in_features);
+  return {.in_features = in_features,
+          .out_features = out_features,
+          .in_splits = quotient_up(in_features, std::min(in_features, max_elements)),
+          .out_splits = quotient_up(out_features, rows),
+          .bias = bias};
+}
+
 namespace {
 
 // A layer to be replaced, at one of the places that it has in the tree.
@@ -163,16 +173,24 @@ bool too_large(const nn::LinearImpl* layer, int64_t max_elements) {
   return layer != nullptr && layer->weight.numel() > max_elements;
 }
 
+// A layer that splits itself.
+struct Splitting {
+  Tileable* layer;
+  std::string path;
+};
+
 void find_places(nn::Module& module, const std::string& path, int64_t max_elements,
-                 std::set<const nn::Module*>& visited, std::vector<Place>& places) {
+                 std::set<const nn::Module*>& visited, std::vector<Place>& places,
+                 std::vector<Splitting>& splitting) {
   if (!visited.insert(&module).second) return;
+  if (auto* layer = dynamic_cast<Tileable*>(&module)) splitting.push_back({layer, path});
   for (const auto& child : module.named_children()) {
     auto child_path = path.empty() ? child.key() : path + "." + child.key();
     auto* layer = dynamic_cast<nn::LinearImpl*>(child.value().get());
     if (too_large(layer, max_elements)) {
       places.push_back({&module, child.key(), std::move(child_path), layer});
     } else {
-      find_places(*child.value(), child_path, max_elements, visited, places);
+      find_places(*child.value(), child_path, max_elements, visited, places, splitting);
     }
   }
 }
@@ -203,15 +221,8 @@ void check_places(const std::vector<Place>& places) {
 }
 
 std::shared_ptr<TiledLinearImpl> tiled(const nn::LinearImpl& layer, int64_t max_elements) {
-  const int64_t in = layer.weight.size(1);
-  const int64_t out = layer.weight.size(0);
-  const int64_t rows = std::max<int64_t>(1, max_elements / in);
   auto result = std::make_shared<TiledLinearImpl>(
-      TiledLinearOptions{.in_features = in,
-                         .out_features = out,
-                         .in_splits = quotient_up(in, std::min(in, max_elements)),
-                         .out_splits = quotient_up(out, rows),
-                         .bias = layer.bias.defined()});
+      tiling_of(layer.weight.size(1), layer.weight.size(0), layer.bias.defined(), max_elements));
   result->to(layer.weight.device(), layer.weight.scalar_type());
   result->load(layer.weight, layer.bias);
   for (auto& weight : result->weights) weight.set_requires_grad(layer.weight.requires_grad());
@@ -223,9 +234,12 @@ std::shared_ptr<TiledLinearImpl> tiled(const nn::LinearImpl& layer, int64_t max_
 }  // namespace
 
 std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_elements) {
-  if (max_elements < 1) {
-    throw ConfigError(fmt::format(
-        "tile_linears was given tiles of {} elements; they have at least 1.", max_elements));
+  if (max_elements == 0) return {};
+  if (max_elements < 0) {
+    throw ConfigError(
+        fmt::format("tile_linears was given tiles of {} elements; they have at least 1, and 0 "
+                    "means no tiles.",
+                    max_elements));
   }
   if (too_large(dynamic_cast<nn::LinearImpl*>(&root), max_elements)) {
     throw ConfigError(
@@ -233,10 +247,14 @@ std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_eleme
         "it a zero::TiledLinear.");
   }
   std::vector<Place> places;
+  std::vector<Splitting> splitting;
   std::set<const nn::Module*> visited;
-  find_places(root, "", max_elements, visited, places);
+  find_places(root, "", max_elements, visited, places, splitting);
   check_places(places);
   std::vector<std::string> names;
+  for (const auto& [layer, path] : splitting) {
+    if (layer->tile(max_elements)) names.push_back(path);
+  }
   std::unordered_map<nn::LinearImpl*, std::shared_ptr<TiledLinearImpl>> made;
   for (const auto& place : places) {
     auto& tiles = made[place.layer];

@@ -46,33 +46,51 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
 
   const TiledLinearOptions& options() const { return options_; }
 
+  struct Part {
+    int64_t begin = 0;
+    int64_t size = 0;
+  };
+  /// The features that tiles (o, index), or (index, i), have.
+  Part in_part(int64_t index) const;
+  Part out_part(int64_t index) const;
+
   /// Tile (o, i), named "weight_o_i", is at o * in_splits + i.
   std::vector<at::Tensor> weights;
   /// "bias_o"; empty where there is none.
   std::vector<at::Tensor> biases;
 
  private:
-  struct Part {
-    int64_t begin = 0;
-    int64_t size = 0;
-  };
-  Part in_part(int64_t index) const;
-  Part out_part(int64_t index) const;
   const at::Tensor& tile(int64_t out, int64_t in) const;
 
   TiledLinearOptions options_;
 };
 TORCH_MODULE(TiledLinear);
 
+/// The fewest tiles of a weight (out, in) that have at most `max_elements` each; of whole rows
+/// where a row is not larger.
+TiledLinearOptions tiling_of(int64_t in_features, int64_t out_features, bool bias,
+                             int64_t max_elements);
+
+/// A linear layer of another kind than torch::nn::Linear that can split its weight itself.
+class Tileable {
+ public:
+  virtual ~Tileable() = default;
+  /// Splits the weight into tiles of at most `max_elements`, of the same values, dtype and
+  /// trainability. False, and nothing is changed, where it is not larger or is split already.
+  virtual bool tile(int64_t max_elements) = 0;
+};
+
 /// Replaces each torch::nn::Linear below `root` whose weight has more than `max_elements` by a
-/// TiledLinear of the same values, dtype and trainability, with as few tiles as are not larger, of
-/// whole rows where a row is not. Returns the replaced layers' names. Call it before the Engine is
-/// constructed and before the first forward.
+/// TiledLinear (`tiling_of`) of the same values, dtype and trainability, and has each Tileable
+/// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before the
+/// Engine is constructed and before the first forward, as in `tile_linears(*model,
+/// config.tile_elements)`.
 ///
 /// What runs a layer must find the new one: a torch::nn::Sequential does, and code that looks a
 /// child up by its name. Throws ConfigError, and changes nothing, for a layer that is held anywhere
 /// else (a member as `torch::nn::Linear fc`, a ModuleList, a variable), for one whose weight is
-/// shared with another module, and for a root that is itself too large a Linear.
+/// shared with another module, and for a root that is itself too large a Linear. What splits itself
+/// needs none of this.
 std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_elements);
 
 }  // namespace zero

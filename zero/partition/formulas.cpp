@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "zero/base/error.h"
@@ -76,6 +77,10 @@ HostTraffic offload_traffic(double parameters, int64_t micro_batches, bool accum
 
 double adam_bytes(double parameters, StateBytes bytes) {
   return static_cast<double>(2 * bytes.optimizer + bytes.gradient + bytes.parameter) * parameters;
+}
+
+double delayed_update_speedup(double compute, double update) {
+  return (compute + update) / std::max(compute, update);
 }
 
 double transformer_parameters(const Transformer& model) {

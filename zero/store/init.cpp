@@ -15,6 +15,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/store/reserved_file.h"
 
 namespace zero {
 
@@ -68,22 +69,14 @@ MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
 void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
   const size_t whole = (bytes + kPage - 1) / kPage * kPage;
-  int error = 0;
-  // Reserved, so that a full disk is told here and not by a bus error later.
-  while ((error = posix_fallocate(file_, end_, static_cast<off_t>(whole))) == EINTR) {
-  }
-  void* data = MAP_FAILED;
-  if (error == 0) {
-    data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
-    if (data == MAP_FAILED) error = errno;
-  }
-  if (error != 0) {
-    throw StoreError(
-        fmt::format("Cannot get {} more in {} to build the model, which has {} there: {} (errno "
-                    "{}). Free space "
-                    "there, or name a folder on another disk.",
-                    format_bytes(static_cast<double>(bytes)), folder_,
-                    format_bytes(static_cast<double>(end_)), std::strerror(error), error));
+  // So that a full disk is told here and not by a bus error later.
+  store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_);
+  void* data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw StoreError(fmt::format("Cannot map {} of the model that is built in {}: {} (errno {}).",
+                                 format_bytes(static_cast<double>(bytes)), folder_,
+                                 std::strerror(error), error));
   }
   blocks_.emplace(data, Block{end_, whole});
   end_ += static_cast<off_t>(whole);

@@ -32,15 +32,15 @@ int64_t largest_file() {
 
 // 0, or an errno. A disk that is too full is not even tried: it would be full for a moment, and
 // somebody else would fail.
-int reserve(int file, int64_t bytes) {
+int try_to_reserve(int file, int64_t offset, int64_t bytes) {
   if (bytes == 0) return 0;
-  if (const int64_t most = largest_file(); most >= 0 && most < bytes) return EFBIG;
+  if (const int64_t most = largest_file(); most >= 0 && most < offset + bytes) return EFBIG;
   if (const int64_t left = free_bytes(file); left >= 0 && left < bytes) return ENOSPC;
-  while (fallocate(file, 0, 0, bytes) != 0) {
+  while (fallocate(file, 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP) return errno;
     // A file system that cannot reserve: there is room now, and that is all that can be known.
-    return ftruncate(file, bytes) == 0 ? 0 : errno;
+    return ftruncate(file, offset + bytes) == 0 ? 0 : errno;
   }
   return 0;
 }
@@ -72,6 +72,14 @@ std::string remedy_of_reserve(int error, int64_t left) {
 
 }  // namespace
 
+void reserve(int file, int64_t offset, int64_t bytes, const std::string& what) {
+  const int error = try_to_reserve(file, offset, bytes);
+  if (error == 0) return;
+  throw StoreError(fmt::format("Cannot reserve {} for {}: {} (errno {}).{}",
+                               format_bytes(static_cast<double>(bytes)), what, std::strerror(error),
+                               error, remedy_of_reserve(error, free_bytes(file))));
+}
+
 ReservedFile::ReservedFile(std::string path, int64_t bytes, bool direct)
     : path_(std::move(path)), bytes_(bytes) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
@@ -84,13 +92,12 @@ ReservedFile::ReservedFile(std::string path, int64_t bytes, bool direct)
     throw StoreError(fmt::format("Cannot make the file {}: {} (errno {}).{}", path_,
                                  std::strerror(error), error, remedy_of_open(error)));
   }
-  if (const int error = reserve(descriptor_, bytes_); error != 0) {
-    const int64_t left = free_bytes(descriptor_);
+  try {
+    reserve(descriptor_, 0, bytes_, path_);
+  } catch (const StoreError&) {
     close(descriptor_);
     unlink(path_.c_str());
-    throw StoreError(fmt::format("Cannot reserve {} for {}: {} (errno {}).{}",
-                                 format_bytes(static_cast<double>(bytes_)), path_,
-                                 std::strerror(error), error, remedy_of_reserve(error, left)));
+    throw;
   }
 }
 

@@ -13,6 +13,12 @@ struct FileCounts {
   int64_t written = 0;
 };
 
+/// Reserves bytes [offset, offset + bytes) of an open file on its disk. The file, which is at least
+/// `offset` long, grows to hold them. Where the file system cannot reserve, it grows alone. Throws
+/// StoreError naming `what` they are for, the reason and the remedy; where the disk is too full,
+/// also the bytes needed and there.
+void reserve(int file, int64_t offset, int64_t bytes, const std::string& what);
+
 class ReservedFile {
  public:
   /// Makes `path`, replacing a file that is there; `direct` is past the page cache where the file

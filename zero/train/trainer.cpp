@@ -146,6 +146,7 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   Gpt2 model(sizes);
+  tile_linears(*model, config.tile_elements);
   return model;
 }
 
