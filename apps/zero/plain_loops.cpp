@@ -2,6 +2,10 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+// The choice of a clone is made while the program is loaded, before ThreadSanitizer's runtime that
+// the instrumented choice would call.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define ZERO_EVERY_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ZERO_EVERY_WIDTH
