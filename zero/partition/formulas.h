@@ -100,8 +100,8 @@ HostTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
 /// precision written. Over the seconds of the update these are its bandwidth.
 double adam_bytes(double parameters, StateBytes bytes = {});
 
-/// ZeRO-Offload, section 5.2: how many times as fast steps are when each update runs beside the next
-/// step's computation: their sum over the longer of the two, at most 2. In seconds.
+/// ZeRO-Offload, section 5.2: how many times as fast steps are when each update runs beside the
+/// next step's computation: their sum over the longer of the two, at most 2. In seconds.
 double delayed_update_speedup(double compute, double update);
 
 /// A transformer and its batch, in ZeRO-Infinity's letters.
