@@ -20,17 +20,35 @@ struct ThrowFlag {
   friend auto member(ThrowFlag);
 };
 template struct Reveal<ThrowFlag, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+struct CheckFlag {
+  friend auto member(CheckFlag);
+};
+template struct Reveal<CheckFlag, &c10::StorageImpl::has_mutable_data_ptr_check_>;
+struct Held {
+  friend auto member(Held);
+};
+template struct Reveal<Held, &c10::DataPtr::ptr_>;
+struct Address {
+  friend auto member(Address);
+};
+template struct Reveal<Address, &c10::detail::UniqueVoidPtr::data_>;
 
 struct KeySet : c10::TensorImpl {
   static constexpr auto member() { return &KeySet::key_set_; }
 };
 
-void point(c10::StorageImpl& storage, void* data, Page* page, bool armed) {
+// The address alone: other threads look at the page meanwhile (`page_of`). Without a swap through
+// set_data: the version counter stays, and with it the validity of tensors saved for backward.
+void point(c10::StorageImpl& storage, void* data, bool armed) {
   storage.*member(ThrowFlag{}) = armed;
-  // Without a swap through set_data: the version counter stays, and with it the validity of tensors
-  // saved for backward.
+  storage.*member(CheckFlag{}) = armed;  // that there is something to check
+  storage._mutable_data_ptr_no_checks().*member(Held{}).*member(Address{}) = data;
+}
+
+void own(c10::StorageImpl& storage, Page* page) {
+  storage.*member(ThrowFlag{}) = true;
   storage.set_data_ptr_noswap(
-      c10::DataPtr(data, page, page == nullptr ? nullptr : &page_tag, c10::kCPU));
+      c10::DataPtr(nullptr, page, page == nullptr ? nullptr : &page_tag, c10::kCPU));
 }
 
 }  // namespace
@@ -59,14 +77,16 @@ void set_absent_message(c10::StorageImpl& storage, std::string message) {
 }
 
 void show(Page& page, void* unit_data) {
-  point(*page.storage, static_cast<char*>(unit_data) + page.byte_offset, &page, false);
+  point(*page.storage, static_cast<char*>(unit_data) + page.byte_offset, false);
 }
 
-void hide(Page& page) { point(*page.storage, nullptr, &page, true); }
+void take_over(Page& page) { own(*page.storage, &page); }
+
+void hide(Page& page) { point(*page.storage, nullptr, true); }
 
 void orphan(c10::StorageImpl& storage, std::string message) {
   set_absent_message(storage, std::move(message));
-  point(storage, nullptr, nullptr, true);
+  own(storage, nullptr);
 }
 
 }  // namespace zero::paging

@@ -39,9 +39,10 @@ Page* page_of(const at::Tensor& tensor);
 void tag(const at::Tensor& parameter);
 void untag(const at::Tensor& parameter);
 
-/// Sets what a reach for the absent storage's data throws. Once per storage, before the first
-/// `hide`.
+/// Sets what a reach for the absent storage's data throws. Once per storage, before `take_over`.
 void set_absent_message(c10::StorageImpl& storage, std::string message);
+/// Begins the paging of a storage, absent and armed. Its bytes are freed.
+void take_over(Page& page);
 /// Points the storage to its bytes in the gathered unit at `unit_data`.
 void show(Page& page, void* unit_data);
 /// Takes the bytes away and arms the storage.

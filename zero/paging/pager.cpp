@@ -62,7 +62,7 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
                                    "zero::Gathered scope, or use "
                                    "Engine::parameter(\"{}\"), Engine::save or Engine::save_full.",
                                    layout_.parameters()[i].name, layout_.parameters()[i].name));
-    hide(pages_[i]);
+    take_over(pages_[i]);
     tag(parameters_[i]);
   }
 }
