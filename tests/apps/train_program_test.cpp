@@ -138,7 +138,8 @@ TEST(Train, StatesOnTheHostGiveTheSameWeightsAndTheirTrafficIsToldWithTheFormula
     EXPECT_THAT(outcome.out, HasSubstr("device and host a step"));
     EXPECT_TRUE(folder.weights("host-" + dtype) == folder.weights("device-" + dtype));
     const auto run = "host-" + dtype;
-    for (const auto& rank : folder.event("memory", run)["per_rank"]) {
+    const auto memory = folder.event("memory", run);
+    for (const auto& rank : memory["per_rank"]) {
       for (const char* state : {"host_parameters", "host_gradients", "host_optimizer"}) {
         EXPECT_EQ(rank[state]["current"], rank[state]["formula"]);
         EXPECT_GT(rank[state]["formula"], 0);
@@ -146,7 +147,8 @@ TEST(Train, StatesOnTheHostGiveTheSameWeightsAndTheirTrafficIsToldWithTheFormula
       EXPECT_EQ(rank["optimizer"]["peak"], 0);
       EXPECT_LT(rank["device"]["peak"], 64 << 20);
     }
-    for (const auto& rank : folder.event("traffic", run)["per_rank"]) {
+    const auto traffic = folder.event("traffic", run);
+    for (const auto& rank : traffic["per_rank"]) {
       EXPECT_EQ(rank["host"]["down"], rank["host"]["down_formula"]);
       EXPECT_GT(rank["host"]["up"], 0);
     }
