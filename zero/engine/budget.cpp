@@ -94,11 +94,8 @@ void Engine::Impl::check_budget() const {
 // Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;
-  StepSize size{.parameters = layout->content(), .ranks = group->size()};
-  for (const auto& parameter : parameters)
-    size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
   limit = std::make_unique<DeviceLimit>(group->ledger(), config.device_memory,
-                                        cheaper_choices(config, size));
+                                        cheaper_choices(config, step_size()));
   const auto need = states(placement, Tier::device);
   if (need.total() <= config.device_memory) return;
   throw OutOfMemory(fmt::format(

@@ -202,11 +202,15 @@ void Engine::Impl::lay_out() {
   }
 }
 
-void Engine::Impl::place() {
+StepSize Engine::Impl::step_size() const {
   StepSize size{.parameters = layout->content(), .ranks = group->size()};
   for (const auto& parameter : parameters)
     size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
-  config = choose_tiers(std::move(config), size).config;
+  return size;
+}
+
+void Engine::Impl::place() {
+  config = choose_tiers(std::move(config), step_size()).config;
   // One rank has nobody to shard with: every state is whole on it. What is elsewhere comes and goes
   // all the same.
   const bool pages = group->size() > 1 || config.offload_param.device != OffloadDevice::none ||
@@ -370,8 +374,9 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   for (const auto& [name, buffer] : tensors.buffers) {
     if (buffer.defined()) buffers.emplace_back(name, buffer);
   }
-  const bool gradients_there = config.offload_optimizer.on_disk_with_gradients() &&
-                               placement.gradients && !updates_in_backward();
+  const bool gradients_there = std::any_of(tiers.begin(), tiers.end(), [](const Tiers& of_unit) {
+    return of_unit.gradients == Tier::disk;
+  });
   if (hides()) updater = std::make_unique<c10::ThreadPool>(1);
   std::function<std::function<void()>(int64_t, const at::Tensor&)> update;
   if (updates_in_backward()) {

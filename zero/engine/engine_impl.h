@@ -19,6 +19,7 @@
 #include "zero/engine/optimizer_store.h"
 #include "zero/engine/parameter_store.h"
 #include "zero/engine/state_stream.h"
+#include "zero/engine/tiers.h"
 #include "zero/store/tier.h"
 
 namespace zero {
@@ -34,6 +35,8 @@ struct Engine::Impl {
   void broadcast_values(const NamedTensors& tensors);
   void lay_out();
   void place();
+  /// Of the model, without activations: by what tiers are chosen.
+  StepSize step_size() const;
   void move_in(NamedTensors& tensors);
   std::unique_ptr<StateStream> make_disk() const;
 

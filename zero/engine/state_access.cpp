@@ -112,8 +112,7 @@ at::Tensor Engine::gradient(std::string_view name) {
   impl_->check_gradients_kept();
   impl_->gradients->finish();
   if (impl_->gradients->present()[static_cast<size_t>(i)] == 0) return {};
-  const double scale =
-      1.0 / static_cast<double>(impl_->group->size() * impl_->config.gradient_accumulation_steps);
+  const double scale = impl_->mean_scale();
   const auto unit = impl_->full(u, impl_->gradients->reduced(u));
   return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)])
       .mul_(scale);
