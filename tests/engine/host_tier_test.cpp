@@ -115,13 +115,7 @@ TEST(HostTier, FrozenAndAbsentParametersStayAsTheyAre) {
       auto net = std::make_shared<Net>();
       net->b->weight.set_requires_grad(false);
       Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-      for (int64_t i = 0; i < 3; ++i) {
-        // Without `a`, which shares a unit with others: it keeps weights and moments.
-        const auto x = torch::full({5, 33}, 0.1 * static_cast<double>(i + group->rank() + 1))
-                           .to(c.bf16 ? at::kBFloat16 : at::kFloat);
-        engine.backward(net->c(torch::tanh(net->b(x))).to(at::kFloat).mean());
-        engine.step();
-      }
+      train_without_a(engine, *net);
       auto all = weights(engine);
       // As the operators see them, too.
       const torch::NoGradGuard guard;
