@@ -9,6 +9,7 @@
 #include "zero/engine/gathered.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/recompute.h"
+#include "zero/models/tiled_linear.h"
 #include "zero/optim/optimizer.h"
 #include "zero/store/init.h"
 #include "zero/train/layer_major.h"

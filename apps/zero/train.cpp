@@ -41,7 +41,8 @@ struct EngineOptions {
   std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
       device_memory, delayed_update_after, recompute, tile_elements;
-  bool offload_gradients = false, layer_major = false, update_in_backward = false;
+  bool offload_gradients = false, layer_major = false, update_in_backward = false,
+       no_update_in_forward = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
   void apply(Config& config) const {
@@ -55,6 +56,7 @@ struct EngineOptions {
     if (offload_param) config.offload_param.device = device_of(*offload_param);
     if (delayed_update_after) config.offload_optimizer.delayed_update_after = *delayed_update_after;
     if (update_in_backward) config.update_in_backward = true;
+    if (no_update_in_forward) config.update_in_forward = false;
     if (layer_major) config.layer_major_accumulation = true;
     if (offload_gradients) config.offload_optimizer.gradients = true;
     if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
@@ -180,6 +182,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
       .add_flag("--update-in-backward", engine.update_in_backward,
                 "Update a unit as soon as its gradient is reduced, beside the rest of backward; "
                 "without clipping (--clip 0)")
+      ->group(group);
+  parser
+      .add_flag("--no-update-in-forward", engine.no_update_in_forward,
+                "End every update within its step, also where parameters are on disk")
       ->group(group);
   add("--tile-elements", engine.tile_elements,
       "Linear layers whose weight has more elements are split into tiles of at most so many, which "

@@ -138,9 +138,11 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
         const auto step = [&] { step_on_ones(engine, *net); };
         step();
         step();
+        engine.complete_update();
         const auto before = engine.disk();
         const auto sent = group->traffic().count(comm::Collective::all_gather).logical_bytes;
         for (int i = 0; i < 3; ++i) step();
+        engine.complete_update();
         const auto after = engine.disk();
         const auto whole = [](int64_t bytes) { return (bytes + 4095) / 4096 * 4096; };
         const auto& layout = engine.layout();
@@ -203,8 +205,10 @@ TEST(EngineOffload, GradientsOnDiskAreWrittenAndReadOnceAndHeldInBucketsAlone) {
     c.max_live_parameters = 0;
     Engine engine(net, AdamW{}, c, group);
     train(engine, *net, 2);
+    engine.complete_update();
     const auto before = engine.disk();
     train(engine, *net, 1, 2);
+    engine.complete_update();
     const auto after = engine.disk();
     const auto& layout = engine.layout();
     const auto whole = [](int64_t numel) { return (numel * 4 + 4095) / 4096 * 4096; };

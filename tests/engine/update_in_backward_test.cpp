@@ -105,9 +105,11 @@ TEST(UpdateInBackward, KeepsNoGradientsAndWritesNoneToDisk) {
       EXPECT_EQ(group->ledger()->usage(Category::gradients).peak, 0);
       EXPECT_EQ(engine.memory_formula().gradients, 0);
       train(engine, *net, 2);
+      engine.complete_update();
       for (int64_t i = 2; i < 5; ++i) {
         const auto before = engine.disk();
         train(engine, *net, 1, i);
+        engine.complete_update();
         EXPECT_LE(engine.disk().read - before.read, engine.traffic_formula().disk_read);
         EXPECT_EQ(engine.disk().written - before.written, engine.traffic_formula().disk_written);
       }

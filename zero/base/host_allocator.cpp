@@ -262,6 +262,11 @@ HostMemory HostAllocator::usage() const {
 
 int64_t HostAllocator::used() const { return impl_->used.usage().current; }
 
+int64_t HostAllocator::below_peak() const {
+  const auto held = impl_->held.usage();
+  return held.peak - held.current;
+}
+
 void HostAllocator::add_limit(DeviceLimit* limit) {
   const std::lock_guard lock(impl_->limits_mutex);
   impl_->limits.push_back(limit);

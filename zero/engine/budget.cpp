@@ -52,7 +52,7 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
                           (own_master(dtype, tiers.parameters, tiers.optimizer) ? 1 : 0);
       const bool kept = host || !updates_in_backward();
       if (gradients_at == tier && kept)
-        of.gradient = accumulate_fp32() ? 4 : layout->unit(u).element_bytes;
+        of.gradient = config.accumulates_fp32() ? 4 : layout->unit(u).element_bytes;
       if (tiers.optimizer == tier) of.optimizer = 4 * static_cast<int64_t>(arrays);
     }
     const auto unit = partition::unit_memory(*layout, u, counted, of);
@@ -67,8 +67,6 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
 int64_t Engine::Impl::states_in_memory(partition::Placement at) const {
   return states(at, Tier::device).total() + states(at, Tier::host).total();
 }
-
-bool Engine::Impl::accumulate_fp32() const { return config.accumulates_fp32(); }
 
 void Engine::Impl::check_budget() const {
   if (config.memory_budget == 0) return;

@@ -365,6 +365,7 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
   config.one_sided_gather = top.boolean("one_sided_gather", config.one_sided_gather);
   config.seed_by_rank = top.boolean("seed_by_rank", config.seed_by_rank);
   config.update_in_backward = top.boolean("update_in_backward", config.update_in_backward);
+  config.update_in_forward = top.boolean("update_in_forward", config.update_in_forward);
   config.layer_major_accumulation =
       top.boolean("layer_major_accumulation", config.layer_major_accumulation);
   if (auto bf16 = top.section("bf16")) {
@@ -423,6 +424,7 @@ std::string Config::dump() const {
       {"one_sided_gather", one_sided_gather},
       {"seed_by_rank", seed_by_rank},
       {"update_in_backward", update_in_backward},
+      {"update_in_forward", update_in_forward},
       {"bf16", {{"enabled", bf16}}},
       {"data_types",
        {{"grad_accum_dtype", accumulation_dtype == AccumulationDtype::fp32 ? "fp32" : "model"}}},

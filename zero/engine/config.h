@@ -99,6 +99,10 @@ struct Config {
   /// is an error then, since other weights have been updated. Learning rates are those of the
   /// beginning of backward.
   bool update_in_backward = false;
+  /// Stage 3: a unit whose parameters are on disk may be updated beside the next forward pass, up
+  /// to its first use there. With update_in_backward: what backward has not got to. The same
+  /// results as without; an error of the update may then come from a later call.
+  bool update_in_forward = true;
   /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
   int64_t unit_bytes = 16 << 20;
   /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after

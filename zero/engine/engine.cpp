@@ -272,7 +272,7 @@ void Engine::Impl::choose_tiers_of_units() {
 
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
   if (tiers_of(unit).gradients != Tier::disk) return std::nullopt;
-  return accumulate_fp32() ? at::kFloat : unit_dtypes[static_cast<size_t>(unit)];
+  return config.accumulates_fp32() ? at::kFloat : unit_dtypes[static_cast<size_t>(unit)];
 }
 
 // Collective where states live on disk: a rank whose disk cannot hold them fails all.
@@ -324,6 +324,7 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     trainable.push_back(parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)]
                             .requires_grad());
   disk = make_disk();
+  updating.assign(unit_dtypes.size(), 0);
   std::vector<Tier> parameters_at;
   for (const auto& of_unit : tiers) parameters_at.push_back(of_unit.parameters);
   // Every rank has a device of its own: where there is one, units are copied to it.
@@ -337,6 +338,13 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .one_sided = config.one_sided_gather && shares,
           .tiers = std::move(parameters_at),
           .disk = config.offload_param.device == OffloadDevice::nvme ? disk.get() : nullptr,
+          .complete =
+              [this](int64_t unit, bool beforehand) {
+                if (delayed || updating[static_cast<size_t>(unit)] == 0) return true;
+                if (beforehand && !queue->done(unit)) return false;
+                finish_update(unit);
+                return true;
+              },
           .host = &link,
           .read_ahead_bytes =
               config.offload_param.buffer_count * (config.unit_bytes / group->size()),
@@ -377,18 +385,30 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   const bool gradients_there = std::any_of(tiers.begin(), tiers.end(), [](const Tiers& of_unit) {
     return of_unit.gradients == Tier::disk;
   });
-  if (hides()) updater = std::make_unique<c10::ThreadPool>(1);
-  std::function<std::function<void()>(int64_t, const at::Tensor&)> update;
+  bool late = false;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) late = late || updates_in_forward(u);
+  if (hides() || late) {
+    queue = std::make_unique<UpdateQueue>([this] {
+      if (!disk) return;
+      disk->settle();
+      disk->end_step();
+    });
+    if (disk) {
+      disk->set_beside();
+      disk->set_upcoming([this](int64_t index) { return queue->upcoming(index); });
+    }
+  }
+  std::function<void(int64_t, at::Tensor)> update;
   if (updates_in_backward()) {
     all_present.assign(parameters.size(), 1);
-    update = [this](int64_t unit, const at::Tensor& slice) { return update_beside(unit, slice); };
+    update = [this](int64_t unit, at::Tensor slice) { update_beside(unit, std::move(slice)); };
   }
   std::vector<bool> gradients_on_host;
   for (const auto& of_unit : tiers) gradients_on_host.push_back(of_unit.gradients == Tier::host);
   gradients = std::make_unique<GradientStore>(
       *layout, parameters, trainable, *group,
       GradientStore::Options{.placement = placement,
-                             .accumulate_fp32 = accumulate_fp32(),
+                             .accumulate_fp32 = config.accumulates_fp32(),
                              .add_in_buckets = config.layer_major_accumulation,
                              .unit_bytes = config.unit_bytes,
                              .disk = gradients_there ? disk.get() : nullptr,
@@ -396,7 +416,6 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
                              .host = &link,
                              .doubled = delays(),
                              .update = std::move(update)});
-  if (disk && updates_in_backward()) disk->follow(gradients->order());
   store->start(parameters);
   for (const auto& parameter : parameters)
     versions.push_back(static_cast<int64_t>(parameter._version()));
@@ -469,11 +488,11 @@ void Engine::accumulate(int64_t micro_batches,
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
   if (auto* pages = store->pager()) pages->check_storages();
+  // Of units that this forward pass has not used; where it is to come yet (`holds`), `step` does
+  // so.
+  if (!delayed && (!holds || updates_in_backward())) finish_updates();
   gradients->begin_backward(holds, shared);
-  if (updates_in_backward()) {
-    optimizer->begin_update();
-    if (disk) disk->set_beside(true);
-  }
+  if (updates_in_backward()) optimizer->begin_update();
   try {
     passes();
   } catch (...) {
@@ -561,23 +580,20 @@ void Engine::Impl::publish(int64_t unit) {
 // other units' gradients are computed. The weights are still needed by this rank's backward, if
 // they are shared, and by its peers', so new ones stay hidden until `step`, as with a delayed
 // update.
-std::function<void()> Engine::Impl::update_beside(int64_t unit, const at::Tensor& slice) {
-  return [this, done = run_beside([this, unit, slice] {
-                  optimizer->update(unit, slice, mean_scale(), all_present);
-                })] {
-    std::optional<comm::ClockedScope> counted;
-    if (disk) counted.emplace(disk->clock());
-    done.get();
-  };
-}
-
-std::shared_future<void> Engine::Impl::run_beside(std::function<void()> work) {
-  auto task = std::make_shared<std::packaged_task<void()>>([work = std::move(work)] {
-    const c10::NoGradGuard no_grad;
-    work();
+//
+// A few slices wait for their turn. Of units that may be updated in the next forward pass as many
+// more as find room in memory that activations have left: backward frees that as it goes, and the
+// next forward pass, which needs it again, completes the updates as it goes.
+void Engine::Impl::update_beside(int64_t unit, at::Tensor slice) {
+  constexpr int64_t kUpdates = 4;  // under way, without memory of activations
+  const auto bytes = static_cast<int64_t>(slice.nbytes());
+  queue->push(unit, [this, unit, slice = std::move(slice)] {
+    optimizer->update(unit, slice, mean_scale(), all_present);
   });
-  updater->run([task] { (*task)(); });
-  return task->get_future().share();
+  if (updates_in_forward(unit) && HostAllocator::instance().below_peak() > bytes) return;
+  std::optional<comm::ClockedScope> counted;
+  if (disk) counted.emplace(disk->clock());
+  queue->wait_for_fewer(std::max(kUpdates, queue->size()));
 }
 
 double Engine::Impl::mean_scale() const {
@@ -590,27 +606,40 @@ double Engine::Impl::mean_scale() const {
 // parameters hidden, in memory of their own or in a second copy on disk, and reads gradients that
 // were set apart; the next step waits for it before it changes anything. Reading, writing or saving
 // states completes an update under way first.
-void Engine::Impl::start_update(double scale, bool beside) {
+//
+// Note [Update in forward]
+// Nobody needs the new parameters of a unit before the next forward pass gathers it. Where they lie
+// on disk each rank reads its own slice for that, so it can wait for its own update then, and no
+// rank needs to tell another: the disk works on the optimizer's states while the first layers
+// compute already, with clipping too. The results are those of an update within `step`. What the
+// next backward pass will change (gradients on disk, learning rates) is read by then: it begins by
+// completing the updates of units that were not used. Units in memory are updated within `step`.
+void Engine::Impl::start_update(double scale, bool delayed) {
   gradients->detach();
   if (!updates_in_backward()) optimizer->begin_update();
   updating_present = gradients->present();
-  const auto update = [this, scale](bool publishes) {
-    const c10::NoGradGuard no_grad;
+  this->delayed = delayed;
+  const auto trainable = [&](int64_t u) { return gradients->trainable(u); };
+  if (!queue) {
     for (int64_t u = 0; u < layout->unit_count(); ++u) {
-      if (gradients->trainable(u) && !gradients->updated(u))
-        optimizer->update(u, gradients->detached(u), scale, updating_present);
-      if (publishes) publish(u);
+      if (trainable(u)) optimizer->update(u, gradients->detached(u), scale, updating_present);
+      publish(u);
     }
-    if (disk && hides()) disk->settle();
     if (disk) disk->end_step();
-  };
-  if (disk) disk->set_beside(beside);
-  if (beside) {
-    updating = run_beside([update] { update(false); });
     return;
   }
-  update(!hides());
-  optimizer->reveal();
+  // The last one first: they are updated in the order in which the next forward pass needs them.
+  for (const int64_t u : gradients->order()) {
+    if (gradients->updated(u)) continue;
+    queue->push(u, [this, u, scale, gradient = gradients->detached(u)] {
+      optimizer->update(u, gradient, scale, updating_present);
+    });
+  }
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    if (!trainable(u)) continue;
+    updating[static_cast<size_t>(u)] = 1;
+    if (!delayed && !updates_in_forward(u)) finish_update(u);
+  }
 }
 
 void Engine::Impl::refuse_writes(std::string_view when) {
@@ -630,20 +659,40 @@ void Engine::Impl::refuse_writes(std::string_view when) {
                   names[static_cast<size_t>(written.front())], when));
 }
 
-void Engine::Impl::finish_update() {
-  if (!updating.valid()) return;
-  if (!placement.parameters) refuse_writes("while its delayed update was under way");
+void Engine::Impl::finish_update(int64_t unit) {
+  auto& left = updating[static_cast<size_t>(unit)];
+  if (left == 0) return;
+  std::optional<comm::ClockedScope> counted;
+  if (disk) counted.emplace(disk->clock());
+  queue->wait(unit);
+  optimizer->reveal(unit);
+  left = 0;
+}
+
+bool Engine::Impl::left_updates() const {
+  return std::find(updating.begin(), updating.end(), 1) != updating.end();
+}
+
+void Engine::Impl::finish_updates() {
+  if (!left_updates()) return;
+  if (delayed && !placement.parameters) refuse_writes("while its delayed update was under way");
   {
     std::optional<comm::ClockedScope> counted;
     if (disk) counted.emplace(disk->clock());
-    std::exchange(updating, {}).get();
+    queue->wait_all();
   }
-  optimizer->reveal();
+  for (int64_t u = 0; u < layout->unit_count(); ++u) finish_update(u);
 }
 
 void Engine::Impl::complete_update(std::string_view label) {
-  if (updating.valid()) change_parameters(label, [] {});
+  if (!delayed) {
+    finish_updates();
+  } else if (left_updates()) {
+    change_parameters(label, [] {});
+  }
 }
+
+void Engine::complete_update() { impl_->complete_update("Engine::complete_update"); }
 
 StepResult Engine::step() {
   auto& impl = *impl_;
@@ -670,7 +719,7 @@ StepResult Engine::step() {
     if (clip > 0 && result.grad_norm > clip)
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
   }
-  impl.finish_update();  // of the step before, where it ran beside this one
+  impl.finish_updates();  // of the step before, where they are delayed
   impl.commit_writes();
   impl.invalidate();
   if (auto* pages = pager()) pages->end_step();
@@ -681,15 +730,17 @@ StepResult Engine::step() {
     result.updated = true;
     result.step = ++impl.steps;
   }
-  // An update that is never delayed publishes each unit itself. What the user wrote to sharded
-  // parameters must reach the peers in any case.
-  if (impl.hides() || (!finite && impl.placement.parameters)) {
+  // An update that runs here publishes each unit itself. What the user wrote to sharded parameters
+  // must reach the peers in any case.
+  if (impl.queue || (!finite && impl.placement.parameters)) {
     for (int64_t u = 0; u < impl.layout->unit_count(); ++u) impl.publish(u);
   }
   impl.store->finish_publish();
   impl.gradients->clear();
-  if (impl.disk && impl.updates_in_backward()) impl.disk->follow(impl.gradients->order());
-  if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
+  if (!std::exchange(impl.budget_spent, true)) {
+    if (!impl.delayed) impl.finish_updates();
+    impl.spend_budget();
+  }
   return result;
 }
 

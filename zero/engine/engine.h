@@ -150,6 +150,9 @@ class Engine {
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
   /// micro-batches. Collective at the boundary.
   StepResult step();
+  /// Completes the updates that `step` has left under way (update_in_forward, delayed updates);
+  /// whatever reads or writes states by name does so itself. Collective.
+  void complete_update();
 
   /// The learning rate of group `index` from the next update on.
   void set_lr(double lr, size_t index = 0);
@@ -206,7 +209,8 @@ class Engine {
   /// `host_optimizer`.
   partition::LayoutMemory host_memory_formula() const;
   TrafficFormula traffic_formula() const;
-  /// This rank's states on disk; all zero where there are none.
+  /// This rank's states on disk; all zero where there are none. Updates under way are counted as
+  /// far as they are.
   DiskUse disk() const;
   /// What this rank's device and its host have exchanged since construction.
   HostTraffic host_traffic() const;

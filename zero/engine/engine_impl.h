@@ -1,10 +1,7 @@
 // What Engine holds; shared by the files that implement it.
 #pragma once
 
-#include <c10/core/thread_pool.h>
-
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +17,7 @@
 #include "zero/engine/parameter_store.h"
 #include "zero/engine/state_stream.h"
 #include "zero/engine/tiers.h"
+#include "zero/engine/update_queue.h"
 #include "zero/store/tier.h"
 
 namespace zero {
@@ -72,24 +70,30 @@ struct Engine::Impl {
   void invalidate();
   /// What makes a sum over ranks and micro-batches the mean.
   double mean_scale() const;
-  /// The update of all units (but those that backward has updated) from the gradients of now: here,
-  /// or beside what follows.
-  void start_update(double scale, bool beside);
-  /// Runs `work` on the thread for updates.
-  std::shared_future<void> run_beside(std::function<void()> work);
-  /// Starts the update of a unit beside the rest of backward; the result waits for it.
-  std::function<void()> update_beside(int64_t unit, const at::Tensor& slice);
+  /// The update of all units (but those that backward has taken up) from the gradients of now:
+  /// here, or beside what follows.
+  void start_update(double scale, bool delayed);
+  /// Starts the update of a unit beside the rest of backward.
+  void update_beside(int64_t unit, at::Tensor slice);
   /// Throws Error naming a parameter that the user wrote since the last step.
   void refuse_writes(std::string_view when);
-  /// Waits for an update that runs beside, and shows its parameters on this rank. Nobody reads the
-  /// parameters meanwhile.
-  void finish_update();
+  /// Waits for the update of a unit that runs beside, and shows its parameters on this rank. Nobody
+  /// reads them meanwhile.
+  void finish_update(int64_t unit);
+  /// `step` has left updates under way, of which not all are finished.
+  bool left_updates() const;
+  /// Finishes them.
+  void finish_updates();
   /// Throws ConfigError where an update in backward uses them up.
   void check_gradients_kept() const;
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
   bool delays() const { return config.offload_optimizer.delayed_update_after > 0; }
   bool updates_in_backward() const { return config.update_in_backward && placement.gradients; }
+  /// The update may run until the next forward pass uses the unit.
+  bool updates_in_forward(int64_t unit) const {
+    return config.update_in_forward && !delays() && tiers_of(unit).parameters == Tier::disk;
+  }
   /// Parameters are still used while new ones are made.
   bool hides() const { return delays() || updates_in_backward(); }
   void publish(int64_t unit);
@@ -105,8 +109,6 @@ struct Engine::Impl {
   int64_t states_in_memory(partition::Placement at) const;
   /// What a budget or a device leaves after the first step is for gathered units.
   bool spends_budget() const { return config.memory_budget > 0 || config.device_memory > 0; }
-  /// Gradients of several micro-batches add up in fp32.
-  bool accumulate_fp32() const;
   /// Bytes of as many parameters; saturates.
   int64_t bytes_of(int64_t elements) const;
   /// Throws OutOfMemory where the states alone exceed it, or those on the device its cap.
@@ -157,8 +159,10 @@ struct Engine::Impl {
   bool budget_spent = false;
   std::vector<uint8_t> updating_present;  // of the update under way
   std::vector<uint8_t> all_present;       // of an update in backward: a whole unit's gradients
-  std::shared_future<void> updating;
-  std::unique_ptr<c10::ThreadPool> updater;  // one thread; the last member: it ends first
+  std::vector<uint8_t> updating;          // by unit: `step` has left its update under way
+  bool delayed = false;                   // as a delayed update
+  // Null where every update is done here. The last member: it ends first.
+  std::unique_ptr<UpdateQueue> queue;
 };
 
 }  // namespace zero

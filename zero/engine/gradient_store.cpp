@@ -22,9 +22,8 @@ namespace {
 
 // Reductions under way at a time: one runs while the next bucket fills.
 constexpr size_t kInFlight = 1;
-// Sums that are written or updated at a time. An update lasts long where states are on disk.
+// Sums that are written at a time.
 constexpr size_t kWrites = 1;
-constexpr size_t kUpdates = 3;
 // Elements of a block that comes down to be added.
 constexpr int64_t kArrivingNumel = 1 << 18;
 
@@ -118,12 +117,6 @@ GradientStore::~GradientStore() {
     try {
       reduction.work.wait();
     } catch (const std::exception&) {  // the group has failed, and said so elsewhere
-    }
-  }
-  for (auto& sum : sums_) {
-    try {
-      if (sum.update) sum.update();
-    } catch (const std::exception&) {  // `step` would have told
     }
   }
   sums_.clear();  // waits for writes
@@ -515,33 +508,28 @@ int64_t GradientStore::array_on_disk(int64_t unit) const {
 void GradientStore::stream(int64_t unit, at::Tensor sum) {
   auto& u = state(unit);
   u.norm = optim::squared_norm(sum.const_data_ptr(), sum.scalar_type(), sum.numel());
-  while (sums_.size() >= (on_disk() ? kWrites : kUpdates)) retire_sum();
   if (on_disk()) {
+    while (sums_.size() >= kWrites) retire_sum();
     auto write = options_.disk->start_write(unit, array_on_disk(unit), sum.const_data_ptr());
-    sums_.push_back({std::move(sum), std::move(write), {}});
+    sums_.push_back({std::move(sum), std::move(write)});
     return;
   }
   const auto& segments = layout_.unit(unit).segments;
   u.updated = u.norm.finite && std::all_of(segments.begin(), segments.end(), [&](const auto& s) {
                 return local_[static_cast<size_t>(s.parameter)] != 0;
               });
-  if (!u.updated) {
+  if (u.updated) {
+    options_.update(unit, std::move(sum));
+  } else {
     u.storage = std::move(sum);
-    return;
   }
-  auto wait = options_.update(unit, sum);
-  sums_.push_back({on_host(unit) ? at::Tensor() : std::move(sum), {}, std::move(wait)});
 }
 
 void GradientStore::retire_sum() {
   auto sum = std::move(sums_.front());
   sums_.pop_front();
-  if (sum.update) {
-    sum.update();
-  } else {
-    options_.disk->wait(sum.write);
-    give(std::move(sum.memory));
-  }
+  options_.disk->wait(sum.write);
+  give(std::move(sum.memory));
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in

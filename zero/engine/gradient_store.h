@@ -82,10 +82,9 @@ class GradientStore {
     HostLink* host = nullptr;
     /// An update may use the gradients of one step while those of the next are reduced.
     bool doubled = false;
-    /// Where set, the sums of sharded gradients are not kept: starts the update of a unit from its
-    /// slice, and returns how to wait for it; the slice stays as it is until then. For one pass a
-    /// step.
-    std::function<std::function<void()>(int64_t unit, const at::Tensor& slice)> update = {};
+    /// Where set, the sums of sharded gradients are not kept: takes a unit's slice, for its update.
+    /// A slice on the host stays as it is until `clear`. For one pass a step.
+    std::function<void(int64_t unit, at::Tensor slice)> update = {};
   };
 
   /// Installs the hooks. `trainable` has an entry a unit.
@@ -233,10 +232,9 @@ class GradientStore {
   std::deque<Reduction> in_flight_;
   struct Sum {
     at::Tensor memory;
-    store::Transfer write;         // to disk, or
-    std::function<void()> update;  // waits for it
+    store::Transfer write;
   };
-  std::deque<Sum> sums_;                     // that are on their way out
+  std::deque<Sum> sums_;                     // that are on their way to disk
   at::Tensor arriving_;                      // on the host: a block of what is added there
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes

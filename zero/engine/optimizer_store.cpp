@@ -59,6 +59,7 @@ OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Grou
       link_(link),
       disk_(disk),
       hides_(hides),
+      unrevealed_(units_.size(), 0),
       steps_(group_of_.size(), 0) {
   int64_t staged_bytes = 0;
   Tier staged_at = Tier::device;
@@ -183,19 +184,18 @@ void OptimizerStore::begin_update() {
   for (const auto& group : groups_) rates_.push_back(group.lr);
 }
 
-void OptimizerStore::reveal() {
-  for (const int64_t u : std::exchange(unrevealed_, {})) {
-    if (!hides_) continue;
-    const auto& unit = this->unit(u);
-    const auto& arrays = arrays_[static_cast<size_t>(u)];
-    if (unit.parameters_on_disk()) {
-      disk_->flip(u, 0);
-      continue;
-    }
-    const auto& updated = arrays.hidden.defined() ? arrays.hidden : arrays.master;
-    link_.copy(unit.parameters.data_ptr(), unit.parameters_at, updated.const_data_ptr(),
-               unit.updated_at(), static_cast<int64_t>(updated.nbytes()));
+void OptimizerStore::reveal(int64_t unit) {
+  if (std::exchange(unrevealed_[static_cast<size_t>(unit)], uint8_t{0}) == 0 || !hides_) return;
+  const auto& target = this->unit(unit);
+  const auto& arrays = arrays_[static_cast<size_t>(unit)];
+  if (target.parameters_on_disk()) {
+    disk_->wait_written(unit);
+    disk_->flip(unit, 0);
+    return;
   }
+  const auto& updated = arrays.hidden.defined() ? arrays.hidden : arrays.master;
+  link_.copy(target.parameters.data_ptr(), target.parameters_at, updated.const_data_ptr(),
+             target.updated_at(), static_cast<int64_t>(updated.nbytes()));
 }
 
 void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
@@ -244,7 +244,7 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
                target.parameters_at, static_cast<int64_t>(target.parameters.nbytes()));
   }
   const auto& in_memory = hides ? arrays.hidden : target.parameters;
-  unrevealed_.push_back(unit);
+  unrevealed_[static_cast<size_t>(unit)] = 1;
   // The new parameters leave the block in which they were made for the other memory.
   const bool crosses = target.crosses() && !hides_;
   const bool staged = crosses && !target.copies_master();

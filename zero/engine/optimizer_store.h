@@ -98,12 +98,12 @@ class OptimizerStore {
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
 
-  /// Shows the parameters of the units that were updated since the last call, where the update
-  /// leaves them hidden. Nobody reads the parameters meanwhile.
-  void reveal();
+  /// Shows the parameters of a unit, if it was updated since the last call, where the update leaves
+  /// them hidden. Nobody reads its parameters meanwhile.
+  void reveal(int64_t unit);
 
   /// Forgets what `reveal` would show.
-  void discard() { unrevealed_.clear(); }
+  void discard() { std::fill(unrevealed_.begin(), unrevealed_.end(), uint8_t{0}); }
 
   /// Bytes that the update of a unit moves between device and host.
   HostTraffic host_bytes(int64_t unit) const;
@@ -151,7 +151,7 @@ class OptimizerStore {
   bool hides_;                       // new parameters on disk go to a second copy
   at::Tensor staging_;               // a block of parameters on their way; undefined without need
   std::vector<double> rates_;        // by group, of the updates under way
-  std::vector<int64_t> unrevealed_;  // units
+  std::vector<uint8_t> unrevealed_;  // by unit
   std::vector<int64_t> steps_;
 };
 

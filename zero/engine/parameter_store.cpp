@@ -164,6 +164,7 @@ void ParameterStore::gather(int64_t unit, void* destination) {
   auto& fetch = fetches_[u];
   auto slice = owned_[u];
   if (on_disk(unit)) {
+    if (options_.complete) options_.complete(unit, false);
     if (group_.size() == 1) {
       fetch.read = options_.disk->start_read(unit, 0, destination);
       return;
@@ -208,6 +209,7 @@ void ParameterStore::finish(int64_t unit) {
 bool ParameterStore::expect(int64_t unit) {
   if (options_.disk == nullptr || group_.size() == 1) return false;
   if (!on_disk(unit)) return true;
+  if (options_.complete && !options_.complete(unit, true)) return false;
   const std::lock_guard lock(mutex_);
   if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
   if (!ahead_.empty() &&

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -42,6 +43,9 @@ class ParameterStore final : public paging::UnitSource {
     std::vector<Tier> tiers;
     /// Where those on disk lie, as array 0. Outlives this.
     StateStream* disk = nullptr;
+    /// Where set, called before a slice on disk is read for a gather: completes its update. To be
+    /// asked `beforehand`, it does not wait, and says whether the slice may be read.
+    std::function<bool(int64_t unit, bool beforehand)> complete = {};
     /// The way to those on the host. Outlives this.
     HostLink* host = nullptr;
     /// Bytes of slices that are read ahead of their gather; a larger one is read ahead alone.

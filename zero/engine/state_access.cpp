@@ -37,7 +37,7 @@ void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at
 void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
   const c10::NoGradGuard no_grad;
   group->barrier(label);  // every rank has ended its gathers
-  finish_update();
+  finish_updates();
   commit_writes();
   invalidate();
   write();

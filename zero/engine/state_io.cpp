@@ -203,6 +203,7 @@ void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
+  impl.complete_update("Engine::load");  // it counts steps
   const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
   const auto first = (fs::path(folder) / shard_name(0, impl.group->size())).string();
@@ -314,6 +315,7 @@ void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
+  impl.complete_update("Engine::load_full");  // it counts steps
   std::unique_ptr<SafetensorsReader> file;
   together(*impl.group, "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);

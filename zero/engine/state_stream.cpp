@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -55,23 +55,31 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
   // Reading and writing of single arrays goes through a frame too.
   frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
-  std::vector<int64_t> ascending(units_.size());
-  std::iota(ascending.begin(), ascending.end(), 0);
-  follow(ascending);
+  unwritten_.assign(units_.size(), 0);
+  for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
+    turn_of_.push_back(static_cast<int64_t>(order_.size()));
+    if (updates(u)) order_.push_back(u);
+  }
 }
 
-void StateStream::follow(const std::vector<int64_t>& order) {
-  const std::lock_guard lock(mutex_);
-  std::vector<int64_t> kept;
-  for (const int64_t u : order) {
-    if (unit(u).updated && !unit(u).arrays.empty() && unit(u).numel > 0) kept.push_back(u);
+StateStream::FramesLock::FramesLock(StateStream& stream) : stream_(stream) {
+  stream_.mutex_.lock();
+  const std::lock_guard lock(stream_.written_mutex_);
+  stream_.frames_locked_ = true;
+}
+
+StateStream::FramesLock::~FramesLock() {
+  {
+    const std::lock_guard lock(stream_.written_mutex_);
+    stream_.frames_locked_ = false;
   }
-  if (kept == order_) return;
-  finish_all();
-  order_ = std::move(kept);
-  turn_of_.assign(units_.size(), -1);
-  for (size_t i = 0; i < order_.size(); ++i)
-    turn_of_[static_cast<size_t>(order_[i])] = static_cast<int64_t>(i);
+  stream_.mutex_.unlock();
+  stream_.written_.notify_all();
+}
+
+// `for_each_block` will find something of it here.
+bool StateStream::updates(int64_t unit) const {
+  return this->unit(unit).updated && !this->unit(unit).arrays.empty() && this->unit(unit).numel > 0;
 }
 
 void* StateStream::buffer(Frame& frame) {
@@ -85,24 +93,32 @@ void StateStream::flip(int64_t unit, int64_t array) {
   copy = copy == 0 ? 1 : 0;
 }
 
-void StateStream::settle() {
-  const std::lock_guard lock(mutex_);
-  std::optional<comm::ClockedScope> counted;
-  if (!beside_) counted.emplace(clock_);
-  for (auto& frame : frames_) {
-    if (frame.use != Use::writing) continue;
-    size_t next = 0;
-    for (const auto& array : unit(frame.position.unit).arrays) {
-      if (!array.write) continue;
-      if (array.doubled) frame.transfers[next].wait();
-      ++next;
+void StateStream::wait_written(int64_t unit) {
+  while (true) {
+    {
+      std::unique_lock lock(written_mutex_);
+      const auto& left = unwritten_[static_cast<size_t>(unit)];
+      // Whoever updates looks after its frames as it goes on.
+      written_.wait(lock, [&] { return left == 0 || !frames_locked_; });
+      if (left == 0) return;
     }
+    const FramesLock lock(*this);
+    for (auto& frame : frames_) {
+      if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
+    }
+  }
+}
+
+void StateStream::settle() {
+  const FramesLock lock(*this);
+  for (auto& frame : frames_) {
+    if (frame.use == Use::writing) finish(frame);
   }
 }
 
 void StateStream::end_step() {
   if (ahead_to_next_step_) return;
-  const std::lock_guard lock(mutex_);
+  const FramesLock lock(*this);
   finish_all();
   for (auto& frame : frames_) frame.memory = at::Tensor();
 }
@@ -120,11 +136,12 @@ int64_t StateStream::blocks_of(int64_t unit) const {
   return (this->unit(unit).numel + block_numel_ - 1) / block_numel_;
 }
 
-// In the order of the update, and from its end to its beginning.
-StateStream::Position StateStream::next(Position position) const {
-  if (position.block + 1 < blocks_of(position.unit)) return {position.unit, position.block + 1};
-  const auto turn = static_cast<size_t>(turn_of_[static_cast<size_t>(position.unit)]) + 1;
-  return {order_[turn % order_.size()], 0};
+// From the end to the beginning, if that is to be read ahead.
+int64_t StateStream::next_in_order(int64_t unit, int64_t index) const {
+  const auto turn = turn_of_[static_cast<size_t>(unit)] + 1 + index;
+  const auto units = static_cast<int64_t>(order_.size());
+  if (turn >= units && (!ahead_to_next_step_ || turn >= 2 * units)) return -1;
+  return order_[static_cast<size_t>(turn % units)];
 }
 
 int64_t StateStream::offset(Position position, int64_t array, bool front) const {
@@ -159,10 +176,25 @@ StateStream::Frame* StateStream::find(Position position, Use use) {
 void StateStream::finish(Frame& frame) {
   // Where one fails the others end with the vector: none runs on in memory that is used again.
   auto transfers = std::exchange(frame.transfers, {});
-  if (frame.use == Use::writing) frame.use = Use::none;
-  std::optional<comm::ClockedScope> counted;
-  if (!transfers.empty() && !beside_) counted.emplace(clock_);
-  for (auto& transfer : transfers) transfer.wait();
+  const bool written = frame.use == Use::writing;
+  if (written) frame.use = Use::none;
+  std::exception_ptr failure;
+  try {
+    std::optional<comm::ClockedScope> counted;
+    if (!transfers.empty() && !beside_) counted.emplace(clock_);
+    for (auto& transfer : transfers) transfer.wait();
+  } catch (...) {
+    failure = std::current_exception();
+    transfers.clear();
+  }
+  if (written) {
+    {
+      const std::lock_guard lock(written_mutex_);
+      --unwritten_[static_cast<size_t>(frame.position.unit)];
+    }
+    written_.notify_all();
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void StateStream::finish_all() {
@@ -172,16 +204,17 @@ void StateStream::finish_all() {
   }
 }
 
-// One that needs no waiting, or null.
+// One that needs no waiting, or null. None is left that has been written.
 StateStream::Frame* StateStream::free_frame() {
+  Frame* found = nullptr;
   for (auto& frame : frames_) {
     if (frame.use == Use::writing &&
         std::all_of(frame.transfers.begin(), frame.transfers.end(),
                     [](const auto& transfer) { return transfer.done(); }))
       finish(frame);
-    if (frame.use == Use::none) return &frame;
+    if (frame.use == Use::none && found == nullptr) found = &frame;
   }
-  return nullptr;
+  return found;
 }
 
 // The frame that holds, or is getting, a block.
@@ -222,6 +255,10 @@ void StateStream::start_writing(Frame& frame) {
   frame.use = Use::writing;
   frame.turn = ++turn_;
   const auto& here = frame.position;
+  {
+    const std::lock_guard lock(written_mutex_);
+    ++unwritten_[static_cast<size_t>(here.unit)];
+  }
   const auto& arrays = unit(here.unit).arrays;
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
@@ -233,12 +270,16 @@ void StateStream::start_writing(Frame& frame) {
 // As far as there are buffers, of which one stays for what is written.
 void StateStream::read_ahead(Position position) {
   const Position here = position;
+  int64_t units_ahead = 0;
   for (int64_t ahead = 0; ahead + 2 < options_.buffer_count; ++ahead) {
-    position = next(position);
+    if (++position.block == blocks_of(position.unit)) {
+      do {
+        const int64_t index = units_ahead++;
+        position = {upcoming_ ? upcoming_(index) : next_in_order(here.unit, index), 0};
+        if (position.unit < 0) return;
+      } while (!updates(position.unit));
+    }
     if (position == here || find(position, Use::writing) != nullptr) return;
-    if (!ahead_to_next_step_ &&
-        turn_of_[static_cast<size_t>(position.unit)] < turn_of_[static_cast<size_t>(here.unit)])
-      return;
     if (find(position, Use::reading) != nullptr) continue;
     auto* frame = free_frame();
     if (frame == nullptr) return;
@@ -247,7 +288,7 @@ void StateStream::read_ahead(Position position) {
 }
 
 void StateStream::for_each_block(int64_t unit, const std::function<void(const Block&)>& update) {
-  const std::lock_guard lock(mutex_);
+  const FramesLock lock(*this);
   const auto& u = this->unit(unit);
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
     const Position here{unit, b};
@@ -266,7 +307,7 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
 }
 
 at::Tensor StateStream::read(int64_t unit, int64_t array) {
-  const std::lock_guard lock(mutex_);
+  const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
   auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
@@ -284,7 +325,7 @@ at::Tensor StateStream::read(int64_t unit, int64_t array) {
 }
 
 void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values) {
-  const std::lock_guard lock(mutex_);
+  const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
   ensure(values.scalar_type() == u.arrays[static_cast<size_t>(array)].dtype,
@@ -328,12 +369,7 @@ store::Transfer StateStream::start_write(int64_t unit, int64_t array, const void
 
 store::Transfer StateStream::start_read(int64_t unit, int64_t array, void* to) {
   // Of a doubled array the update, which may be running, writes the other copy.
-  if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) {
-    const std::lock_guard lock(mutex_);
-    for (auto& frame : frames_) {
-      if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
-    }
-  }
+  if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
 }
 

@@ -8,21 +8,23 @@
 // element alone, so the arrays pass through memory in blocks: while block n is updated, the blocks
 // after it are read and the ones before it are written back. After the last block of a step the
 // first ones of the next are read already (unless gradients, which are not there yet, lie on disk
-// too). A block is read once and written once in a step in which its unit is updated (low-precision
-// parameters are only written: they are the rounded master); the number and size of the buffers do
-// not depend on the model. Results are those of states in memory, bit for bit.
+// too, or the order of the updates is not known so early). A block is read once and written once in
+// a step in which its unit is updated (low-precision parameters are only written: they are the
+// rounded master); the number and size of the buffers do not depend on the model. Results are those
+// of states in memory, bit for bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/base/ledger.h"
@@ -77,12 +79,17 @@ class StateStream {
 
   /// Of an array that is doubled, everything else reads and writes one copy, in front; the update
   /// writes the other, or reads the other where it does not write. Changes the two over: the update
-  /// of this unit, whose writes are done (`settle`), becomes visible, or gradients go to it.
+  /// of this unit, whose writes are done (`wait_written`), becomes visible, or gradients go to it.
   void flip(int64_t unit, int64_t array);
-  /// Units are updated in this order from now on, and read ahead in it; at first, in theirs.
-  void follow(const std::vector<int64_t>& order);
-  /// Waits for what the update writes to doubled arrays; the rest may go on beside the next pass.
+  /// Blocks until what the updates of this unit so far wrote is on disk. Others may be under way.
+  void wait_written(int64_t unit);
+  /// The same for all units, while none is updated.
   void settle();
+  /// Units are updated in the order that `upcoming` names while one is: its `index`-th is the
+  /// `index`-th after that, or -1 where that is not known. Without it, in theirs.
+  void set_upcoming(std::function<int64_t(int64_t index)> upcoming) {
+    upcoming_ = std::move(upcoming);
+  }
 
   /// The updates of a step are done. Where nothing can be read ahead for the next step's, the
   /// buffers are given back until then.
@@ -111,8 +118,8 @@ class StateStream {
   double wait_ms() const { return static_cast<double>(clock_.nanoseconds.load()) / 1e6; }
   /// Counts the time of others that wait for an update beside.
   comm::WaitClock& clock() { return clock_; }
-  /// The next updates run beside something else, or not.
-  void set_beside(bool beside) { beside_ = beside; }
+  /// Updates run beside something else.
+  void set_beside() { beside_ = true; }
 
   /// Bytes that the update of a unit reads and writes.
   store::FileCounts update_bytes(int64_t unit) const;
@@ -121,6 +128,17 @@ class StateStream {
   const store::File& file() const { return *file_; }
 
  private:
+  // Holds the frames, and tells `wait_written` when they are free.
+  class FramesLock {
+   public:
+    explicit FramesLock(StateStream& stream);
+    ~FramesLock();
+    FramesLock(const FramesLock&) = delete;
+    FramesLock& operator=(const FramesLock&) = delete;
+
+   private:
+    StateStream& stream_;
+  };
   struct Position {
     int64_t unit = -1;
     int64_t block = 0;
@@ -138,7 +156,7 @@ class StateStream {
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
   int64_t element_bytes(int64_t unit, int64_t array) const;
   int64_t blocks_of(int64_t unit) const;
-  Position next(Position position) const;
+  int64_t next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;
   std::byte* memory(const Frame& frame, int64_t unit, int64_t array) const;
@@ -148,6 +166,7 @@ class StateStream {
   void start_reading(Frame& frame, Position position);
   void start_writing(Frame& frame);
   void read_ahead(Position position);
+  bool updates(int64_t unit) const;
   void finish(Frame& frame);
   void* buffer(Frame& frame);
   void finish_all();
@@ -162,10 +181,15 @@ class StateStream {
   int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
   comm::WaitClock clock_;
-  std::atomic<bool> beside_{false};
+  bool beside_ = false;
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::shared_ptr<Ledger> ledger_;
-  std::mutex mutex_;  // of the frames
+  std::function<int64_t(int64_t)> upcoming_;
+  std::mutex mutex_;                // of the frames, long; see FramesLock
+  std::mutex written_mutex_;        // of the next two, short; taken after it
+  std::vector<int64_t> unwritten_;  // by unit: frames that are written
+  bool frames_locked_ = false;
+  std::condition_variable written_;  // one of them has changed
   std::vector<std::unique_ptr<store::Folder>> folders_;
   std::unique_ptr<store::File> file_;
   std::vector<Frame> frames_;  // after the file: their transfers end first

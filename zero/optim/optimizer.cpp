@@ -1,6 +1,5 @@
 #include "zero/optim/optimizer.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/base/parallel.h"
 #include "zero/optim/kernels.h"
 #include "zero/optim/scalars.h"
 
@@ -25,7 +25,7 @@ int64_t blocks_of(int64_t numel, int64_t block) { return (numel + block - 1) / b
 /// Calls pass(begin, end) on LibTorch's intra-op threads, for ranges that cover [0, numel).
 template <class Pass>
 void in_parallel(int64_t numel, const Pass& pass) {
-  at::parallel_for(0, blocks_of(numel, kBlock), kGrain, [&](int64_t first, int64_t last) {
+  parallel_for(0, blocks_of(numel, kBlock), kGrain, [&](int64_t first, int64_t last) {
     pass(first * kBlock, std::min(last * kBlock, numel));
   });
 }
@@ -152,7 +152,7 @@ SquaredNorm squared_norm(const void* values, c10::ScalarType dtype, int64_t nume
   double sum = 0;
   for (int64_t done = 0; done < blocks;) {
     const int64_t batch = std::min<int64_t>(blocks - done, sums.size());
-    at::parallel_for(0, batch, 4, [&](int64_t first, int64_t last) {
+    parallel_for(0, batch, 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const int64_t begin = (done + i) * kernels::kNormBlock;
         sums[static_cast<size_t>(i)] = kernels::squared_norm_block(

@@ -70,7 +70,8 @@ void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
   const size_t whole = (bytes + kPage - 1) / kPage * kPage;
   // So that a full disk is told here and not by a bus error later.
-  store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_);
+  store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_,
+                 store::Use::mapped);
   void* data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
   if (data == MAP_FAILED) {
     const int error = errno;

@@ -32,14 +32,16 @@ int64_t largest_file() {
 
 // 0, or an errno. A disk that is too full is not even tried: it would be full for a moment, and
 // somebody else would fail.
-int try_to_reserve(int file, int64_t offset, int64_t bytes) {
+int try_to_reserve(int file, int64_t offset, int64_t bytes, Use use) {
   if (bytes == 0) return 0;
   if (const int64_t most = largest_file(); most >= 0 && most < offset + bytes) return EFBIG;
   if (const int64_t left = free_bytes(file); left >= 0 && left < bytes) return ENOSPC;
   while (fallocate(file, 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP) return errno;
-    // A file system that cannot reserve: there is room now, and that is all that can be known.
+    // A file system that cannot reserve. What is written later is told if it fails: then that there
+    // is room now is enough. A write to mapped memory would kill.
+    if (use == Use::mapped) return posix_fallocate(file, offset, bytes);
     return ftruncate(file, offset + bytes) == 0 ? 0 : errno;
   }
   return 0;
@@ -72,8 +74,8 @@ std::string remedy_of_reserve(int error, int64_t left) {
 
 }  // namespace
 
-void reserve(int file, int64_t offset, int64_t bytes, const std::string& what) {
-  const int error = try_to_reserve(file, offset, bytes);
+void reserve(int file, int64_t offset, int64_t bytes, const std::string& what, Use use) {
+  const int error = try_to_reserve(file, offset, bytes, use);
   if (error == 0) return;
   throw StoreError(fmt::format("Cannot reserve {} for {}: {} (errno {}).{}",
                                format_bytes(static_cast<double>(bytes)), what, std::strerror(error),

@@ -13,11 +13,18 @@ struct FileCounts {
   int64_t written = 0;
 };
 
+/// How bytes that are reserved will be used.
+enum class Use : uint8_t {
+  written,  ///< by calls that tell what fails
+  mapped,   ///< in memory, where a full disk is a signal that kills
+};
+
 /// Reserves bytes [offset, offset + bytes) of an open file on its disk. The file, which is at least
-/// `offset` long, grows to hold them. Where the file system cannot reserve, it grows alone. Throws
-/// StoreError naming `what` they are for, the reason and the remedy; where the disk is too full,
-/// also the bytes needed and there.
-void reserve(int file, int64_t offset, int64_t bytes, const std::string& what);
+/// `offset` long, grows to hold them. Where the file system cannot reserve, it grows alone, or, to
+/// be mapped, is written. Throws StoreError naming `what` they are for, the reason and the remedy;
+/// where the disk is too full, also the bytes needed and there.
+void reserve(int file, int64_t offset, int64_t bytes, const std::string& what,
+             Use use = Use::written);
 
 class ReservedFile {
  public:

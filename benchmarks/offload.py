@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Steps with all states on disk, beside what fio reaches on that disk in the same minutes.
+
+    benchmarks/offload.py /mnt/nvme --data build/demo/bible
+    benchmarks/offload.py /mnt/nvme --data build/demo/bible --ways delayed --rounds 5 --steps 6
+
+Trains GPT-2 XL (bf16, fp32 master weights, micro-batch 1, sequence 256) under a hard limit of memory in the ways that `--ways` names. Before and
+after each run fio moves bytes in the proportion in which a step reads and writes them, with io_uring, the same block size and depth, past the page
+cache, from huge pages; then it reads alone and writes alone. Two bounds follow for the bytes of a step by formula: all of them at the speed of fio's
+mixture, and what is read at the speed of its reading and then what is written at that of its writing. A step's time is the median of those after the
+second. Needs the release build, the text of `make demo`, fio (apt-get install fio), and 40 GB of the disk.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, median
+
+ROOT = Path(__file__).resolve().parent.parent
+WAYS = {
+    "clipping": [],
+    "in-backward": ["--update-in-backward", "--clip", "0"],
+    "delayed": ["--delayed-update-after", "1"],
+}
+GRADIENTS_ON_DISK = {"clipping", "delayed"}
+
+
+def fio(options: argparse.Namespace, way: str, read_percent: int = 100) -> float:
+    command = ["fio", "--name=states", f"--filename={options.folder}/fio", f"--rw={way}", f"--bs={options.block}", "--size=4G", "--fallocate=posix"]
+    command += ["--ioengine=io_uring", "--direct=1", f"--iodepth={options.depth}", "--time_based", "--runtime=4", "--output-format=json"]
+    if way == "rw":
+        command.append(f"--rwmixread={read_percent}")
+    environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    job = json.loads(output[output.index("{") :])["jobs"][0]
+    return (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) * 1e-9
+
+
+def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
+    fio(options, "write")  # what is written for the first time is slower
+    speeds = {"mixed": fio(options, "rw", read_percent), "read": fio(options, "read"), "write": fio(options, "write")}
+    os.unlink(f"{options.folder}/fio")
+    return speeds
+
+
+def train(options: argparse.Namespace, way: str) -> tuple[float, float, float]:
+    """Seconds a step, GB read and GB written in it."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as out:
+        command = [str(ROOT / "benchmarks/limited.sh"), options.limit, options.zero, "train", "--nproc", str(options.ranks)]
+        command += ["--threads", str(options.threads), "--model", options.model, "--data", options.data, "--out", out, "--overwrite"]
+        command += ["--steps", str(options.steps), "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
+        command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", "50000000"]
+        command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1", *WAYS[way], *options.zero_options]
+        if way in GRADIENTS_ON_DISK:
+            command.append("--offload-gradients")
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        events = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+    times = [event["step_ms"] for event in events if "step_ms" in event and event["step"] > 2]
+    traffic = next(event for event in events if event.get("event") == "traffic")
+    total = {way: sum(rank["disk"][f"{way}_formula"] for rank in traffic["per_rank"]) for way in ("read", "written")}
+    return median(times) * 1e-3, total["read"] / traffic["steps"] * 1e-9, total["written"] / traffic["steps"] * 1e-9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="on the disk")
+    parser.add_argument("--data", required=True, help="folder made by `zero data prepare`")
+    parser.add_argument("--ways", default="in-backward,delayed,clipping", help="of updating, with commas between [in-backward,delayed,clipping]")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating runs of each [3]")
+    parser.add_argument("--steps", type=int, default=6, help="of a run [6]")
+    parser.add_argument("--model", default="gpt2-xl", help="as of `zero train` [gpt2-xl]")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="of a rank [2]")
+    parser.add_argument("--limit", default="6G", help="of memory, all ranks together [6G]")
+    parser.add_argument("--block", type=int, default=1 << 20, help="bytes of a transfer, of fio and of libzero's default [1048576]")
+    parser.add_argument("--depth", type=int, default=32, help="transfers under way [32]")
+    parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
+    parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word")
+    options = parser.parse_args()
+    if shutil.which("fio") is None:
+        sys.exit("fio is missing: apt-get install fio")
+    results: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways.split(",")}
+    read_percent = 53  # until a run has told
+    before = disk(options, read_percent)
+    for index in range(options.rounds):
+        for way, runs in results.items():
+            seconds, read, written = train(options, way)
+            read_percent = round(100 * read / (read + written))
+            after = disk(options, read_percent)
+            speed = {name: mean((before[name], after[name])) for name in before}
+            before = after
+            mixed = (read + written) / speed["mixed"]
+            apart = read / speed["read"] + written / speed["write"]
+            runs.append({"seconds": seconds, "mixed": mixed, "apart": apart})
+            print(
+                f"round {index + 1}: {way}: {seconds:.1f} s a step; {read:.1f} GB read, {written:.1f} written; fio {speed['mixed']:.2f} GB/s mixed"
+                f" ({mixed:.1f} s), {speed['read']:.2f} read and {speed['write']:.2f} written ({apart:.1f} s)",
+                flush=True,
+            )
+    print("\n| update | s a step | over the bytes at fio's mixture | over reading, then writing |\n|---|---|---|---|")
+    for way, runs in results.items():
+        cells = [f"{median(run['seconds'] for run in runs):.1f}"]
+        for bound in ("mixed", "apart"):
+            ratios = [run["seconds"] / run[bound] for run in runs]
+            cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(f"| {way} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

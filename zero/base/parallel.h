@@ -1,0 +1,36 @@
+// Loops on LibTorch's intra-op threads, except where another thread than the one that trains runs
+// them.
+//
+// Note [One thread beside]
+// OpenMP gives every thread that enters a parallel loop a team of its own. A thread that works
+// beside the training would so bring as many threads again as there are cores, which take turns
+// with those that compute, and OpenMP, which sees more threads than cores, no longer spins at the
+// end of a loop but sleeps, at every operator. So such a thread runs its loops alone.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+
+namespace zero {
+
+/// While it lives, parallel_for runs on this thread alone.
+class OneThread {
+ public:
+  OneThread();
+  ~OneThread();
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  /// One lives on this thread.
+  static bool here();
+
+ private:
+  bool before_;
+};
+
+/// Calls work(first, last) for ranges that cover [begin, end), none shorter than `grain` but the
+/// last, on several threads.
+void parallel_for(int64_t begin, int64_t end, int64_t grain,
+                  c10::function_ref<void(int64_t, int64_t)> work);
+
+}  // namespace zero

@@ -1,0 +1,78 @@
+// Updates of units on a thread of their own, beside the passes.
+//
+// Note [Updates beside]
+// An update runs beside other work where that hides its time: in backward as gradients are reduced
+// (Note [Update in backward] in engine.cpp), in the forward pass that follows (Note [Update in
+// forward]), or beside a whole step (Note [Delayed update]). What waits is a stack. Backward brings
+// gradients in the order opposite to that in which the next forward pass reads the parameters, so
+// the unit that came last is the one that is needed first; and where the disk is too slow to update
+// all units within backward, those that are left over are spread over the model, so that forward
+// finds the ones that it reaches first done and the others on their way. A unit that somebody waits
+// for goes before all others.
+//
+// The states of the unit that comes next are read while one is updated, so that choice is bound
+// some units ahead (`upcoming`).
+#pragma once
+
+#include <c10/core/thread_pool.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace zero {
+
+/// Thread-safe.
+class UpdateQueue {
+ public:
+  /// `idle` runs on the thread whenever nothing waits any more.
+  explicit UpdateQueue(std::function<void()> idle);
+  /// Waits for the update under way; those that wait are left out.
+  ~UpdateQueue();
+  UpdateQueue(const UpdateQueue&) = delete;
+  UpdateQueue& operator=(const UpdateQueue&) = delete;
+
+  /// `update` of `unit`, of which none waits, runs before those that wait already. Throws what an
+  /// earlier one threw.
+  void push(int64_t unit, std::function<void()> update);
+  /// The unit whose update is the `index`-th after the one under way, which is bound to it from now
+  /// on; -1 where as many do not wait. For the thread.
+  int64_t upcoming(int64_t index);
+
+  /// The updates that wait or are under way.
+  int64_t size() const;
+  /// None of `unit` waits or is under way.
+  bool done(int64_t unit) const;
+  /// Blocks until that is so. Throws what an update threw.
+  void wait(int64_t unit);
+  /// Blocks until fewer than `count` wait or are under way. Throws what an update threw.
+  void wait_for_fewer(int64_t count);
+  /// Blocks until none is left and `idle` has run. Throws what an update threw.
+  void wait_all();
+
+ private:
+  struct Update {
+    int64_t unit = -1;
+    std::function<void()> run;
+  };
+  void run_next();
+  std::deque<Update>::iterator find(std::deque<Update>& updates, int64_t unit);
+  bool here(int64_t unit) const;
+  void rethrow() const;
+
+  std::function<void()> idle_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Update> waiting_;  // the last is the next
+  std::deque<Update> bound_;    // go before those, the first at first
+  int64_t running_ = -1;
+  bool busy_ = false;  // an update or `idle` runs, or is about to
+  std::exception_ptr failure_;
+  c10::ThreadPool thread_;  // one; the last member: it ends first
+};
+
+}  // namespace zero
