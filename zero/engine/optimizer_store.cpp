@@ -318,7 +318,7 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   // SGD without momentum on fp32 parameters in memory has no states on disk.
   if (target.parameters_on_disk() || target.gradient_on_disk ||
       (target.states_on_disk() && names > (own ? 0 : 1))) {
-    disk_->for_each_block(unit, apply);
+    disk_->for_each_block(unit, apply, !staged);
   } else {
     const int64_t numel = target.owned.size();
     const int64_t step = crosses ? kStagedNumel : numel;

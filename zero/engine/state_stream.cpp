@@ -10,6 +10,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_memory.h"
+#include "zero/base/parallel.h"
 #include "zero/store/speed.h"
 
 namespace zero {
@@ -244,10 +245,12 @@ void StateStream::start_reading(Frame& frame, Position position) {
   frame.turn = ++turn_;
   buffer(frame);
   const auto& arrays = unit(position.unit).arrays;
+  frame.read_from.clear();
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
+    frame.read_from.push_back(offset(position, a, arrays[static_cast<size_t>(a)].write));
     if (!arrays[static_cast<size_t>(a)].read) continue;
-    frame.transfers.push_back(file_->read(offset(position, a, arrays[static_cast<size_t>(a)].write),
-                                          memory(frame, position.unit, a), bytes_of(position, a)));
+    frame.transfers.push_back(file_->read(frame.read_from.back(), memory(frame, position.unit, a),
+                                          bytes_of(position, a), store::Checks::by_caller));
   }
 }
 
@@ -262,8 +265,8 @@ void StateStream::start_writing(Frame& frame) {
   const auto& arrays = unit(here.unit).arrays;
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
-    frame.transfers.push_back(
-        file_->write(offset(here, a, false), memory(frame, here.unit, a), bytes_of(here, a)));
+    frame.transfers.push_back(file_->write(offset(here, a, false), memory(frame, here.unit, a),
+                                           bytes_of(here, a), store::Checks::by_caller));
   }
 }
 
@@ -287,7 +290,37 @@ void StateStream::read_ahead(Position position) {
   }
 }
 
-void StateStream::for_each_block(int64_t unit, const std::function<void(const Block&)>& update) {
+// The pages that begin in the part; those of the last one reach beyond its elements.
+void StateStream::update_part(const Frame& frame, int64_t part,
+                              const std::function<void(const Block&)>& update) {
+  const auto& here = frame.position;
+  const auto& arrays = unit(here.unit).arrays;
+  const auto count = static_cast<int64_t>(arrays.size());
+  const int64_t first = part * kPartNumel;
+  const int64_t begin = here.block * block_numel_ + first;
+  const int64_t end = here.block * block_numel_ + std::min(block_numel_, first + kPartNumel);
+  Block block{.begin = begin, .end = std::min(unit(here.unit).numel, end), .arrays = {}};
+  const auto bytes = [&](int64_t a) {
+    const int64_t width = element_bytes(here.unit, a);
+    return std::min(kPartNumel * width, bytes_of(here, a) - first * width);
+  };
+  for (int64_t a = 0; a < count; ++a) {
+    const int64_t at = first * element_bytes(here.unit, a);
+    block.arrays.push_back(memory(frame, here.unit, a) + at);
+    if (arrays[static_cast<size_t>(a)].read) {
+      file_->verify(frame.read_from[static_cast<size_t>(a)] + at, block.arrays.back(), bytes(a));
+    }
+  }
+  update(block);
+  for (int64_t a = 0; a < count; ++a) {
+    if (!arrays[static_cast<size_t>(a)].write) continue;
+    file_->record(offset(here, a, false) + first * element_bytes(here.unit, a),
+                  block.arrays[static_cast<size_t>(a)], bytes(a));
+  }
+}
+
+void StateStream::for_each_block(int64_t unit, const std::function<void(const Block&)>& update,
+                                 bool at_once) {
   const FramesLock lock(*this);
   const auto& u = this->unit(unit);
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
@@ -296,11 +329,11 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
     finish(frame);
     frame.use = Use::updating;
     if (options_.read_ahead) read_ahead(here);
-    Block block{
-        .begin = b * block_numel_, .end = std::min(u.numel, (b + 1) * block_numel_), .arrays = {}};
-    for (int64_t a = 0; a < static_cast<int64_t>(u.arrays.size()); ++a)
-      block.arrays.push_back(memory(frame, unit, a));
-    update(block);
+    const int64_t numel = std::min(u.numel - b * block_numel_, block_numel_);
+    const int64_t parts = (numel + kPartNumel - 1) / kPartNumel;
+    parallel_for(0, parts, at_once ? 1 : parts, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) update_part(frame, part, update);
+    });
     start_writing(frame);
     if (!options_.write_behind) finish(frame);
   }

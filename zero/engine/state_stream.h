@@ -11,7 +11,9 @@
 // too, or the order of the updates is not known so early). A block is read once and written once in
 // a step in which its unit is updated (low-precision parameters are only written: they are the
 // rounded master); the number and size of the buffers do not depend on the model. Results are those
-// of states in memory, bit for bit.
+// of states in memory, bit for bit. A block is updated in parts that fit into a core's cache, whose
+// pages are checked just before and counted again just after: checksums cost no way to memory of
+// their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,6 +42,9 @@ class StateStream {
   /// Elements of a block of each array, at most: large enough for a disk to be at its best, small
   /// enough that a few of them are little memory.
   static constexpr int64_t kBlockNumel = 1 << 20;
+  /// Elements of each array that are checked, updated and counted again while they are in a core's
+  /// cache.
+  static constexpr int64_t kPartNumel = 1 << 14;
 
   struct Array {
     at::ScalarType dtype = at::kFloat;
@@ -74,8 +79,9 @@ class StateStream {
   StateStream(std::vector<Unit> units, const Options& options,
               const std::shared_ptr<Ledger>& ledger);
 
-  /// Calls `update`, which may change what it is given, for every block of `unit` in order.
-  void for_each_block(int64_t unit, const std::function<void(const Block&)>& update);
+  /// Calls `update`, which may change what it is given, for every part of `unit`: blocks of at most
+  /// kPartNumel elements. `at_once`: of several on as many threads, else in order.
+  void for_each_block(int64_t unit, const std::function<void(const Block&)>& update, bool at_once);
 
   /// Of an array that is doubled, everything else reads and writes one copy, in front; the update
   /// writes the other, or reads the other where it does not write. Changes the two over: the update
@@ -151,6 +157,7 @@ class StateStream {
     Use use = Use::none;
     int64_t turn = 0;  // of its last use, to find the oldest
     std::vector<store::Transfer> transfers;
+    c10::SmallVector<int64_t, 4> read_from;  // by array: where in the file
   };
 
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
@@ -167,6 +174,8 @@ class StateStream {
   void start_writing(Frame& frame);
   void read_ahead(Position position);
   bool updates(int64_t unit) const;
+  void update_part(const Frame& frame, int64_t part,
+                   const std::function<void(const Block&)>& update);
   void finish(Frame& frame);
   void* buffer(Frame& frame);
   void finish_all();

@@ -81,6 +81,7 @@ Transfer& Transfer::operator=(Transfer&& other) noexcept {
     memory_ = other.memory_;
     bytes_ = other.bytes_;
     write_ = other.write_;
+    checks_ = other.checks_;
   }
   return *this;
 }
@@ -99,7 +100,7 @@ void Transfer::wait() {
   if (!request) return;
   file_->queue_->wait(*request);
   if (request->error != 0) throw StoreError(file_->failure(*request, write_));
-  if (!write_) file_->verify(offset_, memory_, bytes_);
+  if (!write_ && checks_ == Checks::here) file_->verify(offset_, memory_, bytes_);
 }
 
 bool Transfer::done() const { return !request_ || file_->queue_->done(*request_); }
@@ -150,16 +151,20 @@ std::string File::way() const {
                                                                      : "partly direct");
 }
 
-Transfer File::read(int64_t offset, void* to, int64_t bytes) {
-  return start(offset, static_cast<std::byte*>(to), bytes, false);
+Transfer File::read(int64_t offset, void* to, int64_t bytes, Checks checks) {
+  return start(offset, static_cast<std::byte*>(to), bytes, false, checks);
 }
 
-Transfer File::write(int64_t offset, const void* from, int64_t bytes) {
+Transfer File::write(int64_t offset, const void* from, int64_t bytes, Checks checks) {
   // The queue's pieces have one kind of pointer; a write only reads from it.
-  return start(offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes, true);
+  return start(offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes, true, checks);
 }
 
-Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool write) {
+void File::record(int64_t offset, const std::byte* memory, int64_t bytes) {
+  if (options_.checksums) checksums_.record(offset, memory, bytes);
+}
+
+Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks) {
   ensure(offset >= 0 && bytes >= 0 && offset + bytes <= bytes_, "a transfer beyond its file");
   ensure(aligned(offset) && aligned(bytes) && aligned(reinterpret_cast<intptr_t>(memory)),
          "a transfer that is not aligned");
@@ -167,7 +172,7 @@ Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool writ
     const std::lock_guard lock(mutex_);
     throw StoreError(what_lost_);
   }
-  if (write && options_.checksums) checksums_.record(offset, memory, bytes);
+  if (write && checks == Checks::here) record(offset, memory, bytes);
   Transfer transfer;
   transfer.file_ = this;
   transfer.request_ = std::make_shared<Request>();
@@ -175,6 +180,7 @@ Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool writ
   transfer.memory_ = memory;
   transfer.bytes_ = bytes;
   transfer.write_ = write;
+  transfer.checks_ = checks;
   std::vector<Piece> pieces;
   for (int64_t at = 0; at < bytes;) {
     const auto [file, there] = stripes_.place(offset + at);

@@ -43,6 +43,10 @@ struct FileOptions {
 
 class File;
 
+/// Who checks the pages of a transfer: itself (what it reads, when it is waited for), or its user,
+/// by File::verify before it uses them, and File::record before it starts to write them.
+enum class Checks : uint8_t { here, by_caller };
+
 /// A read or write under way. Move-only; must not outlive its File. The memory must live, and must
 /// not be touched (a read) or changed (a write), until `wait` has returned or thrown. Any one
 /// thread may wait for it. Destroying it waits; what a write that nobody waited for could not write
@@ -69,6 +73,7 @@ class Transfer {
   const std::byte* memory_ = nullptr;
   int64_t bytes_ = 0;
   bool write_ = false;
+  Checks checks_ = Checks::here;
 };
 
 class File {
@@ -90,8 +95,13 @@ class File {
   /// the file. What was never written reads as zeros. Transfers run in any order: a read of what is
   /// being written must wait for the write first, and a write of what is being read for the read.
   /// Several threads may start transfers. Throws StoreError where an earlier write was lost.
-  Transfer read(int64_t offset, void* to, int64_t bytes);
-  Transfer write(int64_t offset, const void* from, int64_t bytes);
+  Transfer read(int64_t offset, void* to, int64_t bytes, Checks checks = Checks::here);
+  Transfer write(int64_t offset, const void* from, int64_t bytes, Checks checks = Checks::here);
+  /// Checks::by_caller, a page or more at a time while it is in a cache: throws StoreError where
+  /// what was read is not what was written; counts what will be written. Without checksums they do
+  /// nothing. Threads may call them at once for different pages.
+  void verify(int64_t offset, const std::byte* memory, int64_t bytes) const;
+  void record(int64_t offset, const std::byte* memory, int64_t bytes);
 
   /// Of the first file.
   const std::string& path() const { return files_.front()->path(); }
@@ -106,9 +116,8 @@ class File {
 
  private:
   friend class Transfer;
-  Transfer start(int64_t offset, std::byte* memory, int64_t bytes, bool write);
+  Transfer start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks);
   std::string failure(const Request& request, bool write) const;
-  void verify(int64_t offset, const std::byte* memory, int64_t bytes) const;
   void lose(const std::string& failure);
 
   int64_t bytes_ = 0;
