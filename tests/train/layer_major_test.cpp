@@ -257,8 +257,10 @@ TEST(LayerMajor, ReadsParametersFromDiskTwiceAndWritesGradientsOnce) {
       auto net = std::make_shared<Net>(group->rank(), false, 1.0);
       Engine engine(net, AdamW{}, c, group);
       for (int64_t i = 0; i < 2; ++i) step(engine, *net, settings, i);
+      engine.complete_update();
       const auto before = engine.disk();
       step(engine, *net, settings, 2);
+      engine.complete_update();
       EXPECT_LE(engine.disk().read - before.read, engine.traffic_formula().disk_read);
       EXPECT_EQ(engine.disk().written - before.written, engine.traffic_formula().disk_written);
     });
