@@ -61,6 +61,13 @@ void StepTraffic::end_step() {
   ++steps_;
 }
 
+void StepTraffic::complete_update() {
+  begin_step();
+  engine_.complete_update();
+  end_step();
+  --steps_;
+}
+
 std::vector<RankTraffic> StepTraffic::collect() const {
   const auto formula = engine_.traffic_formula();
   RankTraffic mine;

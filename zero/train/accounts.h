@@ -19,6 +19,8 @@ class StepTraffic {
   explicit StepTraffic(Engine& engine) : engine_(engine) {}
   void begin_step();
   void end_step();
+  /// Completes updates that the last step left under way, and counts what they move as its own.
+  void complete_update();
   int64_t steps() const { return steps_; }
   /// Every rank's traffic so far, in rank order, with the formula's bytes for as many steps.
   /// Collective.

@@ -377,6 +377,8 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
 }
 
 ValidationReport Trainer::validate() {
+  // Else it would pass uncounted. A delayed one is not for these weights.
+  if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
   const EvaluationMode evaluation(*model_);
   validation_loader_->rewind();
   const int64_t batches = std::min(options_.eval_batches, validation_loader_->batches_per_epoch());
@@ -398,6 +400,7 @@ int Trainer::finish(double seconds) {
     const auto validation = validate();
     report([&](Monitor& monitor) { monitor.validation(validation); });
   }
+  traffic_->complete_update();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();
   report([&](Monitor& monitor) {
@@ -500,6 +503,7 @@ void Trainer::save_weights() { write_weights(*engine_, model_, folder_); }
 
 void Trainer::save_checkpoint() {
   const auto path = folder_.checkpoint(step_);
+  traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
   on_rank_zero(*group_, [&] {
     const nlohmann::ordered_json state{
