@@ -6,10 +6,32 @@
 #include <vector>
 
 #include "tests/engine/net.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 
 namespace zero {
+
+inline Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
+  c.offload_optimizer.device = OffloadDevice::nvme;
+  c.offload_optimizer.nvme_path = folder.path().string();
+  c.offload_optimizer.buffer_count = buffers;
+  return c;
+}
+
+// Also the parameters, of which the first `kept` elements of a rank's slices stay in memory.
+inline Config all_on_disk(Config c, const TemporaryFolder& folder, int64_t kept = 0) {
+  c = on_disk(c, folder);
+  c.offload_param = {
+      .device = OffloadDevice::nvme, .nvme_path = folder.path().string(), .max_in_cpu = kept};
+  return c;
+}
+
+// The private folders went with their runs.
+inline void expect_no_left_overs(const TemporaryFolder& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("libzero")) << entry.path();
+}
 
 // Weights and states after training, by name, of a run that saves and loads in the middle.
 template <class Network>

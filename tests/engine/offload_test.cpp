@@ -22,31 +22,10 @@ namespace {
 using comm::run_as_threads;
 using testing::HasSubstr;
 
-Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
-  c.offload_optimizer.device = OffloadDevice::nvme;
-  c.offload_optimizer.nvme_path = folder.path().string();
-  c.offload_optimizer.buffer_count = buffers;
-  return c;
-}
-
-// Also the parameters, of which the first `kept` elements of a rank's slices stay in memory.
-Config all_on_disk(Config c, const TemporaryFolder& folder, int64_t kept = 0) {
-  c = on_disk(c, folder);
-  c.offload_param = {
-      .device = OffloadDevice::nvme, .nvme_path = folder.path().string(), .max_in_cpu = kept};
-  return c;
-}
-
 void step_on_ones(Engine& engine, nn::SequentialImpl& net) {
   const auto dtype = engine.config().bf16 ? at::kBFloat16 : at::kFloat;
   engine.backward(net.forward(torch::ones({1, 1500}, dtype)).to(at::kFloat).mean());
   engine.step();
-}
-
-// The private folders went with their runs.
-void expect_no_left_overs(const TemporaryFolder& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    EXPECT_FALSE(entry.path().filename().string().starts_with("libzero")) << entry.path();
 }
 
 TEST(EngineOffload, StatesOnDiskGiveTheSameBits) {

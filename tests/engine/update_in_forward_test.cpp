@@ -22,15 +22,6 @@ namespace {
 using comm::run_as_threads;
 using testing::HasSubstr;
 
-Config on_disk(Config c, const TemporaryFolder& folder, bool in_forward = true) {
-  const auto path = folder.path().string();
-  c.offload_param = {.device = OffloadDevice::nvme, .nvme_path = path};
-  c.offload_optimizer.device = OffloadDevice::nvme;
-  c.offload_optimizer.nvme_path = path;
-  c.update_in_forward = in_forward;
-  return c;
-}
-
 TEST(UpdateInForward, GivesTheSameBits) {
   const TemporaryFolder folder;
   for (const bool bf16 : {false, true}) {
@@ -43,7 +34,8 @@ TEST(UpdateInForward, GivesTheSameBits) {
         const auto expected =
             states_after_training<Net>(c, AdamW{.lr = 1e-2}, ranks, folder.path());
         for (const bool in_forward : {false, true}) {
-          auto disk = on_disk(c, folder, in_forward);
+          auto disk = all_on_disk(c, folder);
+          disk.update_in_forward = in_forward;
           disk.offload_optimizer.gradients = gradients;
           disk.max_live_parameters = 0;
           expect_equal(states_after_training<Net>(disk, AdamW{.lr = 1e-2}, ranks, folder.path()),
@@ -66,7 +58,7 @@ TEST(UpdateInForward, GoesWithEveryTierAndWithUpdatesInBackward) {
           SCOPED_TRACE(testing::Message()
                        << "bf16 " << bf16 << ", optimizer " << static_cast<int>(optimizer)
                        << ", kept " << kept << ", in backward " << in_backward);
-          auto disk = on_disk(c, folder);
+          auto disk = all_on_disk(c, folder);
           disk.offload_optimizer.device = optimizer;
           disk.offload_param.max_in_cpu = kept;
           disk.update_in_backward = in_backward;
@@ -98,7 +90,7 @@ TEST(UpdateInForward, MicroBatchesAddUpAsBefore) {
   for (const bool gradients : {false, true}) {
     auto c = config(3, true, 2);
     c.gradient_clipping = 0.01;
-    auto disk = on_disk(c, folder);
+    auto disk = all_on_disk(c, folder);
     disk.offload_optimizer.gradients = gradients;
     expect_equal(after_accumulation(disk, 2), after_accumulation(c, 2));
   }
@@ -115,7 +107,7 @@ TEST(UpdateInForward, PartsThatTheNextPassDoesNotUseAreUpdatedToo) {
       c.update_in_backward = in_backward && disk;
       run_as_threads(2, [&](auto group) {
         auto net = std::make_shared<Net>();
-        Engine engine(net, AdamW{.lr = 1e-2}, disk ? on_disk(c, folder) : c, group);
+        Engine engine(net, AdamW{.lr = 1e-2}, disk ? all_on_disk(c, folder) : c, group);
         std::vector<at::Tensor> seen;
         train(engine, *net, 2);
         {
@@ -142,22 +134,21 @@ TEST(UpdateInForward, AnEngineMayEndBeforeItsUpdates) {
   for (const bool in_backward : {false, true}) {
     run_as_threads(2, [&](auto group) {
       auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(600, 500), nn::Linear(500, 600));
-      auto c = on_disk(config(3), folder);
+      auto c = all_on_disk(config(3), folder);
       c.update_in_backward = in_backward;
       Engine engine(net, AdamW{}, c, group);
       engine.backward(net->forward(torch::ones({2, 600})).mean());
       EXPECT_TRUE(engine.step().updated);
     });
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    EXPECT_FALSE(entry.path().filename().string().starts_with("libzero")) << entry.path();
+  expect_no_left_overs(folder);
 }
 
 // What fails in an update that `step` left under way comes from the next call that needs it.
 TEST(UpdateInForward, AFileThatIsCutOffMeanwhileIsAnErrorOfTheNextPass) {
   const TemporaryFolder folder;
   auto net = std::make_shared<Net>();
-  Engine engine(net, AdamW{}, on_disk(config(3), folder), comm::single());
+  Engine engine(net, AdamW{}, all_on_disk(config(3), folder), comm::single());
   train(engine, *net, 1);
   engine.complete_update();
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {

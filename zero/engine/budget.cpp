@@ -158,6 +158,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
 
 void Engine::Impl::spend_budget() {
   if (!spends_budget()) return;
+  if (!delayed) finish_updates();  // their buffers are among what is held
   const auto& ledger = *group->ledger();
   const int64_t held = ledger.total().peak;
   const int64_t activations = HostAllocator::instance().usage().used.peak;

@@ -393,10 +393,7 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
       disk->settle();
       disk->end_step();
     });
-    if (disk) {
-      disk->set_beside();
-      disk->set_upcoming([this](int64_t index) { return queue->upcoming(index); });
-    }
+    if (disk) disk->run_beside([this](int64_t index) { return queue->upcoming(index); });
   }
   std::function<void(int64_t, at::Tensor)> update;
   if (updates_in_backward()) {
@@ -737,10 +734,7 @@ StepResult Engine::step() {
   }
   impl.store->finish_publish();
   impl.gradients->clear();
-  if (!std::exchange(impl.budget_spent, true)) {
-    if (!impl.delayed) impl.finish_updates();
-    impl.spend_budget();
-  }
+  if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;
 }
 

@@ -57,10 +57,6 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
   frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   unwritten_.assign(units_.size(), 0);
-  for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
-    turn_of_.push_back(static_cast<int64_t>(order_.size()));
-    if (updates(u)) order_.push_back(u);
-  }
 }
 
 StateStream::FramesLock::FramesLock(StateStream& stream) : stream_(stream) {
@@ -139,10 +135,9 @@ int64_t StateStream::blocks_of(int64_t unit) const {
 
 // From the end to the beginning, if that is to be read ahead.
 int64_t StateStream::next_in_order(int64_t unit, int64_t index) const {
-  const auto turn = turn_of_[static_cast<size_t>(unit)] + 1 + index;
-  const auto units = static_cast<int64_t>(order_.size());
-  if (turn >= units && (!ahead_to_next_step_ || turn >= 2 * units)) return -1;
-  return order_[static_cast<size_t>(turn % units)];
+  const int64_t next = unit + 1 + index;
+  const auto units = static_cast<int64_t>(units_.size());
+  return next < units || ahead_to_next_step_ ? next % units : -1;
 }
 
 int64_t StateStream::offset(Position position, int64_t array, bool front) const {
@@ -182,7 +177,7 @@ void StateStream::finish(Frame& frame) {
   std::exception_ptr failure;
   try {
     std::optional<comm::ClockedScope> counted;
-    if (!transfers.empty() && !beside_) counted.emplace(clock_);
+    if (!transfers.empty() && !upcoming_) counted.emplace(clock_);
     for (auto& transfer : transfers) transfer.wait();
   } catch (...) {
     failure = std::current_exception();

@@ -91,9 +91,10 @@ class StateStream {
   void wait_written(int64_t unit);
   /// The same for all units, while none is updated.
   void settle();
-  /// Units are updated in the order that `upcoming` names while one is: its `index`-th is the
-  /// `index`-th after that, or -1 where that is not known. Without it, in theirs.
-  void set_upcoming(std::function<int64_t(int64_t index)> upcoming) {
+  /// From now on updates run beside something else, so that their waiting is not counted, in the
+  /// order that `upcoming` names while one is under way: its `index`-th is the `index`-th after
+  /// that, or -1 where that is not known. Until then they run in the order of the units.
+  void run_beside(std::function<int64_t(int64_t index)> upcoming) {
     upcoming_ = std::move(upcoming);
   }
 
@@ -124,8 +125,6 @@ class StateStream {
   double wait_ms() const { return static_cast<double>(clock_.nanoseconds.load()) / 1e6; }
   /// Counts the time of others that wait for an update beside.
   comm::WaitClock& clock() { return clock_; }
-  /// Updates run beside something else.
-  void set_beside() { beside_ = true; }
 
   /// Bytes that the update of a unit reads and writes.
   store::FileCounts update_bytes(int64_t unit) const;
@@ -182,21 +181,18 @@ class StateStream {
 
   std::vector<Unit> units_;
   Options options_;
-  std::vector<int64_t> order_;    // of the units that are updated and have arrays
-  std::vector<int64_t> turn_of_;  // by unit: its place in there
-  std::vector<int64_t> base_;     // of each unit in the file, bytes
+  std::vector<int64_t> base_;                        // of each unit in the file, bytes
   std::vector<c10::SmallVector<uint8_t, 4>> front_;  // by unit and array: the copy in front
   int64_t block_numel_ = 0;
   int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
   comm::WaitClock clock_;
-  bool beside_ = false;
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::shared_ptr<Ledger> ledger_;
-  std::function<int64_t(int64_t)> upcoming_;
-  std::mutex mutex_;                // of the frames, long; see FramesLock
-  std::mutex written_mutex_;        // of the next two, short; taken after it
-  std::vector<int64_t> unwritten_;  // by unit: frames that are written
+  std::function<int64_t(int64_t)> upcoming_;  // set: updates run beside something else
+  std::mutex mutex_;                          // of the frames, long; see FramesLock
+  std::mutex written_mutex_;                  // of the next two, short; taken after it
+  std::vector<int64_t> unwritten_;            // by unit: frames that are written
   bool frames_locked_ = false;
   std::condition_variable written_;  // one of them has changed
   std::vector<std::unique_ptr<store::Folder>> folders_;

@@ -95,9 +95,13 @@ void UpdateQueue::run_next() {
   changed_.notify_all();
 }
 
+int64_t UpdateQueue::left() const {
+  return static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ >= 0 ? 1 : 0);
+}
+
 int64_t UpdateQueue::size() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ >= 0 ? 1 : 0);
+  return left();
 }
 
 bool UpdateQueue::done(int64_t unit) const {
@@ -116,10 +120,7 @@ void UpdateQueue::wait(int64_t unit) {
 
 void UpdateQueue::wait_for_fewer(int64_t count) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    return failure_ ||
-           static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ >= 0 ? 1 : 0) < count;
-  });
+  changed_.wait(lock, [&] { return failure_ || left() < count; });
   rethrow();
 }
 

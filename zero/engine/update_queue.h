@@ -22,7 +22,6 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <vector>
 
 namespace zero {
 
@@ -60,8 +59,9 @@ class UpdateQueue {
     std::function<void()> run;
   };
   void run_next();
-  std::deque<Update>::iterator find(std::deque<Update>& updates, int64_t unit);
+  // With the mutex held:
   bool here(int64_t unit) const;
+  int64_t left() const;
   void rethrow() const;
 
   std::function<void()> idle_;
