@@ -3,12 +3,22 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <cstdint>
 #include <memory>
+#include <set>
+#include <vector>
 
 #include "zero/base/host_allocator.h"
 
 namespace zero {
 namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+at::Tensor zeros(int64_t bytes, const std::shared_ptr<Ledger>& ledger, int64_t colour) {
+  return host_zeros(bytes, at::kByte, ledger, Category::optimizer, colour);
+}
 
 TEST(HostMemory, OfAShortLifeIsChargedToTheLedgerAndNotToActivations) {
   const auto ledger = std::make_shared<Ledger>();
@@ -55,6 +65,33 @@ TEST(HostMemory, APartStaysInItsPlaceOrIsCopied) {
                 begin, false);
   }
   EXPECT_EQ(ledger->usage(Category::gradients).current, 0);
+}
+
+TEST(HostZeros, OfDifferentColoursBeginOnDifferentPagesOfHugeOnes) {
+  auto ledger = std::make_shared<Ledger>();
+  {
+    std::vector<at::Tensor> arrays;
+    std::set<uintptr_t> offsets;
+    for (const int64_t colour : {0, 1, 2, 3}) {
+      auto& array = arrays.emplace_back(zeros(kHugePage + 5, ledger, colour));
+      const auto address = reinterpret_cast<uintptr_t>(array.data_ptr());
+      EXPECT_EQ(address % kPage, 0U) << colour;
+      offsets.insert(address % kHugePage);
+      EXPECT_EQ(array.numel(), kHugePage + 5);
+      EXPECT_FALSE(array.any().item<bool>()) << colour;
+      array.fill_(1);  // all of it is there
+    }
+    EXPECT_EQ(offsets.size(), 4U);
+    EXPECT_TRUE(offsets.contains(0)) << "that of colour 0";
+    EXPECT_EQ(ledger->total().current, 4 * (kHugePage + 5)) << "a colour is no memory";
+  }
+  EXPECT_EQ(ledger->total().current, 0);
+}
+
+TEST(HostZeros, ThatAreSmallHaveAPageOfTheirOwn) {
+  const auto array = zeros(3, std::make_shared<Ledger>(), 2);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(array.data_ptr()) % kPage, 0U);
+  EXPECT_FALSE(array.any().item<bool>());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "zero/base/streaming.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 

@@ -19,13 +19,15 @@
 
 namespace zero::optim {
 
-/// `numel` elements that start `offset` elements past an allocation, with a guard behind and before
-/// them.
+/// `numel` elements that start `offset` elements past a cache line's beginning, with a guard behind
+/// and before them.
 template <class T>
 class Array {
  public:
   Array(int64_t numel, int64_t offset) : numel_(numel), offset_(offset + kGuard) {
-    bytes_.assign(static_cast<size_t>(numel + offset + 2 * kGuard) * sizeof(T), std::byte{0x5A});
+    bytes_.assign(static_cast<size_t>(numel + offset + 3 * kGuard) * sizeof(T), std::byte{0x5A});
+    const auto at = reinterpret_cast<uintptr_t>(bytes_.data()) % kLine;
+    offset_ += static_cast<int64_t>((kLine - at) % kLine / sizeof(T));
   }
   T* data() { return reinterpret_cast<T*>(bytes_.data()) + offset_; }
   bool guards_intact() const {
@@ -39,6 +41,7 @@ class Array {
 
  private:
   static constexpr int64_t kGuard = 32;
+  static constexpr size_t kLine = 64;  // bytes
   int64_t numel_;
   int64_t offset_;
   std::vector<std::byte> bytes_;

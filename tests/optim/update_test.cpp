@@ -10,6 +10,7 @@
 
 #include "test_arrays.h"
 #include "zero/base/error.h"
+#include "zero/base/streaming.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero::optim {
@@ -155,6 +156,29 @@ TEST(Update, DoesNotDependOnThreadsOrOnHowTheArrayIsCut) {
     expect_same(cut, whole, name + " in pieces");
   }
   at::set_num_threads(threads);
+}
+
+// Large arrays' parameters are written past the caches, if they are aligned.
+TEST(Update, EqualsTheReferenceInBitsForArraysLargerThanTheCaches) {
+  struct Case {
+    Optimizer optimizer;
+    c10::ScalarType parameter;
+    int64_t offset;  // the parameter's is one more: 31 makes it 64 bytes, aligned
+  };
+  const auto bf16 = c10::ScalarType::BFloat16;
+  const int64_t numel = kStreamedBytes / 2 + 77;
+  for (const auto& [optimizer, parameter, offset] :
+       {Case{AdamW{}, bf16, 31}, Case{AdamW{}, bf16, 0},
+        Case{Sgd{.momentum = 0.9}, c10::ScalarType::Half, 31}}) {
+    Shard expected(optimizer, numel, offset, bf16, parameter, false);
+    update_reference(optimizer, 2, rate(optimizer), 0.37, expected.range);
+    on_each_instruction_set([&, &optimizer = optimizer, parameter = parameter,
+                             offset = offset](const char* instructions) {
+      Shard fast(optimizer, numel, offset, bf16, parameter, false);
+      update(optimizer, 2, rate(optimizer), 0.37, fast.range);
+      expect_same(fast, expected, instructions + (" at " + std::to_string(offset)));
+    });
+  }
 }
 
 TEST(Update, NarrowsEveryFloatAsLibTorchDoes) {

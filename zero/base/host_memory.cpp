@@ -16,14 +16,16 @@ namespace zero {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kColourBytes = size_t{5} << 12;  // between two colours
 
 // An anonymous mapping. One larger than a huge page starts on a multiple of it, for which up to
-// that much address space (not memory) is given up.
+// that much address space (not memory) is given up, or `colour` after that.
 class Mapping {
  public:
-  explicit Mapping(size_t bytes) {
+  Mapping(size_t bytes, int64_t colour) {
     const bool huge = bytes >= kHugePage;
-    length_ = bytes + (huge ? kHugePage : 0);
+    const size_t offset = huge ? static_cast<size_t>(colour) * kColourBytes : 0;
+    length_ = bytes + (huge ? kHugePage + offset : 0);
     base_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED) {
       throw OutOfMemory(fmt::format("The system has no {} of memory left for this rank.",
@@ -32,8 +34,10 @@ class Mapping {
     data_ = base_;
     if (huge) {
       const auto address = reinterpret_cast<uintptr_t>(base_);
-      data_ = reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
-      madvise(data_, bytes, MADV_HUGEPAGE);  // advice: without huge pages the memory is the same
+      const auto border = (address + kHugePage - 1) / kHugePage * kHugePage;
+      // Advice: without huge pages the memory is the same.
+      madvise(reinterpret_cast<void*>(border), offset + bytes, MADV_HUGEPAGE);
+      data_ = reinterpret_cast<void*>(border + offset);
     }
   }
   ~Mapping() { munmap(base_, length_); }
@@ -50,9 +54,10 @@ class Mapping {
 }  // namespace
 
 at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
-                      Category category) {
+                      Category category, int64_t colour) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  auto mapping = std::make_shared<Mapping>(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  auto mapping =
+      std::make_shared<Mapping>(static_cast<size_t>(std::max<int64_t>(bytes, 1)), colour);
   auto charge = std::make_shared<Charge>(std::move(ledger), category, bytes);
   void* data = mapping->data();
   return at::from_blob(

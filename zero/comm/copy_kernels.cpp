@@ -1,4 +1,5 @@
 #include "zero/comm/copy_kernels.h"
+#include "zero/base/streaming.h"
 
 #include <cstdint>
 #include <cstring>

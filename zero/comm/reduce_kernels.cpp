@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "zero/base/error.h"
-#include "zero/comm/copy_kernels.h"
+#include "zero/base/streaming.h"
 
 #include <hwy/cache_control.h>
 

@@ -77,13 +77,15 @@ OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Grou
       staged_at = unit(u).updated_at();
     }
     if (unit(u).states_on_disk()) continue;
-    const auto zeros = [&] {
+    // Parameters and gradients have colour 0.
+    const auto zeros = [&](int64_t colour) {
       return host_zeros(
           numel, at::kFloat, ledger,
-          unit(u).states_at == Tier::host ? Category::host_optimizer : Category::optimizer);
+          unit(u).states_at == Tier::host ? Category::host_optimizer : Category::optimizer, colour);
     };
-    if (own_master(u)) arrays.master = zeros();
-    for (size_t i = 1; i < array_names(u).size(); ++i) arrays.states.push_back(zeros());
+    const auto names = static_cast<int64_t>(array_names(u).size());
+    if (own_master(u)) arrays.master = zeros(names);
+    for (int64_t i = 1; i < names; ++i) arrays.states.push_back(zeros(i));
   }
   if (staged_bytes > 0)
     staging_ = host_zeros(staged_bytes, at::kByte, ledger, buffers_at(staged_at));

@@ -5,7 +5,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "zero/optim/elements-inl.h"
+#include "zero/optim/range-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
@@ -47,9 +47,12 @@ void adamw_range(const AdamWScalars& scalars, const Range& range, int64_t begin,
   const auto parameter_at = [&](int64_t i) { return parameter ? parameter + i : nullptr; };
   int64_t i = begin;
   for (; i + lanes <= end; i += lanes) {
+    for (const float* array : {master, exp_avg, exp_avg_sq}) prefetch_ahead(array + i);
+    prefetch_ahead(gradient + i);
     adamw_vector<Gradient, Parameter>(d, s, master + i, exp_avg + i, exp_avg_sq + i, gradient + i,
                                       parameter_at(i));
   }
+  hwy::FlushStream();
   if (i == end) return;
   const auto count = static_cast<size_t>(end - i);
   Tail<float> p(master + i, count), m(exp_avg + i, count), v(exp_avg_sq + i, count);
@@ -62,25 +65,10 @@ void adamw_range(const AdamWScalars& scalars, const Range& range, int64_t begin,
   low.write(parameter_at(i), count);
 }
 
-template <class Gradient>
-void adamw_parameter(const AdamWScalars& scalars, const Range& range, int64_t begin, int64_t end) {
-  if (!range.parameter) {
-    adamw_range<Gradient, Absent>(scalars, range, begin, end);
-  } else if (range.parameter_dtype == c10::ScalarType::BFloat16) {
-    adamw_range<Gradient, Bf16>(scalars, range, begin, end);
-  } else {
-    adamw_range<Gradient, Fp16>(scalars, range, begin, end);
-  }
-}
-
 void adamw(const AdamWScalars& scalars, const Range& range, int64_t begin, int64_t end) {
-  if (range.gradient_dtype == c10::ScalarType::Float) {
-    adamw_parameter<Fp32>(scalars, range, begin, end);
-  } else if (range.gradient_dtype == c10::ScalarType::BFloat16) {
-    adamw_parameter<Bf16>(scalars, range, begin, end);
-  } else {
-    adamw_parameter<Fp16>(scalars, range, begin, end);
-  }
+  with_types(range, begin, [&](auto gradient, auto parameter) {
+    adamw_range<decltype(gradient), decltype(parameter)>(scalars, range, begin, end);
+  });
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE

@@ -38,6 +38,11 @@ struct Fp16 {
 struct Absent {
   using Stored = uint16_t;
 };
+/// Written past the caches, at whole vectors' alignment; hwy::FlushStream() after the last.
+template <class Narrow>
+struct Streamed {
+  using Stored = typename Narrow::Stored;
+};
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(Fp32, D d, const float* from) {
@@ -75,7 +80,10 @@ HWY_INLINE void store(Fp32, D d, hn::Vec<D> value, float* to) {
 }
 
 template <class D>
-HWY_INLINE void store(Bf16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to) {
+using Narrow16 = hn::Vec<hn::Rebind<uint16_t, D>>;
+
+template <class D>
+HWY_INLINE Narrow16<D> narrow(Bf16, [[maybe_unused]] D d, hn::Vec<D> value) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::Rebind<int32_t, D> di;
   const hn::Rebind<uint32_t, D> du;
@@ -84,11 +92,11 @@ HWY_INLINE void store(Bf16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
   const auto number = hn::RebindMask(di, hn::Eq(value, value));
   const auto result = hn::IfThenElse(number, hn::BitCast(di, rounded), hn::Set(di, 0x7FC0));
-  hn::StoreU(hn::DemoteTo(d16, result), d16, to);
+  return hn::DemoteTo(d16, result);
 }
 
 template <class D>
-HWY_INLINE void store(Fp16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to) {
+HWY_INLINE Narrow16<D> narrow(Fp16, [[maybe_unused]] D d, hn::Vec<D> value) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::Rebind<int32_t, D> di;
   const auto bits = hn::BitCast(di, value);
@@ -105,7 +113,17 @@ HWY_INLINE void store(Fp16, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* to
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477FFFFF)), hn::Set(di, 0x7C00), result);
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7F800000)), hn::Set(di, 0x7E00), result);
-  hn::StoreU(hn::DemoteTo(d16, hn::Or(result, sign)), d16, to);
+  return hn::DemoteTo(d16, hn::Or(result, sign));
+}
+
+template <class Narrow, class D>
+HWY_INLINE void store(Narrow, D d, hn::Vec<D> value, uint16_t* to) {
+  hn::StoreU(narrow(Narrow(), d, value), hn::Rebind<uint16_t, D>(), to);
+}
+
+template <class Narrow, class D>
+HWY_INLINE void store(Streamed<Narrow>, D d, hn::Vec<D> value, uint16_t* to) {
+  hn::Stream(narrow(Narrow(), d, value), hn::Rebind<uint16_t, D>(), to);
 }
 
 template <class D>

@@ -5,7 +5,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "zero/optim/elements-inl.h"
+#include "zero/optim/range-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
@@ -47,6 +47,7 @@ void sgd_range(const SgdScalars& scalars, const Range& range, int64_t begin, int
   for (; i + lanes <= end; i += lanes) {
     sgd_vector<Gradient, Parameter>(d, s, master + i, buffer_at(i), gradient + i, parameter_at(i));
   }
+  hwy::FlushStream();
   if (i == end) return;
   const auto count = static_cast<size_t>(end - i);
   Tail<float> p(master + i, count), b(buffer_at(i), count);
@@ -59,25 +60,10 @@ void sgd_range(const SgdScalars& scalars, const Range& range, int64_t begin, int
   low.write(parameter_at(i), count);
 }
 
-template <class Gradient>
-void sgd_parameter(const SgdScalars& scalars, const Range& range, int64_t begin, int64_t end) {
-  if (!range.parameter) {
-    sgd_range<Gradient, Absent>(scalars, range, begin, end);
-  } else if (range.parameter_dtype == c10::ScalarType::BFloat16) {
-    sgd_range<Gradient, Bf16>(scalars, range, begin, end);
-  } else {
-    sgd_range<Gradient, Fp16>(scalars, range, begin, end);
-  }
-}
-
 void sgd(const SgdScalars& scalars, const Range& range, int64_t begin, int64_t end) {
-  if (range.gradient_dtype == c10::ScalarType::Float) {
-    sgd_parameter<Fp32>(scalars, range, begin, end);
-  } else if (range.gradient_dtype == c10::ScalarType::BFloat16) {
-    sgd_parameter<Bf16>(scalars, range, begin, end);
-  } else {
-    sgd_parameter<Fp16>(scalars, range, begin, end);
-  }
+  with_types(range, begin, [&](auto gradient, auto parameter) {
+    sgd_range<decltype(gradient), decltype(parameter)>(scalars, range, begin, end);
+  });
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
