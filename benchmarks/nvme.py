@@ -10,13 +10,12 @@ file that was written before, as training does from its second step on. Needs th
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+
+import fio
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,15 +29,11 @@ def libzero(options: argparse.Namespace, *more: str) -> dict[str, float]:
     return {way: result[f"{way}_gb_per_s"]["median"] for way in ("write", "read")}
 
 
-def fio(options: argparse.Namespace, huge_pages: bool) -> dict[str, float]:
+def with_fio(options: argparse.Namespace, huge_pages: bool) -> dict[str, float]:
     rates = {}
-    environment = os.environ | ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {})
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for way in ("write", "write", "read"):
-            command = ["fio", "--name=states", f"--filename={folder}/file", f"--rw={way}", f"--bs={options.block}", f"--size={options.size}"]
-            command += ["--ioengine=io_uring", "--direct=1", f"--iodepth={options.depth}", "--fallocate=posix", "--output-format=json"]
-            output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-            rates[way] = json.loads(output[output.index("{") :])["jobs"][0][way]["bw_bytes"] * 1e-9
+        for way in ("write", "write", "read"):  # what is written for the first time is slower
+            rates[way] = fio.gb_per_s(f"{folder}/file", way, size=options.size, block=options.block, depth=options.depth, huge_pages=huge_pages)
     return rates
 
 
@@ -51,13 +46,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
     parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
     options = parser.parse_args()
-    if shutil.which("fio") is None:
-        sys.exit("fio is missing: apt-get install fio")
+    fio.require()
     runs = {
         "libzero": lambda: libzero(options),
         "libzero, no checksums": lambda: libzero(options, "--no-checksums"),
-        "fio": lambda: fio(options, huge_pages=False),
-        "fio, huge pages": lambda: fio(options, huge_pages=True),
+        "fio": lambda: with_fio(options, huge_pages=False),
+        "fio, huge pages": lambda: with_fio(options, huge_pages=True),
     }
     rounds = [{name: run() for name, run in runs.items()} for _ in range(options.rounds)]
     print(f"{options.size >> 20} MiB, blocks of {options.block} bytes, depth {options.depth}: median GB/s, and libzero's over it by round")

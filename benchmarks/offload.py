@@ -6,20 +6,25 @@
 
 Trains GPT-2 XL (bf16, fp32 master weights, micro-batch 1, sequence 256) under a hard limit of memory in the ways that `--ways` names. Before and
 after each run fio moves bytes in the proportion in which a step reads and writes them, with io_uring, the same block size and depth, past the page
-cache, from huge pages; then it reads alone and writes alone. Two bounds follow for the bytes of a step by formula: all of them at the speed of fio's
-mixture, and what is read at the speed of its reading and then what is written at that of its writing. A step's time is the median of those after the
-second. Needs the release build, the text of `make demo`, fio (apt-get install fio), and 40 GB of the disk.
+cache, from huge pages; then it reads alone and writes alone; then it moves the mixture beside a smaller model that trains in memory, since a disk and the
+processors share memory. Three bounds follow for the bytes of a step by formula: all of them at the speed of fio's mixture; what is read at the speed of
+its reading and then what is written at that of its writing; all of them at the mixture's speed beside a training, which a step that does not compute all
+the time can beat. A step's time is the median of those after the second. Needs the release build, the text of `make demo`, fio (apt-get install fio), and
+40 GB of the disk.
 """
 
 import argparse
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import mean, median
+
+import fio
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {
@@ -30,21 +35,36 @@ WAYS = {
 GRADIENTS_ON_DISK = {"clipping", "delayed"}
 
 
-def fio(options: argparse.Namespace, way: str, read_percent: int = 100) -> float:
-    command = ["fio", "--name=states", f"--filename={options.folder}/fio", f"--rw={way}", f"--bs={options.block}", "--size=4G", "--fallocate=posix"]
-    command += ["--ioengine=io_uring", "--direct=1", f"--iodepth={options.depth}", "--time_based", "--runtime=4", "--output-format=json"]
-    if way == "rw":
-        command.append(f"--rwmixread={read_percent}")
-    environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    job = json.loads(output[output.index("{") :])["jobs"][0]
-    return (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) * 1e-9
+def resident(options: argparse.Namespace, out: str) -> subprocess.Popen:
+    """A training in memory, past its first steps, which goes on until it is killed."""
+    command = [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads), "--model", options.resident, "--data", options.data]
+    command += ["--out", out, "--overwrite", "--steps", "1000000", "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
+    command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
+    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    log = Path(out) / "log.jsonl"
+    while training.poll() is None and not (log.exists() and log.read_text().count('"step_ms"') > 2):
+        time.sleep(0.1)
+    if training.returncode is not None:
+        sys.exit(f"the training in memory ended early: {' '.join(command)}")
+    return training
 
 
 def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
-    fio(options, "write")  # what is written for the first time is slower
-    speeds = {"mixed": fio(options, "rw", read_percent), "read": fio(options, "read"), "write": fio(options, "write")}
-    os.unlink(f"{options.folder}/fio")
+    file = f"{options.folder}/fio"
+
+    def speed(way: str) -> float:
+        return fio.gb_per_s(file, way, size=4 << 30, block=options.block, depth=options.depth, seconds=4, read_percent=read_percent)
+
+    speed("write")  # what is written for the first time is slower
+    speeds = {"mixed": speed("rw"), "read": speed("read"), "write": speed("write")}
+    with tempfile.TemporaryDirectory() as out:
+        training = resident(options, out)
+        try:
+            speeds["beside"] = speed("rw")
+        finally:
+            os.killpg(training.pid, signal.SIGKILL)  # it should save nothing
+            training.wait()
+    os.unlink(file)
     return speeds
 
 
@@ -74,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="alternating runs of each [3]")
     parser.add_argument("--steps", type=int, default=6, help="of a run [6]")
     parser.add_argument("--model", default="gpt2-xl", help="as of `zero train` [gpt2-xl]")
+    parser.add_argument("--resident", default="gpt2", help="the model that trains in memory beside fio [gpt2]")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of a rank [2]")
     parser.add_argument("--limit", default="6G", help="of memory, all ranks together [6G]")
@@ -82,8 +103,7 @@ def main() -> None:
     parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
     parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word")
     options = parser.parse_args()
-    if shutil.which("fio") is None:
-        sys.exit("fio is missing: apt-get install fio")
+    fio.require()
     results: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways.split(",")}
     read_percent = 53  # until a run has told
     before = disk(options, read_percent)
@@ -96,16 +116,18 @@ def main() -> None:
             before = after
             mixed = (read + written) / speed["mixed"]
             apart = read / speed["read"] + written / speed["write"]
-            runs.append({"seconds": seconds, "mixed": mixed, "apart": apart})
+            beside = (read + written) / speed["beside"]
+            runs.append({"seconds": seconds, "mixed": mixed, "apart": apart, "beside": beside})
             print(
                 f"round {index + 1}: {way}: {seconds:.1f} s a step; {read:.1f} GB read, {written:.1f} written; fio {speed['mixed']:.2f} GB/s mixed"
-                f" ({mixed:.1f} s), {speed['read']:.2f} read and {speed['write']:.2f} written ({apart:.1f} s)",
+                f" ({mixed:.1f} s), {speed['read']:.2f} read and {speed['write']:.2f} written ({apart:.1f} s), {speed['beside']:.2f} mixed beside a training"
+                f" ({beside:.1f} s)",
                 flush=True,
             )
-    print("\n| update | s a step | over the bytes at fio's mixture | over reading, then writing |\n|---|---|---|---|")
+    print("\n| update | s a step | over the bytes at fio's mixture | over reading, then writing | at fio's mixture beside a training |\n|---|---|---|---|---|")
     for way, runs in results.items():
         cells = [f"{median(run['seconds'] for run in runs):.1f}"]
-        for bound in ("mixed", "apart"):
+        for bound in ("mixed", "apart", "beside"):
             ratios = [run["seconds"] / run[bound] for run in runs]
             cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         print(f"| {way} | {' | '.join(cells)} |")
