@@ -29,8 +29,6 @@ namespace zero {
 namespace {
 
 constexpr size_t kAlignment = 64;
-/// From here on a block is cut from the host space.
-constexpr size_t kMapped = size_t{64} << 10;
 /// Resident memory above the peak of what was used that is always kept.
 constexpr int64_t kSlack = int64_t{16} << 20;
 
@@ -69,7 +67,7 @@ struct HostAllocator::Impl {
 
   // `charged`: the block is counted by its user, in a ledger, which knows the limits.
   void* take(size_t bytes, bool charged) {
-    const bool small = bytes < kMapped;
+    const bool small = bytes < HostAllocator::kPaged;
     if (!charged) {
       if (!small && source) return take_elsewhere(bytes);
       if (limit_count != 0) return take_within_limits(bytes);
@@ -125,7 +123,7 @@ bool HostAllocator::Impl::give_back_elsewhere(void* data) {
 // The limits are held until the block is counted.
 void* HostAllocator::Impl::take_within_limits(size_t bytes) {
   const std::lock_guard lock(limits_mutex);
-  const bool small = bytes < kMapped;
+  const bool small = bytes < HostAllocator::kPaged;
   const size_t counted =
       small ? bytes : (bytes + HostSpace::kPage - 1) / HostSpace::kPage * HostSpace::kPage;
   c10::SmallVector<std::unique_lock<std::mutex>, 4> admitted;

@@ -35,8 +35,10 @@ struct HostMemory {
 class HostAllocator final : public c10::Allocator {
  public:
   static HostAllocator& instance();
+  /// Blocks of so many bytes or more are cut from the host space and begin on a page.
+  static constexpr size_t kPaged = size_t{64} << 10;
 
-  /// `bytes` uninitialised bytes, at least 64-byte aligned, page-aligned from 64 KiB. Throws
+  /// `bytes` uninitialised bytes, at least 64-byte aligned, page-aligned from kPaged. Throws
   /// OutOfMemory where the machine has not as much memory.
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;

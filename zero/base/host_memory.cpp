@@ -92,6 +92,14 @@ at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
   return charged_tensor(data, data, numel, dtype, std::move(charge));
 }
 
+at::Tensor host_pages(int64_t bytes, std::shared_ptr<Ledger> ledger, Category category) {
+  constexpr size_t kPage = 4096;
+  const auto whole = (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage;
+  auto charge = charge_for(bytes, at::kByte, std::move(ledger), category);
+  void* data = HostAllocator::instance().take_charged(std::max(whole, HostAllocator::kPaged));
+  return charged_tensor(data, data, bytes, at::kByte, std::move(charge));
+}
+
 at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
                      Category category) {
   const auto width = array.element_size();

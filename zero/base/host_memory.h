@@ -29,6 +29,9 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
 at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category);
 
+/// `bytes` uninitialised bytes as `host_empty`'s, on a page's border and with room for whole pages.
+at::Tensor host_pages(int64_t bytes, std::shared_ptr<Ledger> ledger, Category category);
+
 /// The elements [begin, begin + numel) of the contiguous `array`, whose storage only the caller
 /// uses, and which is of no use afterwards: where its memory is the host allocator's, they stay in
 /// their place and all other pages are given back; else they are copied. Charged as `host_empty`.

@@ -188,7 +188,7 @@ void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
   s.presence = Presence::gathering;
   try {
     make_room(bytes);
-    if (!source_.in_place()) s.frame = take_frame(bytes);
+    if (!source_.in_place()) s.frame = host_pages(bytes, ledger_, options_.category);
     live_ += bytes;
     ++counts_.gathers;
     counts_.gathered_bytes += bytes;
@@ -236,7 +236,6 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
 void Pager::give_up(int64_t unit) {
   auto& s = state(unit);
   if (s.frame.defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
-  if (s.frame.defined()) keep_frame(std::move(s.frame));
   s.frame = at::Tensor();
   s.data = nullptr;
   s.presence = Presence::absent;
@@ -264,33 +263,10 @@ void* Pager::data(int64_t unit) const {
   return s.presence == Presence::present ? s.data : nullptr;
 }
 
-// Frees memory until `bytes` more fit into the budget: frames that nobody uses first, then units
-// that nobody pins.
+// Releases units that nobody pins until `bytes` more fit into the budget.
 void Pager::make_room(int64_t bytes) {
   while (live_ + bytes > options_.budget_bytes && evict_one()) {
   }
-}
-
-at::Tensor Pager::take_frame(int64_t bytes) {
-  if (const auto found = free_frames_.find(bytes); found != free_frames_.end()) {
-    auto frame = std::move(found->second);
-    free_frames_.erase(found);
-    free_ -= bytes;
-    return frame;
-  }
-  while (!free_frames_.empty() && live_ + free_ + bytes > options_.budget_bytes) {
-    const auto largest = std::prev(free_frames_.end());
-    free_ -= largest->first;
-    free_frames_.erase(largest);
-  }
-  try {
-    return host_zeros(bytes, at::kByte, ledger_, options_.category);
-  } catch (const OutOfMemory&) {
-    if (free_frames_.empty()) throw;
-  }
-  free_frames_.clear();
-  free_ = 0;
-  return host_zeros(bytes, at::kByte, ledger_, options_.category);
 }
 
 // Evicts one unit that may go: the one whose next use is farthest by the plan, or the least
@@ -318,20 +294,7 @@ void Pager::evict(int64_t unit) {
   live_ -= layout_.unit(unit).bytes();
   s.presence = Presence::absent;
   s.data = nullptr;
-  if (s.frame.defined()) keep_frame(std::move(s.frame));
   s.frame = at::Tensor();
-}
-
-// Kept all the same if it is the only one, so that a budget of zero does not allocate at every
-// operator.
-void Pager::keep_frame(at::Tensor frame) {
-  const auto bytes = frame.numel();
-  if (live_ + free_ + bytes > options_.budget_bytes) {
-    free_frames_.clear();
-    free_ = 0;
-  }
-  free_ += bytes;
-  free_frames_.emplace(bytes, std::move(frame));
 }
 
 // Every unit that may go, also those on their way.

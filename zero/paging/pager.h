@@ -21,7 +21,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -172,8 +171,6 @@ class Pager {
   void tell_source();
   std::unique_ptr<Plan> make(Trace trace) const;
   void unpin(std::span<const int64_t> units, size_t position);
-  at::Tensor take_frame(int64_t bytes);
-  void keep_frame(at::Tensor frame);
   void make_room(int64_t bytes);
   bool evict_one();
   void evict(int64_t unit);
@@ -191,11 +188,9 @@ class Pager {
   mutable std::mutex mutex_;
   std::condition_variable gathered_;
   std::vector<UnitState> units_;
-  std::list<int64_t> recency_;                      // least recently used first
-  std::multimap<int64_t, at::Tensor> free_frames_;  // by bytes
+  std::list<int64_t> recency_;  // least recently used first
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;  // bytes of present and gathering units
-  int64_t free_ = 0;  // bytes of free_frames_
   bool in_step_ = false;
   Trace trace_;                               // of the step under way
   std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first

@@ -1,7 +1,11 @@
 #include "zero/store/checksums.h"
 
-#define XXH_INLINE_ALL  // the header is all that is needed
+// With it the library chooses the widest instruction set at run time.
+#if __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
 
