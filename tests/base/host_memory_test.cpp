@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <vector>
@@ -65,6 +66,20 @@ TEST(HostMemory, APartStaysInItsPlaceOrIsCopied) {
                 begin, false);
   }
   EXPECT_EQ(ledger->usage(Category::gradients).current, 0);
+}
+
+TEST(HostPages, BeginOnAPageAndHaveRoomForWholeOnes) {
+  const auto ledger = std::make_shared<Ledger>();
+  const auto before = HostAllocator::instance().usage().used.current;
+  for (const int64_t bytes : {int64_t{1}, kPage - 1, int64_t{70'001}, kHugePage + 5}) {
+    const auto array = host_pages(bytes, ledger, Category::gathered_units);
+    EXPECT_EQ(array.numel(), bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(array.data_ptr()) % kPage, 0U);
+    EXPECT_EQ(ledger->usage(Category::gathered_units).current, bytes);
+    EXPECT_EQ(HostAllocator::instance().usage().used.current, before) << "the ledger has it";
+    std::memset(array.data_ptr(), 1, static_cast<size_t>((bytes + kPage - 1) / kPage * kPage));
+  }
+  EXPECT_EQ(ledger->usage(Category::gathered_units).current, 0);
 }
 
 TEST(HostZeros, OfDifferentColoursBeginOnDifferentPagesOfHugeOnes) {

@@ -2,6 +2,7 @@
 #include "zero/paging/pager.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -73,6 +74,28 @@ TEST(Pager, GathersTheFirstStepOnDemandAndTheNextByPlan) {
                 std::max<int64_t>(budget, 5 * 64 * 4));
     }
   }
+}
+
+// Each gather into memory that is new would have its pages cleared by the system.
+TEST(Pager, UnitsOfDifferentSizesTakeTurnsInTheSameMemory) {
+  const auto parameters = matrices({40'000, 12'000, 16'000, 12'000});
+  Paged paged(parameters, 1, int64_t{8} << 20);  // less than the first
+  const auto run = [&] {
+    for (const int64_t p : {0, 1, 2, 3, 0, 3, 2, 1}) parameters[static_cast<size_t>(p)].sum();
+    paged.pager->invalidate();
+    paged.pager->end_step();
+  };
+  const auto page_faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+  };
+  for (int i = 0; i < 2; ++i) run();
+  const auto gathered = paged.source.gathered.size();
+  const auto before = page_faults();
+  for (int i = 0; i < 20; ++i) run();
+  EXPECT_GE(paged.source.gathered.size() - gathered, 120U);
+  EXPECT_LT(page_faults() - before, 200) << "new frames, even of huge pages, have twice as many";
 }
 
 TEST(Pager, AChangedStepIsServedAndPlannedAnew) {
