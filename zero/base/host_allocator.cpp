@@ -260,10 +260,7 @@ HostMemory HostAllocator::usage() const {
 
 int64_t HostAllocator::used() const { return impl_->used.usage().current; }
 
-int64_t HostAllocator::below_peak() const {
-  const auto held = impl_->held.usage();
-  return held.peak - held.current;
-}
+Usage HostAllocator::held() const { return impl_->held.usage(); }
 
 void HostAllocator::add_limit(DeviceLimit* limit) {
   const std::lock_guard lock(impl_->limits_mutex);

@@ -58,8 +58,8 @@ class HostAllocator final : public c10::Allocator {
   HostMemory usage() const;
   /// usage().used.current, without a lock.
   int64_t used() const;
-  /// Bytes that may be taken, charged or not, before more are held than at the peak so far.
-  int64_t below_peak() const;
+  /// Bytes of all blocks, charged or not.
+  Usage held() const;
   /// Returns the memory that nobody uses to the system.
   void trim();
   /// Sets each peak to the current value.

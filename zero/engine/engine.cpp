@@ -580,14 +580,17 @@ void Engine::Impl::publish(int64_t unit) {
 //
 // A few slices wait for their turn. Of units that may be updated in the next forward pass as many
 // more as find room in memory that activations have left: backward frees that as it goes, and the
-// next forward pass, which needs it again, completes the updates as it goes.
+// next forward pass, which needs it again, completes the updates as it goes. What was held at most
+// before the first of them is the measure; the peak so far would grow by what comes on top of them.
 void Engine::Impl::update_beside(int64_t unit, at::Tensor slice) {
   constexpr int64_t kUpdates = 4;  // under way, without memory of activations
   const auto bytes = static_cast<int64_t>(slice.nbytes());
   queue->push(unit, [this, unit, slice = std::move(slice)] {
     optimizer->update(unit, slice, mean_scale(), all_present);
   });
-  if (updates_in_forward(unit) && HostAllocator::instance().below_peak() > bytes) return;
+  const auto held = HostAllocator::instance().held();
+  if (held_before_updates == 0) held_before_updates = held.peak;
+  if (updates_in_forward(unit) && held_before_updates - held.current > bytes) return;
   std::optional<comm::ClockedScope> counted;
   if (disk) counted.emplace(disk->clock());
   queue->wait_for_fewer(std::max(kUpdates, queue->size()));

@@ -161,6 +161,7 @@ struct Engine::Impl {
   std::vector<uint8_t> all_present;       // of an update in backward: a whole unit's gradients
   std::vector<uint8_t> updating;          // by unit: `step` has left its update under way
   bool delayed = false;                   // as a delayed update
+  int64_t held_before_updates = 0;  // bytes of the host allocator, the most before the first update
   // Null where every update is done here. The last member: it ends first.
   std::unique_ptr<UpdateQueue> queue;
 };
