@@ -14,6 +14,7 @@ the time can beat. A step's time is the median of those after the second. Needs 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 
@@ -35,18 +37,25 @@ WAYS = {
 GRADIENTS_ON_DISK = {"clipping", "delayed"}
 
 
-def resident(options: argparse.Namespace, out: str) -> subprocess.Popen:
-    """A training in memory, past its first steps, which goes on until it is killed."""
-    command = [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads), "--model", options.resident, "--data", options.data]
-    command += ["--out", out, "--overwrite", "--steps", "1000000", "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
-    command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
-    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    log = Path(out) / "log.jsonl"
-    while training.poll() is None and not (log.exists() and log.read_text().count('"step_ms"') > 2):
-        time.sleep(0.1)
-    if training.returncode is not None:
-        sys.exit(f"the training in memory ended early: {' '.join(command)}")
-    return training
+@contextlib.contextmanager
+def resident(options: argparse.Namespace) -> Iterator[None]:
+    """A training in memory, past its first steps, goes on meanwhile."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads), "--model", options.resident]
+        command += ["--data", options.data, "--out", out, "--overwrite", "--steps", "1000000", "--micro-batch", "1", "--seq", "256", "--stage", "3"]
+        command += ["--dtype", "bf16", "--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
+        training = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            log = Path(out) / "log.jsonl"
+            while training.poll() is None and not (log.exists() and log.read_text().count('"step_ms"') > 2):
+                time.sleep(0.1)
+            if training.returncode is not None:
+                sys.exit(f"the training in memory ended early: {' '.join(command)}")
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(training.pid, signal.SIGKILL)  # it should save nothing
+            training.wait()
 
 
 def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
@@ -57,13 +66,8 @@ def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
 
     speed("write")  # what is written for the first time is slower
     speeds = {"mixed": speed("rw"), "read": speed("read"), "write": speed("write")}
-    with tempfile.TemporaryDirectory() as out:
-        training = resident(options, out)
-        try:
-            speeds["beside"] = speed("rw")
-        finally:
-            os.killpg(training.pid, signal.SIGKILL)  # it should save nothing
-            training.wait()
+    with resident(options):
+        speeds["beside"] = speed("rw")
     os.unlink(file)
     return speeds
 

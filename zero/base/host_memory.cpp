@@ -1,5 +1,6 @@
 #include "zero/base/host_memory.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -10,12 +11,12 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/host_space.h"
 
 namespace zero {
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kColourBytes = size_t{5} << 12;  // between two colours
 
 // An anonymous mapping. One larger than a huge page starts on a multiple of it, for which up to
@@ -23,9 +24,9 @@ constexpr size_t kColourBytes = size_t{5} << 12;  // between two colours
 class Mapping {
  public:
   Mapping(size_t bytes, int64_t colour) {
-    const bool huge = bytes >= kHugePage;
+    const bool huge = bytes >= HostSpace::kHugePage;
     const size_t offset = huge ? static_cast<size_t>(colour) * kColourBytes : 0;
-    length_ = bytes + (huge ? kHugePage + offset : 0);
+    length_ = bytes + (huge ? HostSpace::kHugePage + offset : 0);
     base_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED) {
       throw OutOfMemory(fmt::format("The system has no {} of memory left for this rank.",
@@ -34,7 +35,7 @@ class Mapping {
     data_ = base_;
     if (huge) {
       const auto address = reinterpret_cast<uintptr_t>(base_);
-      const auto border = (address + kHugePage - 1) / kHugePage * kHugePage;
+      const auto border = at::round_up(address, HostSpace::kHugePage);
       // Advice: without huge pages the memory is the same.
       madvise(reinterpret_cast<void*>(border), offset + bytes, MADV_HUGEPAGE);
       data_ = reinterpret_cast<void*>(border + offset);
@@ -93,8 +94,7 @@ at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
 }
 
 at::Tensor host_pages(int64_t bytes, std::shared_ptr<Ledger> ledger, Category category) {
-  constexpr size_t kPage = 4096;
-  const auto whole = (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage;
+  const auto whole = at::round_up(static_cast<size_t>(bytes), HostSpace::kPage);
   auto charge = charge_for(bytes, at::kByte, std::move(ledger), category);
   void* data = HostAllocator::instance().take_charged(std::max(whole, HostAllocator::kPaged));
   return charged_tensor(data, data, bytes, at::kByte, std::move(charge));

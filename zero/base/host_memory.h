@@ -4,8 +4,8 @@
 // Note [Colours]
 // The same offset in several huge pages is the same bank of the memory's chips and the same set of
 // the caches, so a loop over arrays that all begin on a huge page's border waits for one access
-// after the other: AdamW takes up to 1.7 times as long. So arrays that one loop passes get
-// different colours, each of which begins some pages further from the border.
+// after the other. So arrays that one loop passes get different colours, each of which begins some
+// pages further from the border.
 #pragma once
 
 #include <ATen/core/Tensor.h>

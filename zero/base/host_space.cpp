@@ -1,5 +1,6 @@
 #include "zero/base/host_space.h"
 
+#include <ATen/ceil_div.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
@@ -10,8 +11,6 @@
 namespace zero {
 
 namespace {
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // What a limit on address space (ulimit -v) leaves, or the largest number.
 size_t addresses_left() {
@@ -30,9 +29,9 @@ HostSpace::HostSpace() {
   sysinfo(&info);
   machine_ = (info.totalram + info.totalswap) * info.mem_unit;
   // Half of what a limit leaves is for everything else.
-  size_t wanted = round_up(std::min(4 * machine_, addresses_left() / 2), kHugePage);
+  size_t wanted = at::round_up(std::min(4 * machine_, addresses_left() / 2), kHugePage);
   void* memory = MAP_FAILED;
-  for (; wanted >= kHugePage; wanted = round_up(wanted / 2, kHugePage)) {
+  for (; wanted >= kHugePage; wanted = at::round_up(wanted / 2, kHugePage)) {
     reserved_bytes_ = wanted + kHugePage;
     memory = mmap(nullptr, reserved_bytes_, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -41,7 +40,7 @@ HostSpace::HostSpace() {
   if (memory == MAP_FAILED) return;  // every `take` is refused
   reserved_ = static_cast<std::byte*>(memory);
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  base_ = reserved_ + (round_up(address, kHugePage) - address);
+  base_ = reserved_ + (at::round_up(address, kHugePage) - address);
   bytes_ = wanted;
   madvise(base_, bytes_, MADV_HUGEPAGE);  // a wish: without huge pages it works as well
   resident_pages_.assign(bytes_ / kHugePage, false);
@@ -54,7 +53,7 @@ HostSpace::~HostSpace() {
 
 void* HostSpace::take(size_t bytes, bool lasting) {
   if (bytes > machine_) return nullptr;
-  const size_t rounded = round_up(std::max<size_t>(bytes, 1), kPage);
+  const size_t rounded = at::round_up(std::max<size_t>(bytes, 1), kPage);
   if (used_ + rounded > machine_) return nullptr;
   auto* begin = lasting ? high_end(rounded) : nullptr;
   if (begin == nullptr) begin = best_fit(rounded);
@@ -121,7 +120,7 @@ void* HostSpace::keep(void* data, size_t begin, size_t end) {
   auto* const first = static_cast<std::byte*>(data);
   const size_t length = block->second;
   const size_t from = begin / kPage * kPage;
-  const size_t to = std::min(length, round_up(end, kPage));
+  const size_t to = std::min(length, at::round_up(end, kPage));
   blocks_.erase(block);
   blocks_.emplace(first + from, to - from);
   // What is before and behind becomes blocks of its own, which are given back.
@@ -170,7 +169,7 @@ bool HostSpace::touch(std::byte* begin, size_t bytes) {
 // many: the last ones, since blocks are cut from a hole's front.
 void HostSpace::release(std::byte* begin, size_t bytes, size_t most) {
   const auto from = static_cast<size_t>(begin - base_);
-  const size_t first = round_up(from, kHugePage) / kHugePage;
+  const size_t first = at::round_up(from, kHugePage) / kHugePage;
   size_t page = (from + bytes) / kHugePage;
   for (size_t released = 0; page-- > first && released < most;) {
     if (!resident_pages_[page]) continue;

@@ -1,5 +1,6 @@
 #include "zero/comm/arena.h"
 
+#include <ATen/ceil_div.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -36,8 +37,6 @@ constexpr int64_t kMostVirtual = int64_t{8} << 40;
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
 
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 // Reserves pages; returns 0 or an errno.
 int reserve(int file, int64_t offset, int64_t bytes) {
   for (;;) {
@@ -61,7 +60,7 @@ Reservation reserve_addresses(int64_t bytes) {
   if (space.base == MAP_FAILED) return {};
   const auto address = reinterpret_cast<uintptr_t>(space.base);
   constexpr auto kUnit = static_cast<uintptr_t>(kHugePage);
-  space.aligned = reinterpret_cast<void*>((address + kUnit - 1) / kUnit * kUnit);
+  space.aligned = reinterpret_cast<void*>(at::round_up(address, kUnit));
   return space;
 }
 
@@ -138,7 +137,7 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
   const auto most =
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / (ranks + 1))));
-  return {round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
+  return {at::round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
 }
 
 std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
@@ -186,7 +185,7 @@ Mapping::~Mapping() {
 }
 
 PrivateView::PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes)
-    : mapping_(std::move(mapping)), bytes_(static_cast<size_t>(round_up(bytes, kPage))) {
+    : mapping_(std::move(mapping)), bytes_(static_cast<size_t>(at::round_up(bytes, kPage))) {
   if (bytes_ == 0) return;
   const auto space = reserve_addresses(static_cast<int64_t>(bytes_));
   reserved_ = space.base;
@@ -233,7 +232,7 @@ int64_t Arena::allocate(int64_t bytes) {
                     format_bytes(static_cast<double>(bytes)), rank_,
                     format_bytes(static_cast<double>(allocated_bytes())), why));
   };
-  const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : round_up(bytes, kPage);
+  const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : at::round_up(bytes, kPage);
   const auto alignment = rounded >= kHugePage ? kHugePage : kPage;
   if (rounded >= kWatchedBytes) {
     // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
@@ -248,14 +247,14 @@ int64_t Arena::allocate(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     auto best = holes_.end();
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
-      const auto skipped = round_up(hole->first, alignment) - hole->first;
+      const auto skipped = at::round_up(hole->first, alignment) - hole->first;
       if (hole->second >= skipped + rounded &&
           (best == holes_.end() || hole->second < best->second))
         best = hole;
     }
     if (best != holes_.end()) {
       const auto [begin, length] = *best;
-      offset = round_up(begin, alignment);
+      offset = at::round_up(begin, alignment);
       holes_.erase(best);
       if (offset > begin) holes_.emplace(begin, offset - begin);
       if (const auto rest = begin + length - offset - rounded; rest > 0)

@@ -1,5 +1,6 @@
 #include "zero/comm/job.h"
 
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -147,7 +148,7 @@ Job slurm_job(const Lookup& lookup) {
   const char* nodes =
       variables.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
   const int hosts = variables.number_or(nodes, 1, 1, Variables::kMost);
-  job.local_size = hosts == 1 ? job.size : (job.size + hosts - 1) / hosts;
+  job.local_size = hosts == 1 ? job.size : at::ceil_div(job.size, hosts);
   job.local_rank =
       variables.number_or("SLURM_LOCALID", job.rank % job.local_size, 0, Variables::kMost);
   read_address(variables, job);

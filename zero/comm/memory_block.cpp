@@ -1,5 +1,6 @@
 #include "zero/comm/memory_block.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -43,7 +44,7 @@ at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
   std::unique_ptr<void, void (*)(void*)> data(
       bytes > physical_memory()
           ? nullptr
-          : std::aligned_alloc(kPage, (static_cast<size_t>(bytes) + kPage - 1) / kPage * kPage),
+          : std::aligned_alloc(kPage, at::round_up(static_cast<size_t>(bytes), kPage)),
       &std::free);
   if (data == nullptr) {
     throw OutOfMemory(fmt::format("Cannot allocate {} for {}; this machine has {} of memory.",

@@ -1,5 +1,6 @@
 #include "zero/engine/state_stream.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -14,12 +15,6 @@
 #include "zero/store/speed.h"
 
 namespace zero {
-
-namespace {
-
-int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-
-}  // namespace
 
 StateStream::StateStream(std::vector<Unit> units, const Options& options,
                          const std::shared_ptr<Ledger>& ledger)
@@ -39,8 +34,8 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
     if (bytes == 0) continue;
     if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
     // A block of any dtype begins on a multiple of kAlignment bytes.
-    block_numel_ =
-        std::max(block_numel_, std::min(kBlockNumel, round_up(unit(u).numel, store::kAlignment)));
+    block_numel_ = std::max(block_numel_,
+                            std::min(kBlockNumel, at::round_up(unit(u).numel, store::kAlignment)));
   }
   std::vector<std::string> files;
   std::vector<std::string> made;
@@ -126,11 +121,11 @@ int64_t StateStream::element_bytes(int64_t unit, int64_t array) const {
 }
 
 int64_t StateStream::whole_bytes(int64_t unit, int64_t array) const {
-  return round_up(this->unit(unit).numel * element_bytes(unit, array), store::kAlignment);
+  return at::round_up(this->unit(unit).numel * element_bytes(unit, array), store::kAlignment);
 }
 
 int64_t StateStream::blocks_of(int64_t unit) const {
-  return (this->unit(unit).numel + block_numel_ - 1) / block_numel_;
+  return at::ceil_div(this->unit(unit).numel, block_numel_);
 }
 
 // From the end to the beginning, if that is to be read ahead.
@@ -325,7 +320,7 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
     frame.use = Use::updating;
     if (options_.read_ahead) read_ahead(here);
     const int64_t numel = std::min(u.numel - b * block_numel_, block_numel_);
-    const int64_t parts = (numel + kPartNumel - 1) / kPartNumel;
+    const int64_t parts = at::ceil_div(numel, kPartNumel);
     parallel_for(0, parts, at_once ? 1 : parts, [&](int64_t first, int64_t last) {
       for (int64_t part = first; part < last; ++part) update_part(frame, part, update);
     });

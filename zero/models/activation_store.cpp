@@ -1,5 +1,6 @@
 #include "zero/models/activation_store.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -22,7 +23,7 @@ namespace {
 // memory that a large tensor gets.
 constexpr int64_t kAlignment = store::kAlignment;
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t bytes) { return at::round_up(bytes, kAlignment); }
 
 at::Tensor bytes_of(int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte));

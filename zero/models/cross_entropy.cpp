@@ -1,6 +1,7 @@
 #include "zero/models/cross_entropy.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -22,8 +23,8 @@ namespace {
 // the rows are then spread evenly over the chunks, so that no small remainder is left.
 int64_t rows_of_chunk(int64_t rows, int64_t vocabulary, int64_t logits_bytes) {
   const int64_t limit = std::max<int64_t>(1, logits_bytes / (4 * vocabulary));
-  const int64_t chunks = std::max<int64_t>(1, (rows + limit - 1) / limit);
-  return std::max<int64_t>(1, (rows + chunks - 1) / chunks);
+  const int64_t chunks = std::max<int64_t>(1, at::ceil_div(rows, limit));
+  return std::max<int64_t>(1, at::ceil_div(rows, chunks));
 }
 
 struct LossAndGradients {

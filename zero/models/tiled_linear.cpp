@@ -1,5 +1,6 @@
 #include "zero/models/tiled_linear.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -36,8 +37,6 @@ void check_splits(const char* what, int64_t features, int64_t splits) {
                     what, splits, what, features));
   }
 }
-
-int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -154,8 +153,8 @@ TiledLinearOptions tiling_of(int64_t in_features, int64_t out_features, bool bia
   const int64_t rows = std::max<int64_t>(1, max_elements / in_features);
   return {.in_features = in_features,
           .out_features = out_features,
-          .in_splits = quotient_up(in_features, std::min(in_features, max_elements)),
-          .out_splits = quotient_up(out_features, rows),
+          .in_splits = at::ceil_div(in_features, std::min(in_features, max_elements)),
+          .out_splits = at::ceil_div(out_features, rows),
           .bias = bias};
 }
 

@@ -1,5 +1,6 @@
 #include "zero/partition/layout.h"
 
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,14 +10,6 @@
 #include "zero/base/error.h"
 
 namespace zero::partition {
-
-namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
 
 Range intersect(Range a, Range b) {
   const int64_t begin = std::max(a.begin, b.begin);
@@ -34,7 +27,7 @@ Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_b
   std::map<int64_t, int64_t> open;  // kind -> its open unit
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
-    const int64_t footprint = round_up(parameter.numel, kAlignment);
+    const int64_t footprint = at::round_up(parameter.numel, kAlignment);
     const auto found = open.find(parameter.kind);
     int64_t index = found == open.end() ? -1 : found->second;
     if (index < 0 || (unit(index).numel + footprint) * parameter.element_bytes > unit_bytes) {
@@ -49,7 +42,7 @@ Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_b
     unit.content += parameter.numel;
     unit.numel += footprint;
   }
-  for (auto& unit : units_) unit.numel = round_up(unit.numel, world_size_ * kAlignment);
+  for (auto& unit : units_) unit.numel = at::round_up(unit.numel, world_size_ * kAlignment);
 }
 
 const Segment& Layout::segment_of(int64_t parameter) const {

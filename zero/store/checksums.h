@@ -1,6 +1,7 @@
 // What was written to each page of a file, in 32 bits.
 #pragma once
 
+#include <ATen/ceil_div.h>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,7 +19,7 @@ class Checksums {
   Checksums() = default;
   /// For `bytes` of pages.
   explicit Checksums(int64_t bytes)
-      : table_(static_cast<size_t>((bytes + kAlignment - 1) / kAlignment)) {}
+      : table_(static_cast<size_t>(at::ceil_div(bytes, kAlignment))) {}
 
   /// Offsets and sizes are multiples of kAlignment.
   void record(int64_t offset, const std::byte* memory, int64_t bytes);

@@ -1,5 +1,6 @@
 #include "zero/store/file.h"
 
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +19,6 @@ constexpr int kThreads = 4;  // for each disk
 constexpr int kMostUnderWay = 4096;
 
 bool aligned(int64_t value) { return value % kAlignment == 0; }
-
-int64_t round_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Of what a disk does wrong in the midst of a run.
 std::string remedy(int error) {
@@ -110,7 +109,7 @@ File::File(std::string path, int64_t bytes, const FileOptions& options)
 
 File::File(const std::vector<std::string>& paths, const std::vector<double>& shares, int64_t bytes,
            const FileOptions& options)
-    : bytes_(round_up(bytes)),
+    : bytes_(at::round_up(bytes, kAlignment)),
       options_(checked(options)),
       stripes_(bytes_, options_.block_bytes, checked(paths, shares)) {
   for (size_t i = 0; i < paths.size(); ++i) {

@@ -1,5 +1,6 @@
 #include "zero/store/init.h"
 
+#include <ATen/ceil_div.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -68,7 +69,7 @@ MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
 
 void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  const size_t whole = at::round_up(bytes, kPage);
   // So that a full disk is told here and not by a bus error later.
   store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_,
                  store::Use::mapped);

@@ -1,5 +1,6 @@
 #include "zero/store/stripes.h"
 
+#include <ATen/ceil_div.h>
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -42,7 +43,7 @@ int64_t Stripes::contiguous(int64_t offset) const {
 
 int64_t Stripes::bytes_of(size_t file) const {
   // The end of its last block.
-  const int64_t blocks = (bytes_ + block_bytes_ - 1) / block_bytes_;
+  const int64_t blocks = at::ceil_div(bytes_, block_bytes_);
   const auto slots = static_cast<int64_t>(pattern_.size());
   for (int64_t block = blocks - 1; block >= std::max<int64_t>(0, blocks - slots); --block) {
     const int64_t offset = block * block_bytes_;

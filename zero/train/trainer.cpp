@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -109,7 +110,7 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
   // A recomputed block keeps its input alone; one at a time has all.
   const auto& recompute = config.activation_checkpointing;
   const int64_t every = config.layer_major_accumulation ? 1 : recompute.every;
-  const int64_t again = every > 0 ? (sizes.layers + every - 1) / every : 0;
+  const int64_t again = every > 0 ? at::ceil_div(sizes.layers, every) : 0;
   const int64_t kept =
       config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
   const int64_t inputs =
