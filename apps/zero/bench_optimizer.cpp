@@ -29,7 +29,8 @@ constexpr const char* kDescription =
     "element: a triad (a = b + 3 c,\n"
     "as STREAM's) 12; AdamW 28 (weights and two moments read and written, gradient read; in bf16 "
     "the 16-bit weights are\n"
-    "written too); SGD with momentum 20. A streaming loop has AdamW's very reads and writes, but "
+    "written too; with split master weights 26: two halves of 16 bits are read and written); SGD "
+    "with momentum 20. A streaming loop has AdamW's very reads and writes, but "
     "hardly computes. An ordinary\n"
     "store makes the processor read the line first, which is not counted: the triad that stores "
     "past the caches avoids it.\n"
@@ -107,6 +108,7 @@ class Arrays {
         g_(filled(1e-3, at::kFloat)),
         g16_(filled(1e-3, at::kBFloat16)),
         p16_(filled(0.5, at::kBFloat16)),
+        lower_(filled(0, at::kShort)),
         fp32_{.numel = numel,
               .master = p_.mutable_data_ptr<float>(),
               .state = {m_.mutable_data_ptr<float>(), v_.mutable_data_ptr<float>()},
@@ -117,6 +119,9 @@ class Arrays {
     bf16_.gradient_dtype = at::kBFloat16;
     bf16_.parameter = p16_.mutable_data_ptr();
     bf16_.parameter_dtype = at::kBFloat16;
+    split_ = bf16_;
+    split_.master = nullptr;
+    split_.lower = static_cast<uint16_t*>(lower_.mutable_data_ptr());
     sgd_.state[1] = nullptr;
   }
 
@@ -136,6 +141,7 @@ class Arrays {
         plain("streaming loop, bf16", 28,
               [=](auto b, auto e) { stream16(p, m, v, g16, p16, b, e); }),
         {"AdamW, bf16", 28, [this] { optim::update(adamw_, 10, 1e-3, 0.5, bf16_); }},
+        {"AdamW, bf16, split", 26, [this] { optim::update(adamw_, 10, 1e-3, 0.5, split_); }},
         {"LibTorch's fused AdamW, fp32", 28,
          [this] {
            at::_fused_adamw_({p_}, {g_}, {m_}, {v_}, {}, {count_}, 1e-3, 0.9, 0.999, 0.01, 1e-8,
@@ -166,9 +172,9 @@ class Arrays {
   }
 
   int64_t numel_;
-  at::Tensor p_, m_, v_, g_, g16_, p16_;
+  at::Tensor p_, m_, v_, g_, g16_, p16_, lower_;
   at::Tensor count_ = at::ones({}, at::kFloat);
-  optim::Range fp32_, bf16_, sgd_;
+  optim::Range fp32_, bf16_, split_, sgd_;
   Optimizer adamw_ = AdamW{};
   Optimizer momentum_ = Sgd{.momentum = 0.9};
 };

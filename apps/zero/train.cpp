@@ -42,12 +42,13 @@ struct EngineOptions {
   std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
       device_memory, delayed_update_after, recompute, tile_elements;
   bool offload_gradients = false, layer_major = false, update_in_backward = false,
-       no_update_in_forward = false;
+       no_update_in_forward = false, split_master_weights = false;
   std::optional<double> lr, clip, weight_decay, beta1, beta2;
 
   void apply(Config& config) const {
     if (stage) config.stage = *stage;
     if (dtype) config.bf16 = *dtype == "bf16";
+    if (split_master_weights) config.split_master_weights = true;
     if (micro_batch) config.micro_batch_size = *micro_batch;
     if (accumulate) config.gradient_accumulation_steps = *accumulate;
     if (bucket_size) config.unit_bytes = *bucket_size;
@@ -126,6 +127,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
   add("--stage", engine.stage, "ZeRO stage: 0, 1, 2 or 3 [0]")->check(CLI::Range(0, 3));
   add("--dtype", engine.dtype, "fp32, or bf16 with fp32 master weights [fp32]")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  parser
+      .add_flag("--split-master-weights", engine.split_master_weights,
+                "bf16: keep of master weights only the half that the parameters lack, 2 bytes a "
+                "parameter less")
+      ->group(group);
   add("--micro-batch", engine.micro_batch, "Sequences that a rank passes at a time [8]")
       ->check(positive());
   add("--accumulate", engine.accumulate, "Micro-batches of a rank in a step [1]")

@@ -104,12 +104,16 @@ TEST(EngineOffload, FrozenAndAbsentParametersStayAsTheyAreOnDisk) {
 
 TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
   const TemporaryFolder folder;
+  struct Form {
+    bool bf16, split;
+  };
   for (const int ranks : {1, 2}) {
-    for (const bool bf16 : {false, true}) {
-      run_as_threads(ranks, [&](auto group) {
+    for (const auto [bf16, split] : {Form{false, false}, Form{true, false}, Form{true, true}}) {
+      run_as_threads(ranks, [&, bf16 = bf16, split = split](auto group) {
         auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(1500, 700),
                                                         nn::Linear(700, 1500), nn::Linear(1500, 1));
         auto c = all_on_disk(config(3, bf16), folder);
+        c.split_master_weights = split;
         c.max_live_parameters = 0;
         c.prefetch_bucket_size = 0;
         c.offload_optimizer.pipeline_read = false;
@@ -129,7 +133,8 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
         int64_t read = 0;
         int64_t written = 0;
         for (int64_t u = 0; u < layout.unit_count(); ++u) {
-          const int64_t states = whole(layout.slice_numel(u) * 4) * (bf16 ? 3 : 2);
+          const int64_t master = bf16 ? whole(layout.slice_numel(u) * (split ? 2 : 4)) : 0;
+          const int64_t states = whole(layout.slice_numel(u) * 4) * 2 + master;
           const int64_t parameters = whole(layout.slice_numel(u) * (bf16 ? 2 : 4));
           bytes += states + parameters;
           const auto& segments = layout.unit(u).segments;
@@ -140,7 +145,7 @@ TEST(EngineOffload, ParametersOnDiskMoveTheBytesOfThePlanAndHoldNoneInMemory) {
               });
           if (padding_alone) continue;
           written += states + parameters;
-          read += states + (bf16 ? 0 : parameters);
+          read += states + (bf16 && !split ? 0 : parameters);
         }
         for (const auto& gather : engine.pager()->plan()->gathers)
           read += whole(layout.slice_numel(gather.unit) * (bf16 ? 2 : 4));

@@ -11,6 +11,7 @@
 #include "test_arrays.h"
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"
+#include "zero/optim/halves.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero::optim {
@@ -213,6 +214,84 @@ TEST(Update, NarrowsEveryFloatAsLibTorchDoes) {
         }
       }
     });
+  }
+}
+
+// Halves of the same master weights are updated to the same numbers, and round ties away from zero.
+TEST(Update, OfSplitMasterWeightsIsThatOfWholeOnes) {
+  const auto bf16 = c10::ScalarType::BFloat16;
+  for (const auto& [name, optimizer] : optimizers()) {
+    for (const auto gradient : dtypes()) {
+      for (const int64_t numel : {1, 15, 33, 2050, 40001}) {
+        Shard whole(optimizer, numel, numel % 5, gradient, c10::ScalarType::Float, false);
+        for (const int64_t step : {1, 2, 3})
+          update_reference(optimizer, step, rate(optimizer), 0.37, whole.range);
+        const auto check = [&](const auto& update_with, const std::string& what) {
+          Shard halves(optimizer, numel, numel % 5, gradient, bf16, false);
+          Array<uint16_t> lower(numel, numel % 3);
+          split(halves.range.master, halves.parameter.data(), lower.data(), numel);
+          auto range = halves.range;
+          range.master = nullptr;
+          range.lower = lower.data();
+          for (const int64_t step : {1, 2, 3}) update_with(step, range);
+          join(halves.parameter.data(), lower.data(), halves.range.master, numel);
+          for (int64_t i = 0; i < numel; ++i) {
+            const auto bits = std::bit_cast<uint32_t>(whole.range.master[i]);
+            ASSERT_TRUE(same(halves.range.master[i], whole.range.master[i])) << what << " " << i;
+            ASSERT_EQ(halves.parameter.data()[i], (bits + 0x8000U) >> 16) << what << " " << i;
+            for (const int s : {0, 1}) {
+              if (!whole.range.state[s]) continue;
+              ASSERT_TRUE(same(halves.range.state[s][i], whole.range.state[s][i])) << what;
+            }
+          }
+          EXPECT_TRUE(lower.guards_intact() && halves.parameter.guards_intact()) << what;
+        };
+        const auto what = name + " " + c10::toString(gradient) + " numel " + std::to_string(numel);
+        check(
+            [&, &optimizer = optimizer](int64_t step, const Range& range) {
+              update_reference(optimizer, step, rate(optimizer), 0.37, range);
+            },
+            what + " reference");
+        on_each_instruction_set([&, &optimizer = optimizer](const char* instructions) {
+          check([&](int64_t step,
+                    const Range& range) { update(optimizer, step, rate(optimizer), 0.37, range); },
+                what + " " + instructions);
+        });
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Halves, HoldEveryBitPatternAndTheNearestBf16Number) {
+  const std::vector<uint32_t> lower{0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  for (uint32_t upper = 0; upper < 65536; ++upper) {
+    for (const uint32_t rest : lower) {
+      const auto bits = upper << 16 | rest;
+      const auto value = std::bit_cast<float>(bits);
+      const auto halves = split(value);
+      ASSERT_EQ(std::bit_cast<uint32_t>(join(halves)), bits);
+      // Every tie goes away from zero, all else as in LibTorch; but for NaN without the quiet bit.
+      if (std::isnan(value)) {
+        const bool quiet = rest == 0 && (upper & 0x40) != 0;
+        const float narrow = widen(&halves.upper, c10::ScalarType::BFloat16, 0);
+        ASSERT_TRUE(!quiet || std::isnan(narrow)) << upper;
+      } else if (rest == 0x8000) {
+        ASSERT_EQ(halves.upper, static_cast<uint16_t>(upper + 1));
+      } else {
+        ASSERT_EQ(halves.upper, c10::BFloat16(value).x) << value;
+      }
+      // What something else writes keeps the rest where there are numbers near it.
+      const auto beside = lower_beside_written({static_cast<uint16_t>(upper), halves.lower});
+      const float near = join({static_cast<uint16_t>(upper), beside});
+      const float written = std::bit_cast<float>(upper << 16);
+      if (std::isfinite(written)) {
+        ASSERT_LE(std::abs(near - written), std::abs(written) / 256 + 1e-38F) << written;
+        ASSERT_EQ(written == 0, near == 0) << written;
+      } else {
+        ASSERT_TRUE(same(near, written));
+      }
+    }
   }
 }
 

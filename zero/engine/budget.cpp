@@ -39,7 +39,6 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
                                             .optimizer = at.optimizer};
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
-    const auto dtype = unit_dtypes[static_cast<size_t>(u)];
     const auto& tiers = tiers_of(u);
     const auto gradients_at =
         !host && !at.gradients && tiers.gradients == Tier::host ? Tier::device : tiers.gradients;
@@ -48,12 +47,12 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
         .gradient = 0,
         .optimizer = 0};
     if (parameters[first].requires_grad()) {
-      const auto arrays = optim::state_names(optimizer_groups[group_of[first]].optimizer).size() +
-                          (own_master(dtype, tiers.parameters, tiers.optimizer) ? 1 : 0);
+      const auto arrays = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
       const bool kept = host || !updates_in_backward();
       if (gradients_at == tier && kept)
         of.gradient = config.accumulates_fp32() ? 4 : layout->unit(u).element_bytes;
-      if (tiers.optimizer == tier) of.optimizer = 4 * static_cast<int64_t>(arrays);
+      if (tiers.optimizer == tier)
+        of.optimizer = form_of(u).optimizer_bytes(static_cast<int64_t>(arrays));
     }
     const auto unit = partition::unit_memory(*layout, u, counted, of);
     sum.parameters += unit.parameters;

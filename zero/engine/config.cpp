@@ -370,6 +370,7 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
       top.boolean("layer_major_accumulation", config.layer_major_accumulation);
   if (auto bf16 = top.section("bf16")) {
     config.bf16 = bf16->boolean("enabled", false);
+    config.split_master_weights = bf16->boolean("split_master_weights", false);
     bf16->finish();
   }
   if (auto types = top.section("data_types")) {
@@ -425,7 +426,7 @@ std::string Config::dump() const {
       {"seed_by_rank", seed_by_rank},
       {"update_in_backward", update_in_backward},
       {"update_in_forward", update_in_forward},
-      {"bf16", {{"enabled", bf16}}},
+      {"bf16", {{"enabled", bf16}, {"split_master_weights", split_master_weights}}},
       {"data_types",
        {{"grad_accum_dtype", accumulation_dtype == AccumulationDtype::fp32 ? "fp32" : "model"}}},
       {"zero_optimization",
@@ -495,6 +496,11 @@ void Config::validate() const {
   if (!(gradient_clipping >= 0) || std::isinf(gradient_clipping))
     throw ConfigError(fmt::format("gradient_clipping is {}; it must be 0 (off) or a positive norm.",
                                   gradient_clipping));
+  if (split_master_weights && !bf16) {
+    throw ConfigError(
+        "bf16.split_master_weights is true, but bf16.enabled is false: a master weight is split "
+        "between a bf16 parameter and its optimizer state. Enable bf16, or switch it off.");
+  }
   if (update_in_backward) {
     const auto refuse = [](std::string_view why) {
       throw ConfigError(fmt::format("update_in_backward is true, but {}", why));

@@ -88,6 +88,10 @@ struct Config {
   double gradient_clipping = 1.0;
   /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
   bool bf16 = false;
+  /// Of those only the lower halves are kept, beside bf16 parameters that are the upper ones: Note
+  /// [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then need the
+  /// same place, or states on disk.
+  bool split_master_weights = false;
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
   /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
   /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that

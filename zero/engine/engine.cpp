@@ -268,6 +268,31 @@ void Engine::Impl::choose_tiers_of_units() {
                                                     : Tier::device,
                      .optimizer = optimizer_at[u]});
   }
+  check_split();
+}
+
+StateForm Engine::Impl::form_of(int64_t unit) const {
+  const auto first = static_cast<size_t>(layout->unit(unit).segments.front().parameter);
+  const auto dtype = unit_dtypes[static_cast<size_t>(unit)];
+  return {.dtype = dtype,
+          .parameters_at = tiers_of(unit).parameters,
+          .states_at = tiers_of(unit).optimizer,
+          .split = config.split_master_weights && dtype == at::kBFloat16 &&
+                   parameters[first].requires_grad()};
+}
+
+void Engine::Impl::check_split() const {
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    const auto form = form_of(u);
+    if (!form.split || form.states_at == Tier::disk || form.states_at == form.parameters_at)
+      continue;
+    throw ConfigError(
+        "bf16.split_master_weights needs each parameter and its optimizer states in the same "
+        "place, "
+        "or the states on disk, since the parameter is half of its master weight. Give "
+        "offload_param.device and offload_optimizer.device the same value (with ratio 1 and "
+        "max_in_cpu 0), or switch split_master_weights off.");
+  }
 }
 
 std::optional<at::ScalarType> Engine::Impl::gradient_on_disk(int64_t unit) const {
@@ -285,12 +310,8 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
     const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto states = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
     units.push_back(OptimizerStore::arrays_on_disk(
-        owned_range(u).size(), unit_dtypes[static_cast<size_t>(u)],
-        parameters[first].requires_grad(), static_cast<int64_t>(states),
-        {.parameters = tiers_of(u).parameters == Tier::disk,
-         .optimizer = tiers_of(u).optimizer == Tier::disk,
-         .gradients = gradient_on_disk(u),
-         .doubled = hides()}));
+        owned_range(u).size(), form_of(u), parameters[first].requires_grad(),
+        static_cast<int64_t>(states), {.gradients = gradient_on_disk(u), .doubled = hides()}));
   }
   const StateStream::Options options{
       .folders = config.nvme_folders(),
@@ -351,13 +372,9 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .slice_bytes = config.unit_bytes / group->size()});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    units.push_back(
-        {.owned = trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
-         .dtype = store->dtype(u),
-         .parameters = store->on_disk(u) ? at::Tensor() : store->owned(u),
-         .parameters_at = tiers_of(u).parameters,
-         .states_at = tiers_of(u).optimizer,
-         .gradient_on_disk = gradient_on_disk(u)});
+    units.push_back({form_of(u),
+                     trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
+                     store->on_disk(u) ? at::Tensor() : store->owned(u), gradient_on_disk(u)});
   }
   optimizer =
       std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
@@ -370,7 +387,7 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
     if (parameter.requires_grad() && optimizer->own_master(u)) optimizer->set_master(i, original);
-    if (parameter.scalar_type() != dtype) parameter.set_data(parameter.detach().to(dtype));
+    if (parameter.scalar_type() != dtype) parameter.set_data(optimizer->narrowed(u, parameter));
     store->take(i, parameter);
   }
   if (config.bf16) {

@@ -52,6 +52,9 @@ struct Engine::Impl {
     Tier optimizer = Tier::device;
   };
   void choose_tiers_of_units();
+  /// Throws ConfigError where master weights cannot be split.
+  void check_split() const;
+  StateForm form_of(int64_t unit) const;
   const Tiers& tiers_of(int64_t unit) const { return tiers[static_cast<size_t>(unit)]; }
   /// The dtype of a unit's gradients on disk; none where they are in memory.
   std::optional<at::ScalarType> gradient_on_disk(int64_t unit) const;

@@ -1,5 +1,6 @@
 #include "zero/engine/optimizer_store.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/where.h>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/host_memory.h"
+#include "zero/engine/flat.h"
 
 namespace zero {
 
@@ -31,17 +33,21 @@ Category buffers_at(Tier tier) {
 
 }  // namespace
 
-StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, at::ScalarType dtype,
+StateStream::Unit OptimizerStore::arrays_on_disk(int64_t numel, const StateForm& form,
                                                  bool trainable, int64_t states,
                                                  const OnDisk& on_disk) {
   StateStream::Unit unit{.numel = numel, .arrays = {}, .updated = trainable};
-  const bool own_master = trainable && dtype != at::kFloat;
+  const bool own_master = trainable && form.own_master();
   const bool doubled = trainable && on_disk.doubled;
-  if (on_disk.parameters)
-    unit.arrays.push_back({.dtype = dtype, .read = !own_master, .doubled = doubled});
+  if (form.parameters_at == Tier::disk) {
+    unit.arrays.push_back(
+        {.dtype = form.dtype, .read = !own_master || form.split, .doubled = doubled});
+  }
   if (!trainable) return unit;
-  for (int64_t i = 0; on_disk.optimizer && i < states + (own_master ? 1 : 0); ++i)
-    unit.arrays.push_back({.dtype = at::kFloat});
+  if (form.states_at == Tier::disk) {
+    if (own_master) unit.arrays.push_back({.dtype = form.master_dtype()});
+    for (int64_t i = 0; i < states; ++i) unit.arrays.push_back({.dtype = at::kFloat});
+  }
   if (on_disk.gradients)
     unit.arrays.push_back({.dtype = *on_disk.gradients, .write = false, .doubled = doubled});
   return unit;
@@ -78,14 +84,14 @@ OptimizerStore::OptimizerStore(const partition::Layout& layout, std::vector<Grou
     }
     if (unit(u).states_on_disk()) continue;
     // Parameters and gradients have colour 0.
-    const auto zeros = [&](int64_t colour) {
+    const auto zeros = [&](at::ScalarType of, int64_t colour) {
       return host_zeros(
-          numel, at::kFloat, ledger,
+          numel, of, ledger,
           unit(u).states_at == Tier::host ? Category::host_optimizer : Category::optimizer, colour);
     };
     const auto names = static_cast<int64_t>(array_names(u).size());
-    if (own_master(u)) arrays.master = zeros(names);
-    for (int64_t i = 1; i < names; ++i) arrays.states.push_back(zeros(i));
+    if (own_master(u)) arrays.master = zeros(unit(u).master_dtype(), names);
+    for (int64_t i = 1; i < names; ++i) arrays.states.push_back(zeros(at::kFloat, i));
   }
   if (staged_bytes > 0)
     staging_ = host_zeros(staged_bytes, at::kByte, ledger, buffers_at(staged_at));
@@ -119,23 +125,69 @@ at::Tensor OptimizerStore::array(int64_t unit, std::string_view name) const {
   const auto names = array_names(unit);
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) return {};
+  if (found == names.begin() && this->unit(unit).split) return joined(unit);
   if (const auto place = place_on_disk(unit, name); place >= 0) return disk_->read(unit, place);
   const auto& arrays = arrays_[static_cast<size_t>(unit)];
   return found == names.begin() ? arrays.master
                                 : arrays.states[static_cast<size_t>(found - names.begin() - 1)];
 }
 
+namespace {
+
+uint16_t* halves_of(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
+
+}  // namespace
+
+at::Tensor OptimizerStore::joined(int64_t unit) const {
+  const auto& u = this->unit(unit);
+  const auto place = place_on_disk(unit, 0);
+  const auto lower =
+      place >= 0 ? disk_->read(unit, place) : arrays_[static_cast<size_t>(unit)].master;
+  const auto upper = u.parameters_on_disk() ? disk_->read(unit, 0) : u.parameters;
+  auto values = at::empty({u.owned.size()}, at::kFloat);
+  optim::join(halves_of(upper), halves_of(lower), values.mutable_data_ptr<float>(), values.numel());
+  return values;
+}
+
+void OptimizerStore::put_halves(int64_t unit, int64_t begin, const at::Tensor& values) {
+  const auto& u = this->unit(unit);
+  const int64_t numel = values.numel();
+  const auto whole = values.to(at::kFloat).contiguous();
+  const auto place = place_on_disk(unit, 0);
+  const auto lower = place >= 0 ? at::empty({numel}, at::kShort)
+                                : arrays_[static_cast<size_t>(unit)].master.narrow(0, begin, numel);
+  const auto upper =
+      u.parameters_on_disk() ? at::empty({numel}, u.dtype) : u.parameters.narrow(0, begin, numel);
+  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), numel);
+  if (place >= 0) disk_->write(unit, place, begin, lower);
+  if (u.parameters_on_disk()) disk_->write(unit, 0, begin, upper);
+}
+
 void OptimizerStore::put(int64_t unit, std::string_view name, const at::Tensor& values) {
+  if (name == "master" && this->unit(unit).split) {
+    put_halves(unit, 0, values);
+    return;
+  }
   if (const auto place = place_on_disk(unit, name); place >= 0)
     disk_->write(unit, place, 0, values);
 }
 
 void OptimizerStore::replace(int64_t unit, std::string_view name, const at::Tensor& values) {
-  if (place_on_disk(unit, name) >= 0) {
+  if (place_on_disk(unit, name) >= 0 || (name == "master" && this->unit(unit).split)) {
     put(unit, name, values);
   } else {
     array(unit, name).copy_(values);
   }
+}
+
+at::Tensor OptimizerStore::narrowed(int64_t unit, const at::Tensor& parameter) const {
+  auto made = parameter.detach().to(this->unit(unit).dtype);
+  if (this->unit(unit).split) {
+    const auto values = flat_view(parameter);
+    optim::split(values.const_data_ptr<float>(), halves_of(flat_view(made)), nullptr,
+                 values.numel());
+  }
+  return made;
 }
 
 void OptimizerStore::set_master(int64_t parameter, const at::Tensor& values) {
@@ -146,7 +198,9 @@ void OptimizerStore::set_master(int64_t parameter, const at::Tensor& values) {
   if (mine.empty()) return;
   const auto part = values.narrow(0, mine.begin - segment.offset, mine.size());
   const int64_t begin = mine.begin - unit.owned.begin;
-  if (const auto place = place_on_disk(u, "master"); place >= 0) {
+  if (unit.split) {
+    put_halves(u, begin, part);
+  } else if (const auto place = place_on_disk(u, "master"); place >= 0) {
     disk_->write(u, place, begin, part.to(at::kFloat));
   } else {
     array(u, "master").narrow(0, begin, mine.size()).copy_(part);
@@ -158,8 +212,17 @@ void OptimizerStore::refresh_master(int64_t parameter) {
   const auto& unit = units_[static_cast<size_t>(u)];
   const auto mine = intersect(layout_.segment_of(parameter).range(), unit.owned);
   if (mine.empty() || !own_master(u)) return;
+  const int64_t begin = mine.begin - unit.owned.begin;
   const auto parameters = unit.parameters_on_disk() ? disk_->read(u, 0) : unit.parameters;
-  auto written = parameters.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  auto written = parameters.narrow(0, begin, mine.size());
+  if (unit.split) {
+    const auto place = place_on_disk(u, 0);
+    const auto all = place >= 0 ? disk_->read(u, place) : arrays_[static_cast<size_t>(u)].master;
+    const auto lower = all.narrow(0, begin, mine.size());
+    optim::fit_lower(halves_of(written), halves_of(lower), mine.size());
+    if (place >= 0) disk_->write(u, place, begin, lower);
+    return;
+  }
   if (unit.crosses()) {
     const auto here = at::empty_like(written);
     link_.copy(here.data_ptr(), unit.states_at, written.const_data_ptr(), unit.parameters_at,
@@ -167,7 +230,7 @@ void OptimizerStore::refresh_master(int64_t parameter) {
     written = here;
   }
   const auto whole = array(u, "master");
-  auto master = whole.narrow(0, mine.begin - unit.owned.begin, mine.size());
+  auto master = whole.narrow(0, begin, mine.size());
   master.copy_(
       at::where(master.to(written.scalar_type()) == written, master, written.to(at::kFloat)));
   put(u, "master", whole);
@@ -241,7 +304,8 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
 
   const bool hides = arrays.hidden.defined();
   const bool own = own_master(unit);
-  if (hides && !own) {
+  const bool split = target.split;
+  if (hides && (!own || split)) {
     link_.copy(arrays.hidden.data_ptr(), target.updated_at(), target.parameters.const_data_ptr(),
                target.parameters_at, static_cast<int64_t>(target.parameters.nbytes()));
   }
@@ -255,17 +319,17 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       target.gradient_on_disk ? *target.gradient_on_disk : gradient.scalar_type();
   const auto names = static_cast<int64_t>(array_names(unit).size());
   const auto apply = [&](const StateStream::Block& block) {
-    // The fp32 array `index` of array_names from element `begin` on.
-    const auto values = [&](int64_t index, int64_t begin) {
+    // The array `index` of array_names from element `begin` on.
+    const auto values = [&](int64_t index, int64_t begin) -> void* {
+      const auto dtype = index == 0 ? target.master_dtype() : at::kFloat;
+      const auto offset = (begin - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
       if (const auto place = place_on_disk(unit, index); place >= 0)
-        return reinterpret_cast<float*>(block.arrays[static_cast<size_t>(place)]) +
-               (begin - block.begin);
-      if (index == 0 && !own && staged)
-        return reinterpret_cast<float*>(staging_.data_ptr()) + (begin - block.begin);
+        return block.arrays[static_cast<size_t>(place)] + offset;
+      if (index == 0 && !own && staged) return at_byte(staging_, offset);
       const auto& array = index > 0 ? arrays.states[static_cast<size_t>(index - 1)]
                           : own     ? arrays.master
                                     : in_memory;
-      return array.mutable_data_ptr<float>() + begin;
+      return at_byte(array, begin);
     };
     const auto parameters = [&](int64_t begin) -> void* {
       if (staged) return at_byte(staging_, (begin - block.begin) * element_bytes);
@@ -281,12 +345,12 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
     for (const auto& run : runs)
       updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
     const int64_t block_bytes = (block.end - block.begin) * element_bytes;
-    const bool rounds = own && target.dtype != at::kFloat;
+    const bool narrows = own && target.dtype != at::kFloat;
     if (staged && !own) {
       link_.copy(parameters(block.begin), target.updated_at(),
                  at_byte(target.parameters, block.begin), target.parameters_at, block_bytes);
     }
-    if (rounds && (target.parameters_on_disk() || hides || staged) &&
+    if (narrows && !split && (target.parameters_on_disk() || hides || staged) &&
         updated < block.end - block.begin) {
       // What is not updated is written all the same: it is the rounded master.
       const auto all = [&](void* data, at::ScalarType dtype) {
@@ -298,12 +362,16 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
       optim::Range range{.numel = mine.size(),
-                         .master = values(0, mine.begin),
                          .gradient = gradients(mine.begin),
                          .gradient_dtype = gradient_dtype};
+      if (split) {
+        range.lower = static_cast<uint16_t*>(values(0, mine.begin));
+      } else {
+        range.master = static_cast<float*>(values(0, mine.begin));
+      }
       for (int64_t i = 1; i < names; ++i)
-        range.state[static_cast<size_t>(i - 1)] = values(i, mine.begin);
-      if (rounds) {
+        range.state[static_cast<size_t>(i - 1)] = static_cast<float*>(values(i, mine.begin));
+      if (narrows) {
         range.parameter = parameters(mine.begin);
         range.parameter_dtype = target.dtype;
       }

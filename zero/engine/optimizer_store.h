@@ -25,11 +25,28 @@
 
 namespace zero {
 
-/// Master weights lie apart from parameters of this dtype: where these are of low precision, or
-/// would have to cross from the device to the host for an update.
-constexpr bool own_master(at::ScalarType dtype, Tier parameters, Tier states) {
-  return dtype != at::kFloat || (parameters == Tier::device && states == Tier::host);
-}
+/// Where a unit's parameters and states are, and how.
+struct StateForm {
+  at::ScalarType dtype = at::kFloat;  ///< of the parameters
+  Tier parameters_at = Tier::device;
+  Tier states_at = Tier::device;  ///< master weights too
+  /// Of bf16 parameters only the lower halves of master weights are kept: Note [Split master
+  /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
+  /// states on disk.
+  bool split = false;
+
+  /// Master weights, or their lower halves, lie apart from the parameters: where these are of low
+  /// precision, or would have to cross from the device to the host for an update.
+  bool own_master() const {
+    return dtype != at::kFloat || (parameters_at == Tier::device && states_at == Tier::host);
+  }
+  at::ScalarType master_dtype() const { return split ? at::kShort : at::kFloat; }
+  /// Bytes an element of master weights and `states` optimizer states.
+  int64_t optimizer_bytes(int64_t states) const {
+    const auto master = static_cast<int64_t>(c10::elementSize(master_dtype()));
+    return 4 * states + (own_master() ? master : 0);
+  }
+};
 
 class OptimizerStore {
  public:
@@ -40,12 +57,9 @@ class OptimizerStore {
   };
   /// What a unit needs to be updated. fp32 parameters are the master weights themselves, unless
   /// they are on the device and the states on the host.
-  struct Unit {
+  struct Unit : StateForm {
     partition::Range owned;
-    at::ScalarType dtype = at::kFloat;
     at::Tensor parameters;  ///< owned elements; undefined on disk
-    Tier parameters_at = Tier::device;
-    Tier states_at = Tier::device;  ///< master weights too
     /// Of gradients on disk, which `update` is given none of.
     std::optional<at::ScalarType> gradient_on_disk = {};
     bool parameters_on_disk() const { return parameters_at == Tier::disk; }
@@ -56,21 +70,18 @@ class OptimizerStore {
     }
     /// Where the update makes new parameters.
     Tier updated_at() const { return states_on_disk() ? parameters_at : states_at; }
-    bool own_master() const { return zero::own_master(dtype, parameters_at, states_at); }
     /// fp32 master weights that are the new parameters themselves, for the device to copy.
     bool copies_master() const { return own_master() && dtype == at::kFloat; }
   };
 
-  /// What of a unit lies on disk.
+  /// What of a unit lies on disk besides what its form says.
   struct OnDisk {
-    bool parameters = false;
-    bool optimizer = false;  ///< master weights and states
     std::optional<at::ScalarType> gradients = {};
     bool doubled = false;  ///< the update runs beside the next pass
   };
   /// A unit's arrays in the order of the file: parameters first, gradients last. `trainable`: it
   /// has gradients, master weights and `states` optimizer states.
-  static StateStream::Unit arrays_on_disk(int64_t numel, at::ScalarType dtype, bool trainable,
+  static StateStream::Unit arrays_on_disk(int64_t numel, const StateForm& form, bool trainable,
                                           int64_t states, const OnDisk& on_disk);
 
   /// `group_of` has an entry a parameter; `units` one a unit, with empty `owned` for frozen ones.
@@ -81,12 +92,14 @@ class OptimizerStore {
                  const std::shared_ptr<Ledger>& ledger, HostLink& link, StateStream* disk,
                  bool hides);
 
-  /// Sets the master weights of the owned elements of `parameter` from its full fp32 values in
-  /// storage order.
+  /// A parameter of the unit as its dtype has it, rounded as the update rounds it.
+  at::Tensor narrowed(int64_t unit, const at::Tensor& parameter) const;
+  /// Sets the master weights of the owned elements of `parameter` from its full values in storage
+  /// order; where they are split, the parameters too.
   void set_master(int64_t parameter, const at::Tensor& values);
   /// After something else wrote the owned (low-precision) parameters: where the master no longer
   /// rounds to the parameter, takes the parameter. Elements that were not written keep the master's
-  /// extra bits. No-op for fp32.
+  /// extra bits; where it is split, others too. No-op for fp32.
   void refresh_master(int64_t parameter);
 
   /// The next updates use the learning rates of now.
@@ -109,7 +122,8 @@ class OptimizerStore {
   HostTraffic host_bytes(int64_t unit) const;
 
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
-  /// Undefined if the unit has none. A copy where it lives on disk: after changes call `put`.
+  /// Undefined if the unit has none. A copy where it lives on disk or in halves: after changes call
+  /// `put`.
   at::Tensor array(int64_t unit, std::string_view name) const;
   /// Puts what `array` gave, and the caller has changed, in its place.
   void put(int64_t unit, std::string_view name, const at::Tensor& values);
@@ -132,11 +146,15 @@ class OptimizerStore {
 
  private:
   struct Arrays {
-    at::Tensor master;  // shares the parameters' memory if it is not its own; undefined on disk
+    at::Tensor master;  // of master_dtype; shares the parameters' memory if it is not its own;
+                        // undefined on disk
     std::vector<at::Tensor> states;  // empty on disk
     at::Tensor hidden;  // where the update leaves new parameters until `reveal`; undefined where it
                         // leaves them in their place, on disk, or in fp32 master weights apart
   };
+  // Master weights in halves, of elements [begin, begin + numel) of those owned.
+  at::Tensor joined(int64_t unit) const;
+  void put_halves(int64_t unit, int64_t begin, const at::Tensor& values);
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
   // Of array_names[index]: its number among the unit's arrays on disk, or -1.
   int64_t place_on_disk(int64_t unit, int64_t index) const;

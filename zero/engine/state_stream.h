@@ -9,11 +9,11 @@
 // after it are read and the ones before it are written back. After the last block of a step the
 // first ones of the next are read already (unless gradients, which are not there yet, lie on disk
 // too, or the order of the updates is not known so early). A block is read once and written once in
-// a step in which its unit is updated (low-precision parameters are only written: they are the
-// rounded master); the number and size of the buffers do not depend on the model. Results are those
-// of states in memory, bit for bit. A block is updated in parts that fit into a core's cache, whose
-// pages are checked just before and counted again just after: checksums cost no way to memory of
-// their own.
+// a step in which its unit is updated (low-precision parameters are only written, where they are
+// the rounded master); the number and size of the buffers do not depend on the model. Results are
+// those of states in memory, bit for bit. A block is updated in parts that fit into a core's cache,
+// whose pages are checked just before and counted again just after: checksums cost no way to memory
+// of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

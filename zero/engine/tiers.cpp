@@ -33,14 +33,14 @@ double work_of_step(const Config& config, const StepSize& size) {
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.bf16 ? 2 : 4;
-  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size() +
-                      (config.bf16 ? 1 : 0);
+  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size();
+  const int64_t master_bytes = !config.bf16 ? 0 : config.split_master_weights ? 2 : 4;
   auto states =
       partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
                               static_cast<double>(parameters), ranks,
                               {.parameter = dtype_bytes,
                                .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
-                               .optimizer = 4 * static_cast<int64_t>(arrays)});
+                               .optimizer = master_bytes + 4 * static_cast<int64_t>(arrays)});
   if (config.offload_param.device == OffloadDevice::nvme) states.parameters = 0;
   if ((optimizer.on_disk_with_gradients() || config.update_in_backward) && config.stage >= 2)
     states.gradients = 0;

@@ -129,6 +129,57 @@ HWY_INLINE void store(Streamed<Narrow>, D d, hn::Vec<D> value, uint16_t* to) {
 template <class D>
 HWY_INLINE void store(Absent, D, hn::Vec<D>, uint16_t*) {}
 
+/// Master weights: fp32 numbers, and their `Narrow` copies (or none), which are written only.
+template <class Narrow>
+struct Whole {
+  using Stored = float;
+  using Parameter = typename Narrow::Stored;
+  static constexpr bool kReadsParameter = false;
+};
+/// The lower halves of master weights; the bf16 parameters are the upper ones. See Note [Split
+/// master weights] in halves.h.
+struct Split {
+  using Stored = uint16_t;
+  using Parameter = uint16_t;
+  static constexpr bool kReadsParameter = true;
+};
+
+template <class Narrow, class D>
+HWY_INLINE hn::Vec<D> load(Whole<Narrow>, D d, const float* master, const void* /*parameter*/) {
+  return hn::LoadU(d, master);
+}
+
+template <class Narrow, class D>
+HWY_INLINE void store(Whole<Narrow>, D d, hn::Vec<D> value, float* master,
+                      typename Narrow::Stored* parameter) {
+  hn::StoreU(value, d, master);
+  store(Narrow(), d, value, parameter);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(Split, D d, const uint16_t* lower, const uint16_t* upper) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<int16_t, D> di16;
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto rest = hn::PromoteTo(di, hn::BitCast(di16, hn::LoadU(d16, lower)));
+  const auto high = hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, upper)));
+  return hn::BitCast(d, hn::Add(high, hn::BitCast(du, rest)));
+}
+
+template <class D>
+HWY_INLINE void store(Split, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* lower,
+                      uint16_t* upper) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint32_t, D> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(du, 0x8000)));
+  const auto low = hn::And(bits, hn::Set(du, 0xFFFF));
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, low)), d16, lower);
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, upper);
+}
+
 /// A padded copy of the last `count` elements of an array, for the vector code to run on; write()
 /// puts them back.
 template <class T>

@@ -1,5 +1,6 @@
 #include "zero/optim/optimizer.h"
 
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
+#include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
 #include "zero/optim/scalars.h"
 
@@ -20,12 +22,10 @@ constexpr int64_t kBlock = 1024;
 /// Fewer blocks than this are not worth another thread.
 constexpr int64_t kGrain = 32;
 
-int64_t blocks_of(int64_t numel, int64_t block) { return (numel + block - 1) / block; }
-
 /// Calls pass(begin, end) on LibTorch's intra-op threads, for ranges that cover [0, numel).
 template <class Pass>
 void in_parallel(int64_t numel, const Pass& pass) {
-  parallel_for(0, blocks_of(numel, kBlock), kGrain, [&](int64_t first, int64_t last) {
+  parallel_for(0, at::ceil_div(numel, kBlock), kGrain, [&](int64_t first, int64_t last) {
     pass(first * kBlock, std::min(last * kBlock, numel));
   });
 }
@@ -38,8 +38,15 @@ void check_range(const Optimizer& optimizer, const Range& range) {
         "the low-precision copy of a parameter has dtype {}, but it may be BFloat16 or Half",
         c10::toString(range.parameter_dtype)));
   }
+  if (range.lower && range.parameter_dtype != c10::ScalarType::BFloat16) {
+    throw ConfigError(fmt::format(
+        "the upper halves of split master weights have dtype {}, but they must be BFloat16",
+        c10::toString(range.parameter_dtype)));
+  }
   if (range.numel == 0) return;
-  ensure(range.numel > 0 && range.master && range.gradient, "a range has weights and a gradient");
+  ensure(range.numel > 0 && range.gradient, "a range has elements and a gradient");
+  ensure((range.master != nullptr) != (range.lower != nullptr && range.parameter != nullptr),
+         "a range has master weights, whole or in two halves");
   const auto states = state_names(optimizer).size();
   for (size_t i = 0; i < 2; ++i) {
     ensure((range.state[i] != nullptr) == (i < states), "a range has its optimizer's states");
@@ -144,11 +151,33 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
   std::visit([&](const auto& o) { run(o, step, lr, gradient_scale, range); }, optimizer);
 }
 
+void split(const float* values, uint16_t* upper, uint16_t* lower, int64_t numel) {
+  in_parallel(numel, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto halves = split(values[i]);
+      upper[i] = halves.upper;
+      if (lower) lower[i] = halves.lower;
+    }
+  });
+}
+
+void join(const uint16_t* upper, const uint16_t* lower, float* values, int64_t numel) {
+  in_parallel(numel, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) values[i] = join({upper[i], lower[i]});
+  });
+}
+
+void fit_lower(const uint16_t* upper, uint16_t* lower, int64_t numel) {
+  in_parallel(numel, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) lower[i] = lower_beside_written({upper[i], lower[i]});
+  });
+}
+
 SquaredNorm squared_norm(const void* values, c10::ScalarType dtype, int64_t numel) {
   check_dtype(dtype, "array of a norm");
   // The blocks' sums are kept in a fixed number of places, so that no memory is allocated.
   std::array<double, 2048> sums;
-  const int64_t blocks = blocks_of(numel, kernels::kNormBlock);
+  const int64_t blocks = at::ceil_div(numel, kernels::kNormBlock);
   double sum = 0;
   for (int64_t done = 0; done < blocks;) {
     const int64_t batch = std::min<int64_t>(blocks - done, sums.size());

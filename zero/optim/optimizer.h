@@ -49,13 +49,15 @@ std::vector<std::string_view> state_names(const Optimizer& optimizer);
 /// overlap another.
 struct Range {
   int64_t numel = 0;
-  float* master = nullptr;               ///< fp32 weights, updated in place
+  float* master = nullptr;    ///< fp32 weights, updated in place; null if `lower` is set
+  uint16_t* lower = nullptr;  ///< their lower halves: Note [Split master weights] in halves.h
   float* state[2] = {nullptr, nullptr};  ///< as state_names() orders them
   const void* gradient = nullptr;        ///< of `gradient_dtype`: Float, BFloat16 or Half
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;
-  void* parameter = nullptr;  ///< null (the master is the parameter), or the low-precision copy
+  void* parameter = nullptr;  ///< null (the master is the parameter), or the low-precision copy;
+                              ///< with `lower` the upper halves, updated in place
   c10::ScalarType parameter_dtype =
-      c10::ScalarType::Float;  ///< BFloat16 or Half when `parameter` is set
+      c10::ScalarType::Float;  ///< BFloat16 or Half when `parameter` is set; BFloat16 with `lower`
 };
 
 /// Throws ConfigError naming the first hyper-parameter of `optimizer` that cannot be used (a
@@ -68,7 +70,14 @@ void check(const Optimizer& optimizer);
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range);
 
-/// The same in plain loops, one element at a time: what `update` is tested against.
+/// Splits `numel` fp32 values (`lower` may be null), and puts them together again: Note [Split
+/// master weights]. On LibTorch's intra-op threads.
+void split(const float* values, uint16_t* upper, uint16_t* lower, int64_t numel);
+void join(const uint16_t* upper, const uint16_t* lower, float* values, int64_t numel);
+/// Sets to 0 what is left over beside upper halves that something else has written.
+void fit_lower(const uint16_t* upper, uint16_t* lower, int64_t numel);
+
+/// The same as `update` in plain loops, one element at a time: what it is tested against.
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                       const Range& range);
 

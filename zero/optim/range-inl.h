@@ -18,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-/// Calls f(type, type) with those of a range's gradient and parameter, from element `begin` on.
+/// Calls f(type, type) with those of a range's gradient and weights, from element `begin` on.
 template <class F>
 void with_types(const Range& range, int64_t begin, const F& f) {
   const auto parameter =
@@ -27,14 +27,26 @@ void with_types(const Range& range, int64_t begin, const F& f) {
   const bool streamed =
       HWY_MAX_BYTES >= 32 && range.numel * 2 >= kStreamedBytes && parameter % (2 * kMaxLanes) == 0;
   const auto with_gradient = [&](auto gradient) {
-    if (!range.parameter) return f(gradient, Absent());
-    if (range.parameter_dtype == c10::ScalarType::BFloat16)
-      return streamed ? f(gradient, Streamed<Bf16>()) : f(gradient, Bf16());
-    return streamed ? f(gradient, Streamed<Fp16>()) : f(gradient, Fp16());
+    if (range.lower) return f(gradient, Split());
+    if (!range.parameter) return f(gradient, Whole<Absent>());
+    const bool bf16 = range.parameter_dtype == c10::ScalarType::BFloat16;
+    if (!streamed) return bf16 ? f(gradient, Whole<Bf16>()) : f(gradient, Whole<Fp16>());
+    bf16 ? f(gradient, Whole<Streamed<Bf16>>()) : f(gradient, Whole<Streamed<Fp16>>());
+    hwy::FlushStream();
   };
   if (range.gradient_dtype == c10::ScalarType::Float) return with_gradient(Fp32());
   if (range.gradient_dtype == c10::ScalarType::BFloat16) return with_gradient(Bf16());
   return with_gradient(Fp16());
+}
+
+/// Of the master weights of a range as `Weights` stores them.
+template <class Weights>
+typename Weights::Stored* master_of(const Range& range) {
+  if constexpr (Weights::kReadsParameter) {
+    return range.lower;
+  } else {
+    return range.master;
+  }
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE

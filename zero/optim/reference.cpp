@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/scalars.h"
@@ -21,12 +22,24 @@ float element(const void* values, c10::ScalarType dtype, int64_t i) {
   return static_cast<const c10::Half*>(values)[i];
 }
 
-void write_parameter(const Range& range, int64_t i) {
+float weight(const Range& range, int64_t i) {
+  if (!range.lower) return range.master[i];
+  return join({static_cast<const uint16_t*>(range.parameter)[i], range.lower[i]});
+}
+
+void set_weight(const Range& range, int64_t i, float value) {
+  if (range.lower) {
+    const auto halves = split(value);
+    static_cast<uint16_t*>(range.parameter)[i] = halves.upper;
+    range.lower[i] = halves.lower;
+    return;
+  }
+  range.master[i] = value;
   if (!range.parameter) return;
   if (range.parameter_dtype == c10::ScalarType::BFloat16) {
-    static_cast<c10::BFloat16*>(range.parameter)[i] = range.master[i];
+    static_cast<c10::BFloat16*>(range.parameter)[i] = value;
   } else {
-    static_cast<c10::Half*>(range.parameter)[i] = range.master[i];
+    static_cast<c10::Half*>(range.parameter)[i] = value;
   }
 }
 
@@ -34,7 +47,7 @@ void run(const AdamW& optimizer, int64_t step, double lr, double gradient_scale,
          const Range& range) {
   const auto s = scalars(optimizer, step, lr, gradient_scale);
   for (int64_t i = 0; i < range.numel; ++i) {
-    float& p = range.master[i];
+    float p = weight(range, i);
     float& m = range.state[0][i];
     float& v = range.state[1][i];
     float g = element(range.gradient, range.gradient_dtype, i) * s.gradient_scale;
@@ -43,14 +56,14 @@ void run(const AdamW& optimizer, int64_t step, double lr, double gradient_scale,
     v = s.beta2 * v + s.one_minus_beta2 * g * g;
     p *= s.decay;
     p += s.negative_step_size * m / (std::sqrt(v) * s.inverse_root_correction2 + s.eps);
-    write_parameter(range, i);
+    set_weight(range, i, p);
   }
 }
 
 void run(const Sgd& optimizer, int64_t step, double lr, double gradient_scale, const Range& range) {
   const auto s = scalars(optimizer, step, lr, gradient_scale);
   for (int64_t i = 0; i < range.numel; ++i) {
-    float& p = range.master[i];
+    float p = weight(range, i);
     float g = element(range.gradient, range.gradient_dtype, i) * s.gradient_scale;
     if (s.l2 != 0) g += s.l2 * p;
     if (range.state[0]) {
@@ -59,7 +72,7 @@ void run(const Sgd& optimizer, int64_t step, double lr, double gradient_scale, c
       g = s.nesterov ? g + s.momentum * buffer : buffer;
     }
     p += s.negative_lr * g;
-    write_parameter(range, i);
+    set_weight(range, i, p);
   }
 }
 
