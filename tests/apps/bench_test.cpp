@@ -171,6 +171,7 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
                                              {"triad, stores past the caches", 3 * 4},
                                              {"AdamW, fp32", 3 * 8 + 4},
                                              {"AdamW, bf16", 3 * 8 + 2 + 2},
+                                             {"AdamW, bf16, split", 2 * 8 + 2 * 4 + 2},
                                              {"SGD with momentum, fp32", 2 * 8 + 4}};
   std::map<std::string, int> seen;
   for (const auto& r : json["results"]) {
@@ -183,7 +184,7 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
       EXPECT_EQ(r["bytes_per_element"], found->second) << name;
     }
   }
-  EXPECT_EQ(seen.size(), 11u);
+  EXPECT_EQ(seen.size(), 12u);
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 
