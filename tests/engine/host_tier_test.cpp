@@ -407,10 +407,10 @@ TEST(DeviceMemory, StatesThatExceedItAreRefusedOnEveryRankWithTheNextCheaperChoi
 TEST(DeviceMemory, WhatIsAdvisedFitsAndTrainsWithTheSameBitsWithinTheCap) {
   install_host_allocator();
   const auto train_at = [&](Config c, int64_t cap) {
+    c.device_memory = cap;
     std::vector<at::Tensor> result;
     run_as_threads(2, [&](auto group) {
       auto net = std::make_shared<Wide>();
-      c.device_memory = cap;
       Engine engine(net, AdamW{}, c, group);
       for (int i = 0; i < 4; ++i) step_on_rows(engine, *net, 2);
       if (cap > 0) {
