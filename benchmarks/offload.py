@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=1 << 20, help="bytes of a transfer, of fio and of libzero's default [1048576]")
     parser.add_argument("--depth", type=int, default=32, help="transfers under way [32]")
     parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
-    parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word")
+    parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word, after =")
     options = parser.parse_args()
     fio.require()
     results: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways.split(",")}

@@ -124,7 +124,7 @@ class Comparison:
         o = self.options
         return [o.zero, "train", "--model", o.model, *self.common(out, steps), "--overwrite", "--nproc", ranks, "--stage", stage,
                 "--lr", lr, "--min-lr", lr, "--warmup", 0, "--schedule", "constant", "--threads", 1, "--eval-batches", 0,
-                "--sample-tokens", 0, *o.zero_options]
+                "--sample-tokens", 0]
 
     def make_weights(self) -> None:
         """A step at the rate 0 in fp32 leaves the initial weights as they are, and writes them."""
@@ -152,7 +152,7 @@ class Comparison:
                              for rank in range(ranks)]
             else:
                 stage = 0 if alone else int(name.split()[-1])
-                processes = [self.start(self.zero_command(out, steps, ranks, stage, LEARNING_RATE), self.environment, out, 0)]
+                processes = [self.start([*self.zero_command(out, steps, ranks, stage, LEARNING_RATE), *o.zero_options], self.environment, out, 0)]
             jobs.append(Job(processes, out / "log.jsonl", ranks))
         return jobs
 
@@ -317,7 +317,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--allocator", choices=("tcmalloc", "glibc"), default="tcmalloc", help="of the peers [tcmalloc]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--zero", type=Path, default=ROOT / "build/release/zero", help="the program [build/release/zero]")
-    parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word")
+    parser.add_argument("--zero-options", type=str.split, default=[], help="more options of `zero train`, in one word, after =")
     parser.add_argument("--deepspeed", type=json.loads, default={}, help="JSON object over train.py's settings of zero_optimization")
     parser.add_argument("--data", type=Path, default=ROOT / "build/demo/bible", help="folder made by `zero data prepare`")
     parser.add_argument("--python", type=Path, default=CACHE / "peers/bin/python", help="that of setup.sh")
