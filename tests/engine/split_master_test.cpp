@@ -9,7 +9,6 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
-#include "zero/engine/gathered.h"
 #include "zero/optim/halves.h"
 
 namespace zero {
@@ -19,8 +18,8 @@ using comm::run_as_threads;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-Config split(int stage, int64_t accumulate = 1) {
-  auto c = config(stage, true, accumulate);
+Config split(int stage) {
+  auto c = config(stage, true);
   c.split_master_weights = true;
   return c;
 }

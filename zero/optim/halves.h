@@ -4,7 +4,7 @@
 // A bf16 number has the upper 16 bits of an fp32 number. So a bf16 parameter is half of its fp32
 // master weight, and only the other half need be kept with the optimizer states: 2 bytes a
 // parameter instead of 4, 14 instead of 16 with Adam's moments and the gradient, and the update
-// moves 2 bytes less. Split-SGD (2005.04680, section VII) cuts the lower half off; here the
+// moves 2 bytes less. Split-SGD (2005.04680) cuts the lower half off; here the
 // parameter is the master rounded to nearest, as without splitting, and the lower half is the
 // signed rest. Ties round away from zero (without splitting: to even), since the rest of a tie that
 // may go either way would take one more bit.
