@@ -33,7 +33,7 @@ install_packages() {
   say "Installing ${#missing[@]} system packages: ${missing[*]}"
   "${as_root[@]}" apt-get -qq update
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get -qq install --yes --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >/dev/null ||
+    apt-get -qq install --yes --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "${missing[@]}" >/dev/null ||
     die "apt could not install: ${missing[*]}"
 }
 

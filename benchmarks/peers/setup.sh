@@ -37,7 +37,7 @@ missing=(${missing[*]})
 if ((${#missing[@]})); then
   say "Installing ${missing[*]}" >&2
   run_as_root apt-get -qq update >&2
-  run_as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "${missing[@]}" >&2 ||
+  run_as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}" >&2 ||
     die "apt could not install: ${missing[*]}"
 fi
 
