@@ -224,27 +224,29 @@ TEST(GroupOfOne, CopiesAndCountsNoBytes) {
   EXPECT_THROW(group->reduce_scatter(at::zeros({5}, at::kInt), low), CommError);
 }
 
-TEST(Reductions, EqualThePlainSumInRankOrderBitForBit) {
-  constexpr int64_t kNumel = 3 * 70'001;
+class Reductions : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(Reductions, EqualThePlainSumInRankOrderBitForBit) {
+  const int64_t total = 3 * GetParam();
   for (const bool shared : {true, false}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       std::vector<at::Tensor> inputs;
       std::vector<const void*> pointers;
       at::manual_seed(7);
       for (int rank = 0; rank < 3; ++rank)
-        inputs.push_back(at::randn({kNumel}).mul_(1000).to(dtype));
+        inputs.push_back(at::randn({total}).mul_(1000).to(dtype));
       for (const auto& input : inputs) pointers.push_back(input.const_data_ptr());
-      auto expected = at::empty({kNumel}, dtype);
-      auto expected_wide = at::empty({kNumel});
-      sum_reference(expected.data_ptr(), dtype, pointers, dtype, kNumel);
-      sum_reference(expected_wide.data_ptr(), at::kFloat, pointers, dtype, kNumel);
+      auto expected = at::empty({total}, dtype);
+      auto expected_wide = at::empty({total});
+      sum_reference(expected.data_ptr(), dtype, pointers, dtype, total);
+      sum_reference(expected_wide.data_ptr(), at::kFloat, pointers, dtype, total);
       run_as_threads(3, [&](std::shared_ptr<Group> group) {
-        const auto n = kNumel / 3;
+        const auto n = total / 3;
         const auto rank = group->rank();
         const auto make = [&](int64_t numel, at::ScalarType type) {
           return shared ? group->empty(numel, type, Category::gradients) : at::empty({numel}, type);
         };
-        auto input = make(kNumel, dtype);
+        auto input = make(total, dtype);
         input.copy_(inputs[static_cast<size_t>(rank)]);
         auto narrow = make(n, dtype);
         group->reduce_scatter(narrow, input).wait();
@@ -252,7 +254,7 @@ TEST(Reductions, EqualThePlainSumInRankOrderBitForBit) {
         auto wide = make(n, at::kFloat);
         group->reduce_scatter(wide, input).wait();
         EXPECT_TRUE(at::equal(wide, expected_wide.narrow(0, rank * n, n)));
-        for (const int64_t numel : {kNumel, int64_t{1001}, int64_t{10}}) {  // large, small, tiny
+        for (const int64_t numel : {total, int64_t{1001}, int64_t{10}}) {  // large, small, tiny
           auto all = make(numel, dtype);
           all.copy_(inputs[static_cast<size_t>(rank)].narrow(0, 0, numel));
           group->all_reduce(all).wait();
@@ -261,6 +263,24 @@ TEST(Reductions, EqualThePlainSumInRankOrderBitForBit) {
       });
     }
   }
+}
+
+// The larger slices are added in several pieces, by whoever has time.
+INSTANTIATE_TEST_SUITE_P(Slices, Reductions, ::testing::Values(70'001, 1'400'003));
+
+// Peers cannot write what lies outside; its own rank adds that alone.
+TEST(Collectives, OfTensorsInTheArenaMayWriteOutsideIt) {
+  run_as_threads(3, [](std::shared_ptr<Group> group) {
+    constexpr int64_t kNumel = 1'400'003;
+    auto input = group->empty(3 * kNumel, at::kFloat, Category::gradients).fill_(group->rank());
+    auto output = group->rank() == 1 ? group->empty(kNumel, at::kFloat, Category::gradients)
+                                     : at::empty({kNumel});
+    for (const int first : {0, 1}) {
+      input.add_(first);
+      group->reduce_scatter(output, input).wait();
+      EXPECT_TRUE(at::equal(output, at::full({kNumel}, 3.0f + 3.0f * static_cast<float>(first))));
+    }
+  });
 }
 
 TEST(Collectives, MixTensorsInAndOutOfTheArena) {

@@ -1,15 +1,14 @@
 #include "zero/comm/memory_block.h"
 
-#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_memory.h"
 
 namespace zero::comm {
 
@@ -38,27 +37,14 @@ at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at:
 at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
                           const std::shared_ptr<Ledger>& ledger, Category category) {
   if (numel == 0) return at::empty({0}, dtype);
-  constexpr size_t kPage = 4096;
-  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   // More than there is would be granted by a system that overcommits, and end the process later.
-  std::unique_ptr<void, void (*)(void*)> data(
-      bytes > physical_memory()
-          ? nullptr
-          : std::aligned_alloc(kPage, at::round_up(static_cast<size_t>(bytes), kPage)),
-      &std::free);
-  if (data == nullptr) {
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  if (bytes > physical_memory()) {
     throw OutOfMemory(fmt::format("Cannot allocate {} for {}; this machine has {} of memory.",
                                   format_bytes(static_cast<double>(bytes)), name(category),
                                   format_bytes(static_cast<double>(physical_memory()))));
   }
-  auto charge = std::make_shared<Charge>(ledger, category, bytes);
-  return at::from_blob(
-      data.release(), {numel},
-      [charge = std::move(charge)](void* memory) mutable {
-        std::free(memory);
-        charge.reset();
-      },
-      at::TensorOptions(dtype));
+  return host_zeros(numel, dtype, ledger, category);
 }
 
 }  // namespace zero::comm

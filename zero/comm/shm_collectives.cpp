@@ -11,9 +11,16 @@
 // Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So
 // either all go on or all throw a CommError that lists who called what; no rank touches data
 // before.
+//
+// Note [Helping]
+// A reduction ends when its last slice is summed, and ranks are not equally fast: one may have to
+// share its core. So a slice is summed in pieces, each of which is claimed by whoever comes first;
+// a rank begins with its own slice, and having done that it helps the others, as far as both what
+// they read and what they write lies in the arena. Sums do not depend on who adds them.
 #include "zero/comm/shm_collectives.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,6 +31,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/streaming.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 
@@ -45,6 +53,12 @@ int64_t element_bytes(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.element_size());
 }
 
+// Of each array in a reduction of `bytes`: worth a thread, and where they can be, large enough to
+// be written past the caches.
+int64_t pieces(int64_t bytes) {
+  return bytes < kStreamedBytes ? at::ceil_div(bytes, kGrain) : bytes / kStreamedBytes;
+}
+
 // Bytes of each rank's slice that fit in half a staging buffer beside those of the other ranks'
 // slices.
 int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64 * 64); }
@@ -58,7 +72,6 @@ Collectives::Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> ar
       ledger_(std::move(ledger)),
       traffic_(std::move(traffic)),
       records_(static_cast<size_t>(peers_->size())),
-      sources_(static_cast<size_t>(peers_->size())),
       doing_([this] { return own_.describe(); }) {}
 
 void Collectives::run(Call& call) {
@@ -111,6 +124,7 @@ void Collectives::begin(Call& call) {
     own_.output_bytes = output_bytes(call);
     own_.input_dtype = static_cast<int8_t>(call.input.scalar_type());
     own_.output_dtype = static_cast<int8_t>(call.output.scalar_type());
+    own_.output_offset = arena_->mapping()->offset_of(call.output.data_ptr(), own_.output_bytes);
     const bool read_by_peers =
         own_.input_bytes > 0 && (call.op != Op::broadcast || call.root == peers_->rank());
     if (read_by_peers) {
@@ -125,6 +139,7 @@ void Collectives::begin(Call& call) {
     }
   }
   auto& slot = peers_->own();
+  slot.claimed.store(0, std::memory_order_relaxed);  // all have left the call before
   slot.calls[sequence_ % 2].store(own_);
   slot.started.store(sequence_, std::memory_order_release);
   if (staged_) stage_first(call);
@@ -192,6 +207,12 @@ const std::byte* Collectives::peer_bytes(int rank, int64_t offset_in_place, int 
   return arena_->mapping()->at(record.staging_offset + half * kHalf + offset_in_half);
 }
 
+// Of a peer; null where this rank cannot write it.
+std::byte* Collectives::output_of(int rank) const {
+  const auto offset = records_[static_cast<size_t>(rank)].output_offset;
+  return offset < 0 ? nullptr : arena_->mapping()->at(offset);
+}
+
 void Collectives::copy(void* to, const void* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   copied_ += bytes;
@@ -205,23 +226,42 @@ void Collectives::copy(void* to, const void* from, int64_t bytes) {
   });
 }
 
-void Collectives::add(const Call& call, void* output, const std::vector<const void*>& inputs,
-                      int64_t numel) {
-  if (numel == 0) return;
-  const auto input_dtype = call.input.scalar_type();
-  const auto output_dtype = call.output.scalar_type();
-  copied_ += (peers_->size() - 1) * numel * element_bytes(call.input);
-  if (numel * element_bytes(call.input) <= kGrain || at::get_num_threads() == 1) {
-    sum(output, output_dtype, inputs, input_dtype, numel);
-    return;
-  }
-  at::parallel_for(0, numel, kGrain / element_bytes(call.input), [&](int64_t first, int64_t last) {
-    std::vector<const void*> from(inputs.size());
-    for (size_t r = 0; r < inputs.size(); ++r) {
-      from[r] = static_cast<const std::byte*>(inputs[r]) + first * element_bytes(call.input);
+void Collectives::add_piece(const Call& call, const Share& share, int64_t piece) const {
+  const int64_t size = share.bytes / pieces(share.bytes) / 64 * 64;  // whole cache lines
+  const int64_t begin = piece * size;
+  const int64_t end = piece + 1 == pieces(share.bytes) ? share.bytes : begin + size;
+  c10::SmallVector<const void*, 8> inputs;
+  for (const auto* input : share.inputs) inputs.push_back(input + begin);
+  const int64_t width = element_bytes(call.input);
+  sum(share.output + begin / width * element_bytes(call.output), call.output.scalar_type(), inputs,
+      call.input.scalar_type(), (end - begin) / width);
+}
+
+void Collectives::add(const Call& call, const Share& own) {
+  copied_ += (peers_->size() - 1) * own.bytes;
+  at::parallel_for(0, pieces(own.bytes), 1, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) add_piece(call, own, piece);
+  });
+}
+
+// Note [Helping]
+void Collectives::add_together(const Call& call, const std::function<Share(int)>& share_of) {
+  const int n = peers_->size();
+  const int64_t mine = share_of(peers_->rank()).bytes;
+  copied_ += (n - 1) * mine;  // whoever does it
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), pieces(mine)), 1, [&](auto, auto) {
+    for (int i = 0; i < n; ++i) {
+      const int r = (peers_->rank() + i) % n;
+      const auto share = share_of(r);
+      if (share.output == nullptr) continue;
+      auto& slot = peers_->slot(r);
+      // One that gave up may use its memory for something else.
+      while (slot.current_state() == RankState::active) {
+        const int64_t piece = slot.claimed.fetch_add(1, std::memory_order_relaxed);
+        if (piece >= pieces(share.bytes)) break;
+        add_piece(call, share, piece);
+      }
     }
-    sum(static_cast<std::byte*>(output) + first * element_bytes(call.output), output_dtype, from,
-        input_dtype, last - first);
   });
 }
 
@@ -265,13 +305,21 @@ void Collectives::all_gather(const Call& call) {
 void Collectives::reduce_scatter(const Call& call) {
   const int n = peers_->size();
   const auto slice = own_.input_bytes / n;
-  const auto chunk = slice_chunk(n);
-  const auto step = any_staged() ? chunk : slice;
   const auto* in = bytes_of(call.input);
+  if (!any_staged()) {
+    add_together(call, [&](int owner) {
+      Share share{.output = owner == peers_->rank() ? bytes_of(call.output) : output_of(owner),
+                  .bytes = slice};
+      for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, owner * slice, 0, 0));
+      return share;
+    });
+    return;
+  }
+  const auto chunk = slice_chunk(n);
   const auto width = element_bytes(call.input);
   int half = 0;
-  for (int64_t at = 0; at < slice; at += step, half ^= 1) {
-    const auto bytes = std::min(step, slice - at);
+  for (int64_t at = 0; at < slice; at += chunk, half ^= 1) {
+    const auto bytes = std::min(chunk, slice - at);
     if (at > 0) {
       for (int r = 0; staged_ && r < n; ++r) {
         if (r != peers_->rank()) copy(staging(half) + r * chunk, in + r * slice + at, bytes);
@@ -279,12 +327,13 @@ void Collectives::reduce_scatter(const Call& call) {
       sync();
     }
     const auto mine = peers_->rank() * slice + at;
+    Share share{.output = bytes_of(call.output) + at / width * element_bytes(call.output),
+                .bytes = bytes};
     for (int r = 0; r < n; ++r) {
-      sources_[static_cast<size_t>(r)] =
-          r == peers_->rank() ? in + mine : peer_bytes(r, mine, half, peers_->rank() * chunk);
+      share.inputs.push_back(
+          r == peers_->rank() ? in + mine : peer_bytes(r, mine, half, peers_->rank() * chunk));
     }
-    add(call, bytes_of(call.output) + at / width * element_bytes(call.output), sources_,
-        bytes / width);
+    add(call, share);
   }
 }
 
@@ -293,7 +342,6 @@ void Collectives::all_reduce(const Call& call) {
   const int n = peers_->size();
   const auto total = own_.input_bytes;
   const auto step = any_staged() ? kHalf : total;
-  const auto width = element_bytes(call.input);
   auto* data = bytes_of(call.output);
   int half = 0;
   for (int64_t at = 0; at < total; at += step, half ^= 1) {
@@ -305,12 +353,20 @@ void Collectives::all_reduce(const Call& call) {
     const auto share = (bytes / n / 64 + 1) * 64;  // whole cache lines
     const auto begin_of = [&](int r) { return std::min(bytes, r * share); };
     const auto share_bytes = [&](int r) { return begin_of(r + 1) - begin_of(r); };
-    const auto mine = begin_of(peers_->rank());
-    for (int r = 0; r < n; ++r) {
-      sources_[static_cast<size_t>(r)] = peer_bytes(r, at + mine, half, mine);
-    }
     auto* own = staged_ ? staging(half) : data + at;
-    add(call, own + mine, sources_, share_bytes(peers_->rank()) / width);
+    const auto share_of = [&](int owner) {
+      const auto begin = begin_of(owner);
+      Share share{.output = owner == peers_->rank() ? own : output_of(owner),
+                  .bytes = share_bytes(owner)};
+      if (share.output != nullptr) share.output += begin;
+      for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, at + begin, half, begin));
+      return share;
+    };
+    if (any_staged()) {
+      add(call, share_of(peers_->rank()));
+    } else {
+      add_together(call, share_of);
+    }
     sync();
     for (int i = 0; i < n; ++i) {
       const int r = (peers_->rank() + i) % n;
@@ -325,9 +381,9 @@ void Collectives::all_reduce(const Call& call) {
 // Every rank sums everything: cheaper than a second round where there is little.
 void Collectives::small_all_reduce(const Call& call) {
   if (own_.input_bytes == 0) return;
-  for (int r = 0; r < peers_->size(); ++r)
-    sources_[static_cast<size_t>(r)] = peer_bytes(r, 0, 0, 0);
-  add(call, bytes_of(call.output), sources_, call.input.numel());
+  Share all{.output = bytes_of(call.output), .bytes = own_.input_bytes};
+  for (int r = 0; r < peers_->size(); ++r) all.inputs.push_back(peer_bytes(r, 0, 0, 0));
+  add(call, all);
 }
 
 void Collectives::broadcast(const Call& call) {

@@ -1,10 +1,12 @@
 // The collectives of the shared-memory group: what one rank does for each, in step with its peers.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <torch/types.h>
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,6 +47,12 @@ class Collectives {
   void run(Call& call);
 
  private:
+  /// What a rank adds up in a reduction: one array of every rank's.
+  struct Share {
+    std::byte* output = nullptr;
+    c10::SmallVector<const std::byte*, 8> inputs{};
+    int64_t bytes = 0;  ///< of an input
+  };
   void begin(Call& call);
   void stage_first(const Call& call);
   void sync();
@@ -54,8 +62,11 @@ class Collectives {
   std::byte* staging(int half) const;
   const std::byte* peer_bytes(int rank, int64_t offset_in_place, int half,
                               int64_t offset_in_half) const;
+  std::byte* output_of(int rank) const;
   void copy(void* to, const void* from, int64_t bytes);
-  void add(const Call& call, void* output, const std::vector<const void*>& inputs, int64_t numel);
+  void add_piece(const Call& call, const Share& share, int64_t piece) const;
+  void add(const Call& call, const Share& own);
+  void add_together(const Call& call, const std::function<Share(int)>& share_of);
 
   void all_gather(const Call& call);
   void reduce_scatter(const Call& call);
@@ -70,10 +81,9 @@ class Collectives {
   std::shared_ptr<Traffic> traffic_;
   std::unique_ptr<SharedBlock> staging_;
   uint64_t sequence_ = 0;
-  bool staged_ = false;               // this rank's input goes through its staging buffer
-  CallRecord own_;                    // the call under way
-  std::vector<CallRecord> records_;   // every rank's
-  std::vector<const void*> sources_;  // scratch for reductions
+  bool staged_ = false;              // this rank's input goes through its staging buffer
+  CallRecord own_;                   // the call under way
+  std::vector<CallRecord> records_;  // every rank's
   Clock::time_point deadline_;
   Describe doing_;
   int64_t copied_ = 0;

@@ -1,7 +1,8 @@
 // The control region of the shared-memory group: what each rank tells the others, without locks.
 //
 // Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
-// (a torn text can only spoil the wording of an error). A rank writes its own slot alone.
+// (a torn text can only spoil the wording of an error). A rank writes its own slot alone, but for
+// `claimed`.
 #pragma once
 
 #include <array>
@@ -69,6 +70,7 @@ struct CallRecord {
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
+  int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
   int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
   Op op = Op::none;
   int8_t input_dtype = 0;
@@ -99,6 +101,9 @@ struct alignas(64) RankSlot {
   std::atomic<uint64_t> finished{0};             ///< and of the last one finished
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
+  /// Pieces of this rank's share of a reduction that somebody adds up or has added; peers count
+  /// too.
+  alignas(64) std::atomic<int64_t> claimed{0};
   /// Synchronisation points passed; the futex that peers sleep on, on a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 

@@ -111,7 +111,7 @@ void ShmWindow::check_rank(int rank) const {
 
 SingleWindow::SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<Ledger>& ledger,
                            Category category)
-    : memory_(private_tensor(bytes, at::kByte, ledger, category).zero_()),
+    : memory_(private_tensor(bytes, at::kByte, ledger, category)),
       epochs_(static_cast<size_t>(slots)) {}
 
 void SingleWindow::publish(int64_t slot, uint64_t epoch) {
