@@ -3,14 +3,17 @@
 
     benchmarks/offload.py /mnt/nvme --data build/demo/bible
     benchmarks/offload.py /mnt/nvme --data build/demo/bible --ways delayed --rounds 5 --steps 6
+    benchmarks/offload.py /mnt/nvme --data build/demo/bible --model gpt2-large --fits
 
-Trains GPT-2 XL (bf16, fp32 master weights, micro-batch 1, sequence 256) under a hard limit of memory in the ways that `--ways` names. Before and
+Trains GPT-2 XL, or another model (bf16, fp32 master weights, micro-batch 1, sequence 256) under a hard limit of memory in the ways that `--ways` names. Before and
 after each run fio moves bytes in the proportion in which a step reads and writes them, with io_uring, the same block size and depth, past the page
 cache, from huge pages; then it reads alone and writes alone; then it moves the mixture beside a smaller model that trains in memory, since a disk and the
 processors share memory. Three bounds follow for the bytes of a step by formula: all of them at the speed of fio's mixture; what is read at the speed of
 its reading and then what is written at that of its writing; all of them at the mixture's speed beside a training, which a step that does not compute all
-the time can beat. A step's time is the median of those after the second. Needs the release build, the text of `make demo`, fio (apt-get install fio), and
-40 GB of the disk.
+the time can beat. The last column is over what no overlap can avoid: the larger of a step without offloading (--fits; else of the two passes alone,
+from a run whose second step has no update beside it) and of the bytes at the mixture's speed; with clipping, where no update can begin before the last
+gradient, the passes and then the optimizer's bytes. A step's time is the median of those after the second. Needs the release build, the text of
+`make demo`, fio (apt-get install fio), and 40 GB of the disk.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
@@ -34,6 +38,7 @@ WAYS = {
     "in-backward": ["--update-in-backward", "--clip", "0"],
     "delayed": ["--delayed-update-after", "1"],
 }
+IN_MEMORY = "in-memory"  # nothing is offloaded
 GRADIENTS_ON_DISK = {"clipping", "delayed"}
 
 
@@ -72,22 +77,40 @@ def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
     return speeds
 
 
-def train(options: argparse.Namespace, way: str) -> tuple[float, float, float]:
-    """Seconds a step, GB read and GB written in it."""
+@dataclass
+class Training:
+    seconds: list[float]  # of each step
+    read: float  # GB of a step, by formula
+    written: float
+    parameters: int
+
+    def passes_gb(self) -> float:
+        """Of the passes: bf16 parameters, read for each of the two, and gradients."""
+        return 6e-9 * self.parameters
+
+
+def train(options: argparse.Namespace, way: str, steps: int) -> Training:
     with tempfile.TemporaryDirectory(dir=options.folder) as out:
-        command = [str(ROOT / "benchmarks/limited.sh"), options.limit, options.zero, "train", "--nproc", str(options.ranks)]
-        command += ["--threads", str(options.threads), "--model", options.model, "--data", options.data, "--out", out, "--overwrite"]
-        command += ["--steps", str(options.steps), "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
-        command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", "50000000"]
-        command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1", *WAYS[way], *options.zero_options]
+        command = [] if way == IN_MEMORY else [str(ROOT / "benchmarks/limited.sh"), options.limit]
+        command += [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads)]
+        command += ["--model", options.model, "--data", options.data, "--out", out, "--overwrite"]
+        command += ["--steps", str(steps), "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
+        command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
+        if way != IN_MEMORY:
+            command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", "50000000"]
+            command += [*WAYS[way], *options.zero_options]
         if way in GRADIENTS_ON_DISK:
             command.append("--offload-gradients")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         events = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
-    times = [event["step_ms"] for event in events if "step_ms" in event and event["step"] > 2]
     traffic = next(event for event in events if event.get("event") == "traffic")
-    total = {way: sum(rank["disk"][f"{way}_formula"] for rank in traffic["per_rank"]) for way in ("read", "written")}
-    return median(times) * 1e-3, total["read"] / traffic["steps"] * 1e-9, total["written"] / traffic["steps"] * 1e-9
+    total = {way: sum(rank.get("disk", {}).get(f"{way}_formula", 0) for rank in traffic["per_rank"]) for way in ("read", "written")}
+    return Training(
+        seconds=[event["step_ms"] * 1e-3 for event in events if "step_ms" in event],
+        read=total["read"] / traffic["steps"] * 1e-9,
+        written=total["written"] / traffic["steps"] * 1e-9,
+        parameters=events[0]["parameters"],
+    )
 
 
 def main() -> None:
@@ -98,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="alternating runs of each [3]")
     parser.add_argument("--steps", type=int, default=6, help="of a run [6]")
     parser.add_argument("--model", default="gpt2-xl", help="as of `zero train` [gpt2-xl]")
+    parser.add_argument("--fits", action="store_true", help="the model can be trained without offloading, for comparison")
     parser.add_argument("--resident", default="gpt2", help="the model that trains in memory beside fio [gpt2]")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of a rank [2]")
@@ -112,26 +136,38 @@ def main() -> None:
     read_percent = 53  # until a run has told
     before = disk(options, read_percent)
     for index in range(options.rounds):
+        passes = train(options, "delayed", 2).seconds[1]
+        alone = median(train(options, IN_MEMORY, options.steps).seconds[2:]) if options.fits else passes
+        print(f"round {index + 1}: the passes alone {passes:.1f} s" + (f", a step in memory {alone:.1f} s" if options.fits else ""), flush=True)
         for way, runs in results.items():
-            seconds, read, written = train(options, way)
-            read_percent = round(100 * read / (read + written))
+            run = train(options, way, options.steps)
+            seconds, gb = median(run.seconds[2:]), run.read + run.written
+            read_percent = round(100 * run.read / gb)
             after = disk(options, read_percent)
             speed = {name: mean((before[name], after[name])) for name in before}
             before = after
-            mixed = (read + written) / speed["mixed"]
-            apart = read / speed["read"] + written / speed["write"]
-            beside = (read + written) / speed["beside"]
-            runs.append({"seconds": seconds, "mixed": mixed, "apart": apart, "beside": beside})
+            bounds = {
+                "mixed": gb / speed["mixed"],
+                "apart": run.read / speed["read"] + run.written / speed["write"],
+                "beside": gb / speed["beside"],
+            }
+            if way == "clipping":
+                bounds["least"] = passes + (gb - run.passes_gb()) / speed["mixed"]
+            else:
+                bounds["least"] = max(alone, bounds["mixed"])
+            runs.append({"seconds": seconds} | bounds)
             print(
-                f"round {index + 1}: {way}: {seconds:.1f} s a step; {read:.1f} GB read, {written:.1f} written; fio {speed['mixed']:.2f} GB/s mixed"
-                f" ({mixed:.1f} s), {speed['read']:.2f} read and {speed['write']:.2f} written ({apart:.1f} s), {speed['beside']:.2f} mixed beside a training"
-                f" ({beside:.1f} s)",
+                f"round {index + 1}: {way}: {seconds:.1f} s a step; {run.read:.1f} GB read, {run.written:.1f} written; fio "
+                + ", ".join(f"{value:.2f} GB/s {name}" for name, value in speed.items())
+                + "; bounds "
+                + ", ".join(f"{value:.1f} s {name}" for name, value in bounds.items()),
                 flush=True,
             )
-    print("\n| update | s a step | over the bytes at fio's mixture | over reading, then writing | at fio's mixture beside a training |\n|---|---|---|---|---|")
+    print("\n| update | s a step | over the bytes at fio's mixture | over reading, then writing | at fio's mixture beside a training | over the least |")
+    print("|---|---|---|---|---|---|")
     for way, runs in results.items():
         cells = [f"{median(run['seconds'] for run in runs):.1f}"]
-        for bound in ("mixed", "apart", "beside"):
+        for bound in ("mixed", "apart", "beside", "least"):
             ratios = [run["seconds"] / run[bound] for run in runs]
             cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         print(f"| {way} | {' | '.join(cells)} |")

@@ -27,17 +27,6 @@ namespace {
 using comm::run_as_threads;
 using testing::HasSubstr;
 
-Config optimizer_on_host(Config c) {
-  c.offload_optimizer.device = OffloadDevice::cpu;
-  return c;
-}
-
-Config all_on_host(Config c) {
-  c = optimizer_on_host(std::move(c));
-  c.offload_param.device = OffloadDevice::cpu;
-  return c;
-}
-
 TEST(HostTier, AnOptimizerOnTheHostGivesTheSameBits) {
   const TemporaryFolder folder;
   const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2}, Sgd{.lr = 1e-2, .momentum = 0.9},
@@ -110,8 +99,7 @@ TEST(HostTier, GradientsOfSeveralMicroBatchesGiveTheSameBits) {
 
 TEST(HostTier, FrozenAndAbsentParametersStayAsTheyAre) {
   const auto run = [&](const Config& c) {
-    std::vector<at::Tensor> result;
-    run_as_threads(2, [&](auto group) {
+    return of_rank_zero(2, [&](auto group) {
       auto net = std::make_shared<Net>();
       net->b->weight.set_requires_grad(false);
       Engine engine(net, AdamW{.lr = 1e-2}, c, group);
@@ -121,9 +109,8 @@ TEST(HostTier, FrozenAndAbsentParametersStayAsTheyAre) {
       const torch::NoGradGuard guard;
       all.push_back(net->a(torch::ones({2, 7}, net->a->weight.dtype())).to(at::kFloat));
       all.push_back(net->c(torch::ones({2, 29}, net->c->weight.dtype())).to(at::kFloat));
-      if (group->rank() == 0) result = all;
+      return all;
     });
-    return result;
   };
   for (int stage = 0; stage <= 3; ++stage) {
     for (const bool bf16 : {false, true}) {
@@ -408,8 +395,7 @@ TEST(DeviceMemory, WhatIsAdvisedFitsAndTrainsWithTheSameBitsWithinTheCap) {
   install_host_allocator();
   const auto train_at = [&](Config c, int64_t cap) {
     c.device_memory = cap;
-    std::vector<at::Tensor> result;
-    run_as_threads(2, [&](auto group) {
+    return of_rank_zero(2, [&](auto group) {
       auto net = std::make_shared<Wide>();
       Engine engine(net, AdamW{}, c, group);
       for (int i = 0; i < 4; ++i) step_on_rows(engine, *net, 2);
@@ -419,9 +405,8 @@ TEST(DeviceMemory, WhatIsAdvisedFitsAndTrainsWithTheSameBitsWithinTheCap) {
         EXPECT_FALSE(engine.pager()->plan()->gathers.empty());
       }
       auto all = weights(engine);
-      if (group->rank() == 0) result = all;
+      return all;
     });
-    return result;
   };
   Config c;
   c.stage = 3;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tests/engine/net.h"
@@ -11,6 +13,22 @@
 #include "zero/engine/engine.h"
 
 namespace zero {
+
+inline Config optimizer_on_host(Config c) {
+  c.offload_optimizer.device = OffloadDevice::cpu;
+  return c;
+}
+
+inline Config all_on_host(Config c) {
+  c = optimizer_on_host(std::move(c));
+  c.offload_param.device = OffloadDevice::cpu;
+  return c;
+}
+
+inline Config in_backward(Config c) {
+  c.update_in_backward = true;
+  return c;
+}
 
 inline Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers = 4) {
   c.offload_optimizer.device = OffloadDevice::nvme;
@@ -33,12 +51,23 @@ inline void expect_no_left_overs(const TemporaryFolder& folder) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("libzero")) << entry.path();
 }
 
+// What `run` of rank 0 gives.
+inline std::vector<at::Tensor> of_rank_zero(
+    int ranks,
+    const std::function<std::vector<at::Tensor>(const std::shared_ptr<comm::Group>&)>& run) {
+  std::vector<at::Tensor> result;
+  comm::run_as_threads(ranks, [&](const std::shared_ptr<comm::Group>& group) {
+    auto mine = run(group);
+    if (group->rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
 // Weights and states after training, by name, of a run that saves and loads in the middle.
 template <class Network>
 std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
                                               int ranks, const std::filesystem::path& save) {
-  std::vector<at::Tensor> result;
-  comm::run_as_threads(ranks, [&](auto group) {
+  return of_rank_zero(ranks, [&](auto group) {
     const auto look = [&](Engine& engine) {
       std::vector<at::Tensor> now;
       for (const auto& name : engine.parameter_names()) {
@@ -68,11 +97,18 @@ std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& 
     expect_equal(look(engine), straight);
     engine.load_full((save / "full").string());
     train(engine, *net, 2, 3);
-    const auto values = look(engine);
-    expect_equal(values, straight);
-    if (group->rank() == 0) result = values;
+    expect_equal(look(engine), straight);
+    return straight;
   });
-  return result;
+}
+
+inline std::vector<at::Tensor> weights_after(const Config& c, int ranks, int64_t steps) {
+  return of_rank_zero(ranks, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+    train(engine, *net, steps);
+    return weights(engine);
+  });
 }
 
 // Three steps that do not use `a`, which shares a unit with others: it keeps weights and moments.
@@ -87,8 +123,7 @@ inline void train_without_a(Engine& engine, Net& net) {
 
 // Weights after steps of two micro-batches, and a gradient in the middle.
 inline std::vector<at::Tensor> after_accumulation(const Config& c, int ranks) {
-  std::vector<at::Tensor> result;
-  comm::run_as_threads(ranks, [&](auto group) {
+  return of_rank_zero(ranks, [&](auto group) {
     auto net = std::make_shared<Net>();
     Engine engine(net, AdamW{.lr = 1e-2}, c, group);
     train(engine, *net, 2);
@@ -100,15 +135,13 @@ inline std::vector<at::Tensor> after_accumulation(const Config& c, int ranks) {
     engine.step();
     auto all = weights(engine);
     all.push_back(gradient);
-    if (group->rank() == 0) result = all;
+    return all;
   });
-  return result;
 }
 
 // Weights after six steps in which the update is delayed from the third on, and the losses.
 inline std::vector<at::Tensor> after_delayed_steps(const Config& c, int ranks) {
-  std::vector<at::Tensor> result;
-  comm::run_as_threads(ranks, [&](auto group) {
+  return of_rank_zero(ranks, [&](auto group) {
     auto net = std::make_shared<Net>();
     Engine engine(net, AdamW{.lr = 1e-2}, c, group);
     std::vector<at::Tensor> all;
@@ -120,9 +153,8 @@ inline std::vector<at::Tensor> after_delayed_steps(const Config& c, int ranks) {
     }
     for (auto& tensor : weights(engine)) all.push_back(tensor);
     all.push_back(engine.optimizer_state("b.weight", "exp_avg"));
-    if (group->rank() == 0) result = all;
+    return all;
   });
-  return result;
 }
 
 }  // namespace zero

@@ -24,17 +24,6 @@ Config split(int stage) {
   return c;
 }
 
-Config on_host(Config c) {
-  c.offload_optimizer.device = OffloadDevice::cpu;
-  c.offload_param.device = OffloadDevice::cpu;
-  return c;
-}
-
-Config in_backward(Config c) {
-  c.update_in_backward = true;
-  return c;
-}
-
 TEST(SplitMaster, GivesTheSameBitsAtEveryStageAndTier) {
   const TemporaryFolder folder;
   const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2}, Sgd{.lr = 1e-2, .momentum = 0.9},
@@ -51,7 +40,7 @@ TEST(SplitMaster, GivesTheSameBitsAtEveryStageAndTier) {
         expect_equal(train_with(on_disk(split(stage), folder)), expected);
       }
       SCOPED_TRACE(testing::Message() << "ranks " << ranks);
-      expect_equal(train_with(on_host(split(3))), expected);
+      expect_equal(train_with(all_on_host(split(3))), expected);
       expect_equal(train_with(all_on_disk(split(3), folder)), expected);
       auto part = all_on_disk(split(3), folder, 400);
       part.offload_optimizer.gradients = true;
@@ -74,28 +63,17 @@ TEST(SplitMaster, GoesWithUpdatesBesideThePasses) {
       expect_equal(after_delayed_steps(c, ranks), expected);
       expect_equal(after_delayed_steps(on_disk(c, folder), ranks), expected);
     }
-    expect_equal(after_delayed_steps(on_host(c), ranks), expected);
+    expect_equal(after_delayed_steps(all_on_host(c), ranks), expected);
     expect_equal(after_delayed_steps(all_on_disk(c, folder), ranks), expected);
 
     const auto plain = after_accumulation(split(0), ranks);
     for (const auto& beside : {all_on_disk(split(3), folder), split(3)})
       expect_equal(after_accumulation(beside, ranks), plain);
-    const auto weights_after = [&](const Config& of) {
-      std::vector<at::Tensor> result;
-      run_as_threads(ranks, [&](auto group) {
-        auto net = std::make_shared<Net>();
-        Engine engine(net, AdamW{.lr = 1e-2}, of, group);
-        train(engine, *net, 4);
-        const auto all = weights(engine);
-        if (group->rank() == 0) result = all;
-      });
-      return result;
-    };
-    const auto without = weights_after(split(0));
+    const auto without = weights_after(split(0), ranks, 4);
     for (const auto& beside :
          {in_backward(split(2)), in_backward(split(3)), in_backward(on_disk(split(3), folder)),
           in_backward(all_on_disk(split(3), folder))})
-      expect_equal(weights_after(beside), without);
+      expect_equal(weights_after(beside, ranks, 4), without);
   }
 }
 
@@ -103,18 +81,15 @@ TEST(SplitMaster, GoesWithUpdatesBesideThePasses) {
 TEST(SplitMaster, AbsentParametersStayAsTheyAre) {
   const TemporaryFolder folder;
   const auto after = [&](const Config& c) {
-    std::vector<at::Tensor> result;
-    run_as_threads(2, [&](auto group) {
+    return of_rank_zero(2, [&](auto group) {
       auto net = std::make_shared<Net>();
       Engine engine(net, AdamW{.lr = 1e-2}, c, group);
       train(engine, *net, 2);
       const auto before = engine.parameter("a.weight").clone();
       train_without_a(engine, *net);
       EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), before));
-      const auto all = weights(engine);
-      if (group->rank() == 0) result = all;
+      return weights(engine);
     });
-    return result;
   };
   auto c = split(3);
   c.unit_bytes = 1 << 20;

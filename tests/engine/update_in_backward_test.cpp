@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/engine/net.h"
+#include "tests/engine/offload_runs.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -29,24 +30,14 @@ std::string error_of(const Call& call) {
   return "no error";
 }
 
-Config in_backward(Config c) {
-  c.update_in_backward = true;
-  return c;
-}
-
-Config on_disk(Config c, const TemporaryFolder& folder) {
-  c.offload_optimizer.device = OffloadDevice::nvme;
-  c.offload_optimizer.nvme_path = folder.path().string();
-  if (c.stage == 3)
-    c.offload_param = {.device = OffloadDevice::nvme, .nvme_path = folder.path().string()};
-  return c;
+Config offloaded(const Config& c, const TemporaryFolder& folder) {
+  return c.stage == 3 ? all_on_disk(c, folder) : on_disk(c, folder);
 }
 
 // Weights and states after five steps with a save, a load and a write by name between them.
-std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& optimizer,
-                                              int ranks, const TemporaryFolder& folder) {
-  std::vector<at::Tensor> result;
-  run_as_threads(ranks, [&](auto group) {
+std::vector<at::Tensor> states_with_writes(const Config& c, const Optimizer& optimizer, int ranks,
+                                           const TemporaryFolder& folder) {
+  return of_rank_zero(ranks, [&](auto group) {
     auto net = std::make_shared<Net>();
     Engine engine(net, optimizer, c, group);
     train(engine, *net, 2);
@@ -63,9 +54,8 @@ std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& 
       for (const auto state : optim::state_names(optimizer))
         now.push_back(engine.optimizer_state(name, state).clone());
     }
-    if (group->rank() == 0) result = now;
+    return now;
   });
-  return result;
 }
 
 TEST(UpdateInBackward, GivesTheSameBits) {
@@ -78,14 +68,14 @@ TEST(UpdateInBackward, GivesTheSameBits) {
           SCOPED_TRACE(testing::Message()
                        << "bf16 " << bf16 << ", ranks " << ranks << ", stage " << stage);
           const auto c = config(stage, bf16);
-          const auto expected = states_after_training(c, optimizer, ranks, folder);
-          expect_equal(states_after_training(in_backward(c), optimizer, ranks, folder), expected);
+          const auto expected = states_with_writes(c, optimizer, ranks, folder);
+          expect_equal(states_with_writes(in_backward(c), optimizer, ranks, folder), expected);
           auto matched = in_backward(c);
           matched.one_sided_gather = false;
           matched.max_live_parameters = 0;
-          expect_equal(states_after_training(matched, optimizer, ranks, folder), expected);
+          expect_equal(states_with_writes(matched, optimizer, ranks, folder), expected);
           expect_equal(
-              states_after_training(on_disk(in_backward(c), folder), optimizer, ranks, folder),
+              states_with_writes(offloaded(in_backward(c), folder), optimizer, ranks, folder),
               expected);
         }
       }
@@ -98,7 +88,7 @@ TEST(UpdateInBackward, KeepsNoGradientsAndWritesNoneToDisk) {
   for (const bool bf16 : {false, true}) {
     run_as_threads(2, [&](auto group) {
       auto net = std::make_shared<Net>();
-      auto c = on_disk(in_backward(config(3, bf16)), folder);
+      auto c = all_on_disk(in_backward(config(3, bf16)), folder);
       c.offload_optimizer.gradients = true;       // there are none to lie there
       c.offload_optimizer.pipeline_read = false;  // what is read ahead counts in another step
       Engine engine(net, AdamW{}, c, group);
@@ -134,12 +124,10 @@ TEST(UpdateInBackward, ReportsTheSameNorm) {
 // A parameter that no rank used keeps weights and moments; one that some rank used does not.
 TEST(UpdateInBackward, WaitsWithUnitsThatAreNotWholeOnThisRank) {
   for (const bool one_rank : {false, true}) {
-    std::vector<std::vector<at::Tensor>> results;
-    for (const bool early : {false, true}) {
-      run_as_threads(2, [&](auto group) {
+    const auto run = [&](const Config& c) {
+      return of_rank_zero(2, [&](auto group) {
         auto net = std::make_shared<Net>();
-        Engine engine(net, AdamW{.lr = 1e-2, .weight_decay = 0.3},
-                      early ? in_backward(config(3)) : config(3), group);
+        Engine engine(net, AdamW{.lr = 1e-2, .weight_decay = 0.3}, c, group);
         for (int64_t step = 0; step < 3; ++step) {
           const bool uses = one_rank && group->rank() == 1;
           const auto x = input(group->rank(), step, at::kFloat);
@@ -148,11 +136,10 @@ TEST(UpdateInBackward, WaitsWithUnitsThatAreNotWholeOnThisRank) {
           engine.backward(y.pow(2).mean());
           EXPECT_TRUE(engine.step().updated);
         }
-        const auto all = weights(engine);
-        if (group->rank() == 0) results.push_back(all);
+        return weights(engine);
       });
-    }
-    expect_equal(results[0], results[1]);
+    };
+    expect_equal(run(in_backward(config(3))), run(config(3)));
   }
 }
 
