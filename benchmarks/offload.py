@@ -10,10 +10,11 @@ after each run fio moves bytes in the proportion in which a step reads and write
 cache, from huge pages; then it reads alone and writes alone; then it moves the mixture beside a smaller model that trains in memory, since a disk and the
 processors share memory. Three bounds follow for the bytes of a step by formula: all of them at the speed of fio's mixture; what is read at the speed of
 its reading and then what is written at that of its writing; all of them at the mixture's speed beside a training, which a step that does not compute all
-the time can beat. The last column is over what no overlap can avoid: the larger of a step without offloading (--fits; else of the two passes alone,
-from a run whose second step has no update beside it) and of the bytes at the mixture's speed; with clipping, where no update can begin before the last
-gradient, the passes and then the optimizer's bytes. A step's time is the median of those after the second. Needs the release build, the text of
-`make demo`, fio (apt-get install fio), and 40 GB of the disk.
+the time can beat. The last column is over the larger of a step without offloading (--fits; else of the two passes alone) and of the bytes at the
+mixture's speed; with clipping, where no update can begin before the last gradient, over the passes and then the optimizer's bytes, which a step that
+goes on updating beside the next forward pass can beat. The passes alone are the second step of a run with delayed updates, which has none beside it; it
+writes its gradients to the disk. A step's time is the median of those after the second. Needs the release build, the text of `make demo`, fio (apt-get
+install fio), and 40 GB of the disk.
 """
 
 import argparse
@@ -134,11 +135,11 @@ def main() -> None:
     fio.require()
     results: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways.split(",")}
     read_percent = 53  # until a run has told
-    before = disk(options, read_percent)
     for index in range(options.rounds):
         passes = train(options, "delayed", 2).seconds[1]
         alone = median(train(options, IN_MEMORY, options.steps).seconds[2:]) if options.fits else passes
         print(f"round {index + 1}: the passes alone {passes:.1f} s" + (f", a step in memory {alone:.1f} s" if options.fits else ""), flush=True)
+        before = disk(options, read_percent)
         for way, runs in results.items():
             run = train(options, way, options.steps)
             seconds, gb = median(run.seconds[2:]), run.read + run.written

@@ -35,8 +35,8 @@ class SharedBlock {
 at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at::ScalarType dtype,
                          const std::shared_ptr<Ledger>& ledger, Category category);
 
-/// The same in memory of this process alone, on huge pages from 2 MiB on: a disk takes what lies in
-/// small ones in several requests.
+/// The same in memory of this process alone, zero-filled, and on huge pages from 2 MiB on: a disk
+/// takes what lies in small ones in several requests.
 at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
                           const std::shared_ptr<Ledger>& ledger, Category category);
 

@@ -1,11 +1,11 @@
 // Note [Collectives in shared memory]
 // A call opens with each rank's record of it (shm_control.h) and a synchronisation, and closes with
-// another, after which inputs may be overwritten. In between each rank reads its peers' memory: in
-// place where the tensor lies in the arena, otherwise in the peer's staging buffer, through which
-// the tensor passes in chunks. The buffer has two halves that are used in turn, so that one
-// synchronisation a chunk is enough: a half is written again only after a synchronisation that
-// every rank enters having read it. Ranks may differ in where their tensors lie; if one stages, all
-// go by chunks.
+// another, after which inputs may be overwritten. In between each rank reads its peers' memory (and
+// where it helps, writes it: Note [Helping]): in place where the tensor lies in the arena,
+// otherwise in the peer's staging buffer, through which the tensor passes in chunks. The buffer has
+// two halves that are used in turn, so that one synchronisation a chunk is enough: a half is
+// written again only after a synchronisation that every rank enters having read it. Ranks may
+// differ in where their tensors lie; if one stages, all go by chunks.
 //
 // Note [Matching]
 // Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So
@@ -16,7 +16,9 @@
 // A reduction ends when its last slice is summed, and ranks are not equally fast: one may have to
 // share its core. So a slice is summed in pieces, each of which is claimed by whoever comes first;
 // a rank begins with its own slice, and having done that it helps the others, as far as both what
-// they read and what they write lies in the arena. Sums do not depend on who adds them.
+// they read and what they write lies in the arena. Sums do not depend on who adds them. Where the
+// call fails on a rank, a piece of its share that a peer has begun is still written: the output of
+// a failed call is not to be used again.
 #include "zero/comm/shm_collectives.h"
 
 #include <ATen/Parallel.h>
@@ -53,8 +55,8 @@ int64_t element_bytes(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.element_size());
 }
 
-// Of each array in a reduction of `bytes`: worth a thread, and where they can be, large enough to
-// be written past the caches.
+// Of each array in a reduction, whose inputs have so many bytes: worth a thread, and of large ones
+// so large that each is written past the caches.
 int64_t pieces(int64_t bytes) {
   return bytes < kStreamedBytes ? at::ceil_div(bytes, kGrain) : bytes / kStreamedBytes;
 }
@@ -255,7 +257,7 @@ void Collectives::add_together(const Call& call, const std::function<Share(int)>
       const auto share = share_of(r);
       if (share.output == nullptr) continue;
       auto& slot = peers_->slot(r);
-      // One that gave up may use its memory for something else.
+      // Nothing is begun for one that gave up.
       while (slot.current_state() == RankState::active) {
         const int64_t piece = slot.claimed.fetch_add(1, std::memory_order_relaxed);
         if (piece >= pieces(share.bytes)) break;

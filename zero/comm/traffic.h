@@ -22,7 +22,7 @@ std::string_view name(Collective collective);
 /// Logical bytes are what the collective is defined to send per rank, whatever the transport does:
 /// with N ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all (N-1)/N S,
 /// all-reduce 2 (N-1)/N S, broadcast S on the root and 0 elsewhere. Copied bytes are those that
-/// this rank really copied or read from a peer; they are complete once the call's Work has been
+/// were really copied or read for this rank, mostly by it; complete once the call's Work has been
 /// waited for. A transport that does not tell counts its logical bytes as copied.
 struct TrafficCount {
   int64_t calls = 0;
