@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "apps/zero/bench.h"
+#include "apps/zero/plain_loops.h"
 #include "apps/zero/ranks.h"
 #include "zero/base/error.h"
 #include "zero/base/host_memory.h"
@@ -47,6 +49,9 @@ constexpr const char* kDescription =
     "many processes need for\n"
     "as many bytes (a copy of S reads S and writes S): the median over the repetitions, and the "
     "least and the most.\n"
+    "`read by` is S read by each of so many processes and nothing written: some machines copy more "
+    "bytes a second than they\n"
+    "read, and then nobody sums as fast as he copies.\n"
     "In arena memory peers read a tensor where it is. Private memory passes through staging "
     "buffers, which `bytes` leaves\n"
     "out: `x copy` shows what that costs.";
@@ -165,6 +170,18 @@ struct Buffers {
   }
 };
 
+void read_all(const at::Tensor& from) {
+  const auto words = static_cast<int64_t>(from.nbytes() / sizeof(uint64_t));
+  constexpr int64_t kGrain = int64_t{1} << 15;
+  std::atomic<uint64_t> all{0};  // or nothing need be read
+  at::parallel_for(0, words, kGrain, [&](int64_t begin, int64_t end) {
+    all ^= read(static_cast<const uint64_t*>(from.const_data_ptr()), begin, end);
+  });
+}
+
+/// Beside which the collectives are measured.
+bool is_plain(const std::string& operation) { return operation == "copy" || operation == "read"; }
+
 class Run {
  public:
   Run(comm::Group& group, const Options& options) : group_(group), options_(options) {}
@@ -177,8 +194,9 @@ class Run {
     auto operations = collectives(buffers);
     const int n = group_.size();
     Copies by_all = copies(n, plain), by_all_but_root = copies(n - 1, plain);
+    Loop reads{[&plain] { read_all(plain.full); }};
     std::vector<Loop*> loops{&by_all.plain, &by_all.streamed, &by_all_but_root.plain,
-                             &by_all_but_root.streamed};
+                             &by_all_but_root.streamed, &reads};
     for (auto& operation : operations) loops.push_back(&operation.loop);
     for (auto* loop : loops) calibrate(*loop);
 
@@ -203,6 +221,8 @@ class Run {
                                2 * size * copies->workers, loop, loop, 2 * size * copies->workers));
       results.back()["kernel"] = &loop == &copies->plain ? "memcpy" : "streaming stores";
     }
+    results.push_back(
+        result("read", size, dtype_name, arena, n, size * n, reads, by_all.faster(), 2 * size * n));
     for (const auto& operation : operations) {
       const auto& copies = operation.workers == n ? by_all : by_all_but_root;
       const std::string name(comm::name(operation.collective));
@@ -300,9 +320,7 @@ class Run {
     return {{"operation", name},
             {"size_bytes", size},
             {"dtype", dtype},
-            {"memory", name == "copy" ? "private"
-                       : arena        ? "arena"
-                                      : "private"},
+            {"memory", arena && !is_plain(name) ? "arena" : "private"},
             {"processes", workers},
             {"calls_per_timing", loop.calls},
             {"touched_bytes", bytes},
@@ -317,9 +335,9 @@ class Run {
 
 void print_rows(const Json& results) {
   for (const auto& r : results) {
-    const bool copy = r["operation"] == "copy";
-    const auto name = copy ? fmt::format("copy by {}", r["processes"].get<int>())
-                           : r["operation"].get<std::string>();
+    auto name = r["operation"].get<std::string>();
+    const bool copy = name == "copy";
+    if (is_plain(name)) name += fmt::format(" by {}", r["processes"].get<int>());
     fmt::print("{:>10} {:<15} {:>11} {:>11.1f} {:>11.1f} {:>8.2f}",
                format_bytes(r["size_bytes"].get<double>()), name,
                format_bytes(r["touched_bytes"].get<double>()),

@@ -1,5 +1,7 @@
 #include "apps/zero/plain_loops.h"
 
+#include "zero/base/streaming.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -30,6 +32,19 @@ void triad_past_caches(float* __restrict a, const float* __restrict b, const flo
   _mm_sfence();
 #endif
   for (; i < end; ++i) a[i] = b[i] + 3.0F * c[i];
+}
+
+uint64_t read(const uint64_t* a, int64_t begin, int64_t end) {
+  uint64_t even = 0;
+  uint64_t odd = 0;
+  int64_t i = begin;
+  for (; i + 8 <= end; i += 8) {  // a cache line
+    prefetch_to_second_level(a + i);
+    even ^= a[i] ^ a[i + 2] ^ a[i + 4] ^ a[i + 6];
+    odd ^= a[i + 1] ^ a[i + 3] ^ a[i + 5] ^ a[i + 7];
+  }
+  for (; i < end; ++i) even ^= a[i];
+  return even ^ odd;
 }
 
 ZERO_EVERY_WIDTH void stream(float* __restrict p, float* __restrict m, float* __restrict v,

@@ -13,6 +13,9 @@ void triad(float* a, const float* b, const float* c, int64_t begin, int64_t end)
 /// The same with stores that go past the caches, so that the lines of `a` are not read first.
 void triad_past_caches(float* a, const float* b, const float* c, int64_t begin, int64_t end);
 
+/// Reads alone: the exclusive or of all.
+uint64_t read(const uint64_t* a, int64_t begin, int64_t end);
+
 /// AdamW's reads and writes with three additions.
 void stream(float* p, float* m, float* v, const float* g, int64_t begin, int64_t end);
 

@@ -133,8 +133,10 @@ TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
       expect_summary(r["microseconds"]);
       expect_summary(r["times_copy"]);
       ++seen[name];
-      if (name == "copy") {
-        EXPECT_EQ(r["touched_bytes"], 2 * s * r["processes"].get<int64_t>());
+      if (name == "copy" || name == "read") {
+        const int64_t passes = name == "copy" ? 2 : 1;
+        EXPECT_EQ(r["touched_bytes"], passes * s * r["processes"].get<int64_t>());
+        EXPECT_EQ(r["memory"], "private");
         continue;
       }
       EXPECT_EQ(r["touched_bytes"], touched.at(name)) << name;
@@ -143,9 +145,9 @@ TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
       EXPECT_GE(r["copied_bytes"], name == "broadcast" ? (n - 1) * s : (n - 1) * s / n) << name;
     }
     // Two dtypes, two kinds of memory; copies by all ranks and by all but one.
-    const std::map<std::string, int> expected{{"copy", 8},       {"all_gather", 4},
-                                              {"all_reduce", 4}, {"reduce_scatter", 4},
-                                              {"broadcast", 4},  {"all_to_all", 4}};
+    const std::map<std::string, int> expected{
+        {"copy", 8},           {"read", 4},      {"all_gather", 4}, {"all_reduce", 4},
+        {"reduce_scatter", 4}, {"broadcast", 4}, {"all_to_all", 4}};
     EXPECT_EQ(seen, expected);
   }
 }

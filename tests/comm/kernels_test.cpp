@@ -52,7 +52,7 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
   for (const auto [input, output] : kAll) {
     const auto in_size = c10::elementSize(input);
     const auto out_size = c10::elementSize(output);
-    for (const size_t arrays : {1, 2, 3, 5}) {
+    for (const size_t arrays : {1, 2, 3, 4, 5}) {
       for (const int64_t numel : {0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 1001}) {
         for (const size_t shift : {0, 1, 3}) {  // in elements, so that vectors are misaligned
           const auto n = static_cast<size_t>(numel);
@@ -63,42 +63,20 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
             inputs.push_back(data.back().data() + (shift + k) * in_size);
           }
           // A guard after the output shows writes beyond it.
-          std::vector<std::byte> fast((n + shift + 8) * out_size, std::byte{0x5A});
-          auto plain = fast;
-          sum(fast.data() + shift * out_size, output, inputs, input, numel);
+          const std::vector<std::byte> before((n + shift + 8) * out_size, std::byte{0x5A});
+          auto plain = before;
           sum_reference(plain.data() + shift * out_size, output, inputs, input, numel);
-          for (size_t i = 0; i < n + shift + 8; ++i) {
-            ASSERT_TRUE(same(fast.data() + i * out_size, plain.data() + i * out_size, output))
-                << input << " to " << output << ", element " << i << " of " << numel << ", "
-                << arrays << " arrays";
+          for (const bool stream : {false, true}) {
+            auto fast = before;
+            sum(fast.data() + shift * out_size, output, inputs, input, numel, stream);
+            for (size_t i = 0; i < n + shift + 8; ++i) {
+              ASSERT_TRUE(same(fast.data() + i * out_size, plain.data() + i * out_size, output))
+                  << input << " to " << output << ", element " << i << " of " << numel << ", "
+                  << arrays << " arrays" << (stream ? ", streamed" : "");
+            }
           }
         }
       }
-    }
-  }
-}
-
-TEST(Sum, OfLargeArraysEqualsThePlainLoopAtAnyAlignment) {
-  for (const auto [input, output] : kAll) {
-    const auto in_size = c10::elementSize(input);
-    const auto out_size = c10::elementSize(output);
-    const auto n = static_cast<size_t>(kStreamedBytes) / out_size + 77;
-    for (const size_t shift : {0, 1, 5}) {
-      const auto a = random_bytes((n + 3) * in_size, 1);
-      const auto b = random_bytes((n + 3) * in_size, 2);
-      const std::vector<const void*> inputs{a.data(), b.data() + 3 * in_size};
-      std::vector<std::byte> fast((n + shift + 64) * out_size, std::byte{0x5A});
-      auto plain = fast;
-      sum(fast.data() + shift * out_size, output, inputs, input, static_cast<int64_t>(n));
-      sum_reference(plain.data() + shift * out_size, output, inputs, input,
-                    static_cast<int64_t>(n));
-      size_t wrong = 0;
-      for (size_t i = 0; i < n + shift + 64; ++i) {
-        if (std::memcmp(fast.data() + i * out_size, plain.data() + i * out_size, out_size) == 0)
-          continue;
-        wrong += same(fast.data() + i * out_size, plain.data() + i * out_size, output) ? 0 : 1;
-      }
-      EXPECT_EQ(wrong, 0u) << input << " to " << output;
     }
   }
 }
@@ -124,18 +102,20 @@ TEST(Sum, MayWriteOverAnyOfItsInputs) {
   for (const auto [input, output] : kAll) {
     if (input != output) continue;
     const auto size = c10::elementSize(input);
-    for (size_t target = 0; target < 3; ++target) {
-      constexpr int64_t kNumel = 205;
-      std::vector<std::vector<std::byte>> data;
-      std::vector<const void*> inputs;
-      for (size_t k = 0; k < 3; ++k) data.push_back(random_bytes(kNumel * size, k));
-      for (const auto& array : data) inputs.push_back(array.data());
-      std::vector<std::byte> expected(kNumel * size);
-      sum_reference(expected.data(), output, inputs, input, kNumel);
-      sum(data[target].data(), output, inputs, input, kNumel);
-      for (size_t i = 0; i < kNumel; ++i) {
-        ASSERT_TRUE(same(data[target].data() + i * size, expected.data() + i * size, output))
-            << input << " " << i;
+    for (const size_t target : {0, 1, 2}) {
+      for (const bool stream : {false, true}) {
+        constexpr int64_t kNumel = 205;
+        std::vector<std::vector<std::byte>> data;
+        std::vector<const void*> inputs;
+        for (size_t k = 0; k < 3; ++k) data.push_back(random_bytes(kNumel * size, k));
+        for (const auto& array : data) inputs.push_back(array.data());
+        std::vector<std::byte> expected(kNumel * size);
+        sum_reference(expected.data(), output, inputs, input, kNumel);
+        sum(data[target].data(), output, inputs, input, kNumel, stream);
+        for (size_t i = 0; i < kNumel; ++i) {
+          ASSERT_TRUE(same(data[target].data() + i * size, expected.data() + i * size, output))
+              << input << " " << i;
+        }
       }
     }
   }
@@ -149,7 +129,7 @@ TEST(Sum, RoundsLowPrecisionOnceAtTheEnd) {
     std::vector<const void*> inputs;
     for (const auto& tensor : tensors) inputs.push_back(tensor.const_data_ptr());
     auto output = at::empty({40}, dtype);
-    sum(output.data_ptr(), dtype, inputs, dtype, 40);
+    sum(output.data_ptr(), dtype, inputs, dtype, 40, false);
     EXPECT_EQ(output[0].item<float>(), 258);
     EXPECT_EQ(output[39].item<float>(), 258);
   }
@@ -163,11 +143,11 @@ TEST(Sum, AddsInArrayOrder) {
   auto output = at::empty({40});
   std::vector<const void*> inputs{big.const_data_ptr(), one.const_data_ptr(),
                                   minus.const_data_ptr()};
-  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40);
+  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
   EXPECT_EQ(output[0].item<float>(), 0);
   EXPECT_EQ(output[39].item<float>(), 0);
   std::swap(inputs[1], inputs[2]);
-  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40);
+  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
   EXPECT_EQ(output[0].item<float>(), 1);
   EXPECT_EQ(output[39].item<float>(), 1);
 }
@@ -177,7 +157,7 @@ TEST(Sum, IntegersWrapAround) {
   auto one = at::full({20}, 1, at::kInt);
   auto output = at::empty({20}, at::kInt);
   const std::vector<const void*> inputs{most.const_data_ptr(), one.const_data_ptr()};
-  sum(output.data_ptr(), at::kInt, inputs, at::kInt, 20);
+  sum(output.data_ptr(), at::kInt, inputs, at::kInt, 20, false);
   EXPECT_EQ(output[19].item<int32_t>(), std::numeric_limits<int32_t>::min());
 }
 

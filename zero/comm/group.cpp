@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/streaming.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/reduce_kernels.h"
@@ -53,7 +54,7 @@ void copy_slice(const at::Tensor& output, const at::Tensor& input) {
   } else if (input.scalar_type() != output.scalar_type()) {
     const void* only = input.const_data_ptr();
     sum(output.mutable_data_ptr(), output.scalar_type(), {&only, 1}, input.scalar_type(),
-        input.numel());
+        input.numel(), static_cast<int64_t>(output.nbytes()) >= kStreamedBytes);
   } else if (output.const_data_ptr() != input.const_data_ptr()) {
     std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
   }

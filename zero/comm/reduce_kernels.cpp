@@ -111,6 +111,7 @@ int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t f
       hn::StoreU(Out::stored(d, v), stored_tag, to);
     }
   };
+  constexpr auto kLine = static_cast<int64_t>(64 / sizeof(Element));
   int64_t i = from;
   for (; i + 4 * lanes <= numel; i += 4 * lanes) {
     const auto* first = at(0) + i;
@@ -118,6 +119,11 @@ int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t f
     auto b = In::load(d, first + lanes);
     auto c = In::load(d, first + 2 * lanes);
     auto e = In::load(d, first + 3 * lanes);
+    if constexpr (kStream) {
+      for (size_t k = 0; k < count; ++k) {
+        for (int64_t n = 0; n < 4 * lanes; n += kLine) prefetch_to_second_level(at(k) + i + n);
+      }
+    }
     for (size_t k = 1; k < count; ++k) {
       const auto* next = at(k) + i;
       a = hn::Add(a, In::load(d, next));
@@ -251,11 +257,9 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output) {
 }
 
 void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-         c10::ScalarType input_dtype, int64_t numel) {
-  // Large outputs go past the caches, which saves reading what is overwritten. That needs aligned
-  // stores; the elements before the first aligned one are added plainly.
+         c10::ScalarType input_dtype, int64_t numel, bool stream) {
+  // That needs aligned stores; the elements before the first aligned one are added plainly.
   const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
-  const bool stream = numel * width >= kStreamedBytes;
   int64_t from = 0;
   if (stream) {
     const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(output) % 64);

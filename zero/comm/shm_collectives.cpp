@@ -55,11 +55,8 @@ int64_t element_bytes(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.element_size());
 }
 
-// Of each array in a reduction, whose inputs have so many bytes: worth a thread, and of large ones
-// so large that each is written past the caches.
-int64_t pieces(int64_t bytes) {
-  return bytes < kStreamedBytes ? at::ceil_div(bytes, kGrain) : bytes / kStreamedBytes;
-}
+// Of each array in a reduction; some more than threads, so that all end together.
+int64_t pieces(int64_t bytes) { return at::ceil_div(bytes, kGrain); }
 
 // Bytes of each rank's slice that fit in half a staging buffer beside those of the other ranks'
 // slices.
@@ -236,7 +233,7 @@ void Collectives::add_piece(const Call& call, const Share& share, int64_t piece)
   for (const auto* input : share.inputs) inputs.push_back(input + begin);
   const int64_t width = element_bytes(call.input);
   sum(share.output + begin / width * element_bytes(call.output), call.output.scalar_type(), inputs,
-      call.input.scalar_type(), (end - begin) / width);
+      call.input.scalar_type(), (end - begin) / width, share.bytes >= kStreamedBytes);
 }
 
 void Collectives::add(const Call& call, const Share& own) {
