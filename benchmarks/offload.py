@@ -98,7 +98,7 @@ def train(options: argparse.Namespace, way: str, steps: int) -> Training:
         command += ["--steps", str(steps), "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
         command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
         if way != IN_MEMORY:
-            command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", "50000000"]
+            command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", str(options.live)]
             command += [*WAYS[way], *options.zero_options]
         if way in GRADIENTS_ON_DISK:
             command.append("--offload-gradients")
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--resident", default="gpt2", help="the model that trains in memory beside fio [gpt2]")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of a rank [2]")
+    parser.add_argument("--live", type=int, default=100_000_000, help="parameters that are gathered at a time, at most [100000000]")
     parser.add_argument("--limit", default="6G", help="of memory, all ranks together [6G]")
     parser.add_argument("--block", type=int, default=1 << 20, help="bytes of a transfer, of fio and of libzero's default [1048576]")
     parser.add_argument("--depth", type=int, default=32, help="transfers under way [32]")

@@ -52,6 +52,13 @@ TEST(MemoryLimit, KnowsGroupsOfTheFirstVersionAndContainers) {
   EXPECT_EQ(available_memory(root.path()).available, (int64_t{512} << 20) - 12288);
 }
 
+TEST(MemoryLimit, CountsWhatTheKernelKilled) {
+  const TemporaryFolder root;
+  EXPECT_EQ(kills_for_memory(root.path()), 0);
+  write(root.path() / "proc/vmstat", "nr_free_pages 5\noom_kill 3\n");
+  EXPECT_EQ(kills_for_memory(root.path()), 3);
+}
+
 TEST(MemoryLimit, OfThisProcessIsSomething) { EXPECT_GT(available_memory().available, 1 << 20); }
 
 }  // namespace

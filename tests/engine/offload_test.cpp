@@ -391,14 +391,25 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_NEAR(part.offload_optimizer.ratio, 0.55, 1e-9);  // 6.1 of 12 GiB, in twentieths
   EXPECT_FALSE(part.offload_optimizer.gradients);
   const auto more = chosen(3 * kGiB).config;
-  EXPECT_EQ(more.offload_optimizer.ratio, 1);
+  EXPECT_NEAR(more.offload_optimizer.ratio, 0.95, 1e-9);  // beside 2 GiB of parameters
   EXPECT_TRUE(more.offload_optimizer.gradients);
   EXPECT_EQ(more.offload_param.device, OffloadDevice::none);
   const auto all = chosen(kGiB);
   EXPECT_EQ(all.config.offload_param.device, OffloadDevice::nvme);
   EXPECT_EQ(all.config.offload_param.nvme_path, "/local");
-  EXPECT_THAT(all.reason, HasSubstr("all go to disk"));
+  EXPECT_NEAR(all.config.offload_optimizer.ratio, 0.95, 1e-9);
+  EXPECT_THAT(all.reason,
+              HasSubstr("95 % of the optimizer's, the gradients and the parameters go to disk"));
   all.config.validate();
+  // Updates beside backward keep no gradients, but a second copy of parameters in memory.
+  c.update_in_backward = true;
+  c.gradient_clipping = 0;
+  const auto beside = chosen(5 * kGiB).config;
+  EXPECT_NEAR(beside.offload_optimizer.ratio, 0.95, 1e-9);
+  EXPECT_FALSE(beside.offload_optimizer.gradients);
+  EXPECT_EQ(beside.offload_param.device, OffloadDevice::none);
+  EXPECT_EQ(chosen(3 * kGiB).config.offload_param.device, OffloadDevice::nvme);
+  c.update_in_backward = false;
   // What was asked for is not changed.
   c.offload_optimizer.device = OffloadDevice::nvme;
   EXPECT_EQ(chosen(kGiB).config.offload_param.device, OffloadDevice::none);

@@ -90,4 +90,8 @@ MemoryLimit available_memory(const fs::path& root) {
   return least;
 }
 
+int64_t kills_for_memory(const fs::path& root) {
+  return number_of(root / "proc/vmstat", "oom_kill").value_or(0);
+}
+
 }  // namespace zero

@@ -17,4 +17,8 @@ struct MemoryLimit {
 /// another.
 MemoryLimit available_memory(const std::filesystem::path& root = "/");
 
+/// How many processes the kernel has killed since the machine's start because memory ran out, of
+/// the machine or of a cgroup; 0 where it does not say.
+int64_t kills_for_memory(const std::filesystem::path& root = "/");
+
 }  // namespace zero

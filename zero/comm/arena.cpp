@@ -10,12 +10,11 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <limits>
 #include <string>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/memory_limit.h"
 
 namespace zero::comm {
 namespace {
@@ -62,58 +61,6 @@ Reservation reserve_addresses(int64_t bytes) {
   constexpr auto kUnit = static_cast<uintptr_t>(kHugePage);
   space.aligned = reinterpret_cast<void*>(at::round_up(address, kUnit));
   return space;
-}
-
-int64_t read_number(const std::string& path) {
-  std::ifstream file(path);
-  int64_t value = std::numeric_limits<int64_t>::max();
-  if (!(file >> value)) return std::numeric_limits<int64_t>::max();
-  return value;
-}
-
-// The file cache that a cgroup's usage includes although the kernel drops it when memory is needed.
-int64_t reclaimable(const std::string& directory, bool unified) {
-  std::ifstream file(directory + "/memory.stat");
-  const std::string prefix = unified ? "" : "total_";
-  int64_t total = 0;
-  int64_t bytes = 0;
-  for (std::string key; file >> key >> bytes;) {
-    if (key == prefix + "inactive_file" || key == prefix + "active_file") total += bytes;
-  }
-  return total;
-}
-
-// What this process's memory cgroup still allows (versions 2 and 1), or the largest number where
-// nothing limits it.
-int64_t cgroup_headroom() {
-  constexpr auto kNone = std::numeric_limits<int64_t>::max();
-  int64_t headroom = kNone;
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    const bool unified = controllers.empty();
-    if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
-    const std::string root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    // The limit of every ancestor counts. In a container the path may not exist below the mount,
-    // whose root is then the container's own group.
-    for (auto path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
-      if (path == "/") path.clear();
-      const auto directory = root + path;
-      const auto limit =
-          read_number(directory + (unified ? "/memory.max" : "/memory.limit_in_bytes"));
-      const auto used =
-          read_number(directory + (unified ? "/memory.current" : "/memory.usage_in_bytes"));
-      if (limit != kNone && used != kNone) {
-        const auto kept = std::max<int64_t>(0, used - reclaimable(directory, unified));
-        headroom = std::min(headroom, std::max<int64_t>(0, limit - kept));
-      }
-      if (path.empty()) break;
-    }
-  }
-  return headroom;
 }
 
 }  // namespace
@@ -237,9 +184,9 @@ int64_t Arena::allocate(int64_t bytes) {
   if (rounded >= kWatchedBytes) {
     // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
     // failing.
-    if (const auto available = available_memory(); rounded > available) {
-      refuse(fmt::format("only {} of memory is available",
-                         format_bytes(static_cast<double>(available))));
+    if (const auto memory = available_memory(); rounded > memory.available) {
+      refuse(fmt::format("only {} can be had of {}",
+                         format_bytes(static_cast<double>(memory.available)), memory.reason));
     }
   }
   int64_t offset = -1;
@@ -310,18 +257,6 @@ int64_t Arena::allocated_bytes() const {
 int64_t physical_memory() {
   return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
          static_cast<int64_t>(sysconf(_SC_PAGE_SIZE));
-}
-
-int64_t available_memory() {
-  int64_t available = physical_memory();
-  std::ifstream file("/proc/meminfo");
-  for (std::string word; file >> word;) {
-    if (word != "MemAvailable:") continue;
-    int64_t kib = 0;
-    if (file >> kib) available = kib * 1024;
-    break;
-  }
-  return std::min(available, cgroup_headroom());
 }
 
 }  // namespace zero::comm

@@ -121,9 +121,7 @@ class Arena {
   int64_t allocated_ = 0;
 };
 
-/// Bytes of this machine's memory, and those that can be had now without swapping, within this
-/// process's cgroup.
+/// Bytes of this machine's memory.
 int64_t physical_memory();
-int64_t available_memory();
 
 }  // namespace zero::comm

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/memory_limit.h"
 #include "zero/comm/job.h"
 #include "zero/comm/rendezvous.h"
 
@@ -437,7 +438,7 @@ class Supervisor {
       const auto& process = processes_[static_cast<size_t>(*failed_)];
       const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
       write_all(STDERR_FILENO,
-                fmt::format("zero: error: {}{}{}\n", process.fate(),
+                fmt::format("zero: error: {}{}{}{}\n", process.fate(), reason(process),
                             options_.nproc > 1 ? "; the other ranks were stopped" : "",
                             options_.logs == RankLogs::files ? "; see " + log.string() : ""));
       return process.exit_status();
@@ -448,7 +449,17 @@ class Supervisor {
     return 0;
   }
 
+  /// Why a rank may have been killed, where the kernel says so.
+  std::string reason(const Process& process) const {
+    if (!process.killed() || process.end->si_status != SIGKILL ||
+        kills_for_memory() == kills_before_)
+      return "";
+    return "; meanwhile the kernel has killed a process because memory ran out: hold less on each "
+           "rank (zero train --memory-budget BYTES chooses what), or raise the limit";
+  }
+
   const LaunchOptions& options_;
+  const int64_t kills_before_ = kills_for_memory();
   SignalScope signals_;
   std::vector<Process> processes_;
   std::vector<LineRelay> relays_;

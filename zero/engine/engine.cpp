@@ -230,7 +230,9 @@ partition::Range Engine::Impl::owned_range(int64_t unit) const {
 }
 
 // All units but the first ones that hold no more than `may_stay` of this rank's elements. Every
-// unit is used as often as any other, so it does not matter which stay.
+// unit is used as often as any other; but backward reduces the gradients of the first ones last,
+// and the next forward pass needs them first, so there an update that waits for a disk is waited
+// for.
 std::vector<Tier> Engine::Impl::beyond(int64_t may_stay, Tier tier) const {
   std::vector<Tier> chosen;
   int64_t stay = 0;

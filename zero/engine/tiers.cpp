@@ -128,38 +128,47 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (config.memory_budget == 0 || chosen || optimizer.nvme_path.empty())
     return {std::move(config), {}};
 
-  const auto states = predicted_states(config, size.parameters, size.ranks);
+  auto states = predicted_states(config, size.parameters, size.ranks);
+  // Parameters in memory that are updated while others still read them have another copy.
+  const bool hides = config.update_in_backward || optimizer.delayed_update_after > 0;
+  if (hides) states.parameters *= 2;
   const double work = work_of_step(config, size);
   const double room = static_cast<double>(config.memory_budget) - work;
   auto reason = fmt::format(
-      "of the budget of {} a step's own work needs about {}; states take {} (parameters {}, "
+      "of the budget of {} a step's own work needs about {}; states take {} (parameters {}{}, "
       "gradients {}, optimizer {})",
       bytes(static_cast<double>(config.memory_budget)), bytes(work), bytes(states.total()),
-      bytes(states.parameters), bytes(states.gradients), bytes(states.optimizer));
+      bytes(states.parameters), hides ? " in two copies" : "", bytes(states.gradients),
+      bytes(states.optimizer));
   if (states.total() <= room) return {std::move(config), reason + ": all stay in memory"};
 
   optimizer.device = OffloadDevice::nvme;
+  // What others leave keeps a part of the optimizer's in memory: a byte of them saves two of the
+  // disk's a step, one read and one written. In twentieths, so that the choice reads well.
+  const auto beside = [&](double others) {
+    const double excess = states.optimizer > 0 ? 1 - (room - others) / states.optimizer : 1;
+    optimizer.ratio = std::clamp(std::ceil(excess * 20) / 20, 0.05, 1.0);
+    return optimizer.ratio < 1 ? fmt::format("{:.0f} % of the optimizer's", 100 * optimizer.ratio)
+                               : std::string("the optimizer's");
+  };
   const double rest = states.parameters + states.gradients;
   if (rest <= room) {
-    // In twentieths, so that the choice reads well.
-    const double excess = (states.total() - room) / states.optimizer;
-    optimizer.ratio = std::min(1.0, std::ceil(excess * 20) / 20);
-    reason += fmt::format(": {:.0f} % of the optimizer's go to disk", 100 * optimizer.ratio);
+    reason += fmt::format(": {} go to disk", beside(rest));
     return {std::move(config), std::move(reason)};
   }
-  optimizer.ratio = 1;
-  if (config.stage >= 2) {
-    optimizer.gradients = true;
-    if (states.parameters <= room)
-      return {std::move(config), reason + ": the optimizer's and the gradients go to disk"};
+  if (config.stage >= 2 && states.gradients > 0) optimizer.gradients = true;
+  const double kept = config.stage >= 2 ? states.parameters : rest;
+  if (kept <= room || config.stage < 3) {
+    reason += fmt::format(": {}{} go to disk{}", beside(kept),
+                          optimizer.gradients ? " and the gradients" : "",
+                          kept <= room ? "" : ", and at stage 3 the parameters would");
+    return {std::move(config), std::move(reason)};
   }
-  if (config.stage == 3) {
-    parameters.device = OffloadDevice::nvme;
-    parameters.nvme_path = optimizer.nvme_path;
-    return {std::move(config), reason + ": all go to disk"};
-  }
-  return {std::move(config),
-          reason + ": the optimizer's go to disk, and at stage 3 the parameters would"};
+  parameters.device = OffloadDevice::nvme;
+  parameters.nvme_path = optimizer.nvme_path;
+  reason += fmt::format(": {}{} and the parameters go to disk", beside(0),
+                        optimizer.gradients ? ", the gradients" : "");
+  return {std::move(config), std::move(reason)};
 }
 
 }  // namespace zero

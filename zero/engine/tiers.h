@@ -33,8 +33,9 @@ struct TierChoice {
 /// Where `config` has a memory budget and names a folder for files (nvme_path) but puts nothing
 /// there: moves as little as needed to disk for the states to fit beside what a step needs. First
 /// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; at stage 3 the
-/// parameters, too. What comes to disk first costs least: optimizer states move once a step,
-/// parameters with every gather. Results do not depend on the choice. Where nothing fits, the most
+/// parameters, too; of the optimizer's states what then still fits stays. What comes to disk first
+/// costs least: optimizer states move once a step, parameters with every gather. Results do not
+/// depend on the choice. Where nothing fits, the most
 /// frugal choice is returned.
 TierChoice choose_tiers(Config config, const StepSize& size);
 

@@ -19,6 +19,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/tokenizer.h"
 #include "zero/engine/tiers.h"
@@ -140,8 +141,11 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
 Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
                  comm::Group& group) {
   const auto sizes = model_config(options, data);
-  // A model whose parameters live on disk is built there, since it may not fit in memory.
-  const bool on_disk = config.offload_param.device == OffloadDevice::nvme;
+  // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
+  const auto whole = 4.0 * static_cast<double>(sizes.parameter_count()) * group.local_size();
+  const bool on_disk =
+      config.offload_param.device == OffloadDevice::nvme ||
+      (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
   check_fits(sizes.parameter_count(), config, group, on_disk);
   std::optional<Init> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
