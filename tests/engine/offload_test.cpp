@@ -409,6 +409,11 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_FALSE(beside.offload_optimizer.gradients);
   EXPECT_EQ(beside.offload_param.device, OffloadDevice::none);
   EXPECT_EQ(chosen(3 * kGiB).config.offload_param.device, OffloadDevice::nvme);
+  // At stage 2 that copy is of the rank's own part alone: 8 GiB and 2 stay beside 3 of 12.
+  c.stage = 2;
+  const auto own_part = chosen(13 * kGiB).config;
+  EXPECT_NEAR(own_part.offload_optimizer.ratio, 0.8, 1e-9);
+  c.stage = 3;
   c.update_in_backward = false;
   // What was asked for is not changed.
   c.offload_optimizer.device = OffloadDevice::nvme;

@@ -258,7 +258,7 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output) {
 
 void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel, bool stream) {
-  // That needs aligned stores; the elements before the first aligned one are added plainly.
+  // Streaming needs aligned stores; the elements before the first aligned one are added plainly.
   const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
   int64_t from = 0;
   if (stream) {

@@ -103,6 +103,10 @@ void Engine::Impl::limit_device() {
       bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
 }
 
+double bytes_to_build(int64_t parameters, const comm::Group& group) {
+  return 4.0 * static_cast<double>(parameters) * group.local_size();
+}
+
 void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
   const auto limit = available_memory();
   const double local = group.local_size();
@@ -110,7 +114,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
     return predicted_states(as, parameters, group.size()).total() * local;
   };
   const double states = on_host(config);
-  const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
+  const double build = built_on_disk ? 0 : bytes_to_build(parameters, group);
   const auto available = static_cast<double>(limit.available);
   const bool fits = std::max(states, build) <= available;
   const auto failed = comm::first_failure(group, !fits, "memory of the host");

@@ -87,6 +87,10 @@ struct DiskUse {
   double wait_ms = 0;   ///< that this rank has spent waiting for it
 };
 
+/// Bytes that the ranks of this host together need while each builds a model of `parameters`
+/// parameters whole, in fp32.
+double bytes_to_build(int64_t parameters, const comm::Group& group);
+
 /// Throws OutOfMemory, on every rank, if a model of `parameters` parameters cannot be trained so in
 /// the memory that this host (or the cgroup that the ranks run in) has left: because building it in
 /// fp32 takes more (`built_on_disk`: it is built in a zero::Init scope), or its states do by

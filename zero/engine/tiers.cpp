@@ -28,6 +28,14 @@ double work_of_step(const Config& config, const StepSize& size) {
          static_cast<double>(size.activations);
 }
 
+// Bytes of the second copy of what a rank updates, where others read the first one meanwhile; none
+// is needed of parameters on disk.
+double hidden_parameters(const Config& config, const StepSize& size) {
+  if (!config.update_in_backward && config.offload_optimizer.delayed_update_after == 0) return 0;
+  const bool sharded = partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage).optimizer;
+  return static_cast<double>(size.parameters) * (config.bf16 ? 2 : 4) / (sharded ? size.ranks : 1);
+}
+
 }  // namespace
 
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
@@ -128,46 +136,43 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (config.memory_budget == 0 || chosen || optimizer.nvme_path.empty())
     return {std::move(config), {}};
 
-  auto states = predicted_states(config, size.parameters, size.ranks);
-  // Parameters in memory that are updated while others still read them have another copy.
-  const bool hides = config.update_in_backward || optimizer.delayed_update_after > 0;
-  if (hides) states.parameters *= 2;
+  const auto states = predicted_states(config, size.parameters, size.ranks);
+  const double hidden = hidden_parameters(config, size);
   const double work = work_of_step(config, size);
   const double room = static_cast<double>(config.memory_budget) - work;
   auto reason = fmt::format(
-      "of the budget of {} a step's own work needs about {}; states take {} (parameters {}{}, "
-      "gradients {}, optimizer {})",
+      "of the budget of {} a step's own work needs about {}; states take {} (parameters {}, "
+      "gradients {}, optimizer {}){}",
       bytes(static_cast<double>(config.memory_budget)), bytes(work), bytes(states.total()),
-      bytes(states.parameters), hides ? " in two copies" : "", bytes(states.gradients),
-      bytes(states.optimizer));
-  if (states.total() <= room) return {std::move(config), reason + ": all stay in memory"};
+      bytes(states.parameters), bytes(states.gradients), bytes(states.optimizer),
+      hidden > 0 ? fmt::format(", and {} what updates beside a pass hide in memory", bytes(hidden))
+                 : "");
+  if (states.total() + hidden <= room) return {std::move(config), reason + ": all stay in memory"};
 
   optimizer.device = OffloadDevice::nvme;
-  // What others leave keeps a part of the optimizer's in memory: a byte of them saves two of the
-  // disk's a step, one read and one written. In twentieths, so that the choice reads well.
-  const auto beside = [&](double others) {
-    const double excess = states.optimizer > 0 ? 1 - (room - others) / states.optimizer : 1;
-    optimizer.ratio = std::clamp(std::ceil(excess * 20) / 20, 0.05, 1.0);
-    return optimizer.ratio < 1 ? fmt::format("{:.0f} % of the optimizer's", 100 * optimizer.ratio)
-                               : std::string("the optimizer's");
-  };
-  const double rest = states.parameters + states.gradients;
-  if (rest <= room) {
-    reason += fmt::format(": {} go to disk", beside(rest));
-    return {std::move(config), std::move(reason)};
+  double others = states.parameters + hidden + states.gradients;  // that stay in memory
+  if (others > room && config.stage >= 2 && states.gradients > 0) {
+    optimizer.gradients = true;
+    others -= states.gradients;
   }
-  if (config.stage >= 2 && states.gradients > 0) optimizer.gradients = true;
-  const double kept = config.stage >= 2 ? states.parameters : rest;
-  if (kept <= room || config.stage < 3) {
-    reason += fmt::format(": {}{} go to disk{}", beside(kept),
-                          optimizer.gradients ? " and the gradients" : "",
-                          kept <= room ? "" : ", and at stage 3 the parameters would");
-    return {std::move(config), std::move(reason)};
+  if (others > room && config.stage == 3) {
+    parameters.device = OffloadDevice::nvme;
+    parameters.nvme_path = optimizer.nvme_path;
+    others = 0;
   }
-  parameters.device = OffloadDevice::nvme;
-  parameters.nvme_path = optimizer.nvme_path;
-  reason += fmt::format(": {}{} and the parameters go to disk", beside(0),
-                        optimizer.gradients ? ", the gradients" : "");
+  // What they leave keeps a part of the optimizer's: a byte of them saves two of the disk's a step,
+  // one read and one written. In twentieths, so that the choice reads well.
+  const double excess = states.optimizer > 0 ? 1 - (room - others) / states.optimizer : 1;
+  optimizer.ratio = std::clamp(std::ceil(excess * 20) / 20, 0.05, 1.0);
+
+  const bool all_parameters = parameters.device == OffloadDevice::nvme;
+  reason += optimizer.ratio < 1
+                ? fmt::format(": {:.0f} % of the optimizer's", 100 * optimizer.ratio)
+                : std::string(": the optimizer's");
+  if (optimizer.gradients) reason += all_parameters ? ", the gradients" : " and the gradients";
+  if (all_parameters) reason += " and the parameters";
+  reason += " go to disk";
+  if (others > room) reason += ", and at stage 3 the parameters would";
   return {std::move(config), std::move(reason)};
 }
 

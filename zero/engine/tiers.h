@@ -35,8 +35,7 @@ struct TierChoice {
 /// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; at stage 3 the
 /// parameters, too; of the optimizer's states what then still fits stays. What comes to disk first
 /// costs least: optimizer states move once a step, parameters with every gather. Results do not
-/// depend on the choice. Where nothing fits, the most
-/// frugal choice is returned.
+/// depend on the choice. Where nothing fits, the most frugal choice is returned.
 TierChoice choose_tiers(Config config, const StepSize& size);
 
 /// Configurations that need less of a device than `config`, the cheapest first: higher stages cost

@@ -142,7 +142,7 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
                  comm::Group& group) {
   const auto sizes = model_config(options, data);
   // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
-  const auto whole = 4.0 * static_cast<double>(sizes.parameter_count()) * group.local_size();
+  const double whole = bytes_to_build(sizes.parameter_count(), group);
   const bool on_disk =
       config.offload_param.device == OffloadDevice::nvme ||
       (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
