@@ -420,6 +420,34 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_EQ(chosen(kGiB).config.offload_param.device, OffloadDevice::none);
 }
 
+TEST(EngineOffload, GatheredParametersTakeHalfOfWhatTheHostHasLeft) {
+  constexpr int64_t kGiB = 1 << 30;
+  Config c;
+  c.stage = 3;
+  c.bf16 = true;
+  c.offload_optimizer.device = c.offload_param.device = OffloadDevice::nvme;
+  c.offload_optimizer.nvme_path = c.offload_param.nvme_path = "/local";
+  c.offload_optimizer.gradients = true;
+  StepSize size{.parameters = 4 * kGiB, .ranks = 4, .activations = 2 * kGiB};
+  const auto chosen = [&](int64_t available) {
+    size.available = available;
+    return choose_tiers(c, size);
+  };
+  EXPECT_EQ(chosen(INT64_MAX).config.max_live_parameters, c.max_live_parameters);
+  EXPECT_EQ(chosen(7 * kGiB).reason, "");
+  const auto less = chosen(4 * kGiB);  // 2 GiB beside the activations, less the buffers
+  EXPECT_NEAR(static_cast<double>(less.config.max_live_parameters), 0.5 * kGiB, 0.05 * kGiB);
+  EXPECT_THAT(less.reason, HasSubstr("--live-parameters"));
+  EXPECT_EQ(chosen(kGiB).config.max_live_parameters, 0);
+  // A budget bounds them by what the first step leaves, and parameters in memory are not gathered
+  // from a disk.
+  c.memory_budget = 3 * kGiB;
+  EXPECT_EQ(chosen(kGiB).config.max_live_parameters, c.max_live_parameters);
+  c.memory_budget = 0;
+  c.offload_param.device = OffloadDevice::none;
+  EXPECT_EQ(chosen(kGiB).config.max_live_parameters, c.max_live_parameters);
+}
+
 TEST(EngineOffload, AnEngineUnderABudgetPutsStatesOnDiskWithTheSameBits) {
   const TemporaryFolder folder;
   auto c = config(3);

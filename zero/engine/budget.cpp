@@ -103,6 +103,14 @@ void Engine::Impl::limit_device() {
       bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
 }
 
+int64_t memory_of_rank(comm::Group& group) {
+  auto mine = at::empty({1}, at::kLong);
+  auto all = at::empty({group.size()}, at::kLong);
+  mine[0] = available_memory().available / group.local_size();
+  group.all_gather_control(all, mine, "memory of the host");
+  return all.min().item<int64_t>();
+}
+
 double bytes_to_build(int64_t parameters, const comm::Group& group) {
   return 4.0 * static_cast<double>(parameters) * group.local_size();
 }

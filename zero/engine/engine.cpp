@@ -210,7 +210,9 @@ StepSize Engine::Impl::step_size() const {
 }
 
 void Engine::Impl::place() {
-  config = choose_tiers(std::move(config), step_size()).config;
+  auto size = step_size();
+  size.available = memory_of_rank(*group);
+  config = choose_tiers(std::move(config), size).config;
   // One rank has nobody to shard with: every state is whole on it. What is elsewhere comes and goes
   // all the same.
   const bool pages = group->size() > 1 || config.offload_param.device != OffloadDevice::none ||

@@ -87,6 +87,10 @@ struct DiskUse {
   double wait_ms = 0;   ///< that this rank has spent waiting for it
 };
 
+/// Bytes that its host (or the cgroup that the ranks run in) has left for each rank; the least of
+/// all ranks. Collective.
+int64_t memory_of_rank(comm::Group& group);
+
 /// Bytes that the ranks of this host together need while each builds a model of `parameters`
 /// parameters whole, in fp32.
 double bytes_to_build(int64_t parameters, const comm::Group& group);

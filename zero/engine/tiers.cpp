@@ -36,6 +36,25 @@ double hidden_parameters(const Config& config, const StepSize& size) {
   return static_cast<double>(size.parameters) * (config.bf16 ? 2 : 4) / (sharded ? size.ranks : 1);
 }
 
+// Parameters on disk are in memory while they are gathered: of what the host has left beside a step
+// they get the half, since what updates under way and other programs take is not known.
+TierChoice bound_gathered(Config config, const StepSize& size) {
+  const double element_bytes = config.bf16 ? 2 : 4;
+  const double rest =
+      predicted_states(config, size.parameters, size.ranks).total() + work_of_step(config, size);
+  const auto available = static_cast<double>(size.available);
+  const double fit = std::max(0.0, available - rest) / 2 / element_bytes;
+  const auto wanted = static_cast<double>(std::min(config.max_live_parameters, size.parameters));
+  if (wanted <= fit) return {std::move(config), {}};
+  config.max_live_parameters = static_cast<int64_t>(fit);
+  auto reason = fmt::format(
+      "{:.0f} million parameters may be gathered at once, which takes {}; of the {} that the host "
+      "has left for a rank a step needs about {}: not more than {:.0f} million stay gathered "
+      "(stage3_max_live_parameters, --live-parameters)",
+      wanted / 1e6, bytes(wanted * element_bytes), bytes(available), bytes(rest), fit / 1e6);
+  return {std::move(config), std::move(reason)};
+}
+
 }  // namespace
 
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
@@ -129,6 +148,8 @@ std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize&
 }
 
 TierChoice choose_tiers(Config config, const StepSize& size) {
+  if (config.offload_param.device == OffloadDevice::nvme && config.memory_budget == 0)
+    return bound_gathered(std::move(config), size);
   auto& optimizer = config.offload_optimizer;
   auto& parameters = config.offload_param;
   const bool chosen =

@@ -22,7 +22,8 @@ struct StepSize {
   int64_t parameters = 0;         ///< of the model
   int64_t largest_parameter = 0;  ///< its elements
   int ranks = 1;
-  int64_t activations = 0;  ///< bytes of a rank, as far as they are known
+  int64_t activations = 0;        ///< bytes of a rank, as far as they are known
+  int64_t available = INT64_MAX;  ///< bytes that its host has left for a rank (memory_of_rank)
 };
 
 struct TierChoice {
@@ -36,6 +37,8 @@ struct TierChoice {
 /// parameters, too; of the optimizer's states what then still fits stays. What comes to disk first
 /// costs least: optimizer states move once a step, parameters with every gather. Results do not
 /// depend on the choice. Where nothing fits, the most frugal choice is returned.
+/// Where `config` itself puts the parameters on disk, without a budget: lowers
+/// `max_live_parameters` to what the host can hold beside a step.
 TierChoice choose_tiers(Config config, const StepSize& size);
 
 /// Configurations that need less of a device than `config`, the cheapest first: higher stages cost

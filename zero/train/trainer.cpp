@@ -252,8 +252,9 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
-  auto tiers = choose_tiers(
-      config, step_size(options_, model_config(options_, data_), config, group_->size()));
+  auto size = step_size(options_, model_config(options_, data_), config, group_->size());
+  size.available = memory_of_rank(*group_);
+  auto tiers = choose_tiers(config, size);
   config = std::move(tiers.config);
   tiers_reason_ = std::move(tiers.reason);
   model_ = build_model(options_, data_, config, *group_);
