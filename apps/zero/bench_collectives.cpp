@@ -42,7 +42,7 @@ constexpr const char* kDescription =
     "read and write, over all ranks together:\n"
     "  all_gather      2 N S      each rank reads N slices of S/N and writes them\n"
     "  reduce_scatter  (N+1) S    each rank reads its slice of N inputs and writes the sum\n"
-    "  all_reduce      (3N-1) S   the same, then each rank fetches the N-1 other sums\n"
+    "  all_reduce      2 N S      each element is read on N ranks and its sum written on N\n"
     "  broadcast       2 (N-1) S  each rank but the root reads S and writes it\n"
     "  all_to_all      2 N S\n"
     "GB/s are 1e9 of these bytes a second. `x copy` is the time as a multiple of what copies by as "
@@ -107,12 +107,11 @@ int64_t rounded(int64_t size, int ranks) {
 int64_t touched_bytes(comm::Collective collective, int64_t size, int64_t ranks) {
   switch (collective) {
     case comm::Collective::all_gather:
+    case comm::Collective::all_reduce:
     case comm::Collective::all_to_all:
       return 2 * ranks * size;
     case comm::Collective::reduce_scatter:
       return (ranks + 1) * size;
-    case comm::Collective::all_reduce:
-      return (3 * ranks - 1) * size;
     case comm::Collective::broadcast:
       return 2 * (ranks - 1) * size;
     case comm::Collective::control:
@@ -361,12 +360,12 @@ int run(comm::Group& group, const Options& options) {
   if (reports) {
     fmt::print(
         "machine   {}\nranks     {} x {} thread{}; {} repetitions, medians\n"
-        "bytes     that {} ranks must touch at size S: all_gather and all_to_all {} S, "
-        "reduce_scatter {} S, all_reduce {} S, broadcast {} S\n"
+        "bytes     that {} ranks must touch at size S: all_gather, all_reduce and "
+        "all_to_all {} S, reduce_scatter {} S, broadcast {} S\n"
         "x copy    time / time of copying as many bytes by as many processes: median, and its "
         "spread\n",
         describe(start), n, options.threads, options.threads == 1 ? "" : "s", options.repetitions,
-        n, 2 * n, n + 1, 3 * n - 1, 2 * (n - 1));
+        n, 2 * n, n + 1, 2 * (n - 1));
   }
   Json results = Json::array();
   Run run(group, options);

@@ -37,6 +37,12 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
   return bytes;
 }
 
+// To one output.
+void sum_to(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+            c10::ScalarType input_dtype, int64_t numel, bool stream) {
+  sum({&output, 1}, output_dtype, inputs, input_dtype, numel, stream);
+}
+
 bool same(const std::byte* a, const std::byte* b, c10::ScalarType dtype) {
   const auto size = c10::elementSize(dtype);
   if (std::memcmp(a, b, size) == 0) return true;
@@ -68,7 +74,7 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
           sum_reference(plain.data() + shift * out_size, output, inputs, input, numel);
           for (const bool stream : {false, true}) {
             auto fast = before;
-            sum(fast.data() + shift * out_size, output, inputs, input, numel, stream);
+            sum_to(fast.data() + shift * out_size, output, inputs, input, numel, stream);
             for (size_t i = 0; i < n + shift + 8; ++i) {
               ASSERT_TRUE(same(fast.data() + i * out_size, plain.data() + i * out_size, output))
                   << input << " to " << output << ", element " << i << " of " << numel << ", "
@@ -111,10 +117,42 @@ TEST(Sum, MayWriteOverAnyOfItsInputs) {
         for (const auto& array : data) inputs.push_back(array.data());
         std::vector<std::byte> expected(kNumel * size);
         sum_reference(expected.data(), output, inputs, input, kNumel);
-        sum(data[target].data(), output, inputs, input, kNumel, stream);
+        sum_to(data[target].data(), output, inputs, input, kNumel, stream);
         for (size_t i = 0; i < kNumel; ++i) {
           ASSERT_TRUE(same(data[target].data() + i * size, expected.data() + i * size, output))
               << input << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sum, WritesToEveryOutput) {
+  for (const auto [input, output] : kAll) {
+    if (input != output) continue;
+    const auto size = c10::elementSize(input);
+    for (const size_t arrays : {2, 3, 4}) {
+      for (const size_t shift : {0, 1}) {  // of one of them: then no store is aligned for all
+        for (const bool stream : {false, true}) {
+          constexpr int64_t kNumel = 333;
+          std::vector<std::vector<std::byte>> data;
+          std::vector<const void*> inputs;
+          std::vector<void*> outputs;  // the inputs themselves, as in an all-reduce
+          for (size_t k = 0; k < arrays; ++k) {
+            data.push_back(random_bytes((kNumel + shift) * size, k));
+            outputs.push_back(data.back().data() + (k == 1 ? shift : 0) * size);
+            inputs.push_back(outputs.back());
+          }
+          std::vector<std::byte> expected(kNumel * size);
+          sum_reference(expected.data(), output, inputs, input, kNumel);
+          sum(outputs, output, inputs, input, kNumel, stream);
+          for (const void* written : outputs) {
+            for (size_t i = 0; i < kNumel; ++i) {
+              ASSERT_TRUE(same(static_cast<const std::byte*>(written) + i * size,
+                               expected.data() + i * size, output))
+                  << input << ", element " << i << ", " << arrays << " arrays";
+            }
+          }
         }
       }
     }
@@ -129,7 +167,7 @@ TEST(Sum, RoundsLowPrecisionOnceAtTheEnd) {
     std::vector<const void*> inputs;
     for (const auto& tensor : tensors) inputs.push_back(tensor.const_data_ptr());
     auto output = at::empty({40}, dtype);
-    sum(output.data_ptr(), dtype, inputs, dtype, 40, false);
+    sum_to(output.data_ptr(), dtype, inputs, dtype, 40, false);
     EXPECT_EQ(output[0].item<float>(), 258);
     EXPECT_EQ(output[39].item<float>(), 258);
   }
@@ -143,11 +181,11 @@ TEST(Sum, AddsInArrayOrder) {
   auto output = at::empty({40});
   std::vector<const void*> inputs{big.const_data_ptr(), one.const_data_ptr(),
                                   minus.const_data_ptr()};
-  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
+  sum_to(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
   EXPECT_EQ(output[0].item<float>(), 0);
   EXPECT_EQ(output[39].item<float>(), 0);
   std::swap(inputs[1], inputs[2]);
-  sum(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
+  sum_to(output.data_ptr(), at::kFloat, inputs, at::kFloat, 40, false);
   EXPECT_EQ(output[0].item<float>(), 1);
   EXPECT_EQ(output[39].item<float>(), 1);
 }
@@ -157,7 +195,7 @@ TEST(Sum, IntegersWrapAround) {
   auto one = at::full({20}, 1, at::kInt);
   auto output = at::empty({20}, at::kInt);
   const std::vector<const void*> inputs{most.const_data_ptr(), one.const_data_ptr()};
-  sum(output.data_ptr(), at::kInt, inputs, at::kInt, 20, false);
+  sum_to(output.data_ptr(), at::kInt, inputs, at::kInt, 20, false);
   EXPECT_EQ(output[19].item<int32_t>(), std::numeric_limits<int32_t>::min());
 }
 

@@ -52,9 +52,10 @@ void copy_slice(const at::Tensor& output, const at::Tensor& input) {
     const c10::InferenceMode no_autograd;
     output.copy_(input);
   } else if (input.scalar_type() != output.scalar_type()) {
-    const void* only = input.const_data_ptr();
-    sum(output.mutable_data_ptr(), output.scalar_type(), {&only, 1}, input.scalar_type(),
-        input.numel(), static_cast<int64_t>(output.nbytes()) >= kStreamedBytes);
+    const void* from = input.const_data_ptr();
+    void* to = output.mutable_data_ptr();
+    sum({&to, 1}, output.scalar_type(), {&from, 1}, input.scalar_type(), input.numel(),
+        static_cast<int64_t>(output.nbytes()) >= kStreamedBytes);
   } else if (output.const_data_ptr() != input.const_data_ptr()) {
     std::memcpy(output.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
   }

@@ -87,13 +87,12 @@ struct HalfLanes {
 // one array together, so that each array is read as a stream. `kInputs` is their number where it is
 // small: with the pointers in registers two arrays are summed in 20 % less time. 0: any number.
 template <class In, class Out, bool kStream, size_t kInputs>
-int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t from,
+int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_t from,
                     int64_t numel) {
   using Element = const typename In::Element;
   const typename In::Tag d;
   const typename Out::StoredTag stored_tag;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  auto* out = static_cast<typename Out::Element*>(output);
   std::array<Element*, kInputs> fixed;
   for (size_t k = 0; k < kInputs; ++k) fixed[k] = static_cast<Element*>(inputs[k]);
   const size_t count = kInputs > 0 ? kInputs : inputs.size();
@@ -131,57 +130,61 @@ int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t f
       c = hn::Add(c, In::load(d, next + 2 * lanes));
       e = hn::Add(e, In::load(d, next + 3 * lanes));
     }
-    store(a, out + i);
-    store(b, out + i + lanes);
-    store(c, out + i + 2 * lanes);
-    store(e, out + i + 3 * lanes);
+    for (void* output : outputs) {
+      auto* out = static_cast<typename Out::Element*>(output) + i;
+      store(a, out);
+      store(b, out + lanes);
+      store(c, out + 2 * lanes);
+      store(e, out + 3 * lanes);
+    }
   }
   for (; i + lanes <= numel; i += lanes) {
     auto a = In::load(d, at(0) + i);
     for (size_t k = 1; k < count; ++k) a = hn::Add(a, In::load(d, at(k) + i));
-    store(a, out + i);
+    for (void* output : outputs) store(a, static_cast<typename Out::Element*>(output) + i);
   }
   if (kStream && kCanStream) hwy::FlushStream();
   return i;
 }
 
 template <class In, class Out>
-int64_t sum_vectors(void* output, std::span<const void* const> inputs, int64_t from, int64_t numel,
-                    bool stream) {
-  if (!stream) return sum_vectors<In, Out, false, 0>(output, inputs, from, numel);
+int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_t from,
+                    int64_t numel, bool stream) {
+  if (!stream) return sum_vectors<In, Out, false, 0>(outputs, inputs, from, numel);
   switch (inputs.size()) {
     case 2:
-      return sum_vectors<In, Out, true, 2>(output, inputs, from, numel);
+      return sum_vectors<In, Out, true, 2>(outputs, inputs, from, numel);
     case 4:
-      return sum_vectors<In, Out, true, 4>(output, inputs, from, numel);
+      return sum_vectors<In, Out, true, 4>(outputs, inputs, from, numel);
     default:
-      return sum_vectors<In, Out, true, 0>(output, inputs, from, numel);
+      return sum_vectors<In, Out, true, 0>(outputs, inputs, from, numel);
   }
 }
 
-int64_t SumVectors(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-                   c10::ScalarType input_dtype, int64_t from, int64_t numel, bool stream) {
+int64_t SumVectors(Outputs outputs, c10::ScalarType output_dtype,
+                   std::span<const void* const> inputs, c10::ScalarType input_dtype, int64_t from,
+                   int64_t numel, bool stream) {
   using c10::ScalarType;
   using FloatLanes = PlainLanes<float>;
   const bool widened = output_dtype != input_dtype;
   switch (input_dtype) {
     case ScalarType::Float:
-      return sum_vectors<FloatLanes, FloatLanes>(output, inputs, from, numel, stream);
+      return sum_vectors<FloatLanes, FloatLanes>(outputs, inputs, from, numel, stream);
     case ScalarType::Double:
 #if HWY_HAVE_FLOAT64
-      return sum_vectors<PlainLanes<double>, PlainLanes<double>>(output, inputs, from, numel,
+      return sum_vectors<PlainLanes<double>, PlainLanes<double>>(outputs, inputs, from, numel,
                                                                  stream);
 #else
       return from;
 #endif
     case ScalarType::BFloat16:
       return widened
-                 ? sum_vectors<Bfloat16Lanes, FloatLanes>(output, inputs, from, numel, stream)
-                 : sum_vectors<Bfloat16Lanes, Bfloat16Lanes>(output, inputs, from, numel, stream);
+                 ? sum_vectors<Bfloat16Lanes, FloatLanes>(outputs, inputs, from, numel, stream)
+                 : sum_vectors<Bfloat16Lanes, Bfloat16Lanes>(outputs, inputs, from, numel, stream);
     case ScalarType::Half:
 #if HWY_TARGET <= HWY_AVX2
-      return widened ? sum_vectors<HalfLanes, FloatLanes>(output, inputs, from, numel, stream)
-                     : sum_vectors<HalfLanes, HalfLanes>(output, inputs, from, numel, stream);
+      return widened ? sum_vectors<HalfLanes, FloatLanes>(outputs, inputs, from, numel, stream)
+                     : sum_vectors<HalfLanes, HalfLanes>(outputs, inputs, from, numel, stream);
 #else
       return from;
 #endif
@@ -201,39 +204,38 @@ HWY_EXPORT(SumVectors);
 
 // `Sum` is what the elements are added in.
 template <class In, class Sum, class Out>
-void sum_plain(void* output, std::span<const void* const> inputs, int64_t from, int64_t numel) {
-  auto* out = static_cast<Out*>(output);
+void sum_plain(Outputs outputs, std::span<const void* const> inputs, int64_t from, int64_t numel) {
   for (int64_t i = from; i < numel; ++i) {
     auto total = static_cast<Sum>(static_cast<const In*>(inputs[0])[i]);
     for (size_t k = 1; k < inputs.size(); ++k) {
       total = static_cast<Sum>(total + static_cast<Sum>(static_cast<const In*>(inputs[k])[i]));
     }
-    out[i] = static_cast<Out>(total);
+    for (void* output : outputs) static_cast<Out*>(output)[i] = static_cast<Out>(total);
   }
 }
 
-void sum_plain(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+void sum_plain(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
                c10::ScalarType input_dtype, int64_t from, int64_t numel) {
   using c10::ScalarType;
   ensure(can_sum(input_dtype, output_dtype), "a sum of a dtype that has none");
   const bool widened = output_dtype != input_dtype;
   switch (input_dtype) {
     case ScalarType::Float:
-      return sum_plain<float, float, float>(output, inputs, from, numel);
+      return sum_plain<float, float, float>(outputs, inputs, from, numel);
     case ScalarType::Double:
-      return sum_plain<double, double, double>(output, inputs, from, numel);
+      return sum_plain<double, double, double>(outputs, inputs, from, numel);
     case ScalarType::BFloat16:
-      return widened ? sum_plain<c10::BFloat16, float, float>(output, inputs, from, numel)
-                     : sum_plain<c10::BFloat16, float, c10::BFloat16>(output, inputs, from, numel);
+      return widened ? sum_plain<c10::BFloat16, float, float>(outputs, inputs, from, numel)
+                     : sum_plain<c10::BFloat16, float, c10::BFloat16>(outputs, inputs, from, numel);
     case ScalarType::Half:
-      return widened ? sum_plain<c10::Half, float, float>(output, inputs, from, numel)
-                     : sum_plain<c10::Half, float, c10::Half>(output, inputs, from, numel);
+      return widened ? sum_plain<c10::Half, float, float>(outputs, inputs, from, numel)
+                     : sum_plain<c10::Half, float, c10::Half>(outputs, inputs, from, numel);
     case ScalarType::Int:  // unsigned, whose overflow is defined
-      return sum_plain<uint32_t, uint32_t, uint32_t>(output, inputs, from, numel);
+      return sum_plain<uint32_t, uint32_t, uint32_t>(outputs, inputs, from, numel);
     case ScalarType::Long:
-      return sum_plain<uint64_t, uint64_t, uint64_t>(output, inputs, from, numel);
+      return sum_plain<uint64_t, uint64_t, uint64_t>(outputs, inputs, from, numel);
     default:
-      return sum_plain<uint8_t, uint8_t, uint8_t>(output, inputs, from, numel);
+      return sum_plain<uint8_t, uint8_t, uint8_t>(outputs, inputs, from, numel);
   }
 }
 
@@ -256,24 +258,29 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output) {
   }
 }
 
-void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel, bool stream) {
   // Streaming needs aligned stores; the elements before the first aligned one are added plainly.
   const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
+  const auto misaligned = [](const void* output) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(output) % 64);
+  };
+  const int64_t first = misaligned(outputs.front());
+  stream = stream && std::ranges::all_of(
+                         outputs, [&](const void* output) { return misaligned(output) == first; });
   int64_t from = 0;
   if (stream) {
-    const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(output) % 64);
-    from = misaligned == 0 ? 0 : std::min(numel, (64 - misaligned) / width);
-    sum_plain(output, output_dtype, inputs, input_dtype, 0, from);
+    from = first == 0 ? 0 : std::min(numel, (64 - first) / width);
+    sum_plain(outputs, output_dtype, inputs, input_dtype, 0, from);
   }
-  from = HWY_DYNAMIC_DISPATCH(SumVectors)(output, output_dtype, inputs, input_dtype, from, numel,
+  from = HWY_DYNAMIC_DISPATCH(SumVectors)(outputs, output_dtype, inputs, input_dtype, from, numel,
                                           stream);
-  sum_plain(output, output_dtype, inputs, input_dtype, from, numel);
+  sum_plain(outputs, output_dtype, inputs, input_dtype, from, numel);
 }
 
 void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
                    c10::ScalarType input_dtype, int64_t numel) {
-  sum_plain(output, output_dtype, inputs, input_dtype, 0, numel);
+  sum_plain({&output, 1}, output_dtype, inputs, input_dtype, 0, numel);
 }
 
 }  // namespace zero::comm

@@ -12,17 +12,21 @@ namespace zero::comm {
 /// Byte.
 bool can_sum(c10::ScalarType input, c10::ScalarType output);
 
-/// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel), added in that order: in fp32
-/// for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even) where the
-/// output is not Float; in fp64 for Double; modulo 2^bits for integers. `output` may be one of the
-/// inputs (of the same dtype), else it may overlap none. Pointers need the alignment of their
-/// elements only. An element's sum depends on that element's inputs alone. `stream`: the inputs are
-/// asked for ahead and the output is written past the caches, for parts of large arrays. Serial;
-/// vectorised with run-time dispatch.
-void sum(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
+/// Where a sum is written: to each of them.
+using Outputs = std::span<void* const>;
+
+/// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel) and each output, added in that
+/// order: in fp32 for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even)
+/// where the output is not Float; in fp64 for Double; modulo 2^bits for integers. An output may be
+/// one of the inputs (of the same dtype), else it may overlap none. Pointers need the alignment of
+/// their elements only. An element's sum depends on that element's inputs alone. `stream`: the
+/// inputs are asked for ahead and outputs that are aligned alike are written past the caches, for
+/// parts of large arrays. Serial; vectorised with run-time dispatch.
+void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel, bool stream);
 
-/// The same in plain loops: what `sum` is tested against. (Which NaN a NaN becomes may differ.)
+/// The same in plain loops to one output: what `sum` is tested against. (Which NaN a NaN becomes
+/// may differ.)
 void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
                    c10::ScalarType input_dtype, int64_t numel);
 

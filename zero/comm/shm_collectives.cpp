@@ -17,8 +17,8 @@
 // share its core. So a slice is summed in pieces, each of which is claimed by whoever comes first;
 // a rank begins with its own slice, and having done that it helps the others, as far as both what
 // they read and what they write lies in the arena. Sums do not depend on who adds them. Where the
-// call fails on a rank, a piece of its share that a peer has begun is still written: the output of
-// a failed call is not to be used again.
+// call fails on a rank, a piece that a peer has begun is still written: the output of a failed call
+// is not to be used again.
 #include "zero/comm/shm_collectives.h"
 
 #include <ATen/Parallel.h>
@@ -229,11 +229,14 @@ void Collectives::add_piece(const Call& call, const Share& share, int64_t piece)
   const int64_t size = share.bytes / pieces(share.bytes) / 64 * 64;  // whole cache lines
   const int64_t begin = piece * size;
   const int64_t end = piece + 1 == pieces(share.bytes) ? share.bytes : begin + size;
+  const int64_t width = element_bytes(call.input);
   c10::SmallVector<const void*, 8> inputs;
   for (const auto* input : share.inputs) inputs.push_back(input + begin);
-  const int64_t width = element_bytes(call.input);
-  sum(share.output + begin / width * element_bytes(call.output), call.output.scalar_type(), inputs,
-      call.input.scalar_type(), (end - begin) / width, share.bytes >= kStreamedBytes);
+  c10::SmallVector<void*, 8> outputs;
+  for (auto* output : share.outputs)
+    outputs.push_back(output + begin / width * element_bytes(call.output));
+  sum(outputs, call.output.scalar_type(), inputs, call.input.scalar_type(), (end - begin) / width,
+      share.bytes >= kStreamedBytes);
 }
 
 void Collectives::add(const Call& call, const Share& own) {
@@ -246,13 +249,15 @@ void Collectives::add(const Call& call, const Share& own) {
 // Note [Helping]
 void Collectives::add_together(const Call& call, const std::function<Share(int)>& share_of) {
   const int n = peers_->size();
-  const int64_t mine = share_of(peers_->rank()).bytes;
-  copied_ += (n - 1) * mine;  // whoever does it
+  const auto own = share_of(peers_->rank());
+  const int64_t mine = own.bytes;
+  // Whoever does it: of each array but one, to each but one.
+  copied_ += (n + static_cast<int64_t>(own.outputs.size()) - 2) * mine;
   at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), pieces(mine)), 1, [&](auto, auto) {
     for (int i = 0; i < n; ++i) {
       const int r = (peers_->rank() + i) % n;
       const auto share = share_of(r);
-      if (share.output == nullptr) continue;
+      if (share.outputs.empty()) continue;
       auto& slot = peers_->slot(r);
       // Nothing is begun for one that gave up.
       while (slot.current_state() == RankState::active) {
@@ -307,8 +312,9 @@ void Collectives::reduce_scatter(const Call& call) {
   const auto* in = bytes_of(call.input);
   if (!any_staged()) {
     add_together(call, [&](int owner) {
-      Share share{.output = owner == peers_->rank() ? bytes_of(call.output) : output_of(owner),
-                  .bytes = slice};
+      Share share{.bytes = slice};
+      auto* output = owner == peers_->rank() ? bytes_of(call.output) : output_of(owner);
+      if (output != nullptr) share.outputs.push_back(output);
       for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, owner * slice, 0, 0));
       return share;
     });
@@ -326,7 +332,7 @@ void Collectives::reduce_scatter(const Call& call) {
       sync();
     }
     const auto mine = peers_->rank() * slice + at;
-    Share share{.output = bytes_of(call.output) + at / width * element_bytes(call.output),
+    Share share{.outputs = {bytes_of(call.output) + at / width * element_bytes(call.output)},
                 .bytes = bytes};
     for (int r = 0; r < n; ++r) {
       share.inputs.push_back(
@@ -336,43 +342,49 @@ void Collectives::reduce_scatter(const Call& call) {
   }
 }
 
-// Every rank sums its own share of the elements, then fetches the other shares.
+// Each element is summed once, and in the arena written to every rank at once: what a rank sums it
+// need not read again elsewhere. Else every rank sums its own share, then fetches the other shares.
 void Collectives::all_reduce(const Call& call) {
   const int n = peers_->size();
   const auto total = own_.input_bytes;
-  const auto step = any_staged() ? kHalf : total;
   auto* data = bytes_of(call.output);
+  // Of `bytes` that `owner` sums, in whole cache lines.
+  const auto begin_of = [&](int64_t bytes, int owner) {
+    return std::min(bytes, owner * (bytes / n / 64 + 1) * 64);
+  };
+  const auto bytes_of_share = [&](int64_t bytes, int owner) {
+    return begin_of(bytes, owner + 1) - begin_of(bytes, owner);
+  };
+  if (!any_staged()) {
+    add_together(call, [&](int owner) {
+      Share share{.bytes = bytes_of_share(total, owner)};
+      for (int r = 0; r < n; ++r) {
+        share.inputs.push_back(peer_bytes(r, begin_of(total, owner), 0, 0));
+        share.outputs.push_back(output_of(r) + begin_of(total, owner));
+      }
+      return share;
+    });
+    return;
+  }
   int half = 0;
-  for (int64_t at = 0; at < total; at += step, half ^= 1) {
-    const auto bytes = std::min(step, total - at);
+  for (int64_t at = 0; at < total; at += kHalf, half ^= 1) {
+    const auto bytes = std::min(kHalf, total - at);
     if (at > 0) {
       if (staged_) copy(staging(half), data + at, bytes);
       sync();
     }
-    const auto share = (bytes / n / 64 + 1) * 64;  // whole cache lines
-    const auto begin_of = [&](int r) { return std::min(bytes, r * share); };
-    const auto share_bytes = [&](int r) { return begin_of(r + 1) - begin_of(r); };
     auto* own = staged_ ? staging(half) : data + at;
-    const auto share_of = [&](int owner) {
-      const auto begin = begin_of(owner);
-      Share share{.output = owner == peers_->rank() ? own : output_of(owner),
-                  .bytes = share_bytes(owner)};
-      if (share.output != nullptr) share.output += begin;
-      for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, at + begin, half, begin));
-      return share;
-    };
-    if (any_staged()) {
-      add(call, share_of(peers_->rank()));
-    } else {
-      add_together(call, share_of);
-    }
+    const auto mine = begin_of(bytes, peers_->rank());
+    Share share{.outputs = {own + mine}, .bytes = bytes_of_share(bytes, peers_->rank())};
+    for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, at + mine, half, mine));
+    add(call, share);
     sync();
     for (int i = 0; i < n; ++i) {
       const int r = (peers_->rank() + i) % n;
-      const auto begin = begin_of(r);
+      const auto begin = begin_of(bytes, r);
       copy(data + at + begin,
            r == peers_->rank() ? own + begin : peer_bytes(r, at + begin, half, begin),
-           share_bytes(r));
+           bytes_of_share(bytes, r));
     }
   }
 }
@@ -380,7 +392,7 @@ void Collectives::all_reduce(const Call& call) {
 // Every rank sums everything: cheaper than a second round where there is little.
 void Collectives::small_all_reduce(const Call& call) {
   if (own_.input_bytes == 0) return;
-  Share all{.output = bytes_of(call.output), .bytes = own_.input_bytes};
+  Share all{.outputs = {bytes_of(call.output)}, .bytes = own_.input_bytes};
   for (int r = 0; r < peers_->size(); ++r) all.inputs.push_back(peer_bytes(r, 0, 0, 0));
   add(call, all);
 }

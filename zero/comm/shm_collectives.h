@@ -47,9 +47,9 @@ class Collectives {
   void run(Call& call);
 
  private:
-  /// What a rank adds up in a reduction: one array of every rank's.
+  /// What a rank adds up in a reduction: one array of every rank's, to one or all of them.
   struct Share {
-    std::byte* output = nullptr;
+    c10::SmallVector<std::byte*, 8> outputs{};
     c10::SmallVector<const std::byte*, 8> inputs{};
     int64_t bytes = 0;  ///< of an input
   };
