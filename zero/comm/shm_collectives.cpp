@@ -1,11 +1,11 @@
 // Note [Collectives in shared memory]
 // A call opens with each rank's record of it (shm_control.h) and a synchronisation, and closes with
 // another, after which inputs may be overwritten. In between each rank reads its peers' memory (and
-// where it helps, writes it: Note [Helping]): in place where the tensor lies in the arena,
-// otherwise in the peer's staging buffer, through which the tensor passes in chunks. The buffer has
-// two halves that are used in turn, so that one synchronisation a chunk is enough: a half is
-// written again only after a synchronisation that every rank enters having read it. Ranks may
-// differ in where their tensors lie; if one stages, all go by chunks.
+// writes it, in an all-reduce and where it helps: Note [Helping]): in place where the tensor lies
+// in the arena, otherwise in the peer's staging buffer, through which the tensor passes in chunks.
+// The buffer has two halves that are used in turn, so that one synchronisation a chunk is enough: a
+// half is written again only after a synchronisation that every rank enters having read it. Ranks
+// may differ in where their tensors lie; if one stages, all go by chunks.
 //
 // Note [Matching]
 // Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So
@@ -225,6 +225,12 @@ void Collectives::copy(void* to, const void* from, int64_t bytes) {
   });
 }
 
+bool Collectives::all_active() const {
+  for (int r = 0; r < peers_->size(); ++r)
+    if (peers_->slot(r).current_state() != RankState::active) return false;
+  return true;
+}
+
 void Collectives::add_piece(const Call& call, const Share& share, int64_t piece) const {
   const int64_t size = share.bytes / pieces(share.bytes) / 64 * 64;  // whole cache lines
   const int64_t begin = piece * size;
@@ -258,10 +264,9 @@ void Collectives::add_together(const Call& call, const std::function<Share(int)>
       const int r = (peers_->rank() + i) % n;
       const auto share = share_of(r);
       if (share.outputs.empty()) continue;
-      auto& slot = peers_->slot(r);
-      // Nothing is begun for one that gave up.
-      while (slot.current_state() == RankState::active) {
-        const int64_t piece = slot.claimed.fetch_add(1, std::memory_order_relaxed);
+      // Nothing is begun once a rank has given up: its memory may soon be something else's.
+      while (all_active()) {
+        const int64_t piece = peers_->slot(r).claimed.fetch_add(1, std::memory_order_relaxed);
         if (piece >= pieces(share.bytes)) break;
         add_piece(call, share, piece);
       }

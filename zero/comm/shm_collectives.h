@@ -64,6 +64,7 @@ class Collectives {
                               int64_t offset_in_half) const;
   std::byte* output_of(int rank) const;
   void copy(void* to, const void* from, int64_t bytes);
+  bool all_active() const;
   void add_piece(const Call& call, const Share& share, int64_t piece) const;
   void add(const Call& call, const Share& own);
   void add_together(const Call& call, const std::function<Share(int)>& share_of);
