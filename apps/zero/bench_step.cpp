@@ -303,10 +303,10 @@ int64_t peak(const train::RankMemory& memory) {
 
 /// Of all runs and ranks, the one with the highest peak.
 const train::RankMemory& largest(const Series& series) {
-  const train::RankMemory* largest = nullptr;
+  const auto* largest = &series.runs.front().ranks().front().memory;
   for (const auto& run : series.runs) {
     for (const auto& rank : run.ranks()) {
-      if (largest == nullptr || peak(rank.memory) > peak(*largest)) largest = &rank.memory;
+      if (peak(rank.memory) > peak(*largest)) largest = &rank.memory;
     }
   }
   return *largest;

@@ -52,7 +52,7 @@ void check_fits(const std::vector<int64_t>& sizes) {
       "parameters fit.",
       largest, format_bytes(static_cast<double>(largest) * kBytesHeld), kBytesHeld,
       format_bytes(static_cast<double>(limit.available)), limit.reason,
-      static_cast<double>(limit.available / kBytesHeld) * 1e-9));
+      static_cast<double>(limit.available) / static_cast<double>(kBytesHeld) * 1e-9));
 }
 
 class Model {

@@ -47,7 +47,7 @@ class Bench : public ::testing::Test {
   }
 
   std::string tiny_model() {
-    const std::string file = folder_ / "tiny.json";
+    std::string file = folder_ / "tiny.json";
     write_file(file,
                R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64,
                    "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");

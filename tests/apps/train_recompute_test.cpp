@@ -1,4 +1,5 @@
 // `zero train` with recomputation, ranks as processes.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ TEST(TrainRecompute, GivesTheSameBitsAtEveryStageWithDropout) {
   const TrainFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     const auto train = [&](const std::string& stage, const std::string& every) {
-      const auto run = stage + dtype + every;
+      auto run = fmt::format("{}{}{}", stage, dtype, every);
       const auto outcome = folder.train(
           {"--stage", stage, "--dtype", dtype, "--dropout", "0.1", "--recompute", every}, run);
       EXPECT_EQ(outcome.status, 0) << outcome.err;

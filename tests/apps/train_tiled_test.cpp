@@ -17,7 +17,7 @@ constexpr int64_t kTile = kLargest / 4;
 constexpr int64_t kEmbedding = 256 * 96;
 
 std::string wide_model(const TrainFolder& folder) {
-  const std::string file = folder / "wide.json";
+  std::string file = folder / "wide.json";
   write_file(file,
              R"({"model_type": "gpt2", "n_embd": 96, "n_layer": 2, "n_head": 2, "n_positions": 64,
                  "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");

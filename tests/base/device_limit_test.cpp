@@ -10,7 +10,6 @@ namespace zero {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 std::string refusal_of(Ledger& ledger, Category category, int64_t bytes) {
   try {

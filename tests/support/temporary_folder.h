@@ -33,7 +33,7 @@ class TemporaryFolder {
 
   /// Writes a file of this folder and returns its path.
   std::filesystem::path write(const std::string& name, std::string_view contents) const {
-    const auto file = path_ / name;
+    auto file = path_ / name;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file, std::ios::binary) << contents;
     return file;

@@ -185,8 +185,6 @@ int64_t SumVectors(Outputs outputs, c10::ScalarType output_dtype,
 #if HWY_TARGET <= HWY_AVX2
       return widened ? sum_vectors<HalfLanes, FloatLanes>(outputs, inputs, from, numel, stream)
                      : sum_vectors<HalfLanes, HalfLanes>(outputs, inputs, from, numel, stream);
-#else
-      return from;
 #endif
     default:
       return from;  // integers: the plain loop is as good

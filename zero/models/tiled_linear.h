@@ -39,6 +39,7 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
   /// Copies a whole weight (out, in) and bias (out; undefined where there is none) into the tiles.
   /// ConfigError for other shapes.
   void load(const at::Tensor& weight, const at::Tensor& bias = {});
+  using torch::nn::Module::load;  // of an archive
   /// The whole weight (out, in) and bias (out; undefined where there is none), collected a tile at
   /// a time.
   at::Tensor full_weight() const;

@@ -69,7 +69,7 @@ class Trainer {
   void save_checkpoint();
 
   int64_t step() const { return step_; }
-  Engine& engine() { return *engine_; }
+  Engine& engine() { return engine_.value(); }
   Gpt2& model() { return model_; }
 
  private:
