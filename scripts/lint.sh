@@ -10,7 +10,8 @@ log=$(cmake --preset lint -DLIBTORCH_ROOT="$LIBTORCH_ROOT" 2>&1) || {
 if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' ':!examples'); else files=("$@"); fi
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
+# Where clang-tidy is killed by a signal xargs would leave out the rest; hence the shell between them.
 printf '%s\0' "${files[@]}" |
-  xargs -0 -n 1 -P "$(job_count)" clang-tidy-16 --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option 2> >(grep -v 'warnings generated\|warnings treated\|Suppressed' >&2) || status=1
+  xargs -0 -n 1 -P "$(job_count)" sh -c 'clang-tidy-16 --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option "$0" || exit 1' 2> >(grep -v 'warnings generated\|warnings treated\|Suppressed' >&2) || status=1
 echo "clang-tidy: $((SECONDS - start)) s, $([[ $status == 0 ]] && echo clean || echo 'findings above')"
 exit $status
