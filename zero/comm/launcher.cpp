@@ -26,8 +26,6 @@
 #include "zero/comm/job.h"
 #include "zero/comm/rendezvous.h"
 
-extern char** environ;
-
 namespace zero::comm {
 namespace {
 
