@@ -100,7 +100,7 @@ std::exception_ptr ShmBackend::run(Call& call) noexcept {
     collectives_.run(call);
     return nullptr;
   } catch (...) {
-    const auto error = std::current_exception();
+    auto error = std::current_exception();
     health_->fail(error);
     return error;
   }

@@ -35,7 +35,8 @@ std::string find_program() {
     candidates.push_back(folder.parent_path().parent_path() / "bin" /
                          kProgram);  // lib/x86_64-linux-gnu
   }
-  std::string_view path = std::getenv("PATH") != nullptr ? std::getenv("PATH") : "";
+  const char* variable = std::getenv("PATH");
+  std::string_view path = variable != nullptr ? variable : "";
   while (!path.empty()) {
     const auto folder = path.substr(0, path.find(':'));
     path.remove_prefix(std::min(path.size(), folder.size() + 1));
