@@ -129,7 +129,7 @@ TEST(Traffic, IsExactForTensorsInTheArena) {
     expect_traffic(*group,
                    {{Collective::all_gather, 2 * slice_bytes, 2 * slice_bytes},
                     {Collective::reduce_scatter, 2 * slice_bytes, 2 * slice_bytes},
-                    {Collective::all_reduce, 4 * slice_bytes, 2 * mine + 2 * mine},
+                    {Collective::all_reduce, 4 * slice_bytes, 4 * mine},
                     {Collective::broadcast, root ? 3 * slice_bytes : 0, root ? 0 : 3 * slice_bytes},
                     {Collective::all_to_all, 2 * slice_bytes, 3 * slice_bytes}});
     EXPECT_EQ(group->traffic().count(Collective::control).calls, 0);
