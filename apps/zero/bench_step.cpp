@@ -6,6 +6,11 @@
 // over a group of one. So both sides share the caches and the memory's bandwidth alike. A round
 // runs the independent trainers and every stage once, the next begins one later in the list, and
 // the tax is taken within a round, so that a drift of the machine's speed cancels.
+//
+// Part of a tax is not ZeRO's: whoever meets once a step waits for the slowest rank, and then all
+// ranks want the memory's bandwidth for their updates at the same moment, where independent
+// trainers drift apart and one computes while the other updates. `--lockstep` runs the independent
+// trainers once more with a barrier after each step, which shows that part alone.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
@@ -64,6 +69,7 @@ struct Options {
   int64_t warmup = 2;
   int rounds = 5;
   std::vector<int> stages{0, 1, 2, 3};
+  bool lockstep = false;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t bucket_size = Config{}.unit_bytes;
   JsonFile json;
@@ -89,6 +95,9 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(CLI::Range(0, 3))
       ->default_str("0,1,2,3")
       ->type_name("STAGE,...");
+  parser.add_flag("--lockstep", options.lockstep,
+                  "Also independent trainers that meet after each step and exchange nothing: what "
+                  "their tax leaves of a stage's is what ZeRO itself costs");
   parser
       .add_option("--bucket-size", options.bucket_size,
                   "Bytes that are gathered and reduced at once")
@@ -116,10 +125,14 @@ Gpt2Config model_of(const Options& options) {
   return sizes;
 }
 
-/// The independent trainers, or a stage.
+/// The independent trainers, those that meet after each step, or a stage.
 struct Trainers {
-  std::optional<int> stage;
-  std::string name() const { return stage ? fmt::format("stage {}", *stage) : "independent"; }
+  std::optional<int> stage{};
+  bool lockstep = false;
+  std::string name() const {
+    if (stage) return fmt::format("stage {}", *stage);
+    return lockstep ? "lockstep" : "independent";
+  }
 };
 
 /// What one rank measured in one run.
@@ -190,12 +203,13 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
     engine.backward(loss);
     result.loss = loss.item<float>();
     engine.step();
+    if (trainers.lockstep) ranks->barrier("the next step");
   };
   ranks->barrier("the first step");
   const auto timed = batches.begin() + options.warmup;
   std::for_each(batches.begin(), timed, step);
 
-  const double waited = group->wait_ms();
+  const double waited = ranks->wait_ms();
   const double computed = cpu_seconds();
   const auto requests = HostAllocator::instance().usage().system_requests;
   const auto begin = Clock::now();
@@ -208,7 +222,7 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   }
   const double elapsed = std::chrono::duration<double>(last - begin).count();
   result.cpu_seconds = (cpu_seconds() - computed) / static_cast<double>(options.steps);
-  result.wait_share = (group->wait_ms() - waited) * 1e-3 / elapsed;
+  result.wait_share = (ranks->wait_ms() - waited) * 1e-3 / elapsed;
   result.system_requests = HostAllocator::instance().usage().system_requests - requests;
   result.step_seconds = summarize(seconds).median;
   result.parameters = engine.parameter_count();
@@ -326,7 +340,7 @@ Json json_of(const train::RankMemory& memory) {
 
 Json json_of(const Series& series, const Series& independent) {
   Json tax;
-  if (series.trainers.stage) tax = summarize(taxes(independent, series)).json();
+  if (&series != &independent) tax = summarize(taxes(independent, series)).json();
   Json rounds = Json::array();
   for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
   return {{"run", series.trainers.name()},
@@ -347,7 +361,7 @@ void print_speed(const std::vector<Series>& all) {
              "step ms", "tax", "least to most", "wait", "CPU s", "loss", "maps");
   for (const auto& series : all) {
     std::string tax = "-", spread;
-    if (series.trainers.stage) {
+    if (&series != &all.front()) {
       const auto t = summarize(taxes(all.front(), series));
       tax = fmt::format("{:+.1f}%", 100 * t.median);
       spread = fmt::format("{:+.1f}% to {:+.1f}%", 100 * t.least, 100 * t.most);
@@ -396,7 +410,8 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
     std::fflush(stdout);
   }
   std::vector<Series> all{{Trainers{}}};
-  for (const int stage : options.stages) all.push_back({Trainers{stage}});
+  if (options.lockstep) all.push_back({Trainers{.lockstep = true}});
+  for (const int stage : options.stages) all.push_back({Trainers{.stage = stage}});
   for (int round = 0; round < options.rounds; ++round) {
     for (size_t i = 0; i < all.size(); ++i) {
       auto& series = all[(i + static_cast<size_t>(round)) % all.size()];
@@ -427,6 +442,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
                         {"steps", options.steps},
                         {"warmup", options.warmup},
                         {"rounds", options.rounds},
+                        {"lockstep", options.lockstep},
                         {"bucket_size", options.bucket_size},
                         {"live_parameters", options.live_parameters}},
                        results);

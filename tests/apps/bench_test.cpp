@@ -289,6 +289,20 @@ TEST_F(Bench, StepTakesTheStagesGiven) {
   EXPECT_EQ(json["results"][1]["loss"], json["results"][0]["loss"]);
 }
 
+TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
+  const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "2",
+                             "--rounds", "1", "--stages", "2", "--lockstep"},
+                            {"lockstep", "stage 2"});
+  ASSERT_EQ(json["results"].size(), 3u);
+  const auto& independent = json["results"][0];
+  const auto& lockstep = json["results"][1];
+  EXPECT_EQ(lockstep["run"], "lockstep");
+  expect_summary(lockstep["tax"]);
+  EXPECT_EQ(lockstep["loss"], independent["loss"]) << "they exchange nothing";
+  EXPECT_EQ(independent["wait_share"]["max"], 0);
+  EXPECT_GT(lockstep["wait_share"]["min"], 0);
+}
+
 TEST_F(Bench, SaysWhatItCannotUse) {
   EXPECT_THAT(error({"stepp"}), AllOf(HasSubstr("'stepp'"), HasSubstr("Did you mean 'step'?")));
   EXPECT_THAT(error({"step", "--sequence", "4"}), HasSubstr("'--sequence'"));
