@@ -96,8 +96,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->default_str("0,1,2,3")
       ->type_name("STAGE,...");
   parser.add_flag("--lockstep", options.lockstep,
-                  "Also independent trainers that meet after each step and exchange nothing: what "
-                  "their tax leaves of a stage's is what ZeRO itself costs");
+                  "Also independent trainers that meet after each step and exchange nothing, and each "
+                  "stage's tax beside them, which is what ZeRO itself costs");
   parser
       .add_option("--bucket-size", options.bucket_size,
                   "Bytes that are gathered and reduced at once")
@@ -281,12 +281,25 @@ struct Series {
   }
 };
 
-/// The stage's taxes, by round.
-std::vector<double> taxes(const Series& independent, const Series& stage) {
-  auto taxes = independent.each(&Run::tokens_per_s);
+/// What `stage` costs beside `reference`, by round.
+Summary tax(const Series& reference, const Series& stage) {
+  auto taxes = reference.each(&Run::tokens_per_s);
   const auto rates = stage.each(&Run::tokens_per_s);
   for (size_t i = 0; i < taxes.size(); ++i) taxes[i] = taxes[i] / rates[i] - 1;
-  return taxes;
+  return summarize(taxes);
+}
+
+/// All that ran, independent trainers first and those in lockstep, if any, after them.
+using AllSeries = std::vector<Series>;
+
+/// The independent trainers, to whom everything else is compared.
+const Series* independent_of(const AllSeries& all, const Series& series) {
+  return series.trainers.stage || series.trainers.lockstep ? &all.front() : nullptr;
+}
+
+/// The trainers in lockstep, to whom a stage is compared; null if they did not run.
+const Series* lockstep_of(const AllSeries& all, const Series& series) {
+  return series.trainers.stage && all[1].trainers.lockstep ? &all[1] : nullptr;
 }
 
 constexpr Category kOrder[] = {Category::parameters,       Category::gradients,
@@ -338,16 +351,18 @@ Json json_of(const train::RankMemory& memory) {
   return json;
 }
 
-Json json_of(const Series& series, const Series& independent) {
-  Json tax;
-  if (&series != &independent) tax = summarize(taxes(independent, series)).json();
+Json json_of(const Series& series, const AllSeries& all) {
+  const auto tax_beside = [&](const Series* reference) {
+    return reference == nullptr ? Json() : tax(*reference, series).json();
+  };
   Json rounds = Json::array();
   for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
   return {{"run", series.trainers.name()},
           {"stage", series.trainers.stage ? Json(*series.trainers.stage) : Json()},
           {"tokens_per_s", series.summary(&Run::tokens_per_s).json()},
           {"step_ms", series.summary(&Run::step_ms).json()},
-          {"tax", tax},
+          {"tax", tax_beside(independent_of(all, series))},
+          {"tax_beside_lockstep", tax_beside(lockstep_of(all, series))},
           {"wait_share", series.summary(&Run::wait_share).json()},
           {"cpu_seconds_per_step", series.summary(&Run::cpu_seconds).json()},
           {"loss", series.runs.back().loss()},
@@ -356,26 +371,32 @@ Json json_of(const Series& series, const Series& independent) {
           {"rounds", rounds}};
 }
 
-void print_speed(const std::vector<Series>& all) {
+void print_speed(const AllSeries& all) {
   fmt::print("\n{:<12} {:>10} {:>10} {:>8}  {:<17} {:>6} {:>8} {:>9} {:>5}\n", "", "tok/s",
              "step ms", "tax", "least to most", "wait", "CPU s", "loss", "maps");
+  const auto tax_cells = [](const Series* reference, const Series& series) {
+    if (reference == nullptr) return fmt::format("{:>8}  {:<17}", "-", "");
+    const auto t = tax(*reference, series);
+    return fmt::format("{:>+7.1f}%  {:<17}", 100 * t.median,
+                       fmt::format("{:+.1f}% to {:+.1f}%", 100 * t.least, 100 * t.most));
+  };
   for (const auto& series : all) {
-    std::string tax = "-", spread;
-    if (&series != &all.front()) {
-      const auto t = summarize(taxes(all.front(), series));
-      tax = fmt::format("{:+.1f}%", 100 * t.median);
-      spread = fmt::format("{:+.1f}% to {:+.1f}%", 100 * t.least, 100 * t.most);
-    }
-    fmt::print("{:<12} {:>10.1f} {:>10.1f} {:>8}  {:<17} {:>5.1f}% {:>8.2f} {:>9.5f} {:>5}\n",
+    fmt::print("{:<12} {:>10.1f} {:>10.1f} {} {:>5.1f}% {:>8.2f} {:>9.5f} {:>5}\n",
                series.trainers.name(), series.summary(&Run::tokens_per_s).median,
-               series.summary(&Run::step_ms).median, tax, spread,
+               series.summary(&Run::step_ms).median, tax_cells(independent_of(all, series), series),
                100 * series.summary(&Run::wait_share).median,
                series.summary(&Run::cpu_seconds).median, series.runs.back().loss(),
                series.runs.back().system_requests());
   }
+  if (lockstep_of(all, all.back()) == nullptr) return;
+  fmt::print("\n{:<12} {:>8}  {:<17}\n", "", "tax", "beside lockstep");
+  for (const auto& series : all) {
+    if (const auto* lockstep = lockstep_of(all, series))
+      fmt::print("{:<12} {}\n", series.trainers.name(), tax_cells(lockstep, series));
+  }
 }
 
-void print_memory(const std::vector<Series>& all) {
+void print_memory(const AllSeries& all) {
   fmt::print("\npeak memory of a rank, formula beside\n{:<18}", "");
   for (const auto& series : all) fmt::print(" {:>25}", series.trainers.name());
   fmt::print("\n");
@@ -409,7 +430,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
         options.rounds, options.steps, options.warmup);
     std::fflush(stdout);
   }
-  std::vector<Series> all{{Trainers{}}};
+  AllSeries all{{Trainers{}}};
   if (options.lockstep) all.push_back({Trainers{.lockstep = true}});
   for (const int stage : options.stages) all.push_back({Trainers{.stage = stage}});
   for (int round = 0; round < options.rounds; ++round) {
@@ -430,7 +451,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
     print_speed(all);
     print_memory(all);
     Json results = Json::array();
-    for (const auto& series : all) results.push_back(json_of(series, all.front()));
+    for (const auto& series : all) results.push_back(json_of(series, all));
     options.json.write("step", start,
                        {{"model", options.model},
                         {"parameters", all.front().runs.front().ranks().front().parameters},

@@ -292,7 +292,7 @@ TEST_F(Bench, StepTakesTheStagesGiven) {
 TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
   const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "2",
                              "--rounds", "1", "--stages", "2", "--lockstep"},
-                            {"lockstep", "stage 2"});
+                            {"lockstep", "stage 2", "beside lockstep"});
   ASSERT_EQ(json["results"].size(), 3u);
   const auto& independent = json["results"][0];
   const auto& lockstep = json["results"][1];
@@ -301,6 +301,16 @@ TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
   EXPECT_EQ(lockstep["loss"], independent["loss"]) << "they exchange nothing";
   EXPECT_EQ(independent["wait_share"]["max"], 0);
   EXPECT_GT(lockstep["wait_share"]["min"], 0);
+  EXPECT_TRUE(independent["tax"].is_null());
+  EXPECT_TRUE(lockstep["tax_beside_lockstep"].is_null());
+
+  const auto& stage = json["results"][2];
+  const auto speed = [](const auto& r) {
+    return r["rounds"][0]["tokens_per_s"].template get<double>();
+  };
+  expect_summary(stage["tax_beside_lockstep"]);
+  EXPECT_DOUBLE_EQ(stage["tax_beside_lockstep"]["median"], speed(lockstep) / speed(stage) - 1);
+  EXPECT_DOUBLE_EQ(stage["tax"]["median"], speed(independent) / speed(stage) - 1);
 }
 
 TEST_F(Bench, SaysWhatItCannotUse) {
