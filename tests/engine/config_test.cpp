@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <vector>
+
 #include "zero/base/error.h"
 
 namespace zero {
@@ -49,7 +52,50 @@ TEST(Config, WhatIsDumpedReadsBackEqual) {
   config.gradient_accumulation_steps = 5;
   config.accumulation_dtype = AccumulationDtype::model;
   config.optimizer = Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true};
-  EXPECT_EQ(Config::parse(config.dump(), 1).dump(), config.dump());
+  EXPECT_EQ(Config::parse(config.dump(), 1), config);
+  EXPECT_EQ(Config::parse(Config().dump(), 1), Config());
+}
+
+// Each value by itself, the others being defaults: what nothing uses now is kept too, since a
+// budget or a program may use it.
+TEST(Config, EveryValueIsDumped) {
+  const std::vector<std::function<void(Config&)>> changes{
+      [](Config& c) { c.stage = 1; },
+      [](Config& c) { c.micro_batch_size = 3; },
+      [](Config& c) { c.gradient_clipping = 0.25; },
+      [](Config& c) { c.layer_major_accumulation = true; },
+      [](Config& c) { c.update_in_forward = false; },
+      [](Config& c) { c.max_live_parameters = 7; },
+      [](Config& c) { c.prefetch_bucket_size = 7; },
+      [](Config& c) { c.memory_budget = 1 << 30; },
+      [](Config& c) { c.device_memory = 1 << 30; },
+      [](Config& c) { c.offload_param.nvme_path = "/disk"; },
+      [](Config& c) { c.offload_param.buffer_count = 7; },
+      [](Config& c) { c.offload_param.max_in_cpu = 7; },
+      [](Config& c) { c.offload_optimizer.nvme_path = "/disk"; },
+      [](Config& c) { c.offload_optimizer.buffer_count = 7; },
+      [](Config& c) { c.offload_optimizer.pipeline_read = false; },
+      [](Config& c) { c.offload_optimizer.pipeline_write = false; },
+      [](Config& c) { c.offload_optimizer.ratio = 0.3; },
+      [](Config& c) { c.offload_optimizer.delayed_update_after = 40; },
+      [](Config& c) { c.aio.block_size = 8192; },
+      [](Config& c) { c.aio.queue_depth = 7; },
+      [](Config& c) { c.aio.use_io_uring = false; },
+      [](Config& c) { c.aio.checksums = false; },
+      [](Config& c) { c.activation_checkpointing.every = 2; },
+      [](Config& c) { c.activation_checkpointing.contiguous_memory_optimization = true; },
+      [](Config& c) { c.activation_checkpointing.nvme_path = "/disk"; },
+      [](Config& c) { c.tile_elements = 7; },
+      [](Config& c) { c.one_sided_gather = false; },
+      [](Config& c) { c.seed_by_rank = false; },
+      [](Config& c) { c.optimizer = AdamW{.lr = 0.1, .beta2 = 0.7, .bias_correction = false}; },
+  };
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Config config;
+    changes[i](config);
+    EXPECT_NE(config, Config()) << "change " << i;
+    EXPECT_EQ(Config::parse(config.dump(), 1), config) << config.dump();
+  }
 }
 
 TEST(Config, ReadsActivationCheckpointing) {
@@ -70,6 +116,8 @@ TEST(Config, ReadsActivationCheckpointing) {
   EXPECT_THAT(error_of(R"({"activation_checkpointing": {"every": -1}})"), HasSubstr("every is -1"));
   EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true}})"),
               HasSubstr("activation_checkpointing.nvme is true, but nvme_path is missing"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true, "nvme_path": "/disk"}})"),
+              HasSubstr("but every is 0"));
 }
 
 TEST(Config, ReadsTheTilingOfLinearLayers) {

@@ -434,15 +434,16 @@ std::string Config::dump() const {
         {"unit_bytes", unit_bytes},
         {"stage3_max_live_parameters", max_live_parameters},
         {"stage3_prefetch_bucket_size", prefetch_bucket_size}}}};
-  if (offload_param.device != OffloadDevice::none) {
+  // A section that differs from its defaults says all that it has, also what nothing uses yet: a
+  // budget may.
+  if (offload_param != OffloadParam()) {
     json["zero_optimization"]["offload_param"] = {
         {"device", kDevices[static_cast<size_t>(offload_param.device)]},
         {"nvme_path", offload_param.nvme_path},
         {"buffer_count", offload_param.buffer_count},
         {"max_in_cpu", offload_param.max_in_cpu}};
   }
-  if (offload_optimizer.device != OffloadDevice::none ||
-      offload_optimizer.delayed_update_after > 0) {
+  if (offload_optimizer != OffloadOptimizer()) {
     json["zero_optimization"]["offload_optimizer"] = {
         {"device", kDevices[static_cast<size_t>(offload_optimizer.device)]},
         {"nvme_path", offload_optimizer.nvme_path},
@@ -453,23 +454,21 @@ std::string Config::dump() const {
         {"gradients", offload_optimizer.gradients},
         {"delayed_update_after", offload_optimizer.delayed_update_after}};
   }
-  if (offload_param.device == OffloadDevice::nvme ||
-      offload_optimizer.device == OffloadDevice::nvme) {
-    json["aio"] = write_aio(aio);
-  }
+  if (aio != Aio()) json["aio"] = write_aio(aio);
   if (const auto& chosen = activation_checkpointing; chosen != ActivationCheckpointing()) {
     json["activation_checkpointing"] = {
         {"every", chosen.every},
         {"contiguous_memory_optimization", chosen.contiguous_memory_optimization},
         {"nvme", chosen.nvme},
         {"nvme_path", chosen.nvme_path}};
-    if (chosen.nvme) json["aio"] = write_aio(aio);
   }
   if (tile_elements > 0) json["tiling"] = {{"max_elements", tile_elements}};
   if (micro_batch_size > 0) json["train_micro_batch_size_per_gpu"] = micro_batch_size;
   if (optimizer) json["optimizer"] = write_optimizer(*optimizer);
   return json.dump(2);
 }
+
+std::string dump(const Optimizer& optimizer) { return write_optimizer(optimizer).dump(2); }
 
 std::vector<std::string> Config::nvme_folders() const {
   std::vector<std::string> folders;
@@ -596,6 +595,11 @@ void Config::validate() const {
     throw ConfigError(
         "activation_checkpointing.nvme is true, but nvme_path is missing: name a folder on a local "
         "disk.");
+  if (activation_checkpointing.nvme && activation_checkpointing.every == 0 &&
+      !layer_major_accumulation)
+    throw ConfigError(
+        "activation_checkpointing.nvme is true, but every is 0: nothing is recomputed, so no "
+        "block's input needs a place. Set every to 1, or layer_major_accumulation.");
   if (tile_elements < 0)
     throw ConfigError(
         fmt::format("tiling.max_elements is {}; it must be 0 (no tiling) or a number of elements.",
@@ -606,6 +610,7 @@ void Config::validate() const {
   if (device_memory < 0)
     throw ConfigError(fmt::format(
         "device_memory is {}; it must be 0 (no limit) or a number of bytes.", device_memory));
+  if (optimizer) optim::check(*optimizer);
   if (micro_batch_size < 0)
     throw ConfigError(fmt::format("train_micro_batch_size_per_gpu is {}; it must not be negative.",
                                   micro_batch_size));

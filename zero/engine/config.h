@@ -32,6 +32,7 @@ struct OffloadParam {
   int64_t buffer_count = 5;
   /// Elements of a rank's slices that stay in host memory all the same.
   int64_t max_in_cpu = 0;
+  bool operator==(const OffloadParam&) const = default;
 };
 
 /// Where master weights and optimizer states live: DeepSpeed's `offload_optimizer` section.
@@ -48,9 +49,10 @@ struct OffloadOptimizer {
   double ratio = 1;
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;
-  /// From this step on the update runs beside the next step, which therefore uses weights that are
-  /// one update old (ZeRO-Offload's delayed parameter update; the paper: 40); 0: never.
+  /// After this many updates each one runs beside the next step, which therefore uses weights that
+  /// are one update old (ZeRO-Offload's delayed parameter update; the paper: 40); 0: never.
   int64_t delayed_update_after = 0;
+  bool operator==(const OffloadOptimizer&) const = default;
   bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
 };
 
@@ -60,6 +62,7 @@ struct Aio {
   int64_t queue_depth = 32;      ///< transfers under way at a time
   bool use_io_uring = true;      ///< false: threads, even where io_uring works
   bool checksums = true;  ///< a page that the disk returns otherwise than written is an error
+  bool operator==(const Aio&) const = default;
 };
 
 /// Recomputation in backward: DeepSpeed's `activation_checkpointing` section, for the model that a
@@ -165,6 +168,10 @@ struct Config {
   std::vector<std::string> nvme_folders() const;
   /// Throws ConfigError where a value is out of range.
   void validate() const;
+  bool operator==(const Config&) const = default;
 };
+
+/// An optimizer as the JSON text of a configuration's `optimizer` section.
+std::string dump(const Optimizer& optimizer);
 
 }  // namespace zero

@@ -153,7 +153,7 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   auto& optimizer = config.offload_optimizer;
   auto& parameters = config.offload_param;
   const bool chosen =
-      parameters.device == OffloadDevice::nvme || optimizer.device == OffloadDevice::nvme;
+      parameters.device != OffloadDevice::none || optimizer.device != OffloadDevice::none;
   if (config.memory_budget == 0 || chosen || optimizer.nvme_path.empty())
     return {std::move(config), {}};
 

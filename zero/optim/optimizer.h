@@ -25,6 +25,7 @@ struct AdamW {
   double weight_decay = 0.01;
   bool decoupled = true;
   bool bias_correction = true;
+  bool operator==(const AdamW&) const = default;
 };
 
 /// Stochastic gradient descent with momentum, as torch::optim::SGD: the first step sets the
@@ -35,6 +36,7 @@ struct Sgd {
   double dampening = 0.0;
   double weight_decay = 0.0;
   bool nesterov = false;
+  bool operator==(const Sgd&) const = default;
 };
 
 using Optimizer = std::variant<AdamW, Sgd>;
