@@ -292,6 +292,31 @@ TEST(ZeroRedundancyOptimizer, TakesParameterGroupsLater) {
   }
 }
 
+TEST(ZeroRedundancyOptimizer, ARefusedGroupLeavesTheOthersAsTheyWere) {
+  const auto c = cases()[0];
+  comm::run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    const auto train = [&](bool refused) {
+      auto all = make_parameters(at::kFloat);
+      const Parameters first(all.begin(), all.begin() + 3);
+      ZeroRedundancyOptimizer optimizer(group, first, c.factory);
+      if (refused) {
+        const Parameters integers{all[3], at::zeros({3}, at::kInt)};
+        EXPECT_THROW(optimizer.add_param_group({integers}), ConfigError);
+        EXPECT_EQ(optimizer.param_groups().size(), 1);
+      }
+      for (int step = 0; step < 2; ++step) {
+        set_gradients(all, group->rank(), 2, step);
+        optimizer.step();
+      }
+      optimizer.add_param_group({Parameters(all.begin() + 3, all.end())});
+      set_gradients(all, group->rank(), 2, 2);
+      optimizer.step();
+      return all;
+    };
+    expect_same_bits(train(true), train(false), c.name);
+  });
+}
+
 TEST(ZeroRedundancyOptimizer, ResumesAtAnyNumberOfRanksAndInTheUnshardedOptimizer) {
   for (const auto& c : cases()) {
     const int size = 3;

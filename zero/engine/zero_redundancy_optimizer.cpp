@@ -372,13 +372,21 @@ at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
 void ZeroRedundancyOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
   impl_->check_groups(param_groups_);
   Optimizer::add_param_group(group);
-  const size_t first = impl_->parameters.size();
-  impl_->deal(group.params(), param_groups_.size() - 1);
-  impl_->agree();
-  if (impl_->options.broadcast_parameters) impl_->broadcast(first);
-  auto grown = impl_->make_inner(impl_->owned_by(param_groups_, impl_->group->rank()));
-  move_states(*impl_->inner, *grown);
-  impl_->inner = std::move(grown);
+  const auto parameters = impl_->parameters;
+  const auto load = impl_->load;
+  try {
+    impl_->deal(group.params(), param_groups_.size() - 1);
+    impl_->agree();
+    if (impl_->options.broadcast_parameters) impl_->broadcast(parameters.size());
+    auto grown = impl_->make_inner(impl_->owned_by(param_groups_, impl_->group->rank()));
+    move_states(*impl_->inner, *grown);
+    impl_->inner = std::move(grown);
+  } catch (...) {  // a group that is refused leaves the others as they were
+    param_groups_.pop_back();
+    impl_->parameters = parameters;
+    impl_->load = load;
+    throw;
+  }
 }
 
 void ZeroRedundancyOptimizer::save(torch::serialize::OutputArchive& archive) const {
