@@ -371,6 +371,22 @@ TEST(EngineMemory, SlicesOfGradientsLiveFromTheirReductionToTheUpdate) {
   }
 }
 
+// A sum that is added to those of earlier micro-batches is wider than the bf16 bucket that it came
+// in, but is a slice.
+TEST(EngineMemory, TwoBucketsAreHeldAndASliceBesideEach) {
+  run_as_threads(4, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(2, true, 3);
+    c.unit_bytes = 1 << 20;
+    Engine engine(net, AdamW{}, c, group);
+    train(engine, *net, 3);
+    ASSERT_EQ(engine.layout().unit_count(), 1);
+    const auto bucket = engine.layout().unit(0).bytes();
+    EXPECT_LE(group->ledger()->usage(Category::gradient_buckets).peak,
+              2 * (bucket + engine.layout().slice_numel(0) * 4));
+  });
+}
+
 TEST(EngineMemory, EverythingIsGivenBackWhenTheEngineEnds) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {
@@ -485,6 +501,50 @@ TEST(EngineSave, ResumesBitExactlyAtEveryStage) {
   }
 }
 
+TEST(EngineSave, TakesAFolderWithASeparatorAtItsEnd) {
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(1), group);
+    const auto path = (folder.path() / "parent" / "run").string();
+    engine.save(path + "/");
+    engine.save(path + "//.");
+    engine.load(path);
+    for (const auto* none : {"", ".", "/", "a/.."})
+      EXPECT_THROW(engine.save(none), CheckpointError) << none;
+    group->barrier("all have saved");
+  });
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "parent"))
+    left.push_back(entry.path().filename());
+  EXPECT_EQ(left, std::vector<std::string>{"run"});
+}
+
+TEST(EngineSave, ALoadInTheMiddleOfAnAccumulationDropsIt) {
+  const TemporaryFolder folder;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      run_as_threads(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{.lr = 1e-2}, config(stage, bf16, 3), group);
+        const auto path = (folder.path() / std::to_string(stage)).string();
+        train(engine, *net, 1);
+        engine.save(path);
+        train(engine, *net, 1, 1);
+        const auto expected = weights(engine);
+        engine.load(path);
+        for (int i = 0; i < 2; ++i) {  // the second is added to the first
+          engine.backward(loss_of(*net, group->rank(), 7));
+          engine.step();
+        }
+        engine.load(path);
+        train(engine, *net, 1, 1);
+        expect_equal(weights(engine), expected);
+      });
+    }
+  }
+}
+
 TEST(EngineSave, FullStatesLoadAtAnyStageAndNumberOfRanks) {
   const TemporaryFolder folder;
   const auto file = (folder.path() / "full.safetensors").string();
@@ -528,6 +588,7 @@ TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {
     auto net = std::make_shared<Net>();
     Engine engine(net, AdamW{}, config(2), group);
     engine.save(folder.path() / "run");
+    train(engine, *net, 2);
     const auto before = weights(engine);
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "absent"); }),
                 HasSubstr("does not exist"));
@@ -540,8 +601,15 @@ TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {
     EXPECT_THAT(message, HasSubstr(group->rank() == 1 ? "rank-1-of-2" : "failed on rank 1"))
         << message;
     expect_equal(weights(engine), before);
+    EXPECT_EQ(engine.steps(), 2);
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.save("/proc/cannot/be/made"); }),
                 HasSubstr(group->rank() == 0 ? "/proc/cannot" : "rank 0"));
+    // The corrections of Adam's bias, which count steps, are those of now too.
+    train(engine, *net, 1, 2);
+    auto other = std::make_shared<Net>();
+    Engine undisturbed(other, AdamW{}, config(2), group);
+    train(undisturbed, *other, 3);
+    expect_equal(weights(engine), weights(undisturbed));
   });
   run_as_threads(2, [&](auto group) {
     auto net = std::make_shared<Net>();
@@ -748,6 +816,18 @@ TEST(EngineStart, ADifferentModelOnOneRankIsAnErrorOnAll) {
   });
 }
 
+TEST(EngineStart, ADifferentOptimizerOnOneRankIsAnErrorOnAll) {
+  run_as_threads(2, [&](auto group) {
+    const std::vector<Optimizer> others{AdamW{.beta2 = 0.99}, Sgd{}};
+    for (const auto& other : others) {
+      auto net = std::make_shared<Net>();
+      const auto optimizer = group->rank() == 1 ? other : Optimizer(AdamW{});
+      EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, optimizer, config(2), group); }),
+                  HasSubstr("Rank 1 was given another model or configuration"));
+    }
+  });
+}
+
 TEST(EngineStart, NonsenseIsRefusedByName) {
   auto net = std::make_shared<Net>();
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, config(0)); }),
@@ -762,10 +842,25 @@ TEST(EngineStart, NonsenseIsRefusedByName) {
               HasSubstr("in no parameter group"));
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{}, config(4)); }),
               HasSubstr("stage"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{.beta1 = 1}, config(0)); }),
+              HasSubstr("beta1 is 1"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                auto c = config(0);
+                c.optimizer = Sgd{.nesterov = true};
+                Engine engine(net, c);
+              }),
+              HasSubstr("momentum is 0"));
+  for (const auto& p : net->parameters()) p.set_requires_grad(false);
+  EXPECT_THAT(message_of<ConfigError>(
+                  [&] { Engine engine(net, std::vector<ParameterGroup>{}, config(0)); }),
+              HasSubstr("no parameter group"));
+  for (const auto& p : net->parameters()) p.set_requires_grad(true);
   nn::Dropout empty;
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(empty, AdamW{}, config(0)); }),
               HasSubstr("no parameters"));
   Engine engine(net, AdamW{}, config(0));
+  EXPECT_THAT(message_of<ConfigError>([&] { engine.lr(7); }),
+              HasSubstr("no parameter group 7; there are 1"));
   EXPECT_THAT(message_of<Error>([&] { engine.backward(torch::zeros({2})); }),
               HasSubstr("one element"));
   EXPECT_THAT(message_of<Error>([&] { engine.backward(torch::zeros({})); }),

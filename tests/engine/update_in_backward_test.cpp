@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 #include "tests/engine/net.h"
@@ -173,6 +175,79 @@ TEST(UpdateInBackward, TellsWhatItCannotDo) {
     engine.backward(loss_of(*net, group->rank(), 1) * factor);
     EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("Load the last checkpoint"));
   });
+}
+
+TEST(UpdateInBackward, StatesOfHalfAStepAreNotReadWrittenOrSaved) {
+  const TemporaryFolder folder;
+  for (int stage = 2; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, in_backward(config(stage, true)), group);
+      engine.backward(loss_of(*net, group->rank(), 0));
+      const auto expect_refused = [&](auto call) {
+        EXPECT_THAT(error_of(call), HasSubstr("between Engine::backward and Engine::step"));
+      };
+      expect_refused([&] { engine.parameter("a.bias"); });
+      expect_refused([&] { engine.set_parameter("a.bias", torch::ones({33})); });
+      expect_refused([&] { engine.optimizer_state("a.bias", "exp_avg"); });
+      expect_refused([&] { engine.set_optimizer_state("a.bias", "exp_avg", torch::ones({33})); });
+      expect_refused([&] { engine.save((folder.path() / "half").string()); });
+      expect_refused([&] { engine.save_full((folder.path() / "half.safetensors").string()); });
+      expect_refused([&] { Gathered(engine, {net->a->bias}, Gathered::Access::write); });
+      EXPECT_TRUE(engine.step().updated);
+      engine.parameter("a.bias");
+    });
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+// A pass or a step that failed has updated some weights; nothing of it is left after a load.
+TEST(UpdateInBackward, ALoadTakesTheEngineOutOfAStepThatFailed) {
+  const TemporaryFolder folder;
+  for (int stage = 2; stage <= 3; ++stage) {
+    for (const bool offloads : {false, true}) {
+      for (const bool full : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << "stage " << stage << ", offloaded " << offloads << ", full " << full);
+        const auto run = [&](bool fails) {
+          return of_rank_zero(2, [&](auto group) {
+            auto net = std::make_shared<Net>();
+            auto c = in_backward(config(stage, true));
+            if (offloads) c = offloaded(c, folder);
+            Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+            const auto file = (folder.path() / "saved").string();
+            const auto save = [&] { full ? engine.save_full(file) : engine.save(file); };
+            const auto load = [&] { full ? engine.load_full(file) : engine.load(file); };
+            train(engine, *net, 2);
+            save();
+            if (fails) {
+              // The pass ends where the first layer's input is, when the others are under way.
+              auto x = input(group->rank(), 2, net->a->weight.scalar_type());
+              x.requires_grad_();
+              x.register_hook([](const at::Tensor&) { throw std::runtime_error("a failed pass"); });
+              const auto loss = net->forward(x).to(at::kFloat).pow(2).mean();
+              EXPECT_THROW(engine.backward(loss), std::runtime_error);
+              EXPECT_THAT(error_of([&] { engine.backward(loss_of(*net, group->rank(), 2)); }),
+                          HasSubstr("load a checkpoint"));
+              load();
+              const double infinite = std::numeric_limits<double>::infinity();
+              engine.backward(loss_of(*net, group->rank(), 2) * infinite);
+              EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("Load the last checkpoint"));
+              load();
+            }
+            EXPECT_EQ(engine.steps(), 2);
+            train(engine, *net, 2, 2);
+            auto states = weights(engine);
+            states.push_back(engine.optimizer_state("b.weight", "exp_avg_sq"));
+            group->barrier("nobody loads any more");
+            if (group->rank() == 0) std::filesystem::remove_all(file);
+            return states;
+          });
+        };
+        expect_equal(run(true), run(false));
+      }
+    }
+  }
 }
 
 TEST(UpdateInBackward, ContradictionsOfTheConfigurationAreNamed) {

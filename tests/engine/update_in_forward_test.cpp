@@ -117,6 +117,37 @@ TEST(UpdateInForward, PartsThatTheNextPassDoesNotUseAreUpdatedToo) {
   }
 }
 
+// The same where all micro-batches of a step are one pass: what they do not use is complete before
+// its gradients, zeros, are reduced.
+TEST(UpdateInForward, PartsThatLayerMajorPassesDoNotUseAreUpdatedToo) {
+  const TemporaryFolder folder;
+  const auto run = [&](const Config& c) {
+    return of_rank_zero(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+      for (int64_t i = 0; i < 6; ++i) {
+        engine.accumulate(2, [&](const auto& layer_done) {
+          for (int64_t j = 0; j < 2; ++j) {
+            const auto x = input(group->rank(), 2 * i + j, net->c->weight.scalar_type());
+            const auto y = i % 2 == 0 ? net->forward(x) : net->a(x);
+            y.to(at::kFloat).pow(2).mean().backward();
+          }
+          layer_done();
+        });
+        engine.step();
+      }
+      return weights(engine);
+    });
+  };
+  auto c = config(3, true, 2);
+  c.layer_major_accumulation = true;
+  auto disk = all_on_disk(c, folder);
+  const auto expected = run(c);
+  expect_equal(run(disk), expected);
+  disk.offload_optimizer.gradients = true;
+  expect_equal(run(disk), expected);
+}
+
 // Ends with updates under way, and leaves nothing behind.
 TEST(UpdateInForward, AnEngineMayEndBeforeItsUpdates) {
   const TemporaryFolder folder;

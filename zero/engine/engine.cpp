@@ -93,7 +93,10 @@ void Engine::Impl::assign_groups(const std::vector<ParameterGroup>& groups) {
   constexpr size_t kNone = static_cast<size_t>(-1);
   group_of.assign(parameters.size(), kNone);
   size_t rest = kNone;
+  if (groups.empty())
+    throw ConfigError("The Engine was given no parameter group: pass one, or an optimizer.");
   for (size_t g = 0; g < groups.size(); ++g) {
+    optim::check(groups[g].optimizer);
     const double lr =
         std::visit([](const auto& optimizer) { return optimizer.lr; }, groups[g].optimizer);
     optimizer_groups.push_back({groups[g].optimizer, lr});
@@ -134,6 +137,7 @@ int64_t Engine::Impl::index_of(std::string_view name) const {
 // Every rank must hold the same model and configuration, or their collectives would not match.
 void Engine::Impl::agree_on_model() {
   std::vector<std::string> lines{config.dump()};
+  for (const auto& each : optimizer_groups) lines.push_back(dump(each.optimizer));
   for (size_t p = 0; p < parameters.size(); ++p) {
     lines.push_back(
         fmt::format("{} {} ({}) {} group {}", names[p], c10::toString(parameters[p].scalar_type()),
@@ -144,17 +148,18 @@ void Engine::Impl::agree_on_model() {
   uint64_t all_lines = 14695981039346656037ULL;
   for (const auto& line : lines) all_lines = hash(all_lines, line);
   mine[0] = static_cast<int64_t>(all_lines);
-  mine[1] = static_cast<int64_t>(lines.size());
+  mine[1] = static_cast<int64_t>(parameters.size());
   auto all = at::empty({2 * group->size()}, at::kLong);
   group->all_gather_control(all, mine, "the model's plan");
   for (int rank = 1; rank < group->size(); ++rank) {
     if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
-    throw ConfigError(
-        fmt::format("Rank {} was given another model or configuration than rank 0 ({} parameters "
-                    "there, {} on rank 0; this is rank {} with {}). Names, shapes, dtypes, "
-                    "order, frozen parameters and the configuration must be the same on all ranks.",
-                    rank, all[2 * rank + 1].item<int64_t>() - 1, all[1].item<int64_t>() - 1,
-                    group->rank(), parameters.size()));
+    throw ConfigError(fmt::format(
+        "Rank {} was given another model or configuration than rank 0 ({} parameters "
+        "there, {} on rank 0; this is rank {} with {}). Names, shapes, dtypes, "
+        "order, frozen parameters, optimizers and the configuration must be the same on "
+        "all ranks.",
+        rank, all[2 * rank + 1].item<int64_t>(), all[1].item<int64_t>(), group->rank(),
+        parameters.size()));
   }
 }
 
@@ -506,13 +511,14 @@ void Engine::accumulate(int64_t micro_batches,
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
   if (auto* pages = store->pager()) pages->check_storages();
-  // Of units that this forward pass has not used; where it is to come yet (`holds`), `step` does
-  // so.
+  // Of units that this forward pass has not used; where it is to come yet (`holds`), after it.
   if (!delayed && (!holds || updates_in_backward())) finish_updates();
   gradients->begin_backward(holds, shared);
   if (updates_in_backward()) optimizer->begin_update();
   try {
     passes();
+    if (!delayed) finish_updates();  // of units that these passes have not used either
+    gradients->end_backward();
   } catch (...) {
     gradients->abandon_backward();
     if (!updates_in_backward()) {
@@ -521,7 +527,6 @@ void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
     }
     throw;
   }
-  gradients->end_backward();
 }
 
 // The square root of the sum over all units and ranks, in that order, of each slice's sum of
@@ -669,14 +674,15 @@ void Engine::Impl::refuse_writes(std::string_view when) {
     written = pages->take_dirty();
   } else {
     for (size_t p = 0; p < parameters.size(); ++p) {
-      if (static_cast<int64_t>(parameters[p]._version()) != versions[p])
+      const auto version = static_cast<int64_t>(parameters[p]._version());
+      if (std::exchange(versions[p], version) != version)
         written.push_back(static_cast<int64_t>(p));
     }
   }
   if (written.empty()) return;
   throw Error(
-      fmt::format("Parameter '{}' was written {}. Write it inside zero::Gathered or with "
-                  "Engine::set_parameter.",
+      fmt::format("Parameter '{}' was written {}, which takes the place of what was written. Write "
+                  "it inside zero::Gathered or with Engine::set_parameter.",
                   names[static_cast<size_t>(written.front())], when));
 }
 
@@ -696,7 +702,7 @@ bool Engine::Impl::left_updates() const {
 
 void Engine::Impl::finish_updates() {
   if (!left_updates()) return;
-  if (delayed && !placement.parameters) refuse_writes("while its delayed update was under way");
+  if (delayed) refuse_writes("while its delayed update was under way");
   {
     std::optional<comm::ClockedScope> counted;
     if (disk) counted.emplace(disk->clock());
@@ -719,7 +725,6 @@ StepResult Engine::step() {
   auto& impl = *impl_;
   const c10::NoGradGuard no_grad;
   if (++impl.micro_batches < impl.config.gradient_accumulation_steps) return {.step = impl.steps};
-  impl.micro_batches = 0;
   impl.gradients->finish();
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
@@ -727,7 +732,7 @@ StepResult Engine::step() {
   bool finite = true;
   result.grad_norm = impl.global_norm(finite) * scale;
   if (impl.updates_in_backward())
-    impl.refuse_writes("in a step whose backward has updated it (update_in_backward)");
+    impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
   if (!finite && impl.updates_in_backward()) {
     throw Error(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "
@@ -740,7 +745,8 @@ StepResult Engine::step() {
     if (clip > 0 && result.grad_norm > clip)
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
   }
-  impl.finish_updates();  // of the step before, where they are delayed
+  impl.finish_updates();   // of the step before, where they are delayed
+  impl.micro_batches = 0;  // from here on nothing is refused: until now `step` can be called again
   impl.commit_writes();
   impl.invalidate();
   if (auto* pages = pager()) pages->end_step();
@@ -762,15 +768,16 @@ StepResult Engine::step() {
   return result;
 }
 
-void Engine::set_lr(double lr, size_t index) {
-  if (index >= impl_->optimizer->groups().size()) {
-    throw ConfigError(fmt::format("There is no parameter group {}; there are {}.", index,
-                                  impl_->optimizer->groups().size()));
-  }
-  impl_->optimizer->groups()[index].lr = lr;
+OptimizerStore::Group& Engine::Impl::parameter_group(size_t index) const {
+  auto& groups = optimizer->groups();
+  if (index >= groups.size())
+    throw ConfigError(
+        fmt::format("There is no parameter group {}; there are {}.", index, groups.size()));
+  return groups[index];
 }
 
-double Engine::lr(size_t index) const { return impl_->optimizer->groups().at(index).lr; }
+void Engine::set_lr(double lr, size_t index) { impl_->parameter_group(index).lr = lr; }
+double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
 size_t Engine::group_count() const { return impl_->optimizer->groups().size(); }
 const Config& Engine::config() const { return impl_->config; }
 comm::Group& Engine::group() { return *impl_->group; }

@@ -59,10 +59,10 @@ struct StepResult {
   int64_t step = 0;
 };
 
-/// Bytes that one rank sends in one step by formula, with padding, in the wire dtype
-/// (partition::step_traffic over the layout). At stage 3 `all_gather` is that of the paper: each
-/// unit once for forward and once for backward; a live budget that holds units between the two
-/// sends less.
+/// Bytes that one rank sends in one step by formula, with padding, in the wire dtype: what
+/// partition::step_traffic says of a whole model, unit by unit. At stage 3 `all_gather` is that of
+/// the paper: each unit once for forward and once for backward; a live budget that holds units
+/// between the two sends less.
 struct TrafficFormula {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
@@ -169,7 +169,8 @@ class Engine {
 
   // Full states by name, at any stage, in fp32, with the parameter's shape. Collective; every rank
   // gets (and gives) the same. Throws ConfigError for an unknown name (naming the nearest), a
-  // frozen parameter's gradient or state, or another shape.
+  // frozen parameter's gradient or state, or another shape; Error between backward and step with
+  // update_in_backward.
 
   /// The fp32 (master) parameter.
   at::Tensor parameter(std::string_view name);
@@ -188,12 +189,13 @@ class Engine {
       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
   /// Writes this rank's shards of all states, and the step count, to
-  /// `folder`/rank-R-of-N.safetensors, and a marker when all ranks are done. Collective. Throws
-  /// CheckpointError on every rank if any fails; an earlier save in `folder` stays until then.
+  /// `folder`/rank-R-of-N.safetensors. `folder` appears, by renaming, when every rank's file is
+  /// whole; an earlier save in it stays until then. Collective. Throws CheckpointError on every
+  /// rank if any fails.
   void save(const std::string& folder);
-  /// Reads what `save` wrote at the same stage, ranks and unit size. Collective. Throws
-  /// CheckpointError and changes nothing if a file is missing, damaged or of another model, stage
-  /// or world size.
+  /// Reads what `save` wrote at the same stage, ranks and unit size. Drops the step of now, also
+  /// one that has failed. Collective. Throws CheckpointError and changes nothing if a file is
+  /// missing, damaged or of another model, stage or world size.
   void load(const std::string& folder);
   /// Writes the full fp32 parameters and optimizer states to one safetensors file (rank 0 writes,
   /// one unit at a time). Collective.

@@ -29,6 +29,8 @@ struct Engine::Impl {
   // Construction, in order.
   void take_names(NamedTensors tensors);
   void assign_groups(const std::vector<ParameterGroup>& groups);
+  /// Throws ConfigError where there is none of that index.
+  OptimizerStore::Group& parameter_group(size_t index) const;
   void agree_on_model();
   void broadcast_values(const NamedTensors& tensors);
   void lay_out();
@@ -78,7 +80,7 @@ struct Engine::Impl {
   void start_update(double scale, bool delayed);
   /// Starts the update of a unit beside the rest of backward.
   void update_beside(int64_t unit, at::Tensor slice);
-  /// Throws Error naming a parameter that the user wrote since the last step.
+  /// Throws Error naming a parameter that the user wrote since the last step; once for each write.
   void refuse_writes(std::string_view when);
   /// Waits for the update of a unit that runs beside, and shows its parameters on this rank. Nobody
   /// reads them meanwhile.
@@ -103,6 +105,8 @@ struct Engine::Impl {
   /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
   /// the result to all. Collective.
   void change_parameters(std::string_view label, const std::function<void()>& write);
+  /// The part that both ways to change them share, when nobody reads them any more.
+  void rewrite(const std::function<void()>& write);
   double global_norm(bool& finite);
 
   // The memory budget (budget.cpp).
@@ -132,11 +136,24 @@ struct Engine::Impl {
   std::vector<OwnedArray> owned_arrays() const;
   at::Tensor values_of(const OwnedArray& array) const;
   TensorInfo info_of(const OwnedArray& array) const;
+  /// What a sharded save depends on.
   std::map<std::string, std::string> description() const;
-  void take_steps(const std::string& path, const std::string& count,
-                  const std::string& by_parameter);
+  /// That, and the steps taken. While no update is under way.
+  std::map<std::string, std::string> header(const char* format) const;
+  struct StepCounts {
+    int64_t steps = 0;
+    std::vector<int64_t> by_parameter;
+  };
+  /// Those in the header of the file at `path`. Throws CheckpointError.
+  StepCounts step_counts(const SafetensorsReader& file, const std::string& path) const;
+  void take_steps(StepCounts counts);
+  /// As `change_parameters`, where `write` replaces every state: whatever the step of now has made
+  /// is dropped, complete or not. Collective.
+  void replace_states(std::string_view label, const std::function<void()>& write);
   void at_boundary(std::string_view what) const;
-  void forget_gradients();
+  /// Throws Error between backward and step where backward has updated some units and others not
+  /// (update_in_backward): no state is that of a step then.
+  void check_between_steps(std::string_view what) const;
 
   Config config;
   std::shared_ptr<comm::Group> group;

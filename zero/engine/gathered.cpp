@@ -37,7 +37,10 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
     units.insert(engine.impl_->layout->unit_of(impl_->parameters.back()));
   }
   // What is written here must not be overwritten by an update that began before.
-  if (access == Access::write) engine.impl_->complete_update("zero::Gathered");
+  if (access == Access::write) {
+    engine.impl_->check_between_steps("A write in zero::Gathered");
+    engine.impl_->complete_update("zero::Gathered");
+  }
   if (auto* pager = engine.pager()) {
     for (const int64_t unit : units) impl_->pins.push_back(pager->pin(unit));
   }

@@ -71,8 +71,12 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     if (!unit.trainable) continue;
     order_.push_back(u);
     unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
-    if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1)
+    if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1) {
       bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes(u));
+      const auto widest = static_cast<int64_t>(
+          std::max(c10::elementSize(wire_dtype(u)), c10::elementSize(sum_dtype(u, false))));
+      slice_bytes_ = std::max(slice_bytes_, layout_.slice_numel(u) * widest);
+    }
     if ((streams() || passing()) && !on_host(u)) continue;
     const bool there = on_host(u);
     const bool sharded = options_.placement.gradients;
@@ -92,6 +96,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
                              : whole(Category::offload_buffers);
     }
   }
+  slice_bytes_ = std::min(slice_bytes_, bucket_bytes_);
   int64_t most = 0;
   for (const int64_t u : order_) {
     if (on_host(u) && options_.placement.gradients) most = std::max(most, layout_.slice_numel(u));
@@ -163,8 +168,7 @@ int64_t GradientStore::bucket_bytes(int64_t unit) const {
 
 void GradientStore::begin_backward(bool holds, const std::vector<int64_t>& shared) {
   const std::lock_guard lock(mutex_);
-  if (options_.update &&
-      std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.filled; })) {
+  if (used()) {
     throw Error(
         "A second backward pass in a step with update_in_backward: the first has already updated "
         "weights. Call Engine::step after each; where a pass failed, load a checkpoint.");
@@ -286,9 +290,17 @@ void GradientStore::advance() {
   }
 }
 
+bool GradientStore::any_filled() const {
+  return std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.filled; });
+}
+
 void GradientStore::abandon_backward() {
   const std::lock_guard lock(mutex_);
   in_pass_ = false;
+  abandon_reductions();
+}
+
+void GradientStore::abandon_reductions() {
   for (auto& reduction : in_flight_) {
     try {
       reduction.work.wait();
@@ -326,8 +338,7 @@ bool GradientStore::stands_alone(int64_t unit, const at::Tensor& gradient,
 at::Tensor GradientStore::take(int64_t numel, at::ScalarType dtype) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   // Slices of ordinary units are many times smaller than their buckets.
-  const int64_t slice_bytes = bucket_bytes_ / group_.size();
-  const int64_t whole = std::max(bytes, bytes <= slice_bytes ? slice_bytes : bucket_bytes_);
+  const int64_t whole = std::max(bytes, bytes <= slice_bytes_ ? slice_bytes_ : bucket_bytes_);
   at::Tensor memory;
   if (const auto found = free_.find(whole); found != free_.end()) {
     memory = std::move(found->second);
@@ -650,6 +661,7 @@ void GradientStore::clear() {
   std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
   std::fill(local_.begin(), local_.end(), uint8_t{0});
   std::fill(present_.begin(), present_.end(), uint8_t{0});
+  abandon_reductions();
   while (!sums_.empty()) retire_sum();
   for (auto& unit : states_) {
     unit.filled = unit.updated = false;

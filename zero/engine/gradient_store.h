@@ -102,7 +102,7 @@ class GradientStore {
   void release();
   /// Reduces what the pass left over (sharded gradients).
   void end_backward();
-  /// The pass failed: what it reduced is of no use.
+  /// The pass failed: what it reduces is of no use.
   void abandon_backward();
 
   /// Completes every reduction, so that `reduced` and `present` are final for this step; further
@@ -113,6 +113,8 @@ class GradientStore {
   /// slice from stage 1 on). A copy where they lie on disk.
   at::Tensor reduced(int64_t unit) const;
   bool on_disk() const { return options_.disk != nullptr; }
+  /// A sum of this step was handed to an update in backward.
+  bool used() const { return options_.update && any_filled(); }
   /// The unit was updated from its sum, which is gone.
   bool updated(int64_t unit) const { return state(unit).updated; }
   bool on_host(int64_t unit) const {
@@ -189,6 +191,8 @@ class GradientStore {
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
+  bool any_filled() const;
+  void abandon_reductions();
   void advance();
   void reduce(int64_t unit);
   void retire_one();
@@ -237,6 +241,7 @@ class GradientStore {
   std::deque<Sum> sums_;                     // that are on their way to disk
   at::Tensor arriving_;                      // on the host: a block of what is added there
   int64_t bucket_bytes_ = 0;                 // of the largest ordinary unit
+  int64_t slice_bytes_ = 0;                  // of its slice, in the widest dtype that it comes in
   std::multimap<int64_t, at::Tensor> free_;  // the pool of arrays, by bytes
   std::mutex mutex_;                         // autograd may run hooks on threads of its own
 };

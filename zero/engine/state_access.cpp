@@ -35,9 +35,14 @@ void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at
 }
 
 void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
-  const c10::NoGradGuard no_grad;
+  check_between_steps(label);
   group->barrier(label);  // every rank has ended its gathers
   finish_updates();
+  rewrite(write);
+}
+
+void Engine::Impl::rewrite(const std::function<void()>& write) {
+  const c10::NoGradGuard no_grad;
   commit_writes();
   invalidate();
   write();
@@ -137,6 +142,7 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
+  impl_->check_between_steps("Engine::optimizer_state");
   impl_->complete_update("Engine::optimizer_state");
   const auto array = impl_->optimizer->array(u, state);
   if (!array.defined()) {
@@ -162,6 +168,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
   check_shape(value, like, name);
+  impl_->check_between_steps("Engine::set_optimizer_state");
   impl_->complete_update("Engine::set_optimizer_state");
   const auto array = impl_->optimizer->array(u, state);
   if (!array.defined())

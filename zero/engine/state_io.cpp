@@ -116,24 +116,31 @@ TensorInfo Engine::Impl::info_of(const OwnedArray& array) const {
 }
 
 std::map<std::string, std::string> Engine::Impl::description() const {
-  const nlohmann::json parameter_steps = optimizer->steps();
   return {{"stage", std::to_string(config.stage)},
           {"world_size", std::to_string(group->size())},
           {"unit_bytes", std::to_string(config.unit_bytes)},
-          {"parameters", nlohmann::json(names).dump()},
-          {"steps", std::to_string(steps)},
-          {"parameter_steps", parameter_steps.dump()}};
+          {"parameters", nlohmann::json(names).dump()}};
 }
 
-void Engine::Impl::take_steps(const std::string& path, const std::string& count,
-                              const std::string& by_parameter) {
+std::map<std::string, std::string> Engine::Impl::header(const char* format) const {
+  auto header = description();
+  header["format"] = format;
+  header["steps"] = std::to_string(steps);
+  header["parameter_steps"] = nlohmann::json(optimizer->steps()).dump();
+  return header;
+}
+
+Engine::Impl::StepCounts Engine::Impl::step_counts(const SafetensorsReader& file,
+                                                   const std::string& path) const {
+  const auto& count = metadata(file, path, "steps");
+  const auto& by_parameter = metadata(file, path, "parameter_steps");
   try {
-    const auto list = nlohmann::json::parse(by_parameter).get<std::vector<int64_t>>();
-    if (list.size() != parameters.size())
+    StepCounts counts{std::stoll(count),
+                      nlohmann::json::parse(by_parameter).get<std::vector<int64_t>>()};
+    if (counts.by_parameter.size() != parameters.size())
       throw CheckpointError(fmt::format("'{}' counts the steps of {} parameters; the model has {}.",
-                                        path, list.size(), parameters.size()));
-    optimizer->steps() = list;
-    steps = std::stoll(count);
+                                        path, counts.by_parameter.size(), parameters.size()));
+    return counts;
   } catch (const CheckpointError&) {
     throw;
   } catch (const std::exception& error) {
@@ -150,14 +157,53 @@ void Engine::Impl::at_boundary(std::string_view what) const {
                   what, micro_batches, config.gradient_accumulation_steps));
 }
 
+void Engine::Impl::check_between_steps(std::string_view what) const {
+  if (!gradients->used()) return;
+  throw Error(
+      fmt::format("{} between Engine::backward and Engine::step: with update_in_backward some "
+                  "weights have been updated already and others have not. Call it after the step; "
+                  "where the pass or the step failed, load a checkpoint first.",
+                  what));
+}
+
+void Engine::Impl::take_steps(StepCounts counts) {
+  steps = counts.steps;
+  optimizer->steps() = std::move(counts.by_parameter);
+}
+
+void Engine::Impl::replace_states(std::string_view label, const std::function<void()>& write) {
+  group->barrier(label);  // every rank has ended its gathers
+  if (queue) queue->wait_all();
+  for (int64_t u = 0; u < layout->unit_count(); ++u) finish_update(u);
+  optimizer->discard();
+  gradients->clear();
+  micro_batches = 0;
+  rewrite(write);
+}
+
+namespace {
+
+// The folder of a save without a separator at its end, so that names can be put beside it.
+fs::path save_folder(const std::string& folder) {
+  auto target = fs::path(folder).lexically_normal();
+  if (!target.has_filename()) target = target.parent_path();
+  if (const auto name = target.filename(); name.empty() || name == "." || name == "..")
+    throw CheckpointError(fmt::format(
+        "Engine::save was given '{}'. Name a folder of its own, as 'checkpoint'.", folder));
+  return target;
+}
+
+}  // namespace
+
 void Engine::save(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
+  impl.check_between_steps("Engine::save");
   impl.at_boundary("Engine::save");
+  const auto target = save_folder(folder);
+  const fs::path partial(target.string() + ".partial");
   impl.change_parameters("Engine::save", [] {});
-  const fs::path target(folder);
-  const fs::path partial(folder + ".partial");
   const int rank = impl.group->rank();
   together(*impl.group, "Engine::save", [&] {
     if (rank != 0) return;
@@ -177,9 +223,8 @@ void Engine::save(const std::string& folder) {
       for (const auto& array : arrays) infos.push_back(impl.info_of(array));
       for (const auto& [name, buffer] : buffers)
         infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-      auto header = impl.description();
-      header["format"] = kSharded;
-      SafetensorsWriter writer(partial / shard_name(rank, impl.group->size()), infos, header);
+      SafetensorsWriter writer(partial / shard_name(rank, impl.group->size()), infos,
+                               impl.header(kSharded));
       for (const auto& array : arrays) writer.write(array.key, impl.values_of(array));
       for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
       writer.commit();
@@ -187,7 +232,7 @@ void Engine::save(const std::string& folder) {
     together(*impl.group, "Engine::save", [&] {
       if (rank != 0) return;
       // An earlier save is moved aside first, so that one of the two is always whole.
-      const fs::path earlier(folder + ".earlier");
+      const fs::path earlier(target.string() + ".earlier");
       fs::remove_all(earlier);
       if (fs::exists(target)) fs::rename(target, earlier);
       fs::rename(partial, target);
@@ -203,13 +248,13 @@ void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
-  impl.complete_update("Engine::load");  // it counts steps
   const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
   const auto first = (fs::path(folder) / shard_name(0, impl.group->size())).string();
   std::unique_ptr<SafetensorsReader> file;
   std::unique_ptr<SafetensorsReader> replicated;
   const auto arrays = impl.owned_arrays();
+  Impl::StepCounts counts;
   together(*impl.group, "Engine::load", [&] {
     if (!fs::exists(path)) {
       throw CheckpointError(
@@ -220,17 +265,16 @@ void Engine::load(const std::string& folder) {
     file = std::make_unique<SafetensorsReader>(path);
     replicated = std::make_unique<SafetensorsReader>(first);
     expect(path, "format", kSharded, metadata(*file, path, "format"));
-    for (const auto& [key, value] : impl.description()) {
-      if (key != "steps" && key != "parameter_steps")
-        expect(path, key, value, metadata(*file, path, key));
-    }
+    for (const auto& [key, value] : impl.description())
+      expect(path, key, value, metadata(*file, path, key));
     for (const auto& array : arrays) expect_tensor(*file, path, impl.info_of(array));
     for (const auto& [name, buffer] : impl.buffers)
       expect_tensor(*replicated, first,
                     {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    impl.take_steps(path, metadata(*file, path, "steps"), metadata(*file, path, "parameter_steps"));
+    counts = impl.step_counts(*file, path);
   });
-  impl.change_parameters("Engine::load", [&] {
+  impl.replace_states("Engine::load", [&] {
+    impl.take_steps(std::move(counts));
     for (const auto& array : arrays) {
       if (array.state.empty()) {
         const auto values = file->read(array.key);
@@ -246,13 +290,13 @@ void Engine::load(const std::string& folder) {
     for (const auto& [name, buffer] : impl.buffers)
       buffer.detach().copy_(replicated->read("buffer." + name));
   });
-  impl.forget_gradients();
 }
 
 void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
+  impl.check_between_steps("Engine::save_full");
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full", [] {});
   const bool writes = impl.group->rank() == 0;
@@ -271,9 +315,7 @@ void Engine::save_full(const std::string& path) {
     }
     for (const auto& [name, buffer] : impl.buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    auto header = impl.description();
-    header["format"] = kFull;
-    writer = std::make_unique<SafetensorsWriter>(path, infos, header);
+    writer = std::make_unique<SafetensorsWriter>(path, infos, impl.header(kFull));
   });
   // Rank 0 may fail to write in the middle; it still takes part in the gathers, and all learn of it
   // at the end.
@@ -315,8 +357,8 @@ void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_of_the_device;
   auto& impl = *impl_;
-  impl.complete_update("Engine::load_full");  // it counts steps
   std::unique_ptr<SafetensorsReader> file;
+  Impl::StepCounts counts;
   together(*impl.group, "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);
     expect(path, "format", kFull, metadata(*file, path, "format"));
@@ -333,9 +375,10 @@ void Engine::load_full(const std::string& path) {
       expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     expect(path, "parameters", nlohmann::json(impl.names).dump(),
            metadata(*file, path, "parameters"));
-    impl.take_steps(path, metadata(*file, path, "steps"), metadata(*file, path, "parameter_steps"));
+    counts = impl.step_counts(*file, path);
   });
-  impl.change_parameters("Engine::load_full", [&] {
+  impl.replace_states("Engine::load_full", [&] {
+    impl.take_steps(std::move(counts));
     for (size_t p = 0; p < impl.parameters.size(); ++p) {
       const auto i = static_cast<int64_t>(p);
       const int64_t u = impl.layout->unit_of(i);
@@ -356,13 +399,6 @@ void Engine::load_full(const std::string& path) {
     for (const auto& [name, buffer] : impl.buffers)
       buffer.detach().copy_(file->read("buffer." + name));
   });
-  impl.forget_gradients();
-}
-
-void Engine::Impl::forget_gradients() {
-  gradients->clear();
-  optimizer->discard();
-  micro_batches = 0;
 }
 
 }  // namespace zero
