@@ -118,6 +118,14 @@ struct Group::Impl {
         what, rank, size, whole, part));
   }
 
+  void check_dtypes(const char* what, const at::Tensor& output, const at::Tensor& input) const {
+    if (input.scalar_type() == output.scalar_type()) return;
+    throw CommError(fmt::format("{} on rank {}: input and output must have one dtype, but they "
+                                "have {} and {}.",
+                                what, rank, c10::toString(input.scalar_type()),
+                                c10::toString(output.scalar_type())));
+  }
+
   void check_sum(const at::Tensor& output, const at::Tensor& input) const {
     if (can_sum(input.scalar_type(), output.scalar_type())) return;
     throw CommError(fmt::format("reduce_scatter on rank {}: {} cannot be summed into {}.", rank,
@@ -197,6 +205,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_defined("all_gather", output);
   check_defined("all_gather", input);
   check_sizes("all_gather", output.numel(), input.numel());
+  check_dtypes("all_gather", output, input);
   if (size == 1) {
     copy_slice(output, input);
     return done(collective);
@@ -272,6 +281,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
 Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view label) {
   impl_->check_defined("all_to_all", output);
   impl_->check_defined("all_to_all", input);
+  impl_->check_dtypes("all_to_all", output, input);
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);
