@@ -147,27 +147,39 @@ class LineRelay {
   std::string pending_;
 };
 
-/// Blocks signals for this thread and those that it starts, and reads them from a descriptor;
-/// restores the mask at the end.
+/// Blocks signals for this thread and those that it starts, and reads them from a descriptor. Those
+/// that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE is ignored
+/// too: the job goes on when nobody reads its output any more. All is restored at the end.
 class SignalScope {
  public:
   SignalScope() {
     sigset_t blocked;
     sigemptyset(&blocked);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&blocked, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction action {};
+      sigaction(signal, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&blocked, signal);
+    }
     pthread_sigmask(SIG_BLOCK, &blocked, &before_);
     descriptor_ = Descriptor(signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!descriptor_.open()) {
       pthread_sigmask(SIG_SETMASK, &before_, nullptr);
       fail("watch for signals");
     }
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &ignore, &broken_pipe_before_);
   }
   SignalScope(const SignalScope&) = delete;
   SignalScope& operator=(const SignalScope&) = delete;
-  ~SignalScope() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~SignalScope() { restore(); }
 
   int fd() const { return descriptor_.get(); }
-  const sigset_t& before() const { return before_; }
+  /// What was before, for a child too.
+  void restore() const {
+    sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   std::optional<int> next() const {
     signalfd_siginfo info{};
     if (read(descriptor_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
@@ -176,6 +188,7 @@ class SignalScope {
 
  private:
   sigset_t before_{};
+  struct sigaction broken_pipe_before_ {};
   Descriptor descriptor_;
 };
 
@@ -356,7 +369,7 @@ class Supervisor {
             0);  // so that a terminal's Ctrl-C reaches the launcher alone, which passes it on once
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(1);  // it died before the line above
-    pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
+    signals_.restore();
     if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
     if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
     if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);
