@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -156,6 +157,41 @@ TEST(GroupOverAnotherBackend, CountsItsTrafficByDefinition) {
     EXPECT_EQ(group.traffic().count(Collective::all_gather).copied_bytes, 16);
     EXPECT_EQ(group.traffic().count(Collective::control).calls, 1);
   });
+}
+
+// A backend whose barrier is over a while after it has been issued.
+class SlowBackend final : public c10d::Backend {
+ public:
+  static constexpr std::chrono::milliseconds kTakes{30};
+  SlowBackend() : c10d::Backend(0, 2) {}
+  const std::string getBackendName() const override { return "slow"; }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor&, at::Tensor&,
+                                                 const c10d::AllgatherOptions&) override {
+    return {};
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
+    EXPECT_TRUE(options.asyncOp) << "no other thread could issue a call while this one waits";
+    return c10::make_intrusive<Pending>();
+  }
+
+ private:
+  class Pending final : public c10d::Work {
+   public:
+    bool wait(std::chrono::milliseconds) override {
+      std::this_thread::sleep_for(kTakes);
+      return true;
+    }
+  };
+};
+
+TEST(GroupOverAnotherBackend, CountsTheTimeOfABarrierOnce) {
+  Group group(c10::make_intrusive<SlowBackend>());
+  const auto before = group.wait_ms();
+  const auto begin = std::chrono::steady_clock::now();
+  group.barrier();
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(group.wait_ms() - before, SlowBackend::kTakes.count());
+  EXPECT_LE(group.wait_ms() - before, took.count());
 }
 
 TEST(GroupOverAnotherBackend, HasNoWindowsAndOrdinaryMemory) {

@@ -300,12 +300,10 @@ void Group::barrier(std::string_view label) {
     impl_->done(Collective::control);
     return;
   }
-  const ClockedScope clocked(*impl_->clock);
   impl_
       ->run("barrier", Collective::control, 0, label,
             [&] {
               c10d::BarrierOptions call;
-              call.asyncOp = false;
               call.timeout = impl_->options.timeout;
               return impl_->backend->barrier(call);
             })
