@@ -27,7 +27,8 @@ struct CheaperChoice {
   int64_t bytes = 0;  ///< that it frees, about
 };
 
-/// In force from construction to destruction, for one ledger: the last one counts. Thread-safe.
+/// In force from construction to destruction, for one ledger; of several, what the ledger counts is
+/// put to the last that lives, and tensors to all that include them. Thread-safe.
 class DeviceLimit {
  public:
   /// `choices`: the cheapest first; each frees more than the one before.
