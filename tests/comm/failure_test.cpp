@@ -172,6 +172,19 @@ TEST(Failure, OfArgumentsLeavesTheGroupUsable) {
   });
 }
 
+TEST(Failure, OfArgumentsLeavesNoLabelToTheNextCall) {
+  run_as_threads(2, [](std::shared_ptr<Group> group) {
+    if (group->rank() == 1) {
+      EXPECT_THROW(group->all_gather(at::zeros({8}), at::zeros({4}, at::kInt), "unit 3"),
+                   CommError);
+      EXPECT_THROW(group->all_reduce(at::zeros({4}, at::kBool), "unit 4"), CommError);
+    }
+    const auto window = group->window(8, 1, Category::parameters);
+    EXPECT_NE(window, nullptr);
+    group->barrier();
+  });
+}
+
 TEST(Failure, OfARankEndsTheOthersAndIsWhatIsRethrown) {
   for (int failing = 0; failing < 3; ++failing) {
     std::mutex mutex;
