@@ -60,8 +60,8 @@ class DeviceLimit {
   std::mutex mutex_;
 };
 
-/// While it lives, what this thread allocates is the host's and not the device's: full states on
-/// their way to a file, say. It is not refused.
+/// While it lives, nothing that this thread allocates is refused: full states on their way to a
+/// file, say, which would be the host's. Until it is freed it counts as held all the same.
 class HostScope {
  public:
   HostScope();
