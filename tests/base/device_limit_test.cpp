@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 
@@ -54,6 +57,26 @@ TEST(DeviceLimit, EndsWithItsObject) {
   auto ledger = std::make_shared<Ledger>();
   { const DeviceLimit limit(ledger, 100, {}); }
   EXPECT_EQ(refusal_of(*ledger, Category::parameters, 1000), "");
+}
+
+TEST(DeviceLimit, OfSeveralTheLastThatLivesCounts) {
+  for (const bool in_order : {true, false}) {
+    auto ledger = std::make_shared<Ledger>();
+    const auto fits = [&](int64_t bytes) {
+      if (!refusal_of(*ledger, Category::parameters, bytes).empty()) return false;
+      ledger->remove(Category::parameters, bytes);
+      return true;
+    };
+    auto first = std::make_unique<DeviceLimit>(ledger, 100, std::vector<CheaperChoice>{});
+    auto second = std::make_unique<DeviceLimit>(ledger, 1000, std::vector<CheaperChoice>{});
+    EXPECT_TRUE(fits(1000));
+    EXPECT_FALSE(fits(1001));
+    (in_order ? first : second).reset();
+    EXPECT_TRUE(fits(in_order ? 1000 : 100));
+    EXPECT_FALSE(fits(in_order ? 1001 : 101));
+    (in_order ? second : first).reset();
+    EXPECT_TRUE(fits(1001));
+  }
 }
 
 TEST(DeviceLimit, CountsTensorsOfTheAllocatorOnceAsked) {

@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+#include "zero/base/device_limit.h"
+#include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 
 namespace zero {
@@ -19,6 +21,15 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 
 at::Tensor zeros(int64_t bytes, const std::shared_ptr<Ledger>& ledger, int64_t colour) {
   return host_zeros(bytes, at::kByte, ledger, Category::optimizer, colour);
+}
+
+// Of the allocator, as LibTorch's tensors are where it is installed.
+at::Tensor allocated(int64_t numel) {
+  auto memory = HostAllocator::instance().allocate(4 * static_cast<size_t>(numel));
+  auto array = at::empty({0});
+  array.storage().set_data_ptr_noswap(std::move(memory));
+  array.storage().set_nbytes(4 * static_cast<size_t>(numel));
+  return array.set_(array.storage(), 0, {numel}, {1});
 }
 
 TEST(HostMemory, OfAShortLifeIsChargedToTheLedgerAndNotToActivations) {
@@ -54,18 +65,21 @@ TEST(HostMemory, APartStaysInItsPlaceOrIsCopied) {
     EXPECT_LE(HostAllocator::instance().usage().used.current, before - bytes);
   };
   for (const int64_t begin : {int64_t{0}, kPart, 2 * kPart}) {
-    auto& allocator = HostAllocator::instance();
-    auto memory = std::make_shared<c10::DataPtr>(allocator.allocate(4 * kNumel));
-    // Of the allocator, as LibTorch's tensors are where it is installed.
-    auto own = at::empty({0});
-    own.storage().set_data_ptr_noswap(std::move(*memory));
-    own.storage().set_nbytes(4 * kNumel);
-    expect_part(own.set_(own.storage(), 0, {kNumel}, {1}), begin, true);
+    expect_part(allocated(kNumel), begin, true);
     expect_part(at::from_blob(std::make_unique<float[]>(kNumel).release(), {kNumel},
                               [](void* data) { delete[] static_cast<float*>(data); }),
                 begin, false);
   }
   EXPECT_EQ(ledger->usage(Category::gradients).current, 0);
+}
+
+TEST(HostMemory, OfAPartThatIsRefusedIsGivenBack) {
+  const auto ledger = std::make_shared<Ledger>();
+  const DeviceLimit limit(ledger, 100, {});
+  const auto before = HostAllocator::instance().held().current;
+  EXPECT_THROW(host_part(allocated(300'000), 0, 100'000, ledger, Category::gradients), OutOfMemory);
+  EXPECT_EQ(HostAllocator::instance().held().current, before);
+  EXPECT_EQ(ledger->total().current, 0);
 }
 
 TEST(HostPages, BeginOnAPageAndHaveRoomForWholeOnes) {

@@ -27,6 +27,7 @@ TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
   EXPECT_GE(small.region_bytes, int64_t{48} << 30);
   EXPECT_EQ(small.control_bytes, 8192);
   EXPECT_EQ(small.region_offset(1), 8192 + small.region_bytes);
+  EXPECT_EQ(small.total_bytes(), 8192 + 2 * small.region_bytes);
   for (const int ranks : {1, 2, 7, 8, 64, 1000}) {
     const auto large = ArenaLayout::choose(ranks, kPage, int64_t{2} << 40);
     EXPECT_LE(large.total_bytes() - large.control_bytes, int64_t{8} << 40);

@@ -12,7 +12,10 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -172,6 +175,19 @@ TEST(Failure, OfArgumentsLeavesTheGroupUsable) {
   });
 }
 
+TEST(Failure, OfArgumentsLeavesNoLabelToTheNextCall) {
+  run_as_threads(2, [](std::shared_ptr<Group> group) {
+    if (group->rank() == 1) {
+      EXPECT_THROW(group->all_gather(at::zeros({8}), at::zeros({4}, at::kInt), "unit 3"),
+                   CommError);
+      EXPECT_THROW(group->all_reduce(at::zeros({4}, at::kBool), "unit 4"), CommError);
+    }
+    const auto window = group->window(8, 1, Category::parameters);
+    EXPECT_NE(window, nullptr);
+    group->barrier();
+  });
+}
+
 TEST(Failure, OfARankEndsTheOthersAndIsWhatIsRethrown) {
   for (int failing = 0; failing < 3; ++failing) {
     std::mutex mutex;
@@ -302,6 +318,54 @@ TEST(Meeting, RefusesRanksOfSeveralHosts) {
   }
   for (auto& rank : ranks) rank.join();
   EXPECT_THAT(messages, Each(HasSubstr("all its ranks on one host")));
+}
+
+// A store of three ranks that is lost to rank 1 when it looks after rank 2, which joins meanwhile.
+class LostStore final : public c10d::PrefixStore {
+ public:
+  struct Moments {
+    std::latch rank_1_looks{1};
+    std::latch others_are_done{2};
+  };
+  LostStore(c10::intrusive_ptr<c10d::Store> store, int rank, Moments& moments)
+      : c10d::PrefixStore("ranks", std::move(store)), rank_(rank), moments_(moments) {}
+  bool check(const std::vector<std::string>& keys) override {
+    const bool arena = keys.front().ends_with("arena/0");
+    if (rank_ == 2 && arena) moments_.rank_1_looks.wait();
+    if (rank_ == 1 && joining_) {
+      moments_.rank_1_looks.count_down();
+      moments_.others_are_done.wait();
+      TORCH_CHECK(false, "rank 0 has closed the store");
+    }
+    const bool there = c10d::PrefixStore::check(keys);
+    joining_ = arena && there;
+    return there;
+  }
+
+ private:
+  int rank_;
+  Moments& moments_;
+  bool joining_ = false;
+};
+
+TEST(Meeting, IsOverOnceAllHaveJoinedWhateverTheyDoNext) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LostStore::Moments moments;
+  std::vector<std::string> messages(3);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        const auto own = c10::make_intrusive<LostStore>(store, rank, moments);
+        shared_memory_group(own, rank, 3, {.timeout = milliseconds(20'000)});
+      } catch (const CommError& error) {
+        messages[static_cast<size_t>(rank)] = error.what();
+      }
+      if (rank != 1) moments.others_are_done.count_down();
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_THAT(messages, Each(""));
 }
 
 TEST(Meeting, MayBeRepeatedInOneStore) {

@@ -8,9 +8,12 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -156,6 +159,41 @@ TEST(GroupOverAnotherBackend, CountsItsTrafficByDefinition) {
   });
 }
 
+// A backend whose barrier is over a while after it has been issued.
+class SlowBackend final : public c10d::Backend {
+ public:
+  static constexpr std::chrono::milliseconds kTakes{30};
+  SlowBackend() : c10d::Backend(0, 2) {}
+  const std::string getBackendName() const override { return "slow"; }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor&, at::Tensor&,
+                                                 const c10d::AllgatherOptions&) override {
+    return {};
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
+    EXPECT_TRUE(options.asyncOp) << "no other thread could issue a call while this one waits";
+    return c10::make_intrusive<Pending>();
+  }
+
+ private:
+  class Pending final : public c10d::Work {
+   public:
+    bool wait(std::chrono::milliseconds) override {
+      std::this_thread::sleep_for(kTakes);
+      return true;
+    }
+  };
+};
+
+TEST(GroupOverAnotherBackend, CountsTheTimeOfABarrierOnce) {
+  Group group(c10::make_intrusive<SlowBackend>());
+  const auto before = group.wait_ms();
+  const auto begin = std::chrono::steady_clock::now();
+  group.barrier();
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(group.wait_ms() - before, SlowBackend::kTakes.count());
+  EXPECT_LE(group.wait_ms() - before, took.count());
+}
+
 TEST(GroupOverAnotherBackend, HasNoWindowsAndOrdinaryMemory) {
   on_plain_ranks(2, [](Group& group) {
     EXPECT_EQ(group.window(100, 1, Category::parameters), nullptr);
@@ -166,8 +204,8 @@ TEST(GroupOverAnotherBackend, HasNoWindowsAndOrdinaryMemory) {
   });
 }
 
-// A backend that can do nothing but say where its ranks are, and whose barrier fails when it is
-// waited for.
+// A backend that can do nothing but say where its ranks are, and that fails in every way: when it
+// is called or waited for, with c10d's exceptions or others.
 class BrokenBackend final : public c10d::Backend {
  public:
   BrokenBackend() : c10d::Backend(0, 2) {}
@@ -175,6 +213,20 @@ class BrokenBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor&, at::Tensor&,
                                                  const c10d::AllgatherOptions&) override {
     return c10::make_intrusive<Ended>(nullptr);
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor&, at::Tensor&,
+                                                      const c10d::ReduceScatterOptions&) override {
+    throw OutOfMemory("the device is full");
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&,
+                                           const c10d::BroadcastOptions&) override {
+    throw std::runtime_error("no route to host");
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor&, at::Tensor&, std::vector<int64_t>&,
+                                               std::vector<int64_t>&,
+                                               const c10d::AllToAllOptions&) override {
+    return c10::make_intrusive<Ended>(
+        std::make_exception_ptr(std::runtime_error("connection closed by peer")));
   }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
     return c10::make_intrusive<Ended>(
@@ -188,22 +240,29 @@ class BrokenBackend final : public c10d::Backend {
   };
 };
 
-TEST(GroupOverAnotherBackend, ReportsItsErrorsAsCommErrors) {
+TEST(GroupOverAnotherBackend, ReportsItsErrorsAsCommErrorsThatNameTheCall) {
   Group group(c10::make_intrusive<BrokenBackend>());
   auto tensor = at::full({2}, 1.0f);
-  try {
-    group.all_reduce(tensor, "norm");
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("all_reduce 'norm'"),
-                                               ::testing::HasSubstr("does not support allreduce")));
-  }
-  try {
-    group.barrier();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("the cable is unplugged"));
-  }
+  auto other = at::full({2}, 1.0f);
+  const auto error_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_THAT(error_of([&] { group.all_reduce(tensor, "norm"); }),
+              ::testing::AllOf(::testing::StartsWith("all_reduce 'norm' failed on rank 0: "),
+                               ::testing::HasSubstr("does not support allreduce")));
+  EXPECT_EQ(error_of([&] { group.broadcast(tensor, 1, "unit 3"); }),
+            "broadcast 'unit 3' failed on rank 0: no route to host");
+  auto work = group.all_to_all(other, tensor, "unit 4");
+  EXPECT_EQ(error_of([&] { work.wait(); }),
+            "all_to_all 'unit 4' failed on rank 0: connection closed by peer");
+  EXPECT_EQ(error_of([&] { group.barrier(); }), "barrier failed on rank 0: the cable is unplugged");
+  EXPECT_THROW(group.reduce_scatter(tensor.narrow(0, 0, 1), other), OutOfMemory)
+      << "ours are left as they are";
 }
 
 }  // namespace

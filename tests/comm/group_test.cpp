@@ -221,6 +221,9 @@ TEST(GroupOfOne, CopiesAndCountsNoBytes) {
   EXPECT_EQ(group->traffic().total().copied_bytes, 0);
   EXPECT_THROW(group->broadcast(output, 1), CommError);
   EXPECT_THROW(group->all_gather(output, at::zeros({4})), CommError);
+  EXPECT_THROW(group->all_gather(low, output), CommError) << "another dtype";
+  EXPECT_THROW(group->all_to_all(low, output), CommError) << "another dtype";
+  EXPECT_THROW(group->all_gather(output, at::zeros({5}, at::kInt)), CommError);
   EXPECT_THROW(group->reduce_scatter(at::zeros({5}, at::kInt), low), CommError);
 }
 

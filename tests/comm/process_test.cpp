@@ -7,16 +7,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -29,27 +28,13 @@ struct Result {
   std::string message;  // "ok" or its error
 };
 
-// A folder of its own that goes with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "comm_test.XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 struct Outcome {
   std::vector<Result> ranks;
   int64_t death_ms = 0;
 };
 
 Outcome run_ranks(const std::string& scenario, int size, int number = 0) {
-  const TemporaryFolder folder;
+  const zero::TemporaryFolder folder;
   std::vector<pid_t> pids;
   for (int rank = 0; rank < size; ++rank) {
     std::vector<std::string> words{COMM_WORKER,

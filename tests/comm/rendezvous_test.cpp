@@ -3,14 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <exception>
 #include <map>
 #include <thread>
 
 #include "tests/support/run_program.h"
 #include "zero/base/error.h"
+#include "zero/comm/peers.h"
 
 namespace zero::comm {
 namespace {
@@ -185,6 +188,30 @@ std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
   return messages;
 }
 
+/// A process that has ended and that nobody has waited for, and when it started.
+class Zombie {
+ public:
+  Zombie() : pid_(fork()) {
+    if (pid_ == 0) {
+      pause();
+      _exit(0);
+    }
+    started_ = start_time(pid_).value_or(0);
+    kill(pid_, SIGKILL);
+    siginfo_t info{};
+    waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+  }
+  Zombie(const Zombie&) = delete;
+  Zombie& operator=(const Zombie&) = delete;
+  ~Zombie() { waitpid(pid_, nullptr, 0); }
+  pid_t pid() const { return pid_; }
+  uint64_t started() const { return started_; }
+
+ private:
+  pid_t pid_;
+  uint64_t started_ = 0;
+};
+
 class Meet : public ::testing::Test {
  protected:
   Job job(int size) const {
@@ -208,14 +235,16 @@ TEST_F(Meet, GivesAFreshStoreEachTime) {
 
 TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
   auto other = host_local_store(seconds(10));  // somebody else's store, on the port of the dead job
+  const auto port = std::to_string(other.port);
   const Job leftover = job(2);
-  // A process that has ended, one that runs but was started at another moment, and garbage.
+  const Zombie zombie;
+  // A process that has ended, one whose end its parent has not asked for yet, one that runs but was
+  // started at another moment, and garbage.
   for (const std::string& text :
-       {std::to_string(other.port) + " 4194304 1\n",
-        std::to_string(other.port) + " " + std::to_string(getpid()) + " 1\n",
-        std::string("garbage")}) {
+       {port + " 4194304 1\n",
+        port + " " + std::to_string(zombie.pid()) + " " + std::to_string(zombie.started()) + "\n",
+        port + " " + std::to_string(getpid()) + " 1\n", std::string("garbage")}) {
     test::write_file(only_file(), text);
-    std::thread late;
     for (const auto& message : meet_all(leftover, {0, 1}, seconds(20), folder_.path()))
       EXPECT_EQ(message, "");
     EXPECT_TRUE(empty());

@@ -192,6 +192,15 @@ TEST(Window, NamesTheRankThatKeepsItWaiting) {
                  {.timeout = milliseconds(200)});
 }
 
+TEST(Window, OfAGroupOfOneIsItsView) {
+  auto window = single()->window(8, 1, Category::parameters);
+  auto view = window->view();
+  view.fill_(9);
+  EXPECT_EQ(window->memory().sum().item<int64_t>(), 72);
+  window->discard();
+  EXPECT_EQ(view.sum().item<int64_t>(), 72);
+}
+
 TEST(Window, OfAGroupOfOneCannotWaitForWhatNeverComes) {
   auto group = single();
   auto window = group->window(8, 1, Category::parameters);

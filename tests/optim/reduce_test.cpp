@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "test_arrays.h"
+#include "tests/support/instruction_sets.h"
 #include "zero/base/error.h"
 #include "zero/optim/optimizer.h"
 

@@ -6,13 +6,11 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
@@ -102,19 +100,6 @@ class Numbers {
   std::mt19937 generator_;
   bool special_;
 };
-
-/// Runs `body` once for every instruction set that both this machine and the kernels have.
-inline void on_each_instruction_set(const std::function<void(const char*)>& body) {
-  const auto all = hwy::SupportedTargets();
-  for (auto rest = all; rest != 0; rest &= rest - 1) {
-    const auto target = rest & -rest;
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    body(hwy::TargetName(target));
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
 
 inline const std::vector<c10::ScalarType>& dtypes() {
   static const std::vector<c10::ScalarType> all{c10::ScalarType::Float, c10::ScalarType::BFloat16,

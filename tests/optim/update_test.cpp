@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "test_arrays.h"
+#include "tests/support/instruction_sets.h"
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"
 #include "zero/optim/halves.h"

@@ -25,13 +25,12 @@ bool HostScope::active() { return host_scopes > 0; }
 DeviceLimit::DeviceLimit(std::shared_ptr<Ledger> ledger, int64_t bytes,
                          std::vector<CheaperChoice> choices)
     : ledger_(std::move(ledger)), bytes_(bytes), choices_(std::move(choices)) {
-  ledger_->limit_ = this;
+  ledger_->add_limit(this);
 }
 
 DeviceLimit::~DeviceLimit() {
   HostAllocator::instance().remove_limit(this);
-  DeviceLimit* self = this;
-  ledger_->limit_.compare_exchange_strong(self, nullptr);
+  ledger_->remove_limit(this);
 }
 
 void DeviceLimit::include_tensors() {

@@ -27,7 +27,8 @@ struct CheaperChoice {
   int64_t bytes = 0;  ///< that it frees, about
 };
 
-/// In force from construction to destruction, for one ledger: the last one counts. Thread-safe.
+/// In force from construction to destruction, for one ledger; of several, what the ledger counts is
+/// put to the last that lives, and tensors to all that include them. Thread-safe.
 class DeviceLimit {
  public:
   /// `choices`: the cheapest first; each frees more than the one before.
@@ -59,8 +60,8 @@ class DeviceLimit {
   std::mutex mutex_;
 };
 
-/// While it lives, what this thread allocates is the host's and not the device's: full states on
-/// their way to a file, say. It is not refused.
+/// While it lives, nothing that this thread allocates is refused: full states on their way to a
+/// file, say, which would be the host's. Until it is freed it counts as held all the same.
 class HostScope {
  public:
   HostScope();

@@ -68,19 +68,32 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
 
 namespace {
 
-// `data` lies in a charged block of the host allocator, whom the tensor gives it back.
-at::Tensor charged_tensor(void* data, void* block, int64_t numel, at::ScalarType dtype,
-                          std::shared_ptr<Charge> charge) {
+// A charged block of the host allocator, given back with its charge.
+struct ChargedBlock {
+  ChargedBlock() = default;
+  ChargedBlock(const ChargedBlock&) = delete;
+  ChargedBlock& operator=(const ChargedBlock&) = delete;
+  ~ChargedBlock() {
+    if (data != nullptr) HostAllocator::instance().give_charged(data);
+  }
+  Charge charge;
+  void* data = nullptr;
+};
+
+// `data` lies in the block.
+at::Tensor charged_tensor(void* data, std::shared_ptr<ChargedBlock> block, int64_t numel,
+                          at::ScalarType dtype) {
   return at::from_blob(
-      data, {numel},
-      [block, charge = std::move(charge)](void*) { HostAllocator::instance().give_charged(block); },
-      at::TensorOptions().dtype(dtype));
+      data, {numel}, [block = std::move(block)](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
-std::shared_ptr<Charge> charge_for(int64_t numel, at::ScalarType dtype,
-                                   std::shared_ptr<Ledger> ledger, Category category) {
-  return std::make_shared<Charge>(std::move(ledger), category,
-                                  numel * static_cast<int64_t>(c10::elementSize(dtype)));
+at::Tensor new_charged_tensor(size_t block_bytes, int64_t numel, at::ScalarType dtype,
+                              std::shared_ptr<Ledger> ledger, Category category) {
+  auto block = std::make_shared<ChargedBlock>();
+  block->charge = Charge(std::move(ledger), category,  // first: it may be refused
+                         numel * static_cast<int64_t>(c10::elementSize(dtype)));
+  block->data = HostAllocator::instance().take_charged(block_bytes);
+  return charged_tensor(block->data, block, numel, dtype);
 }
 
 }  // namespace
@@ -88,16 +101,13 @@ std::shared_ptr<Charge> charge_for(int64_t numel, at::ScalarType dtype,
 at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category) {
   const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
-  auto charge = charge_for(numel, dtype, std::move(ledger), category);  // first: it may be refused
-  void* data = HostAllocator::instance().take_charged(std::max<size_t>(bytes, 1));
-  return charged_tensor(data, data, numel, dtype, std::move(charge));
+  return new_charged_tensor(std::max<size_t>(bytes, 1), numel, dtype, std::move(ledger), category);
 }
 
 at::Tensor host_pages(int64_t bytes, std::shared_ptr<Ledger> ledger, Category category) {
   const auto whole = at::round_up(static_cast<size_t>(bytes), HostSpace::kPage);
-  auto charge = charge_for(bytes, at::kByte, std::move(ledger), category);
-  void* data = HostAllocator::instance().take_charged(std::max(whole, HostAllocator::kPaged));
-  return charged_tensor(data, data, bytes, at::kByte, std::move(charge));
+  return new_charged_tensor(std::max(whole, HostAllocator::kPaged), bytes, at::kByte,
+                            std::move(ledger), category);
 }
 
 at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
@@ -105,15 +115,16 @@ at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared
   const auto width = array.element_size();
   const auto first = static_cast<size_t>(array.storage_offset() + begin) * width;
   auto* const data = static_cast<std::byte*>(array.storage().mutable_data()) + first;
-  void* block = nullptr;
   if (numel > 0) {
+    const size_t bytes = static_cast<size_t>(numel) * width;
+    auto block = std::make_shared<ChargedBlock>();
     auto& storage = *array.storage().unsafeGetStorageImpl();
-    block = HostAllocator::instance().keep_charged(storage.mutable_data_ptr(), first,
-                                                   first + static_cast<size_t>(numel) * width);
-  }
-  if (block != nullptr) {
-    return charged_tensor(data, block, numel, array.scalar_type(),
-                          charge_for(numel, array.scalar_type(), std::move(ledger), category));
+    block->data =
+        HostAllocator::instance().keep_charged(storage.mutable_data_ptr(), first, first + bytes);
+    if (block->data != nullptr) {
+      block->charge = Charge(std::move(ledger), category, static_cast<int64_t>(bytes));
+      return charged_tensor(data, std::move(block), numel, array.scalar_type());
+    }
   }
   auto part = host_empty(numel, array.scalar_type(), std::move(ledger), category);
   part.copy_(array.narrow(0, begin, numel));

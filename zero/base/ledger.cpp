@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "zero/base/device_limit.h"
 
@@ -29,13 +30,26 @@ void Ledger::count(Category category, int64_t bytes) {
 }
 
 void Ledger::add(Category category, int64_t bytes) {
+  if (on_host(category) || limit_count_ == 0) return count(category, bytes);
+  const std::lock_guard lock(limits_mutex_);
   std::unique_lock<std::mutex> admitted;
-  if (auto* limit = limit_.load(); limit != nullptr && !on_host(category))
-    admitted = limit->admit(bytes, name(category));
+  if (!limits_.empty()) admitted = limits_.back()->admit(bytes, name(category));
   count(category, bytes);
 }
 
 void Ledger::remove(Category category, int64_t bytes) { count(category, -bytes); }
+
+void Ledger::add_limit(DeviceLimit* limit) {
+  const std::lock_guard lock(limits_mutex_);
+  limits_.push_back(limit);
+  limit_count_ = limits_.size();
+}
+
+void Ledger::remove_limit(DeviceLimit* limit) {
+  const std::lock_guard lock(limits_mutex_);
+  std::erase(limits_, limit);
+  limit_count_ = limits_.size();
+}
 
 Usage Ledger::usage(Category category) const {
   const auto& counter = counters_[static_cast<size_t>(category)];

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 namespace zero {
 
@@ -67,10 +69,14 @@ class Ledger {
     void add(int64_t bytes);
   };
   void count(Category category, int64_t bytes);
+  void add_limit(DeviceLimit* limit);
+  void remove_limit(DeviceLimit* limit);
   std::array<Counter, kCategories> counters_;
   Counter total_;
   Counter device_;
-  std::atomic<DeviceLimit*> limit_{nullptr};
+  std::mutex limits_mutex_;  // of the next one; taken before a limit's own
+  std::vector<DeviceLimit*> limits_;
+  std::atomic<size_t> limit_count_{0};
 };
 
 /// Bytes charged to a ledger for as long as this object lives. Move-only; keeps the ledger alive.

@@ -65,25 +65,11 @@ Reservation reserve_addresses(int64_t bytes) {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
-int Descriptor::release() { return std::exchange(fd_, -1); }
-
 ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physical_bytes) {
   const auto wanted =
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
   const auto most =
-      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / (ranks + 1))));
+      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / ranks)));
   return {at::round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
 }
 

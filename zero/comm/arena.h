@@ -17,27 +17,11 @@
 #include <memory>
 #include <mutex>
 
+#include "zero/base/descriptor.h"
+
 namespace zero::comm {
 
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor();
-  int get() const { return fd_; }
-  int release();
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
-/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1 | region of
-/// all ranks].
+/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1].
 struct ArenaLayout {
   int64_t control_bytes = 0;
   int64_t region_bytes = 0;
@@ -47,7 +31,7 @@ struct ArenaLayout {
   /// fit in 8 TiB; see Note [Regions are not aligned to each other].
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
-  int64_t total_bytes() const { return region_offset(ranks + 1); }
+  int64_t total_bytes() const { return region_offset(ranks); }
 };
 
 /// The file, mapped. Ranks that are threads of one process share one Mapping.

@@ -2,11 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -80,23 +78,21 @@ struct Group::Impl {
   // Issues a collective, by `issue_call`. Nothing is waited for under the lock: control calls are
   // awaited by their callers, right after.
   template <class Issue>
-  Work run(Collective collective, int64_t logical_bytes, std::string_view label, Issue issue_call) {
+  Work run(const char* what, Collective counted, int64_t logical_bytes, std::string_view label,
+           Issue issue_call) {
     const std::lock_guard lock(issue);
+    CallName call{what, std::string(label), rank};
     try {
       if (transport != nullptr) {
-        transport->announce(label, collective, collective == Collective::control);
+        transport->announce(label, counted, counted == Collective::control);
       }
       auto work = issue_call();
       one_tensor.clear();
-      traffic->add(collective, logical_bytes, transport != nullptr ? 0 : logical_bytes);
-      return {std::move(work), clock};
-    } catch (const c10::Error& error) {
-      one_tensor.clear();
-      throw CommError(fmt::format("{} '{}' failed on rank {}: {}", name(collective), label, rank,
-                                  error.what_without_backtrace()));
+      traffic->add(counted, logical_bytes, transport != nullptr ? 0 : logical_bytes);
+      return {std::move(work), clock, std::move(call)};
     } catch (...) {
       one_tensor.clear();
-      throw;
+      rethrow_named(call);
     }
   }
 
@@ -116,6 +112,13 @@ struct Group::Impl {
         "{} on rank {}: the larger tensor must have {} times the elements of the smaller, but they "
         "have {} and {}.",
         what, rank, size, whole, part));
+  }
+
+  void check_dtypes(const char* what, const at::Tensor& output, const at::Tensor& input) const {
+    if (input.scalar_type() == output.scalar_type()) return;
+    throw CommError(fmt::format(
+        "{} on rank {}: input and output must have one dtype, but they have {} and {}.", what, rank,
+        c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
   }
 
   void check_sum(const at::Tensor& output, const at::Tensor& input) const {
@@ -161,7 +164,9 @@ void Group::Impl::find_local_ranks() {
   auto own = at::empty({1}, at::kLong);
   auto all = at::empty({size}, at::kLong);
   own.fill_(static_cast<int64_t>(std::hash<std::string>{}(Process::self().machine)));
-  run(Collective::control, 0, "hosts", [&] { return backend->_allgather_base(all, own); }).wait();
+  run("all_gather", Collective::control, 0, "hosts", [&] {
+    return backend->_allgather_base(all, own);
+  }).wait();
   traffic->reset();
   const auto* hosts = all.const_data_ptr<int64_t>();
   local_rank = 0;
@@ -197,11 +202,13 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_defined("all_gather", output);
   check_defined("all_gather", input);
   check_sizes("all_gather", output.numel(), input.numel());
+  check_dtypes("all_gather", output, input);
   if (size == 1) {
     copy_slice(output, input);
     return done(collective);
   }
-  return run(collective, (size - 1) * static_cast<int64_t>(input.nbytes()), label, [&] {
+  const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
+  return run("all_gather", collective, bytes, label, [&] {
     c10d::AllgatherOptions call;
     call.timeout = options.timeout;
     return backend->_allgather_base(output, input, call);
@@ -212,7 +219,7 @@ Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::stri
   check_defined("all_reduce", tensor);
   if (size == 1) return done(collective);
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  return run(collective, 2 * (size - 1) * bytes / size, label, [&] {
+  return run("all_reduce", collective, 2 * (size - 1) * bytes / size, label, [&] {
     c10d::AllreduceOptions call;
     call.timeout = options.timeout;
     one_tensor.assign(1, tensor);
@@ -238,7 +245,8 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(
-      Collective::reduce_scatter, bytes, label, [&]() -> c10::intrusive_ptr<c10d::Work> {
+      "reduce_scatter", Collective::reduce_scatter, bytes, label,
+      [&]() -> c10::intrusive_ptr<c10d::Work> {
         if (impl_->transport != nullptr || input.scalar_type() == output.scalar_type()) {
           return impl_->backend->_reduce_scatter_base(output, input, call);
         }
@@ -260,7 +268,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
   }
   if (impl_->size == 1) return impl_->done(Collective::broadcast);
   const auto bytes = root == impl_->rank ? static_cast<int64_t>(tensor.nbytes()) : 0;
-  return impl_->run(Collective::broadcast, bytes, label, [&] {
+  return impl_->run("broadcast", Collective::broadcast, bytes, label, [&] {
     c10d::BroadcastOptions call;
     call.rootRank = root;
     call.timeout = impl_->options.timeout;
@@ -272,13 +280,14 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
 Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view label) {
   impl_->check_defined("all_to_all", output);
   impl_->check_defined("all_to_all", input);
+  impl_->check_dtypes("all_to_all", output, input);
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);
     return impl_->done(Collective::all_to_all);
   }
   const auto bytes = static_cast<int64_t>(input.nbytes()) / impl_->size * (impl_->size - 1);
-  return impl_->run(Collective::all_to_all, bytes, label, [&] {
+  return impl_->run("all_to_all", Collective::all_to_all, bytes, label, [&] {
     c10d::AllToAllOptions call;
     call.timeout = impl_->options.timeout;
     std::vector<int64_t> equal_slices;
@@ -291,12 +300,10 @@ void Group::barrier(std::string_view label) {
     impl_->done(Collective::control);
     return;
   }
-  const ClockedScope clocked(*impl_->clock);
   impl_
-      ->run(Collective::control, 0, label,
+      ->run("barrier", Collective::control, 0, label,
             [&] {
               c10d::BarrierOptions call;
-              call.asyncOp = false;
               call.timeout = impl_->options.timeout;
               return impl_->backend->barrier(call);
             })

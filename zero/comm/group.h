@@ -47,9 +47,11 @@ class Window {
   /// writes its own parts alone.
   virtual at::Tensor memory() = 0;
   /// The same bytes for reading. What this rank writes here nobody else sees, and the pages (4 KiB)
-  /// that it wrote to do not follow the array any more until `discard`.
+  /// that it wrote to do not follow the array any more until `discard`. In a group of one it is the
+  /// array itself: there is nobody else, and a second copy of what is written would take memory.
   virtual at::Tensor view() = 0;
-  /// Forgets what this rank wrote to the view: it shows the array again.
+  /// Forgets what this rank wrote to the view: it shows the array again. In a group of one that is
+  /// the array already, and nothing is forgotten.
   virtual void discard() = 0;
   /// Makes what this rank wrote to its part of `slot` visible to readers that wait for `epoch`.
   /// Epochs of a slot only grow.

@@ -21,6 +21,7 @@
 #include <thread>
 #include <utility>
 
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
 #include "zero/comm/job.h"
@@ -35,29 +36,6 @@ using Clock = std::chrono::steady_clock;
   throw CommError(fmt::format("Cannot {}: {}.", what, std::strerror(errno)));
 }
 
-/// A file descriptor, closed with its owner.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  int get() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  void reset() {
-    if (fd_ >= 0) close(std::exchange(fd_, -1));
-  }
-
- private:
-  int fd_ = -1;
-};
-
 struct Pipe {
   Descriptor read, write;
 };
@@ -70,7 +48,7 @@ Pipe make_pipe() {
 
 Descriptor open_file(const std::filesystem::path& path, int flags) {
   Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
-  if (!file.open()) {
+  if (!file) {
     throw ConfigError(fmt::format("Cannot open {}: {}.", path.string(), std::strerror(errno)));
   }
   return file;
@@ -97,7 +75,7 @@ class LineRelay {
       : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {
     fcntl(source_.get(), F_SETFL, O_NONBLOCK);
   }
-  bool open() const { return source_.open(); }
+  bool open() const { return static_cast<bool>(source_); }
   int fd() const { return source_.get(); }
 
   /// Passes on the lines that are complete, at least of all that the pipe holds now. A line without
@@ -121,7 +99,7 @@ class LineRelay {
   /// Passes on what is left, and stops.
   void finish() {
     if (!pending_.empty()) emit_rest();
-    source_.reset();
+    source_.close();
   }
 
  private:
@@ -147,27 +125,39 @@ class LineRelay {
   std::string pending_;
 };
 
-/// Blocks signals for this thread and those that it starts, and reads them from a descriptor;
-/// restores the mask at the end.
+/// Blocks signals for this thread and those that it starts, and reads them from a descriptor. Those
+/// that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE is ignored
+/// too: the job goes on when nobody reads its output any more. All is restored at the end.
 class SignalScope {
  public:
   SignalScope() {
     sigset_t blocked;
     sigemptyset(&blocked);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&blocked, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction action {};
+      sigaction(signal, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&blocked, signal);
+    }
     pthread_sigmask(SIG_BLOCK, &blocked, &before_);
     descriptor_ = Descriptor(signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!descriptor_.open()) {
+    if (!descriptor_) {
       pthread_sigmask(SIG_SETMASK, &before_, nullptr);
       fail("watch for signals");
     }
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &ignore, &broken_pipe_before_);
   }
   SignalScope(const SignalScope&) = delete;
   SignalScope& operator=(const SignalScope&) = delete;
-  ~SignalScope() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~SignalScope() { restore(); }
 
   int fd() const { return descriptor_.get(); }
-  const sigset_t& before() const { return before_; }
+  /// What was before, for a child too.
+  void restore() const {
+    sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   std::optional<int> next() const {
     signalfd_siginfo info{};
     if (read(descriptor_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
@@ -176,6 +166,7 @@ class SignalScope {
 
  private:
   sigset_t before_{};
+  struct sigaction broken_pipe_before_ {};
   Descriptor descriptor_;
 };
 
@@ -337,9 +328,9 @@ class Supervisor {
     setpgid(pid, pid);  // the child does it too: whoever comes first
     processes_.push_back(
         {rank, pid, Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), {}});
-    if (!processes_.back().pidfd.open()) fail("watch a process (pidfd_open)");
+    if (!processes_.back().pidfd) fail("watch a process (pidfd_open)");
 
-    report.write.reset();
+    report.write.close();
     int error = 0;
     ssize_t told;
     while ((told = read(report.read.get(), &error, sizeof(error))) < 0 && errno == EINTR) {
@@ -356,7 +347,7 @@ class Supervisor {
             0);  // so that a terminal's Ctrl-C reaches the launcher alone, which passes it on once
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(1);  // it died before the line above
-    pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
+    signals_.restore();
     if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
     if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
     if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);

@@ -33,10 +33,11 @@ struct LaunchOptions {
 /// stderr.
 ///
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
-/// and SIGHUP to this process are passed on to every rank, which may take its time to end; a second
-/// SIGINT kills them. The ranks die with this process. Call it from the main thread of a process
-/// that has no other threads: it blocks these signals while it runs. Throws ConfigError where the
-/// command cannot be run, and CommError where the system gives no process, pipe or port.
+/// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
+/// may take its time to end; a second SIGINT kills them. The ranks die with this process; the loss
+/// of whoever reads its output ends neither. Call it from the main thread of a process that has no
+/// other threads: it blocks these signals, and ignores SIGPIPE, while it runs. Throws ConfigError
+/// where the command cannot be run, and CommError where the system gives no process, pipe or port.
 int launch(const LaunchOptions& options);
 
 }  // namespace zero::comm

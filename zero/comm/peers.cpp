@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -22,24 +23,6 @@
 
 namespace zero::comm {
 namespace {
-
-// The letter of the state and the start time in clock ticks since boot; nothing where there is no
-// such process.
-std::optional<std::pair<char, uint64_t>> process_status(int64_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  if (!std::getline(file, text)) return std::nullopt;
-  const auto name_end = text.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(text.substr(name_end + 1));
-  char state = 0;
-  fields >> state;
-  std::string skipped;
-  for (int field = 4; field < 22; ++field) fields >> skipped;  // see proc(5): starttime is field 22
-  uint64_t start = 0;
-  if (!(fields >> start)) return std::nullopt;
-  return std::pair{state, start};
-}
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -56,10 +39,25 @@ int usable_cores() {
 
 }  // namespace
 
+std::optional<uint64_t> start_time(int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto name_end = text.rfind(')');  // the name may hold anything, line ends too
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  char state = 0;
+  fields >> state;
+  if (state == 'Z' || state == 'X') return std::nullopt;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;  // see proc(5): starttime is field 22
+  uint64_t start = 0;
+  return fields >> start ? std::optional(start) : std::nullopt;
+}
+
 Process Process::self() {
   Process self;
   self.pid = getpid();
-  if (const auto status = process_status(self.pid)) self.start_time = status->second;
+  self.start_time = comm::start_time(self.pid).value_or(0);
   self.host = first_line("/proc/sys/kernel/hostname");
   std::error_code none;  // a process of another process-id namespace cannot be watched
   self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host + " " +
@@ -72,8 +70,7 @@ Watch::Watch(const Process& process) : process_(process), self_(process.pid == g
   pidfd_ =
       Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(process_.pid), 0)));
   // The number may have gone to another process before the descriptor was there.
-  const auto status = process_status(process_.pid);
-  gone_at_first_ = !status || status->second != process_.start_time;
+  gone_at_first_ = start_time(process_.pid) != process_.start_time;
 }
 
 bool Watch::dead() const {
@@ -83,9 +80,7 @@ bool Watch::dead() const {
     pollfd poll_it{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
     return poll(&poll_it, 1, 0) > 0;
   }
-  const auto status = process_status(process_.pid);  // a kernel without pidfd_open
-  return !status || status->second != process_.start_time || status->first == 'Z' ||
-         status->first == 'X';
+  return start_time(process_.pid) != process_.start_time;  // a kernel without pidfd_open
 }
 
 Peers::Peers(int rank, std::vector<Process> processes)

@@ -27,6 +27,10 @@
 
 namespace zero::comm {
 
+/// When a process started, in clock ticks since boot; nothing where there is none, or one that has
+/// ended and whose parent has not asked yet (a zombie).
+std::optional<uint64_t> start_time(int64_t pid);
+
 /// A process as its peers know it. The start time tells it from a later process with the same
 /// number.
 struct Process {

@@ -258,6 +258,7 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output) {
 
 void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel, bool stream) {
+  ensure(can_sum(input_dtype, output_dtype), "a sum of a dtype that has none");
   // Streaming needs aligned stores; the elements before the first aligned one are added plainly.
   const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
   const auto misaligned = [](const void* output) {

@@ -14,9 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
-#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -24,32 +22,17 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/peers.h"
 
 namespace zero::comm {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 /// Between two looks at something that another rank will do.
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 // --- The file in which rank 0 says where it listens ---
-
-/// The moment a process started, in clock ticks since boot, or nothing where there is no such
-/// process.
-std::optional<uint64_t> start_time(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto name_end = text.rfind(')');  // the name may hold spaces and brackets
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(text.substr(name_end + 1));
-  std::string field;
-  for (int i = 3; i < 22; ++i)
-    fields >> field;  // fields are counted from 1; the state is the third
-  uint64_t ticks = 0;
-  return fields >> ticks ? std::optional(ticks) : std::nullopt;
-}
 
 class StoreFile {
  public:

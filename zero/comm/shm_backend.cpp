@@ -72,24 +72,23 @@ ShmBackend::~ShmBackend() {
 
 void ShmBackend::announce(std::string_view label, Collective counted, bool awaited) {
   const std::lock_guard lock(mutex_);
-  label_ = FixedText<72>(label);
-  counted_ = counted;
-  awaited_ = awaited;
+  announced_ = {FixedText<72>(label), counted, awaited};
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::issue(Call call, bool asynchronous,
+ShmBackend::Announcement ShmBackend::take_announcement() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(announced_, {});
+}
+
+c10::intrusive_ptr<IssuedCall> ShmBackend::issue(Call call, const Announcement& announced,
+                                                 bool asynchronous,
                                                  std::chrono::milliseconds timeout) {
   call.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
-  bool awaited = false;
-  {
-    const std::lock_guard lock(mutex_);
-    call.label = std::exchange(label_, {});
-    call.counted = std::exchange(counted_, std::nullopt).value_or(counted_as(call.op));
-    awaited = std::exchange(awaited_, false);
-  }
+  call.label = announced.label;
+  call.counted = announced.counted.value_or(counted_as(call.op));
   health_->check();
   auto issued = c10::make_intrusive<IssuedCall>(std::move(call), queue_);
-  queue_->push(issued, asynchronous && !awaited);
+  queue_->push(issued, asynchronous && !announced.awaited);
   if (!asynchronous) issued->wait(kNoTimeout);
   return issued;
 }
@@ -106,16 +105,14 @@ std::exception_ptr ShmBackend::run(Call& call) noexcept {
   }
 }
 
-void ShmBackend::refuse(Op op, const std::string& why) const {
-  std::string label;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!label_.view().empty()) label = fmt::format(" '{}'", label_.view());
-  }
-  throw CommError(fmt::format("{}{} on rank {}: {}", name(op), label, getRank(), why));
+void ShmBackend::refuse(Op op, const std::string& why) {
+  const auto announced = take_announcement();
+  const auto label = announced.label.view();
+  throw CommError(fmt::format("{}{} on rank {}: {}", name(op),
+                              label.empty() ? "" : fmt::format(" '{}'", label), getRank(), why));
 }
 
-void ShmBackend::check(const at::Tensor& tensor, const char* what, Op op) const {
+void ShmBackend::check(const at::Tensor& tensor, const char* what, Op op) {
   if (!tensor.defined()) refuse(op, fmt::format("the {} is an undefined tensor.", what));
   if (!tensor.device().is_cpu()) {
     refuse(op, fmt::format("the {} is on {}; the shared-memory group takes CPU tensors.", what,
@@ -127,7 +124,7 @@ void ShmBackend::check(const at::Tensor& tensor, const char* what, Op op) const 
 }
 
 void ShmBackend::check_sum(const at::Tensor& input, const at::Tensor& output,
-                           const c10d::ReduceOp& reduce, Op op) const {
+                           const c10d::ReduceOp& reduce, Op op) {
   if (reduce.op_ != c10d::ReduceOp::SUM) {
     refuse(op, "only sums are reduced; use ReduceOp::SUM and scale afterwards.");
   }
@@ -158,7 +155,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(at::Tensor& output, a
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
@@ -180,7 +177,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(std::vector<at::Tensor>& tensors,
@@ -193,7 +190,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(std::vector<at::Tensor>& te
   call.op = op;
   call.output = tensors[0];
   call.input = tensors[0];
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(std::vector<at::Tensor>& tensors,
@@ -209,7 +206,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(std::vector<at::Tensor>& te
   call.output = tensors[0];
   call.input = tensors[0];
   call.root = static_cast<int>(options.rootRank);
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -235,13 +232,13 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(at::Tensor& output, at:
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.op = Op::barrier;
-  return issue(std::move(call), options.asyncOp, options.timeout);
+  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
 }
 
 at::Tensor ShmBackend::empty(int64_t numel, at::ScalarType dtype, Category category) {
@@ -259,8 +256,9 @@ std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Categor
   call.window_bytes = bytes;
   call.window_slots = slots;
   call.window_own_bytes = shape.block_bytes(getRank());
-  const auto work = issue(std::move(call), false, c10d::kUnsetTimeout);
-  auto& done = static_cast<IssuedCall&>(*work).call();
+  // What is announced is another thread's collective.
+  const auto issued = issue(std::move(call), {}, false, c10d::kUnsetTimeout);
+  auto& done = issued->call();
   return std::make_unique<ShmWindow>(
       peers_, health_, arena_->mapping(), std::move(done.window_block),
       std::move(done.window_offsets), shape,

@@ -59,14 +59,22 @@ class ShmBackend final : public c10d::Backend, public Transport {
   const std::shared_ptr<WaitClock>& clock() const override { return clock_; }
 
  private:
-  c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous,
+  /// What the next call is for.
+  struct Announcement {
+    FixedText<72> label{};
+    std::optional<Collective> counted{};
+    bool awaited = false;
+  };
+  /// It serves one call, be that issued or refused.
+  Announcement take_announcement();
+  c10::intrusive_ptr<IssuedCall> issue(Call call, const Announcement& announced, bool asynchronous,
                                        std::chrono::milliseconds timeout);
   /// What the queue runs: a failure poisons the group and is returned.
   std::exception_ptr run(Call& call) noexcept;
-  void check(const at::Tensor& tensor, const char* what, Op op) const;
+  void check(const at::Tensor& tensor, const char* what, Op op);
   void check_sum(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& reduce,
-                 Op op) const;
-  [[noreturn]] void refuse(Op op, const std::string& why) const;
+                 Op op);
+  [[noreturn]] void refuse(Op op, const std::string& why);
 
   std::shared_ptr<Peers> peers_;
   std::shared_ptr<Health> health_;
@@ -76,10 +84,8 @@ class ShmBackend final : public c10d::Backend, public Transport {
   std::shared_ptr<WaitClock> clock_ = std::make_shared<WaitClock>();
   std::chrono::milliseconds timeout_;
   Collectives collectives_;
-  mutable std::mutex mutex_;
-  FixedText<72> label_;                // announced for the next call
-  std::optional<Collective> counted_;  // likewise
-  bool awaited_ = false;               // likewise
+  std::mutex mutex_;  // of the next one
+  Announcement announced_;
   std::shared_ptr<CallQueue> queue_;
 };
 

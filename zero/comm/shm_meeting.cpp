@@ -289,8 +289,7 @@ class Meeter {
         if (peer && same_user(peer.get())) send_descriptor(peer.get(), meeting.mapping->file());
       }
       if (Clock::now() >= std::min(next_check, deadline_)) {
-        if (not_joined(*meeting.peers).empty()) break;  // a rank may have gone on and ended since
-        check_others(missing);
+        check_joining(*meeting.peers, missing);
         next_check = Clock::now() + milliseconds(100);
       }
     }
@@ -319,8 +318,7 @@ class Meeter {
     for (std::string missing; !(missing = not_joined(*meeting.peers)).empty();) {
       for (int r = 0; r < size_; ++r)
         futex_wait(&meeting.peers->slot(r).joined, 0, milliseconds(100));
-      if (not_joined(*meeting.peers).empty()) break;  // a rank may have gone on and ended since
-      check_others(missing);
+      check_joining(*meeting.peers, missing);
     }
     return meeting;
   }
@@ -341,6 +339,16 @@ class Meeter {
         throw_socket_error("the unix socket of rank 0 cannot be reached");
       }
       check_others("rank 0 to pass the memory");
+    }
+  }
+
+  // check_others, of which nothing counts once all have joined: ranks then go on, and may end, and
+  // the store with them, before this one looks.
+  void check_joining(const Peers& peers, const std::string& missing) {
+    try {
+      check_others(missing);
+    } catch (...) {
+      if (!not_joined(peers).empty()) throw;
     }
   }
 

@@ -56,7 +56,7 @@ class ShmWindow final : public Window {
   std::shared_ptr<WaitClock> clock_;
 };
 
-/// The window of a group of one: private memory.
+/// The window of a group of one: private memory, which the view is too.
 class SingleWindow final : public Window {
  public:
   SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<Ledger>& ledger,

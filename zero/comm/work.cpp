@@ -1,7 +1,9 @@
 #include "zero/comm/work.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,16 +13,32 @@
 
 namespace zero::comm {
 
-Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock)
-    : work_(std::move(work)), clock_(std::move(clock)) {}
+void rethrow_named(const CallName& call) {
+  std::string why;
+  try {
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  throw CommError(fmt::format("{}{} failed on rank {}: {}", call.collective,
+                              call.label.empty() ? "" : fmt::format(" '{}'", call.label), call.rank,
+                              why));
+}
+
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call)
+    : work_(std::move(work)), clock_(std::move(clock)), call_(std::move(call)) {}
 
 void Work::wait() {
   if (!work_) return;
   const ClockedScope clocked(*clock_);
   try {
     work_->wait();
-  } catch (const c10::Error& error) {  // from a backend that is not ours
-    throw CommError("A collective failed: " + std::string(error.what_without_backtrace()));
+  } catch (...) {
+    rethrow_named(call_);
   }
 }
 

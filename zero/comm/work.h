@@ -4,10 +4,22 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <string>
 
 namespace zero::comm {
 
 struct WaitClock;
+
+/// A call as errors name it.
+struct CallName {
+  const char* collective = "";
+  std::string label{};
+  int rank = 0;
+};
+
+/// In a handler: rethrows an Error as it is, and whatever else a c10d backend throws as a CommError
+/// that names the call.
+[[noreturn]] void rethrow_named(const CallName& call);
 
 /// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the
 /// inputs, and throws CommError if the collective failed; waiting again returns at once. A Work
@@ -16,7 +28,7 @@ struct WaitClock;
 class Work {
  public:
   Work() = default;
-  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock);
+  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call);
   void wait();
   /// True once `wait` would return at once.
   bool done() const;
@@ -24,6 +36,7 @@ class Work {
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   std::shared_ptr<WaitClock> clock_;
+  CallName call_;
 };
 
 }  // namespace zero::comm

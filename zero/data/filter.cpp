@@ -13,31 +13,12 @@
 #include <cstring>
 #include <exception>
 #include <thread>
-#include <utility>
 
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 
 namespace zero {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-  int get() const { return value_; }
-  void close() {
-    if (value_ >= 0) ::close(value_);
-    value_ = -1;
-  }
-
- private:
-  int value_;
-};
 
 struct Pipe {
   Descriptor read;
@@ -116,7 +97,7 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
   auto out = make_pipe(command[0]);
   // Errors go to memory, so that a talkative program never waits for a reader.
   const Descriptor errors(::memfd_create("errors", MFD_CLOEXEC));
-  if (errors.get() < 0) report(command[0], errno);
+  if (!errors) report(command[0], errno);
   const pid_t child = start(command, in.read.get(), out.write.get(), errors.get());
   in.read.close();
   out.write.close();
