@@ -1,6 +1,7 @@
 // `zero train`: GPT-2 on tokens.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -225,6 +226,8 @@ int train(const Arguments& arguments) {
     settings = with_file;
   }
   settings.engine.apply(config);
+  // Of `zero train | tee log` a Ctrl-C ends tee too: the weights are saved all the same.
+  std::signal(SIGPIPE, SIG_IGN);
 
   // One process checks, so that a mistake is told once.
   if (ranks.first()) train::check_run(settings.options, config, ranks.size());

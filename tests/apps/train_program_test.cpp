@@ -234,6 +234,19 @@ TEST(Train, StopsCleanlyAtASignal) {
   }
 }
 
+TEST(Train, GoesOnWhereNobodyReadsItsOutput) {
+  const TrainFolder folder;
+  for (const char* ranks : {"1", "2"}) {
+    std::string line = "{";
+    for (const auto& word : folder.command({"--nproc", ranks, "--steps", "60"}, ranks))
+      line += " '" + word + "'";
+    const auto outcome = test::run({"/bin/sh", "-c", line + "; echo status $? >&2; } | true"});
+    EXPECT_THAT(outcome.err, HasSubstr("status 0\n"));
+    EXPECT_EQ(folder.event("end", ranks)["reason"], "finished");
+    EXPECT_FALSE(folder.weights(ranks).empty());
+  }
+}
+
 /// The launcher's children.
 std::vector<pid_t> children(pid_t parent) {
   std::ifstream file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +

@@ -430,7 +430,7 @@ void Trainer::report(const std::function<void(Monitor&)>& what) {
   if (monitor_failure_) return;
   try {
     for (auto& monitor : monitors_) what(*monitor);
-  } catch (const Error&) {
+  } catch (...) {
     monitor_failure_ = std::current_exception();  // the others learn of it at the next exchange
   }
 }
