@@ -47,6 +47,8 @@ Program::Program(const std::vector<std::string>& command,
   if (pid_ != 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   setpgid(0, 0);
+  // As a terminal starts it, also where a shell runs the tests in the background.
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) std::signal(number, SIG_DFL);
   for (const auto& [name, value] : variables) {
     if (value.empty()) {
       unsetenv(name.c_str());
