@@ -142,12 +142,16 @@ TEST(Prepare, ReplacesOnlyAnEarlierPreparation) {
   const TemporaryFolder folder;
   const auto text = folder.write("text.txt", sample_text(10));
   PrepareOptions options{.inputs = {text}, .output = folder.path() / "out", .tokenizer = "bytes"};
-  prepare(options);
+  const auto first = prepare(options);
   EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("not empty")));
   options.overwrite = true;
-  folder.write("out/left_over", "x");
+  options.validation_fraction = 0.4;
   prepare(options);
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "out" / "left_over"));
+  EXPECT_GT(open_dataset(options.output).validation.size(), first.validation_tokens);
+  const auto corpus = folder.write("out/corpus.txt", "x");
+  EXPECT_THAT([&] { prepare(options); },
+              ThrowsMessage<DataError>(HasSubstr("holds corpus.txt, which no preparation writes")));
+  EXPECT_TRUE(std::filesystem::exists(corpus));
   folder.write("precious/thesis.txt", "x");
   options.output = folder.path() / "precious";
   EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("holds no meta.json")));
