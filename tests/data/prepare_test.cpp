@@ -125,6 +125,12 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
   expect({.inputs = {folder.write("empty.txt", "")}, .output = out}, "empty.txt is empty");
   expect({.inputs = {folder.write("latin.txt", "caf\xE9 au lait\nx\n")}, .output = out},
          "not UTF-8 text at byte 3");
+  // Longer than need be, a surrogate, beyond the last character.
+  for (const char* bytes :
+       {"\xC1\x81", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80"}) {
+    const auto wrong = folder.write("wrong.txt", std::string("ab") + bytes + "\nx\n");
+    expect({.inputs = {wrong}, .output = out}, "not UTF-8 text at byte 2");
+  }
   expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
          "split would be empty");
   expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");

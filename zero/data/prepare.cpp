@@ -45,6 +45,11 @@ size_t valid_utf8(std::string_view text) {
                           : lead >= 0xF0 && lead < 0xF5 ? 4
                                                         : 0;
     if (length == 0 || at + length > text.size()) return at;
+    const auto second = static_cast<unsigned char>(length > 1 ? text[at + 1] : 0);
+    // Longer than need be, a surrogate, beyond the last character.
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F))
+      return at;
     for (size_t i = 1; i < length; ++i) {
       if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return at;
     }
