@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -146,6 +147,24 @@ TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {
   options_.vocab_size = 0;
   options_.seq = 33;
   EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
+}
+
+TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
+  auto refused = config_;
+  refused.offload_optimizer.device = OffloadDevice::nvme;
+  refused.offload_optimizer.nvme_path = "/no/such/folder";
+  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  options_.save_every = 2;
+  Trainer(options_, config_, comm::single()).train();  // there is no run to overwrite
+
+  const auto log = test::read_file(folder_ / "run/log.jsonl");
+  options_.overwrite = true;
+  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
+  Trainer(options_, config_, comm::single());
+  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), "");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
 }
 
 }  // namespace

@@ -59,7 +59,9 @@ void RunFolder::check(bool overwrite, bool resume) const {
         fmt::format("The option 'out' is {}, but {} cannot be written: {}. Give another --out.",
                     path_.string(), existing.string(), std::strerror(errno)));
   }
-  const bool holds_run = fs::exists(log(), error) || fs::exists(model(), error);
+  // An empty log is of a run that was refused.
+  const bool holds_run =
+      (fs::exists(log(), error) && !fs::is_empty(log(), error)) || fs::exists(model(), error);
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "
@@ -80,12 +82,6 @@ void RunFolder::make() const {
     throw ConfigError(fmt::format("Cannot make the folder {}: {}. Give another --out.",
                                   path_.string(), error.message()));
   }
-}
-
-void RunFolder::prepare(bool overwrite, bool resume) const {
-  check(overwrite, resume);
-  make();
-  if (overwrite) remove_other_checkpoints(-1);
 }
 
 std::optional<int64_t> RunFolder::last_checkpoint() const {

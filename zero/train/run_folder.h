@@ -25,9 +25,6 @@ class RunFolder {
   void check(bool overwrite, bool resume) const;
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
-  /// Checks and makes the folder, and with `overwrite` removes the earlier run's
-  /// checkpoints (its weights stay until new ones replace them).
-  void prepare(bool overwrite, bool resume) const;
 
   /// The step of the newest whole checkpoint.
   std::optional<int64_t> last_checkpoint() const;

@@ -246,10 +246,9 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
                                                                 group_->size(), vocabulary, false));
   }
   on_rank_zero(*group_, [&] {
-    folder_.prepare(options_.overwrite, options_.resume);
-    monitors_ = std::move(more);
-    monitors_.push_back(console_monitor(options_.log_every));
-    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+    folder_.check(options_.overwrite, options_.resume);
+    folder_.make();
+    (void)jsonl_monitor(folder_.log(), true);  // it can be written; still as it was
   });
 
   auto size = step_size(options_, model_config(options_, data_), config, group_->size());
@@ -268,6 +267,13 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   exchange_mine_ = at::empty({numbers}, at::kFloat);
   exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
   if (options_.resume) resume();
+  // Nothing refuses the run any more: the earlier one may go.
+  on_rank_zero(*group_, [&] {
+    if (options_.overwrite) folder_.remove_other_checkpoints(-1);
+    monitors_ = std::move(more);
+    monitors_.push_back(console_monitor(options_.log_every));
+    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+  });
 }
 
 int Trainer::train() {

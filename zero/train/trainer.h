@@ -45,8 +45,10 @@ class Trainer {
  public:
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
   /// run where the options say so. All ranks give equal arguments. On rank 0 the console and
-  /// DIR/log.jsonl get reports, and `more` monitors too. Collective. Throws ConfigError, DataError,
-  /// CheckpointError; a rank that stops because of another's failure throws StoppedByPeer.
+  /// DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier run's log and
+  /// checkpoints go once nothing refuses this one; its weights stay until new ones replace them.
+  /// Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory, StoreError; a rank
+  /// that stops because of another's failure throws StoppedByPeer.
   Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
