@@ -91,7 +91,6 @@ TEST(Dataset, TakesTheEndOfASingleFileForValidation) {
   EXPECT_EQ(data.validation.end, 1000);
   EXPECT_EQ(data.vocab_size, 256);
   EXPECT_TRUE(data.by_bytes);
-  EXPECT_EQ(data.bytes_per_token, 1);
   EXPECT_EQ(open_dataset(path, {.max_validation_tokens = 30}).validation.size(), 30);
   EXPECT_EQ(open_dataset(path, {.validation_fraction = 0}).validation.size(), 0);
 }
@@ -116,13 +115,10 @@ TEST(Dataset, ReadsWhatPrepareSays) {
   const TemporaryFolder folder;
   folder.write("train.bin", u16_bytes(kTokens));
   folder.write("val.bin", u16_bytes(kTokens));
-  folder.write(
-      "meta.json",
-      R"({"vocab_size": 700, "tokenizer": "t.model", "validation_bytes": 12, "validation_tokens": 4})");
+  folder.write("meta.json", R"({"vocab_size": 700, "tokenizer": "t.model"})");
   const auto data = open_dataset(folder.path());
   EXPECT_EQ(data.vocab_size, 700);
   EXPECT_EQ(data.tokenizer, folder.path() / "t.model");
-  EXPECT_EQ(data.bytes_per_token, 3);
   folder.write("meta.json", "{}");
   EXPECT_THROW(open_dataset(folder.path()), DataError);
   folder.write("meta.json", "{");

@@ -87,8 +87,6 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
     dataset.vocab_size = meta.at("vocab_size").get<int64_t>();
     const auto tokenizer = meta.at("tokenizer").get<std::string>();
     dataset.by_bytes = tokenizer == "bytes";
-    dataset.bytes_per_token =
-        meta.at("validation_bytes").get<double>() / meta.at("validation_tokens").get<double>();
     if (!dataset.by_bytes) dataset.tokenizer = folder / tokenizer;
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format(
@@ -114,7 +112,6 @@ Dataset open_dataset(const fs::path& path, const SplitOptions& options) {
   if (dataset.train.file->format() == TokenFormat::bytes) {
     dataset.vocab_size = 256;
     dataset.by_bytes = true;
-    dataset.bytes_per_token = 1;
   } else if (!train.parent_path().empty()) {
     read_meta(train.parent_path(), dataset);
   } else {
