@@ -11,6 +11,7 @@
 #include "tests/support/run_program.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/data/prepare.h"
 
 namespace zero::train {
 namespace {
@@ -139,6 +140,45 @@ TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {
   Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
   trainer.train();
   EXPECT_EQ(heard.text.size(), 5u);
+}
+
+TEST_F(TrainerTest, ValidatesOnAFolderSplitAndOnAWholeFile) {
+  const auto prepared = prepare({.inputs = {folder_ / "text.txt"},
+                                 .output = folder_ / "prepared",
+                                 .tokenizer = "bytes",
+                                 .validation_fraction = 0.3});
+  const auto validated_on = [&](const std::filesystem::path& data) {
+    Heard heard;
+    options_.val_data = data;
+    options_.overwrite = true;
+    Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+    trainer.train();
+    return heard.run.validation_tokens;
+  };
+  EXPECT_EQ(validated_on(folder_ / "prepared"), prepared.validation_tokens);
+  EXPECT_EQ(validated_on(folder_ / "text.txt"),
+            static_cast<int64_t>(std::filesystem::file_size(folder_ / "text.txt")));
+}
+
+TEST_F(TrainerTest, RefusesValidationDataOfOtherTokens) {
+  const auto prepared = [&](const std::string& name, int vocabulary, const std::string& model) {
+    prepare({.inputs = {folder_ / "text.txt"}, .output = folder_ / name, .tokenizer = "bytes"});
+    test::write_file(
+        folder_ / (name + "/meta.json"),
+        R"({"tokenizer": "tokenizer.model", "vocab_size": )" + std::to_string(vocabulary) + "}");
+    test::write_file(folder_ / (name + "/tokenizer.model"), model);
+  };
+  prepared("data", 256, "one");
+  prepared("same", 256, "one");
+  prepared("another", 256, "two");
+  prepared("smaller", 255, "one");
+  options_.data = folder_ / "data";
+  options_.val_data = folder_ / "same";
+  EXPECT_NO_THROW(check_run(options_, config_, 1));
+  for (const char* name : {"another", "smaller", "text.txt"}) {
+    options_.val_data = folder_ / name;
+    EXPECT_THROW(check_run(options_, config_, 1), DataError) << name;
+  }
 }
 
 TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -53,6 +54,32 @@ int64_t micro_batch_of(const Config& config) {
   return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
 }
 
+bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const MappedFile first(a, fail<DataError>);
+  const MappedFile second(b, fail<DataError>);
+  return std::ranges::equal(first.bytes(), second.bytes());
+}
+
+/// Throws where a token of one is not known to mean what it means in the other, but for token files
+/// that do not say what they are.
+void check_same_tokens(const Options& options, const Dataset& training, const Dataset& validation) {
+  const bool told = training.vocab_size > 0 && validation.vocab_size > 0;
+  const bool same = training.by_bytes == validation.by_bytes &&
+                    (training.by_bytes || !told ||
+                     (training.vocab_size == validation.vocab_size &&
+                      same_contents(training.tokenizer, validation.tokenizer)));
+  if (same) return;
+  const auto tokens_of = [](const Dataset& data) {
+    if (data.by_bytes) return std::string("bytes");
+    if (data.vocab_size == 0) return std::string("tokens of a vocabulary that it does not tell");
+    return fmt::format("the {} tokens of {}", data.vocab_size, data.tokenizer.string());
+  };
+  throw DataError(
+      fmt::format("The validation data {} holds {}, but {} is {}: a loss would say nothing. "
+                  "Prepare both with the same --tokenizer.",
+                  options.val_data, tokens_of(validation), options.data, tokens_of(training)));
+}
+
 Dataset open_data(const Options& options) {
   const bool validates = options.eval_batches > 0;
   const bool splits = validates && options.val_data.empty();
@@ -60,7 +87,9 @@ Dataset open_data(const Options& options) {
       options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
   if (validates && !options.val_data.empty()) {
     const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
-    data.validation = validation.train;
+    check_same_tokens(options, data, validation);
+    data.validation =
+        std::filesystem::is_directory(options.val_data) ? validation.validation : validation.train;
   }
   return data;
 }
