@@ -207,5 +207,15 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
 }
 
+TEST_F(TrainerTest, RefusesWhatExceedsTheBudgetBeforeTheModelIsBuilt) {
+  using ::testing::HasSubstr;
+  options_.vocab_size = int64_t{1} << 40;  // no machine could build it
+  config_.memory_budget = int64_t{1} << 30;
+  EXPECT_THAT([&] { check_run(options_, config_, 1); },
+              ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
+  EXPECT_THAT([&] { Trainer(options_, config_, comm::single()); },
+              ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
+}
+
 }  // namespace
 }  // namespace zero::train

@@ -153,6 +153,33 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
       .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
 }
 
+/// Throws for states that exceed the budget, as the engine does once there is a model.
+void check_budget(Config config, int64_t parameters, int ranks) {
+  // What stays of a part on disk is whole units, which only the engine knows.
+  const auto& optimizer = config.offload_optimizer;
+  const bool in_part = optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1;
+  if (config.memory_budget == 0 || in_part) return;
+  const auto states = [&](int stage) {
+    config.stage = stage;
+    return predicted_states(config, parameters, ranks);
+  };
+  const int stage = config.stage;
+  const auto need = states(stage);
+  if (need.total() <= static_cast<double>(config.memory_budget)) return;
+  std::string others;
+  for (int higher = stage + 1; ranks > 1 && higher <= 3; ++higher) {
+    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
+                          format_bytes(states(higher).total()), higher);
+  }
+  throw OutOfMemory(fmt::format(
+      "The memory budget is {}, but the states of the model alone take {} of each of {} rank{} at "
+      "stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher stage, more ranks, or "
+      "a larger budget.",
+      format_bytes(static_cast<double>(config.memory_budget)), format_bytes(need.total()), ranks,
+      ranks == 1 ? "" : "s", stage, format_bytes(need.parameters), format_bytes(need.gradients),
+      format_bytes(need.optimizer), others));
+}
+
 std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   const auto& chosen = config.activation_checkpointing;
   if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
@@ -170,6 +197,7 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
 Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
                  comm::Group& group) {
   const auto sizes = model_config(options, data);
+  check_budget(config, sizes.parameter_count(), group.size());
   // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
   const double whole = bytes_to_build(sizes.parameter_count(), group);
   const bool on_disk =
@@ -254,6 +282,8 @@ void check_run(const Options& options, const Config& config, int ranks) {
     (void)TokenLoader(data.validation,
                       loader_options(options, config, 0, ranks, model.vocab_size, false));
   }
+  const auto size = step_size(options, model, config, ranks);
+  check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
 }
 

@@ -36,9 +36,9 @@ inline constexpr AdamW kDefaultOptimizer{
     .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 inline constexpr int64_t kDefaultMicroBatch = 8;
 
-/// Checks what one process can check before ranks are started: options, data, output folder.
-/// Changes nothing, but makes the output folder once all else is well. Throws ConfigError or
-/// DataError.
+/// Checks what one process can check before ranks are started: options, data, output folder, the
+/// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
+/// ConfigError, DataError or OutOfMemory.
 void check_run(const Options& options, const Config& config, int ranks);
 
 class Trainer {
