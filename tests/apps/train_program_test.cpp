@@ -196,6 +196,20 @@ TEST(Train, TakesItsOptionsFromAFileAndTheCommandLineFirst) {
   EXPECT_EQ(folder.event("config")["tokens_per_step"], 2 * 8);
 }
 
+TEST(Train, TheFilesBatchHoldsForTheCommandLineToo) {
+  const TrainFolder folder;
+  const std::string file = folder / "config.json";
+  write_file(file, R"({"train_batch_size": 16})");
+  const auto outcome = folder.train({"--config", file, "--micro-batch", "2"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder.event("config")["engine"]["gradient_accumulation_steps"], 4);
+  EXPECT_EQ(folder.event("config")["tokens_per_step"], 16 * 32);
+  const auto refused =
+      folder.train({"--config", file, "--micro-batch", "2", "--accumulate", "3"}, "refused");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("train_batch_size is 16, but"));
+}
+
 TEST(Train, ResumesAsIfItHadNotStopped) {
   const TrainFolder folder;
   const std::vector<std::string> options{"--stage", "3",  "--dropout",    "0.1",
