@@ -180,6 +180,17 @@ void check_budget(Config config, int64_t parameters, int ranks) {
       format_bytes(need.optimizer), others));
 }
 
+/// Throws where the inputs of recomputed blocks have a place, but no block is recomputed.
+void check_recomputation(const Config& config) {
+  const auto& chosen = config.activation_checkpointing;
+  if (chosen.every > 0 || config.layer_major_accumulation) return;
+  if (!chosen.nvme && !chosen.contiguous_memory_optimization) return;
+  throw ConfigError(fmt::format(
+      "activation_checkpointing.{} is true, but 'every' is 0: no block is recomputed, and none has "
+      "its input kept. Set activation_checkpointing.every (--recompute).",
+      chosen.nvme ? "nvme" : "contiguous_memory_optimization"));
+}
+
 std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   const auto& chosen = config.activation_checkpointing;
   if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
@@ -272,6 +283,7 @@ LoaderState loader_state(const std::filesystem::path& marker) {
 void check_run(const Options& options, const Config& config, int ranks) {
   options.validate();
   config.validate();
+  check_recomputation(config);
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
@@ -295,6 +307,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
       data_(open_data(options_)),
       model_(nullptr),
       schedule_(schedule_of(options_, config)) {
+  check_recomputation(config);
   config.micro_batch_size = micro_batch_of(config);
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
