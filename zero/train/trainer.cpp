@@ -269,10 +269,35 @@ double mean_over_ranks(comm::Group& group, double mine) {
   return sum / group.size();
 }
 
-LoaderState loader_state(const std::filesystem::path& marker) {
+struct ResumePoint {
+  int64_t step = 0;
+  LoaderState loader;
+};
+
+/// That of the last checkpoint. Throws where this run cannot go on from there.
+ResumePoint resume_point(const RunFolder& folder, const Options& options, const Config& config,
+                         int ranks) {
+  const int64_t step = folder.last_checkpoint().value();
+  if (step >= options.steps) {
+    throw ConfigError(
+        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
+                    options.out, step, options.steps));
+  }
+  const auto path = folder.checkpoint(step);
+  const auto marker = path / RunFolder::kMarker;
   std::ifstream file(marker);
   try {
-    return LoaderState::from_json(nlohmann::json::parse(file).at("loader").dump());
+    const auto saved = nlohmann::json::parse(file);
+    const auto expect = [&](const char* key, const char* option, int64_t here) {
+      const auto there = saved.value(key, here);
+      if (there == here) return;
+      throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
+                                    path.string(), option, there, here, option, there));
+    };
+    expect("world_size", "--nproc", ranks);
+    expect("stage", "--stage", config.stage);
+    expect("unit_bytes", "--bucket-size", config.unit_bytes);
+    return {step, LoaderState::from_json(saved.at("loader").dump())};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{} cannot be read: {}.", marker.string(), error.what()));
   }
@@ -289,7 +314,8 @@ void check_run(const Options& options, const Config& config, int ranks) {
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  (void)TokenLoader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  if (options.resume) loader.restore(resume_point(folder, options, config, ranks).loader);
   if (options.eval_batches > 0) {
     (void)TokenLoader(data.validation,
                       loader_options(options, config, 0, ranks, model.vocab_size, false));
@@ -320,6 +346,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   on_rank_zero(*group_, [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
+    if (options_.resume) (void)resume_point(folder_, options_, config, group_->size());
     (void)jsonl_monitor(folder_.log(), true);  // it can be written; still as it was
   });
 
@@ -591,7 +618,11 @@ void Trainer::save_checkpoint() {
   engine_->save(path);
   on_rank_zero(*group_, [&] {
     const nlohmann::ordered_json state{
-        {"step", step_}, {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
+        {"step", step_},
+        {"world_size", group_->size()},
+        {"stage", engine_->config().stage},
+        {"unit_bytes", engine_->config().unit_bytes},
+        {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
     const std::string text = state.dump(2) + "\n";
     marker.write(text.data(), text.size());
@@ -601,17 +632,11 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::resume() {
-  const int64_t step = folder_.last_checkpoint().value();
-  const auto path = folder_.checkpoint(step);
-  engine_->load(path);
-  train_loader_->restore(loader_state(path / RunFolder::kMarker));
-  step_ = step;
-  first_step_ = step + 1;
-  if (step_ >= options_.steps) {
-    throw ConfigError(
-        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
-                    options_.out, step_, options_.steps));
-  }
+  const auto point = resume_point(folder_, options_, engine_->config(), group_->size());
+  engine_->load(folder_.checkpoint(point.step));
+  train_loader_->restore(point.loader);
+  step_ = point.step;
+  first_step_ = step_ + 1;
 }
 
 }  // namespace zero::train
