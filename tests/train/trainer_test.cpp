@@ -198,6 +198,7 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   Trainer(options_, config_, comm::single()).train();  // there is no run to overwrite
 
   const auto log = test::read_file(folder_ / "run/log.jsonl");
+  test::write_file(folder_ / "run/model.safetensors.1.tmp", "half of it");
   options_.overwrite = true;
   EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
@@ -205,6 +206,7 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   Trainer(options_, config_, comm::single());
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), "");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors.1.tmp"));
 }
 
 TEST_F(TrainerTest, RefusesWhatExceedsTheBudgetBeforeTheModelIsBuilt) {

@@ -18,17 +18,32 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kCheckpoint = "checkpoint-";
 
+std::vector<fs::path> entries(const fs::path& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) paths.push_back(entry.path());
+  return paths;
+}
+
+/// The number of a file that is called by `before`, a number and `after`.
+std::optional<int64_t> number_between(const fs::path& file, std::string_view before,
+                                      std::string_view after = "") {
+  const std::string name = file.filename();
+  if (name.size() < before.size() + after.size() || !name.starts_with(before) ||
+      !name.ends_with(after))
+    return std::nullopt;
+  int64_t number = 0;
+  const char* end = name.data() + name.size() - after.size();
+  const auto [stop, error] = std::from_chars(name.data() + before.size(), end, number);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return number;
+}
+
 /// The steps of all checkpoints in `folder`, whole or not.
 std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
   std::vector<int64_t> steps;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with(kCheckpoint)) continue;
-    int64_t step = 0;
-    const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + kCheckpoint.size(), end, step);
-    if (error == std::errc{} && stop == end) steps.push_back(step);
+  for (const auto& path : entries(folder)) {
+    if (const auto step = number_between(path, kCheckpoint)) steps.push_back(*step);
   }
   return steps;
 }
@@ -91,6 +106,17 @@ std::optional<int64_t> RunFolder::last_checkpoint() const {
     if (fs::exists(checkpoint(step) / kMarker, error) && (!last || step > *last)) last = step;
   }
   return last;
+}
+
+void RunFolder::remove_left_overs() const {
+  for (const auto& path : entries(path_)) {
+    std::error_code ignored;
+    if (number_between(path, kCheckpoint, ".partial") ||
+        number_between(path, kCheckpoint, ".earlier") ||
+        number_between(path, model().filename().string() + ".", ".tmp") ||
+        number_between(path, model_config().filename().string() + ".", ".tmp"))
+      fs::remove_all(path, ignored);
+  }
 }
 
 void RunFolder::remove_other_checkpoints(int64_t step) const {

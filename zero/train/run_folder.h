@@ -30,6 +30,8 @@ class RunFolder {
   std::optional<int64_t> last_checkpoint() const;
   /// Removes all checkpoints but that of `step`.
   void remove_other_checkpoints(int64_t step) const;
+  /// Removes what a run that was killed while it saved has left half-written.
+  void remove_left_overs() const;
 
  private:
   std::filesystem::path path_;

@@ -369,6 +369,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   // Nothing refuses the run any more: the earlier one may go.
   on_rank_zero(*group_, [&] {
     if (options_.overwrite) folder_.remove_other_checkpoints(-1);
+    folder_.remove_left_overs();
     monitors_ = std::move(more);
     monitors_.push_back(console_monitor(options_.log_every));
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
