@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <filesystem>
 #include <vector>
 
 #include "tests/support/temporary_folder.h"
@@ -109,6 +110,16 @@ TEST(Dataset, FindsPairs) {
   folder.write("x/train.bin", u16_bytes(std::array<uint16_t, 3>{1, 2, 3}));
   folder.write("x/val.bin", u16_bytes(std::array<uint16_t, 1>{1}));
   EXPECT_EQ(open_dataset(folder.path() / "x").train.size(), 3) << "the plain names go first";
+}
+
+TEST(Dataset, WhatCannotBeLookedAtIsADataError) {
+  const TemporaryFolder folder;
+  const auto train = folder.write("train.bin", u16_bytes(kTokens));
+  std::filesystem::create_symlink("val.bin", folder.path() / "val.bin");  // to itself
+  for (const auto& path : {train, folder.path()}) {
+    EXPECT_THAT([&] { open_dataset(path); },
+                ::testing::ThrowsMessage<DataError>(::testing::HasSubstr("val.bin: ")));
+  }
 }
 
 TEST(Dataset, ReadsWhatPrepareSays) {

@@ -27,15 +27,21 @@ fs::path validation_sibling(const fs::path& train) {
   if (at == std::string::npos) return {};
   name.replace(at, 5, "val");
   const auto sibling = train.parent_path() / name;
-  return fs::exists(sibling) ? sibling : fs::path{};
+  std::error_code error;
+  const bool exists = fs::exists(sibling, error);
+  if (error) throw DataError(fmt::format("{}: {}.", sibling.string(), error.message()));
+  return exists ? sibling : fs::path{};
 }
 
 fs::path training_file_of(const fs::path& folder) {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.is_regular_file() && !validation_sibling(entry.path()).empty())
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    std::error_code ignored;
+    if (entry.is_regular_file(ignored) && !validation_sibling(entry.path()).empty())
       found.push_back(entry.path());
   }
+  if (error) throw DataError(fmt::format("{}: {}.", folder.string(), error.message()));
   std::sort(found.begin(), found.end());
   for (const char* preferred : {"train.bin", "train.txt"}) {
     if (std::find(found.begin(), found.end(), folder / preferred) != found.end())
