@@ -35,5 +35,32 @@ TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
   EXPECT_EQ(left, kept);
 }
 
+TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  test::write_file(run.model_config(), "{}");
+  test::write_file(run.log(), "");
+  for (const bool overwrite : {false, true}) {
+    EXPECT_THAT([&] { run.check(overwrite, false); },
+                ThrowsMessage<ConfigError>(HasSubstr("holds a config.json")));
+  }
+  test::write_file(run.log(), "{}\n");
+  EXPECT_THAT([&] { run.check(false, false); },
+              ThrowsMessage<ConfigError>(HasSubstr("holds an earlier run")));
+  EXPECT_NO_THROW(run.check(true, false));
+}
+
+TEST(RunFolder, WhatCannotBeLookedAtIsAConfigurationError) {
+  const test::TemporaryFolder folder;
+  fs::create_symlink("loop", folder / "loop");
+  const RunFolder run(folder / "loop/run");
+  EXPECT_THROW(
+      {
+        run.check(false, false);
+        run.make();
+      },
+      ConfigError);
+}
+
 }  // namespace
 }  // namespace zero::train

@@ -50,8 +50,9 @@ std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
 
 /// The folder itself, or the nearest one above it that exists.
 fs::path nearest_existing(fs::path path) {
-  path = fs::absolute(path);
-  while (!fs::exists(path) && path.has_relative_path()) path = path.parent_path();
+  std::error_code error;  // what cannot be looked at counts as absent
+  path = fs::absolute(path, error);
+  while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
   return path;
 }
 
@@ -75,8 +76,14 @@ void RunFolder::check(bool overwrite, bool resume) const {
                     path_.string(), existing.string(), std::strerror(errno)));
   }
   // An empty log is of a run that was refused.
-  const bool holds_run =
-      (fs::exists(log(), error) && !fs::is_empty(log(), error)) || fs::exists(model(), error);
+  const bool has_log = fs::exists(log(), error) && !fs::is_empty(log(), error);
+  if (!has_log && !resume && fs::exists(model_config(), error)) {
+    throw ConfigError(
+        fmt::format("{} holds a config.json, but no log.jsonl of a run that wrote it: it would be "
+                    "overwritten. Give another --out.",
+                    path_.string()));
+  }
+  const bool holds_run = has_log || fs::exists(model(), error);
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "

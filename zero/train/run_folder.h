@@ -19,9 +19,9 @@ class RunFolder {
   std::filesystem::path checkpoint(int64_t step) const;
   static constexpr const char* kMarker = "train.json";
 
-  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, or it
-  /// holds an earlier run and neither `overwrite` nor `resume` says what to do with it. Changes
-  /// nothing.
+  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, it holds
+  /// a config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
+  /// `resume` says what to do with it. Changes nothing.
   void check(bool overwrite, bool resume) const;
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
