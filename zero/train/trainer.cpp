@@ -479,10 +479,12 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
       for (auto& monitor : monitors_)
         monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
       throw Error(
-          fmt::format("The loss of step {} is {}: the run has diverged, and nothing was updated in "
-                      "this step. A lower --lr, a longer --warmup or "
-                      "--clip may help.",
-                      step_ + 1, result.mean_loss));
+          fmt::format("The loss of step {} is {}: the run has diverged{}. A lower --lr, a longer "
+                      "--warmup or --clip may help.",
+                      step_ + 1, result.mean_loss,
+                      engine_->config().update_in_backward
+                          ? ", and update_in_backward may have updated weights in this step"
+                          : ", and nothing was updated in this step"));
     });
   }
   return result;

@@ -57,7 +57,8 @@ class Trainer {
   int train();
 
   /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
-  /// then nothing was updated. Collective.
+  /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
+  /// Collective.
   StepReport train_step();
   /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
   ValidationReport validate();
