@@ -26,7 +26,7 @@ tsan: setup ## build with ThreadSanitizer, and run every test
 	@scripts/build.sh tsan
 	@scripts/test.sh tsan
 
-lint: ## clang-tidy over every source (about 15 s a file and core)
+lint: ## clang-tidy over every source
 	@scripts/setup.sh lint
 	@scripts/lint.sh
 

@@ -65,16 +65,15 @@ def resident(options: argparse.Namespace) -> Iterator[None]:
 
 
 def disk(options: argparse.Namespace, read_percent: int) -> dict[str, float]:
-    file = f"{options.folder}/fio"
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
-    def speed(way: str) -> float:
-        return fio.gb_per_s(file, way, size=4 << 30, block=options.block, depth=options.depth, seconds=4, read_percent=read_percent)
+        def speed(way: str) -> float:
+            return fio.gb_per_s(f"{folder}/file", way, size=4 << 30, block=options.block, depth=options.depth, seconds=4, read_percent=read_percent)
 
-    speed("write")  # what is written for the first time is slower
-    speeds = {"mixed": speed("rw"), "read": speed("read"), "write": speed("write")}
-    with resident(options):
-        speeds["beside"] = speed("rw")
-    os.unlink(file)
+        speed("write")  # what is written for the first time is slower
+        speeds = {"mixed": speed("rw"), "read": speed("read"), "write": speed("write")}
+        with resident(options):
+            speeds["beside"] = speed("rw")
     return speeds
 
 

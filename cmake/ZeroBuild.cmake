@@ -58,8 +58,8 @@ function(zero_program name)
   target_precompile_headers(${name} REUSE_FROM zero)
 endfunction()
 
-# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. Label `long` keeps it out of the
-# default run; `make test` and CI run everything.
+# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. `ctest -LE long` leaves out those
+# with the label `long`.
 function(zero_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT" ${ARGN})
   zero_program(${name} SOURCES ${arg_SOURCES})

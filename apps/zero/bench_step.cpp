@@ -95,9 +95,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(CLI::Range(0, 3))
       ->default_str("0,1,2,3")
       ->type_name("STAGE,...");
-  parser.add_flag("--lockstep", options.lockstep,
-                  "Also independent trainers that meet after each step and exchange nothing, and each "
-                  "stage's tax beside them, which is what ZeRO itself costs");
+  parser.add_flag(
+      "--lockstep", options.lockstep,
+      "Also independent trainers that meet after each step and exchange nothing, and each "
+      "stage's tax beside them, which is what ZeRO itself costs");
   parser
       .add_option("--bucket-size", options.bucket_size,
                   "Bytes that are gathered and reduced at once")

@@ -75,7 +75,8 @@ int report(const std::exception& error) {
     message = message.substr(0, message.find('\n'));
   }
   std::fflush(stdout);
-  fmt::print(stderr, "zero: error: {}\n", message);
+  // Not fmt::print, which throws where nobody reads any more.
+  std::fputs(fmt::format("zero: error: {}\n", message).c_str(), stderr);
   return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;
 }
 

@@ -1,8 +1,10 @@
 // `zero train`: GPT-2 on tokens.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
 
@@ -207,6 +209,14 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// The file with the command line's batch in it: its train_batch_size holds for both.
+std::string with_batch(const std::string& text, const EngineOptions& engine) {
+  auto file = nlohmann::json::parse(text, nullptr, true, true);
+  if (engine.micro_batch) file["train_micro_batch_size_per_gpu"] = *engine.micro_batch;
+  if (engine.accumulate) file["gradient_accumulation_steps"] = *engine.accumulate;
+  return file.dump();
+}
+
 }  // namespace
 
 int train(const Arguments& arguments) {
@@ -218,13 +228,17 @@ int train(const Arguments& arguments) {
   if (!settings.config_file.empty()) {
     const auto text = read_file(settings.config_file);
     const std::vector<std::string> ours{"train"};
-    config = Config::parse(text, ranks.size(), settings.config_file, ours);
+    (void)Config::parse(text, ranks.size(), settings.config_file, ours);  // right by itself
+    config =
+        Config::parse(with_batch(text, settings.engine), ranks.size(), settings.config_file, ours);
     Settings with_file;
     train::read_options(with_file.options, text, settings.config_file);
     read_command_line(arguments, with_file);
     settings = with_file;
   }
   settings.engine.apply(config);
+  // Of `zero train | tee log` a Ctrl-C ends tee too: the weights are saved all the same.
+  std::signal(SIGPIPE, SIG_IGN);
 
   // One process checks, so that a mistake is told once.
   if (ranks.first()) train::check_run(settings.options, config, ranks.size());

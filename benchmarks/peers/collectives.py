@@ -47,7 +47,8 @@ else:
     from mpi4py import MPI
     world = MPI.COMM_WORLD
     rank, ranks = world.rank, world.size
-    full, part = numpy.zeros(size // 4, numpy.float32), numpy.zeros(size // 4 // ranks, numpy.float32)
+    # Not numpy.zeros, of which nothing is in memory but one page of zeros, read again and again.
+    full, part = numpy.ones(size // 4, numpy.float32), numpy.ones(size // 4 // ranks, numpy.float32)
     barrier = world.Barrier
     collectives = {"all_gather": lambda: world.Allgather(part, full), "reduce_scatter": lambda: world.Reduce_scatter_block(full, part)}
     def slowest(seconds):

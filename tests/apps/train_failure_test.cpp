@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 
 #include "tests/apps/train_run.h"
 
@@ -105,6 +106,23 @@ TEST_F(TrainFailure, AnEarlierRunIsKept) {
   EXPECT_EQ(folder_.steps().size(), 3u);
 }
 
+TEST_F(TrainFailure, ACheckpointThatThisRunCannotGoOnFrom) {
+  const std::vector<std::string> saving{"--stage", "2", "--steps", "4", "--save-every", "2"};
+  ASSERT_EQ(folder_.train(saving).status, 0);
+  const auto resumed = [&](const std::string& option, const std::string& value) {
+    std::map<std::string, std::string> options{{"--stage", "2"}, {"--steps", "8"}};
+    options[option] = value;
+    std::vector<std::string> words{"--resume"};
+    for (const auto& [name, of_it] : options) words.insert(words.end(), {name, of_it});
+    return error(words, 2);
+  };
+  EXPECT_THAT(resumed("--steps", "4"), HasSubstr("has already done 4 steps; --steps is 4."));
+  EXPECT_THAT(resumed("--nproc", "1"), HasSubstr("Give --nproc 2."));
+  EXPECT_THAT(resumed("--stage", "3"), HasSubstr("Give --stage 2."));
+  EXPECT_THAT(resumed("--bucket-size", "5000"), HasSubstr("Give --bucket-size 16777216."));
+  EXPECT_EQ(folder_.train({"--resume", "--stage", "2", "--steps", "8"}).status, 0);
+}
+
 TEST_F(TrainFailure, ALogOnAFullDisk) {
   std::filesystem::create_directory(folder_.out());
   std::filesystem::create_symlink("/dev/full", folder_.out() / "log.jsonl");
@@ -143,6 +161,11 @@ TEST_F(TrainFailure, ALossThatIsNotFinite) {
   EXPECT_LT(steps.size(), 50u);
   EXPECT_THAT(outcome.err, HasSubstr("The loss of step " + std::to_string(steps.size()) + " is "));
   EXPECT_EQ(count(outcome.err, "The loss of step"), 1);
+  EXPECT_THAT(outcome.err, HasSubstr("nothing was updated in this step"));
+  const auto in_backward = folder_.train(
+      {"--lr", "1e36", "--clip", "0", "--update-in-backward", "--stage", "2"}, "in-backward");
+  EXPECT_EQ(in_backward.status, 1);
+  EXPECT_THAT(in_backward.err, HasSubstr("update_in_backward may have updated weights"));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 TEST(Train, LearnsAndLeavesItsLogAndWeights) {
   const TrainFolder folder;
@@ -166,8 +167,8 @@ TEST(Train, RefusesAModelThatExceedsItsDeviceAndNamesWhatFits) {
 TEST(Train, RefusesAModelThatExceedsItsMemoryBudget) {
   const TrainFolder folder;
   const auto refused = folder.train({"--memory-budget", "10KB"}, "refused");
-  EXPECT_NE(refused.status, 0);
-  EXPECT_THAT(refused.err, HasSubstr("The memory budget is 10.0 KiB"));
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, StartsWith("zero: error: The memory budget is 10.0 KiB"));
   EXPECT_EQ(folder.train({"--memory-budget", "1GB", "--stage", "3"}, "fits").status, 0);
 }
 
@@ -193,6 +194,20 @@ TEST(Train, TakesItsOptionsFromAFileAndTheCommandLineFirst) {
   EXPECT_EQ(folder.steps()[0]["lr"], 0.005);
   EXPECT_EQ(folder.event("config")["train"]["seq"], 8);
   EXPECT_EQ(folder.event("config")["tokens_per_step"], 2 * 8);
+}
+
+TEST(Train, TheFilesBatchHoldsForTheCommandLineToo) {
+  const TrainFolder folder;
+  const std::string file = folder / "config.json";
+  write_file(file, R"({"train_batch_size": 16})");
+  const auto outcome = folder.train({"--config", file, "--micro-batch", "2"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder.event("config")["engine"]["gradient_accumulation_steps"], 4);
+  EXPECT_EQ(folder.event("config")["tokens_per_step"], 16 * 32);
+  const auto refused =
+      folder.train({"--config", file, "--micro-batch", "2", "--accumulate", "3"}, "refused");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("train_batch_size is 16, but"));
 }
 
 TEST(Train, ResumesAsIfItHadNotStopped) {
@@ -231,6 +246,19 @@ TEST(Train, StopsCleanlyAtASignal) {
       EXPECT_EQ(folder.event("end")["steps"], folder.steps().back()["step"]);
       EXPECT_EQ(outcome.err.find("error"), std::string::npos) << outcome.err;
     }
+  }
+}
+
+TEST(Train, GoesOnWhereNobodyReadsItsOutput) {
+  const TrainFolder folder;
+  for (const char* ranks : {"1", "2"}) {
+    std::string line = "{";
+    for (const auto& word : folder.command({"--nproc", ranks, "--steps", "60"}, ranks))
+      line += " '" + word + "'";
+    const auto outcome = test::run({"/bin/sh", "-c", line + "; echo status $? >&2; } | true"});
+    EXPECT_THAT(outcome.err, HasSubstr("status 0\n"));
+    EXPECT_EQ(folder.event("end", ranks)["reason"], "finished");
+    EXPECT_FALSE(folder.weights(ranks).empty());
   }
 }
 

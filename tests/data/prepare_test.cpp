@@ -57,8 +57,6 @@ TEST(Prepare, TokensOfATrainedBpeDecodeToTheText) {
   EXPECT_EQ(result.train_bytes + result.validation_bytes, static_cast<int64_t>(text.size()));
   EXPECT_NEAR(static_cast<double>(result.validation_bytes), 0.2 * static_cast<double>(text.size()),
               100);
-  EXPECT_DOUBLE_EQ(data.bytes_per_token, static_cast<double>(result.validation_bytes) /
-                                             static_cast<double>(result.validation_tokens));
 
   const auto tokenizer = Tokenizer::load(data.tokenizer);
   EXPECT_EQ(tokenizer.vocab_size(), 700);
@@ -125,6 +123,12 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
   expect({.inputs = {folder.write("empty.txt", "")}, .output = out}, "empty.txt is empty");
   expect({.inputs = {folder.write("latin.txt", "caf\xE9 au lait\nx\n")}, .output = out},
          "not UTF-8 text at byte 3");
+  // Longer than need be, a surrogate, beyond the last character.
+  for (const char* bytes :
+       {"\xC1\x81", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80"}) {
+    const auto wrong = folder.write("wrong.txt", std::string("ab") + bytes + "\nx\n");
+    expect({.inputs = {wrong}, .output = out}, "not UTF-8 text at byte 2");
+  }
   expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
          "split would be empty");
   expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");
@@ -142,12 +146,16 @@ TEST(Prepare, ReplacesOnlyAnEarlierPreparation) {
   const TemporaryFolder folder;
   const auto text = folder.write("text.txt", sample_text(10));
   PrepareOptions options{.inputs = {text}, .output = folder.path() / "out", .tokenizer = "bytes"};
-  prepare(options);
+  const auto first = prepare(options);
   EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("not empty")));
   options.overwrite = true;
-  folder.write("out/left_over", "x");
+  options.validation_fraction = 0.4;
   prepare(options);
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "out" / "left_over"));
+  EXPECT_GT(open_dataset(options.output).validation.size(), first.validation_tokens);
+  const auto corpus = folder.write("out/corpus.txt", "x");
+  EXPECT_THAT([&] { prepare(options); },
+              ThrowsMessage<DataError>(HasSubstr("holds corpus.txt, which no preparation writes")));
+  EXPECT_TRUE(std::filesystem::exists(corpus));
   folder.write("precious/thesis.txt", "x");
   options.output = folder.path() / "precious";
   EXPECT_THAT([&] { prepare(options); }, ThrowsMessage<DataError>(HasSubstr("holds no meta.json")));

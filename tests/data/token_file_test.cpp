@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <filesystem>
 #include <vector>
 
 #include "tests/support/temporary_folder.h"
@@ -91,7 +92,6 @@ TEST(Dataset, TakesTheEndOfASingleFileForValidation) {
   EXPECT_EQ(data.validation.end, 1000);
   EXPECT_EQ(data.vocab_size, 256);
   EXPECT_TRUE(data.by_bytes);
-  EXPECT_EQ(data.bytes_per_token, 1);
   EXPECT_EQ(open_dataset(path, {.max_validation_tokens = 30}).validation.size(), 30);
   EXPECT_EQ(open_dataset(path, {.validation_fraction = 0}).validation.size(), 0);
 }
@@ -112,17 +112,24 @@ TEST(Dataset, FindsPairs) {
   EXPECT_EQ(open_dataset(folder.path() / "x").train.size(), 3) << "the plain names go first";
 }
 
+TEST(Dataset, WhatCannotBeLookedAtIsADataError) {
+  const TemporaryFolder folder;
+  const auto train = folder.write("train.bin", u16_bytes(kTokens));
+  std::filesystem::create_symlink("val.bin", folder.path() / "val.bin");  // to itself
+  for (const auto& path : {train, folder.path()}) {
+    EXPECT_THAT([&] { open_dataset(path); },
+                ::testing::ThrowsMessage<DataError>(::testing::HasSubstr("val.bin: ")));
+  }
+}
+
 TEST(Dataset, ReadsWhatPrepareSays) {
   const TemporaryFolder folder;
   folder.write("train.bin", u16_bytes(kTokens));
   folder.write("val.bin", u16_bytes(kTokens));
-  folder.write(
-      "meta.json",
-      R"({"vocab_size": 700, "tokenizer": "t.model", "validation_bytes": 12, "validation_tokens": 4})");
+  folder.write("meta.json", R"({"vocab_size": 700, "tokenizer": "t.model"})");
   const auto data = open_dataset(folder.path());
   EXPECT_EQ(data.vocab_size, 700);
   EXPECT_EQ(data.tokenizer, folder.path() / "t.model");
-  EXPECT_EQ(data.bytes_per_token, 3);
   folder.write("meta.json", "{}");
   EXPECT_THROW(open_dataset(folder.path()), DataError);
   folder.write("meta.json", "{");

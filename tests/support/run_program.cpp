@@ -14,25 +14,12 @@
 
 namespace zero::test {
 
-namespace fs = std::filesystem;
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name = (fs::temp_directory_path() / "zero-test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) std::abort();
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::string read_file(const fs::path& path) {
+std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-void write_file(const fs::path& path, const std::string& text) {
+void write_file(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
@@ -47,6 +34,8 @@ Program::Program(const std::vector<std::string>& command,
   if (pid_ != 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   setpgid(0, 0);
+  // As a terminal starts it, also where a shell runs the tests in the background.
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) std::signal(number, SIG_DFL);
   for (const auto& [name, value] : variables) {
     if (value.empty()) {
       unsetenv(name.c_str());

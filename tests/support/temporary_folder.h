@@ -1,10 +1,8 @@
 // A folder for one test's files.
 #pragma once
 
-#include <unistd.h>
-
-#include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,13 +12,13 @@
 
 namespace zero {
 
+/// A folder of its own under the temporary one, removed with its object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    static std::atomic<int> count{0};
-    path_ = std::filesystem::temp_directory_path() /
-            ("zero_test_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
+    std::string name = (std::filesystem::temp_directory_path() / "zero_test_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -30,6 +28,7 @@ class TemporaryFolder {
   }
 
   const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 
   /// Writes a file of this folder and returns its path.
   std::filesystem::path write(const std::string& name, std::string_view contents) const {

@@ -76,6 +76,9 @@ TEST(Options, RefuseValuesOutOfRange) {
   EXPECT_THAT(with(&Options::threads, -1), HasSubstr("'threads' is -1"));
   EXPECT_THAT(with(&Options::log_every, 0), HasSubstr("'log_every' is 0"));
   EXPECT_THAT(with(&Options::temperature, -1.0), HasSubstr("'temperature' is -1"));
+  EXPECT_THAT(with(&Options::prompt, ""), HasSubstr("'prompt' is empty"));
+  const Options no_sample{.data = "text", .sample_tokens = 0, .prompt = ""};
+  EXPECT_EQ(complaint([&] { no_sample.validate(); }), "no complaint");
   Options both = good;
   both.overwrite = both.resume = true;
   EXPECT_THAT(complaint([&] { both.validate(); }), HasSubstr("overwrite"));

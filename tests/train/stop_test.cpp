@@ -19,6 +19,16 @@ TEST(StopSignals, TheFirstOneOnlyAsks) {
   EXPECT_EQ(signals.received(), SIGTERM);
 }
 
+TEST(StopSignals, OneThatIsIgnoredStaysSo) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  {
+    const StopSignals signals;
+    std::raise(SIGHUP);
+    EXPECT_EQ(signals.received(), 0);
+  }
+  EXPECT_EQ(std::signal(SIGHUP, before), SIG_IGN);
+}
+
 // Note [Handlers have a stack of their own]: without one this dies in malloc.
 TEST(StopSignals, ThatInterruptAMatrixKernelChangeNothing) {
   at::set_num_threads(1);

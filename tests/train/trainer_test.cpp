@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tests/support/run_program.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/data/prepare.h"
 
 namespace zero::train {
 namespace {
@@ -140,12 +142,91 @@ TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {
   EXPECT_EQ(heard.text.size(), 5u);
 }
 
+TEST_F(TrainerTest, ValidatesOnAFolderSplitAndOnAWholeFile) {
+  const auto prepared = prepare({.inputs = {folder_ / "text.txt"},
+                                 .output = folder_ / "prepared",
+                                 .tokenizer = "bytes",
+                                 .validation_fraction = 0.3});
+  const auto validated_on = [&](const std::filesystem::path& data) {
+    Heard heard;
+    options_.val_data = data;
+    options_.overwrite = true;
+    Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+    trainer.train();
+    return heard.run.validation_tokens;
+  };
+  EXPECT_EQ(validated_on(folder_ / "prepared"), prepared.validation_tokens);
+  EXPECT_EQ(validated_on(folder_ / "text.txt"),
+            static_cast<int64_t>(std::filesystem::file_size(folder_ / "text.txt")));
+}
+
+TEST_F(TrainerTest, RefusesValidationDataOfOtherTokens) {
+  const auto prepared = [&](const std::string& name, int vocabulary, const std::string& model) {
+    prepare({.inputs = {folder_ / "text.txt"}, .output = folder_ / name, .tokenizer = "bytes"});
+    test::write_file(
+        folder_ / (name + "/meta.json"),
+        R"({"tokenizer": "tokenizer.model", "vocab_size": )" + std::to_string(vocabulary) + "}");
+    test::write_file(folder_ / (name + "/tokenizer.model"), model);
+  };
+  prepared("data", 256, "one");
+  prepared("same", 256, "one");
+  prepared("another", 256, "two");
+  prepared("smaller", 255, "one");
+  options_.data = folder_ / "data";
+  options_.val_data = folder_ / "same";
+  EXPECT_NO_THROW(check_run(options_, config_, 1));
+  for (const char* name : {"another", "smaller", "text.txt"}) {
+    options_.val_data = folder_ / name;
+    EXPECT_THROW(check_run(options_, config_, 1), DataError) << name;
+  }
+}
+
 TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {
   options_.vocab_size = 100;
   EXPECT_THROW(check_run(options_, config_, 1), ConfigError);
   options_.vocab_size = 0;
   options_.seq = 33;
   EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
+}
+
+TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
+  auto refused = config_;
+  refused.offload_optimizer.device = OffloadDevice::nvme;
+  refused.offload_optimizer.nvme_path = "/no/such/folder";
+  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  options_.save_every = 2;
+  Trainer(options_, config_, comm::single()).train();  // there is no run to overwrite
+
+  const auto log = test::read_file(folder_ / "run/log.jsonl");
+  test::write_file(folder_ / "run/model.safetensors.1.tmp", "half of it");
+  options_.overwrite = true;
+  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
+  Trainer(options_, config_, comm::single());
+  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), "");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors.1.tmp"));
+}
+
+TEST_F(TrainerTest, RefusesWhatExceedsTheBudgetBeforeTheModelIsBuilt) {
+  using ::testing::HasSubstr;
+  options_.vocab_size = int64_t{1} << 40;  // no machine could build it
+  config_.memory_budget = int64_t{1} << 30;
+  EXPECT_THAT([&] { check_run(options_, config_, 1); },
+              ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
+  EXPECT_THAT([&] { Trainer(options_, config_, comm::single()); },
+              ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
+}
+
+TEST_F(TrainerTest, RefusesAPlaceForInputsThatNothingKeeps) {
+  using ::testing::HasSubstr;
+  config_.activation_checkpointing.contiguous_memory_optimization = true;
+  EXPECT_THAT([&] { check_run(options_, config_, 1); },
+              ::testing::ThrowsMessage<ConfigError>(HasSubstr("'every' is 0")));
+  EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
+  config_.activation_checkpointing.every = 1;
+  EXPECT_NO_THROW(check_run(options_, config_, 1));
 }
 
 }  // namespace

@@ -27,15 +27,21 @@ fs::path validation_sibling(const fs::path& train) {
   if (at == std::string::npos) return {};
   name.replace(at, 5, "val");
   const auto sibling = train.parent_path() / name;
-  return fs::exists(sibling) ? sibling : fs::path{};
+  std::error_code error;
+  const bool exists = fs::exists(sibling, error);
+  if (error) throw DataError(fmt::format("{}: {}.", sibling.string(), error.message()));
+  return exists ? sibling : fs::path{};
 }
 
 fs::path training_file_of(const fs::path& folder) {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.is_regular_file() && !validation_sibling(entry.path()).empty())
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    std::error_code ignored;
+    if (entry.is_regular_file(ignored) && !validation_sibling(entry.path()).empty())
       found.push_back(entry.path());
   }
+  if (error) throw DataError(fmt::format("{}: {}.", folder.string(), error.message()));
   std::sort(found.begin(), found.end());
   for (const char* preferred : {"train.bin", "train.txt"}) {
     if (std::find(found.begin(), found.end(), folder / preferred) != found.end())
@@ -87,8 +93,6 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
     dataset.vocab_size = meta.at("vocab_size").get<int64_t>();
     const auto tokenizer = meta.at("tokenizer").get<std::string>();
     dataset.by_bytes = tokenizer == "bytes";
-    dataset.bytes_per_token =
-        meta.at("validation_bytes").get<double>() / meta.at("validation_tokens").get<double>();
     if (!dataset.by_bytes) dataset.tokenizer = folder / tokenizer;
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format(
@@ -114,7 +118,6 @@ Dataset open_dataset(const fs::path& path, const SplitOptions& options) {
   if (dataset.train.file->format() == TokenFormat::bytes) {
     dataset.vocab_size = 256;
     dataset.by_bytes = true;
-    dataset.bytes_per_token = 1;
   } else if (!train.parent_path().empty()) {
     read_meta(train.parent_path(), dataset);
   } else {

@@ -36,9 +36,6 @@ struct Dataset {
   std::filesystem::path tokenizer;
   /// Whether tokens are bytes, so that the loss is nats per byte and text needs no tokenizer model.
   bool by_bytes = false;
-  /// Bytes of validation text for each of its tokens, which turn nats per token into nats per byte;
-  /// 0 when unknown.
-  double bytes_per_token = 0;
 };
 
 /// Opens the data set at `path`:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -44,6 +45,11 @@ size_t valid_utf8(std::string_view text) {
                           : lead >= 0xF0 && lead < 0xF5 ? 4
                                                         : 0;
     if (length == 0 || at + length > text.size()) return at;
+    const auto second = static_cast<unsigned char>(length > 1 ? text[at + 1] : 0);
+    // Longer than need be, a surrogate, beyond the last character.
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F))
+      return at;
     for (size_t i = 1; i < length; ++i) {
       if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return at;
     }
@@ -135,6 +141,9 @@ int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer,
   return count;
 }
 
+// All that a preparation writes.
+constexpr std::string_view kFiles[] = {"train.bin", "val.bin", "tokenizer.model", "meta.json"};
+
 // A folder that is written under another name, and removed unless it is published.
 class OutputFolder {
  public:
@@ -145,13 +154,7 @@ class OutputFolder {
       throw DataError(fmt::format("The output {} exists and is not a folder.", path_.string()));
     }
     replaces_ = fs::exists(path_, error) && !fs::is_empty(path_, error);
-    // Only what a preparation wrote is replaced, whatever the path was meant to be.
-    if (replaces_ && !(overwrite && fs::exists(path_ / "meta.json", error))) {
-      throw DataError(fmt::format("The output folder {} exists and is not empty. Choose another{}.",
-                                  path_.string(),
-                                  overwrite ? "; it holds no meta.json, so it is not overwritten"
-                                            : ", or allow overwriting it"));
-    }
+    if (replaces_) check_replaceable(overwrite);
     temporary_ = path_;
     temporary_ += fmt::format(".{}.tmp", ::getpid());
     fs::remove_all(temporary_, error);
@@ -183,6 +186,24 @@ class OutputFolder {
   }
 
  private:
+  // Only what a preparation wrote is replaced, whatever the path was meant to be.
+  void check_replaceable(bool overwrite) const {
+    const auto refuse = [this](std::string_view why) {
+      throw DataError(fmt::format("The output folder {} exists and {}.", path_.string(), why));
+    };
+    if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
+    std::error_code error;
+    if (!fs::exists(path_ / "meta.json", error))
+      refuse("holds no meta.json, so no preparation wrote it. Choose another");
+    for (const auto& entry : fs::directory_iterator(path_, error)) {
+      const std::string name = entry.path().filename();
+      if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
+      refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
+                         name));
+    }
+    if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
+  }
+
   fs::path path_;
   fs::path temporary_;
   bool replaces_ = false;

@@ -18,7 +18,8 @@ struct PrepareOptions {
   double validation_fraction =
       0.1;  ///< the share of the text, from its end and in whole lines, that validates; in (0, 1)
   int64_t max_validation_bytes = int64_t{4} << 20;  ///< at most so much of it
-  bool overwrite = false;  ///< replace what an earlier preparation wrote to `output`
+  /// Replace what an earlier preparation wrote to `output`, where that holds nothing else.
+  bool overwrite = false;
 };
 
 struct PrepareResult {

@@ -20,8 +20,9 @@ class Tokenizer {
   /// A sentencepiece model's file. DataError when it cannot be read or the program is missing.
   static Tokenizer load(const std::filesystem::path& model);
   /// Trains a BPE model of `vocab_size` tokens on `text` (called until it gives an empty view) and
-  /// writes it to `model`. Every text has an encoding that decodes to the same bytes, if it is
-  /// UTF-8. DataError for sentencepiece's refusals, a vocabulary too large for the text among them.
+  /// writes it to `model`. Every UTF-8 text has an encoding that decodes to the same bytes, but
+  /// that U+2581, sentencepiece's sign for a blank, becomes one. DataError for sentencepiece's
+  /// refusals, a vocabulary too large for the text among them.
   static void train(const std::function<std::string_view()>& text, int64_t vocab_size,
                     const std::filesystem::path& model);
 

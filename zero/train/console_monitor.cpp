@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/train/monitor.h"
@@ -35,6 +36,13 @@ std::string bytes_or_dash(int64_t bytes) {
   return bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes));
 }
 
+/// Not fmt::print, which throws where nobody reads any more: a run outlives its terminal.
+template <class... Values>
+void print(fmt::format_string<Values...> format, Values&&... values) {
+  const auto text = fmt::format(format, std::forward<Values>(values)...);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
 class ConsoleMonitor final : public Monitor {
  public:
   explicit ConsoleMonitor(int64_t log_every)
@@ -43,31 +51,30 @@ class ConsoleMonitor final : public Monitor {
   void begin(const RunInfo& info) override {
     info_ = info;
     begin_ = Clock::now();
-    fmt::print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n",
-               info.model_name, grouped(info.parameters), info.layers, info.width,
-               grouped(info.vocabulary), info.dtype);
-    fmt::print("data      {}: {} tokens to train on, {} for validation\n", info.data,
-               grouped(info.train_tokens), grouped(info.validation_tokens));
-    fmt::print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
-               info.threads == 1 ? "" : "s", info.stage);
-    fmt::print(
+    print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n", info.model_name,
+          grouped(info.parameters), info.layers, info.width, grouped(info.vocabulary), info.dtype);
+    print("data      {}: {} tokens to train on, {} for validation\n", info.data,
+          grouped(info.train_tokens), grouped(info.validation_tokens));
+    print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
+          info.threads == 1 ? "" : "s", info.stage);
+    print(
         "step      {} tokens (ranks {} x micro-batches {} x sequences {} x {}); {} steps: {} "
         "tokens, {:.2f} epochs\n",
         grouped(info.tokens_per_step()), info.ranks, info.accumulate, info.micro_batch,
         info.sequence, grouped(info.steps), grouped(info.steps * info.tokens_per_step()),
         static_cast<double>(info.steps * info.tokens_per_step()) /
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
-    if (!info.tiers.empty()) fmt::print("memory    {}\n", info.tiers);
-    if (info.first_step > 1) fmt::print("resumed   at step {}\n", info.first_step);
+    if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
+    if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
     std::fflush(stdout);
   }
 
   void initial_memory(const std::vector<RankMemory>& ranks) override {
-    fmt::print("\nmemory before step 1 (formula beside)\n");
+    print("\nmemory before step 1 (formula beside)\n");
     table(ranks, false);
     on_disk_ = ranks[0].disk.bytes > 0;
-    fmt::print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}{}  {:>10}\n", "step", "loss",
-               "norm", "lr", "ms", "tok/s", "comm%", on_disk_ ? "   disk%" : "", "mem");
+    print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}{}  {:>10}\n", "step", "loss", "norm",
+          "lr", "ms", "tok/s", "comm%", on_disk_ ? "   disk%" : "", "mem");
     std::fflush(stdout);
   }
 
@@ -75,12 +82,12 @@ class ConsoleMonitor final : public Monitor {
     clear_bar();
     if (report.step % log_every_ == 0 || report.step == info_.first_step ||
         report.step == info_.steps) {
-      fmt::print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
-                 report.step, report.loss, report.grad_norm, report.lr, report.step_ms,
-                 grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
-                 on_disk_ ? fmt::format("  {:>6.1f}", 100 * report.disk_ms / report.step_ms) : "",
-                 format_bytes(static_cast<double>(report.memory_peak)),
-                 report.skipped ? "  skipped: a gradient is not finite" : "");
+      print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
+            report.step, report.loss, report.grad_norm, report.lr, report.step_ms,
+            grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
+            on_disk_ ? fmt::format("  {:>6.1f}", 100 * report.disk_ms / report.step_ms) : "",
+            format_bytes(static_cast<double>(report.memory_peak)),
+            report.skipped ? "  skipped: a gradient is not finite" : "");
     }
     draw_bar(report.step);
     std::fflush(stdout);
@@ -88,14 +95,14 @@ class ConsoleMonitor final : public Monitor {
 
   void validation(const ValidationReport& report) override {
     clear_bar();
-    fmt::print("{:>7}  {:>9.5f}  validation, {} tokens\n", report.step, report.loss,
-               grouped(report.tokens));
+    print("{:>7}  {:>9.5f}  validation, {} tokens\n", report.step, report.loss,
+          grouped(report.tokens));
     std::fflush(stdout);
   }
 
   void memory(const std::vector<RankMemory>& ranks) override {
     clear_bar();
-    fmt::print("\nmemory at its peak (formula beside)\n");
+    print("\nmemory at its peak (formula beside)\n");
     table(ranks, true);
   }
 
@@ -104,27 +111,26 @@ class ConsoleMonitor final : public Monitor {
     if (ranks[0].disk.bytes > 0) disk_traffic(ranks, steps);
     if (ranks[0].host.down > 0 || ranks[0].host.up > 0) host_traffic(ranks, steps);
     if (ranks.size() < 2) return;
-    fmt::print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
-    for (const auto& column : kTrafficColumns)
-      fmt::print("  {:>25}", comm::name(column.collective));
-    fmt::print("\n");
+    print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
+    for (const auto& column : kTrafficColumns) print("  {:>25}", comm::name(column.collective));
+    print("\n");
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      fmt::print("{:>6}", rank);
+      print("{:>6}", rank);
       for (const auto& column : kTrafficColumns) {
         const auto& count = ranks[rank].counts[static_cast<size_t>(column.collective)];
-        fmt::print("  {}", bytes_cell(count.logical_bytes, ranks[rank].*column.formula, steps));
+        print("  {}", bytes_cell(count.logical_bytes, ranks[rank].*column.formula, steps));
       }
-      fmt::print("\n");
+      print("\n");
     }
   }
 
   void sample(const std::string& prompt, const std::string& text) override {
-    fmt::print("\nsample\n{}{}\n", prompt, text);
+    print("\nsample\n{}{}\n", prompt, text);
   }
 
   void end(const EndReport& report) override {
-    fmt::print("\n{} after step {} in {}; weights in {}\n", report.reason, report.steps,
-               clock_time(report.seconds), report.model_file);
+    print("\n{} after step {} in {}; weights in {}\n", report.reason, report.steps,
+          clock_time(report.seconds), report.model_file);
     std::fflush(stdout);
   }
 
@@ -136,24 +142,23 @@ class ConsoleMonitor final : public Monitor {
   }
 
   static void host_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
-    fmt::print("\ndevice and host a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}\n", "rank",
-               "down", "up");
+    print("\ndevice and host a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}\n", "rank",
+          "down", "up");
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const auto& of = ranks[rank];
-      fmt::print("{:>6}  {}  {}\n", rank, bytes_cell(of.host.down, of.host_formula.down, steps),
-                 bytes_cell(of.host.up, of.host_formula.up, steps));
+      print("{:>6}  {}  {}\n", rank, bytes_cell(of.host.down, of.host_formula.down, steps),
+            bytes_cell(of.host.up, of.host_formula.up, steps));
     }
   }
 
   static void disk_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
-    fmt::print("\ndisk a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}  {:>12}\n", "rank",
-               "read", "written", "waited");
+    print("\ndisk a step, bytes (formula beside)\n{:>6}  {:>25}  {:>25}  {:>12}\n", "rank", "read",
+          "written", "waited");
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const auto& of = ranks[rank];
-      fmt::print("{:>6}  {}  {}  {:>12}\n", rank,
-                 bytes_cell(of.disk.read, of.disk_read_formula, steps),
-                 bytes_cell(of.disk.written, of.disk_written_formula, steps),
-                 fmt::format("{:.1f} ms", of.disk.wait_ms / static_cast<double>(steps)));
+      print("{:>6}  {}  {}  {:>12}\n", rank, bytes_cell(of.disk.read, of.disk_read_formula, steps),
+            bytes_cell(of.disk.written, of.disk_written_formula, steps),
+            fmt::format("{:.1f} ms", of.disk.wait_ms / static_cast<double>(steps)));
     }
   }
 
@@ -170,12 +175,12 @@ class ConsoleMonitor final : public Monitor {
   template <class Cell>
   static void table_row(std::string_view title, const std::vector<RankMemory>& ranks,
                         const Cell& cell) {
-    fmt::print("{:<18}", title);
+    print("{:<18}", title);
     for (const auto& rank : ranks) {
       const auto [value, formula] = cell(rank);
-      fmt::print("  {:>12} {:>12}", value, formula.empty() ? "" : "(" + formula + ")");
+      print("  {:>12} {:>12}", value, formula.empty() ? "" : "(" + formula + ")");
     }
-    fmt::print("\n");
+    print("\n");
   }
 
   /// One line a category, one column a rank; the formula's value where there is one.
@@ -183,10 +188,10 @@ class ConsoleMonitor final : public Monitor {
     const auto value = [&](const Usage& usage) {
       return bytes_or_dash(peak ? usage.peak : usage.current);
     };
-    fmt::print("{:<18}", "");
+    print("{:<18}", "");
     for (size_t rank = 0; rank < ranks.size(); ++rank)
-      fmt::print("  {:>25}", fmt::format("rank {}", rank));
-    fmt::print("\n");
+      print("  {:>25}", fmt::format("rank {}", rank));
+    print("\n");
     bool tiered = false;
     for (size_t i = 0; i < kCategories; ++i) {
       const auto category = static_cast<Category>(i);
@@ -235,11 +240,11 @@ class ConsoleMonitor final : public Monitor {
       disk_row("  written", &DiskUse::written);
     }
     if (ranks[0].padding > 0)
-      fmt::print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
+      print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
   }
 
   void clear_bar() const {
-    if (terminal_) fmt::print("\r\033[K");
+    if (terminal_) print("\r\033[K");
   }
 
   /// "[=====>     ]  42%  1:15 left", as wide as the terminal allows.
@@ -254,11 +259,10 @@ class ConsoleMonitor final : public Monitor {
         static_cast<int>(static_cast<double>(width) * static_cast<double>(step) / steps);
     const double elapsed = std::chrono::duration<double>(Clock::now() - begin_).count();
     const auto done = static_cast<double>(step - info_.first_step + 1);
-    fmt::print("[{}{}] {:>3.0f}%  step {} of {}, {} left",
-               std::string(static_cast<size_t>(filled), '='),
-               std::string(static_cast<size_t>(width - filled), ' '),
-               100 * static_cast<double>(step) / steps, step, info_.steps,
-               clock_time(elapsed / done * static_cast<double>(info_.steps - step)));
+    print("[{}{}] {:>3.0f}%  step {} of {}, {} left", std::string(static_cast<size_t>(filled), '='),
+          std::string(static_cast<size_t>(width - filled), ' '),
+          100 * static_cast<double>(step) / steps, step, info_.steps,
+          clock_time(elapsed / done * static_cast<double>(info_.steps - step)));
   }
 
   int64_t log_every_;

@@ -119,7 +119,7 @@ class Monitor {
 };
 
 /// Tables, one line a step (every `log_every` of them), and a progress bar where stdout is a
-/// terminal.
+/// terminal. What stdout does not take is lost, and the run goes on.
 std::unique_ptr<Monitor> console_monitor(int64_t log_every);
 
 /// One JSON object a line in `file`: {"step": ...} for each step, {"event": ...} for the rest.

@@ -62,6 +62,8 @@ void Options::validate() const {
   require(log_every >= 1, "log_every", log_every, "at least 1");
   require(save_every >= 0, "save_every", save_every, "at least 0");
   require(sample_tokens >= 0, "sample_tokens", sample_tokens, "at least 0");
+  require(!prompt.empty() || sample_tokens == 0, "prompt", "empty",
+          "a text to continue, or 'sample_tokens' 0");
   require(temperature >= 0 && std::isfinite(temperature), "temperature", temperature, "at least 0");
   require(top_k >= 0, "top_k", top_k, "at least 0");
   require(!(overwrite && resume), "overwrite", "given together with resume", "one of the two");

@@ -18,7 +18,9 @@ optim::Decay decay_from(std::string_view name);
 struct Options {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
-  std::string val_data{};      ///< empty: the validation split of `data`
+  /// A file, of which all validates, or a folder, of which the validation split does; of the same
+  /// tokens as `data`. Empty: the validation split of `data`.
+  std::string val_data{};
   std::string out = "run";
   int64_t vocab_size = 0;  ///< 0: the model's own; for gpt2-nano that of the data
   int64_t seq = 256;
@@ -52,7 +54,8 @@ void for_each_field(Options& options, const Field& field) {
   field("model", options.model,
         "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face config.json");
   field("data", options.data, "Text or token file, or a folder made by `zero data prepare`");
-  field("val_data", options.val_data, "Validation data, if not the validation split of --data");
+  field("val_data", options.val_data,
+        "File to validate on, or folder with a validation split, if not the split of --data");
   field("out", options.out, "Folder of log.jsonl, model.safetensors and config.json");
   field("vocab_size", options.vocab_size,
         "Tokens of the model; 0: its own, for gpt2-nano those of the data");

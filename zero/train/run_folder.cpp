@@ -18,25 +18,41 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kCheckpoint = "checkpoint-";
 
+std::vector<fs::path> entries(const fs::path& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) paths.push_back(entry.path());
+  return paths;
+}
+
+/// The number of a file that is called by `before`, a number and `after`.
+std::optional<int64_t> number_between(const fs::path& file, std::string_view before,
+                                      std::string_view after = "") {
+  const std::string name = file.filename();
+  if (name.size() < before.size() + after.size() || !name.starts_with(before) ||
+      !name.ends_with(after))
+    return std::nullopt;
+  int64_t number = 0;
+  const char* end = name.data() + name.size() - after.size();
+  const auto [stop, error] = std::from_chars(name.data() + before.size(), end, number);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return number;
+}
+
 /// The steps of all checkpoints in `folder`, whole or not.
 std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
   std::vector<int64_t> steps;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with(kCheckpoint)) continue;
-    int64_t step = 0;
-    const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + kCheckpoint.size(), end, step);
-    if (error == std::errc{} && stop == end) steps.push_back(step);
+  for (const auto& path : entries(folder)) {
+    if (const auto step = number_between(path, kCheckpoint)) steps.push_back(*step);
   }
   return steps;
 }
 
 /// The folder itself, or the nearest one above it that exists.
 fs::path nearest_existing(fs::path path) {
-  path = fs::absolute(path);
-  while (!fs::exists(path) && path.has_relative_path()) path = path.parent_path();
+  std::error_code error;  // what cannot be looked at counts as absent
+  path = fs::absolute(path, error);
+  while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
   return path;
 }
 
@@ -59,7 +75,15 @@ void RunFolder::check(bool overwrite, bool resume) const {
         fmt::format("The option 'out' is {}, but {} cannot be written: {}. Give another --out.",
                     path_.string(), existing.string(), std::strerror(errno)));
   }
-  const bool holds_run = fs::exists(log(), error) || fs::exists(model(), error);
+  // An empty log is of a run that was refused.
+  const bool has_log = fs::exists(log(), error) && !fs::is_empty(log(), error);
+  if (!has_log && !resume && fs::exists(model_config(), error)) {
+    throw ConfigError(
+        fmt::format("{} holds a config.json, but no log.jsonl of a run that wrote it: it would be "
+                    "overwritten. Give another --out.",
+                    path_.string()));
+  }
+  const bool holds_run = has_log || fs::exists(model(), error);
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "
@@ -82,12 +106,6 @@ void RunFolder::make() const {
   }
 }
 
-void RunFolder::prepare(bool overwrite, bool resume) const {
-  check(overwrite, resume);
-  make();
-  if (overwrite) remove_other_checkpoints(-1);
-}
-
 std::optional<int64_t> RunFolder::last_checkpoint() const {
   std::optional<int64_t> last;
   for (const int64_t step : checkpoint_steps(path_)) {
@@ -95,6 +113,17 @@ std::optional<int64_t> RunFolder::last_checkpoint() const {
     if (fs::exists(checkpoint(step) / kMarker, error) && (!last || step > *last)) last = step;
   }
   return last;
+}
+
+void RunFolder::remove_left_overs() const {
+  for (const auto& path : entries(path_)) {
+    std::error_code ignored;
+    if (number_between(path, kCheckpoint, ".partial") ||
+        number_between(path, kCheckpoint, ".earlier") ||
+        number_between(path, model().filename().string() + ".", ".tmp") ||
+        number_between(path, model_config().filename().string() + ".", ".tmp"))
+      fs::remove_all(path, ignored);
+  }
 }
 
 void RunFolder::remove_other_checkpoints(int64_t step) const {

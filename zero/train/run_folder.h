@@ -19,20 +19,19 @@ class RunFolder {
   std::filesystem::path checkpoint(int64_t step) const;
   static constexpr const char* kMarker = "train.json";
 
-  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, or it
-  /// holds an earlier run and neither `overwrite` nor `resume` says what to do with it. Changes
-  /// nothing.
+  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, it holds
+  /// a config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
+  /// `resume` says what to do with it. Changes nothing.
   void check(bool overwrite, bool resume) const;
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
-  /// Checks and makes the folder, and with `overwrite` removes the earlier run's
-  /// checkpoints (its weights stay until new ones replace them).
-  void prepare(bool overwrite, bool resume) const;
 
   /// The step of the newest whole checkpoint.
   std::optional<int64_t> last_checkpoint() const;
   /// Removes all checkpoints but that of `step`.
   void remove_other_checkpoints(int64_t step) const;
+  /// Removes what a run that was killed while it saved has left half-written.
+  void remove_left_overs() const;
 
  private:
   std::filesystem::path path_;

@@ -27,7 +27,10 @@ StopSignals::StopSignals() : stack_(static_cast<size_t>(sysconf(_SC_SIGSTKSZ))) 
   struct sigaction action {};
   action.sa_handler = [](int signal) { received_signal = signal; };
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART | SA_ONSTACK);
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &before_[i]);
+  for (int i = 0; i < 3; ++i) {
+    sigaction(kSignals[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 StopSignals::~StopSignals() {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -53,6 +54,32 @@ int64_t micro_batch_of(const Config& config) {
   return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
 }
 
+bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const MappedFile first(a, fail<DataError>);
+  const MappedFile second(b, fail<DataError>);
+  return std::ranges::equal(first.bytes(), second.bytes());
+}
+
+/// Throws where a token of one is not known to mean what it means in the other, but for token files
+/// that do not say what they are.
+void check_same_tokens(const Options& options, const Dataset& training, const Dataset& validation) {
+  const bool told = training.vocab_size > 0 && validation.vocab_size > 0;
+  const bool same = training.by_bytes == validation.by_bytes &&
+                    (training.by_bytes || !told ||
+                     (training.vocab_size == validation.vocab_size &&
+                      same_contents(training.tokenizer, validation.tokenizer)));
+  if (same) return;
+  const auto tokens_of = [](const Dataset& data) {
+    if (data.by_bytes) return std::string("bytes");
+    if (data.vocab_size == 0) return std::string("tokens of a vocabulary that it does not tell");
+    return fmt::format("the {} tokens of {}", data.vocab_size, data.tokenizer.string());
+  };
+  throw DataError(
+      fmt::format("The validation data {} holds {}, but {} is {}: a loss would say nothing. "
+                  "Prepare both with the same --tokenizer.",
+                  options.val_data, tokens_of(validation), options.data, tokens_of(training)));
+}
+
 Dataset open_data(const Options& options) {
   const bool validates = options.eval_batches > 0;
   const bool splits = validates && options.val_data.empty();
@@ -60,7 +87,9 @@ Dataset open_data(const Options& options) {
       options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
   if (validates && !options.val_data.empty()) {
     const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
-    data.validation = validation.train;
+    check_same_tokens(options, data, validation);
+    data.validation =
+        std::filesystem::is_directory(options.val_data) ? validation.validation : validation.train;
   }
   return data;
 }
@@ -124,6 +153,44 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
       .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
 }
 
+/// Throws for states that exceed the budget, as the engine does once there is a model.
+void check_budget(Config config, int64_t parameters, int ranks) {
+  // What stays of a part on disk is whole units, which only the engine knows.
+  const auto& optimizer = config.offload_optimizer;
+  const bool in_part = optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1;
+  if (config.memory_budget == 0 || in_part) return;
+  const auto states = [&](int stage) {
+    config.stage = stage;
+    return predicted_states(config, parameters, ranks);
+  };
+  const int stage = config.stage;
+  const auto need = states(stage);
+  if (need.total() <= static_cast<double>(config.memory_budget)) return;
+  std::string others;
+  for (int higher = stage + 1; ranks > 1 && higher <= 3; ++higher) {
+    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
+                          format_bytes(states(higher).total()), higher);
+  }
+  throw OutOfMemory(fmt::format(
+      "The memory budget is {}, but the states of the model alone take {} of each of {} rank{} at "
+      "stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher stage, more ranks, or "
+      "a larger budget.",
+      format_bytes(static_cast<double>(config.memory_budget)), format_bytes(need.total()), ranks,
+      ranks == 1 ? "" : "s", stage, format_bytes(need.parameters), format_bytes(need.gradients),
+      format_bytes(need.optimizer), others));
+}
+
+/// Throws where the inputs of recomputed blocks have a place, but no block is recomputed.
+void check_recomputation(const Config& config) {
+  const auto& chosen = config.activation_checkpointing;
+  if (chosen.every > 0 || config.layer_major_accumulation) return;
+  if (!chosen.nvme && !chosen.contiguous_memory_optimization) return;
+  throw ConfigError(fmt::format(
+      "activation_checkpointing.{} is true, but 'every' is 0: no block is recomputed, and none has "
+      "its input kept. Set activation_checkpointing.every (--recompute).",
+      chosen.nvme ? "nvme" : "contiguous_memory_optimization"));
+}
+
 std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   const auto& chosen = config.activation_checkpointing;
   if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
@@ -141,6 +208,7 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
 Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
                  comm::Group& group) {
   const auto sizes = model_config(options, data);
+  check_budget(config, sizes.parameter_count(), group.size());
   // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
   const double whole = bytes_to_build(sizes.parameter_count(), group);
   const bool on_disk =
@@ -201,10 +269,35 @@ double mean_over_ranks(comm::Group& group, double mine) {
   return sum / group.size();
 }
 
-LoaderState loader_state(const std::filesystem::path& marker) {
+struct ResumePoint {
+  int64_t step = 0;
+  LoaderState loader;
+};
+
+/// That of the last checkpoint. Throws where this run cannot go on from there.
+ResumePoint resume_point(const RunFolder& folder, const Options& options, const Config& config,
+                         int ranks) {
+  const int64_t step = folder.last_checkpoint().value();
+  if (step >= options.steps) {
+    throw ConfigError(
+        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
+                    options.out, step, options.steps));
+  }
+  const auto path = folder.checkpoint(step);
+  const auto marker = path / RunFolder::kMarker;
   std::ifstream file(marker);
   try {
-    return LoaderState::from_json(nlohmann::json::parse(file).at("loader").dump());
+    const auto saved = nlohmann::json::parse(file);
+    const auto expect = [&](const char* key, const char* option, int64_t here) {
+      const auto there = saved.value(key, here);
+      if (there == here) return;
+      throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
+                                    path.string(), option, there, here, option, there));
+    };
+    expect("world_size", "--nproc", ranks);
+    expect("stage", "--stage", config.stage);
+    expect("unit_bytes", "--bucket-size", config.unit_bytes);
+    return {step, LoaderState::from_json(saved.at("loader").dump())};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{} cannot be read: {}.", marker.string(), error.what()));
   }
@@ -215,16 +308,20 @@ LoaderState loader_state(const std::filesystem::path& marker) {
 void check_run(const Options& options, const Config& config, int ranks) {
   options.validate();
   config.validate();
+  check_recomputation(config);
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  (void)TokenLoader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  if (options.resume) loader.restore(resume_point(folder, options, config, ranks).loader);
   if (options.eval_batches > 0) {
     (void)TokenLoader(data.validation,
                       loader_options(options, config, 0, ranks, model.vocab_size, false));
   }
+  const auto size = step_size(options, model, config, ranks);
+  check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
 }
 
@@ -236,6 +333,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
       data_(open_data(options_)),
       model_(nullptr),
       schedule_(schedule_of(options_, config)) {
+  check_recomputation(config);
   config.micro_batch_size = micro_batch_of(config);
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
@@ -246,10 +344,10 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
                                                                 group_->size(), vocabulary, false));
   }
   on_rank_zero(*group_, [&] {
-    folder_.prepare(options_.overwrite, options_.resume);
-    monitors_ = std::move(more);
-    monitors_.push_back(console_monitor(options_.log_every));
-    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+    folder_.check(options_.overwrite, options_.resume);
+    folder_.make();
+    if (options_.resume) (void)resume_point(folder_, options_, config, group_->size());
+    (void)jsonl_monitor(folder_.log(), true);  // it can be written; still as it was
   });
 
   auto size = step_size(options_, model_config(options_, data_), config, group_->size());
@@ -268,6 +366,14 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   exchange_mine_ = at::empty({numbers}, at::kFloat);
   exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
   if (options_.resume) resume();
+  // Nothing refuses the run any more: the earlier one may go.
+  on_rank_zero(*group_, [&] {
+    if (options_.overwrite) folder_.remove_other_checkpoints(-1);
+    folder_.remove_left_overs();
+    monitors_ = std::move(more);
+    monitors_.push_back(console_monitor(options_.log_every));
+    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+  });
 }
 
 int Trainer::train() {
@@ -373,10 +479,12 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
       for (auto& monitor : monitors_)
         monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
       throw Error(
-          fmt::format("The loss of step {} is {}: the run has diverged, and nothing was updated in "
-                      "this step. A lower --lr, a longer --warmup or "
-                      "--clip may help.",
-                      step_ + 1, result.mean_loss));
+          fmt::format("The loss of step {} is {}: the run has diverged{}. A lower --lr, a longer "
+                      "--warmup or --clip may help.",
+                      step_ + 1, result.mean_loss,
+                      engine_->config().update_in_backward
+                          ? ", and update_in_backward may have updated weights in this step"
+                          : ", and nothing was updated in this step"));
     });
   }
   return result;
@@ -430,7 +538,7 @@ void Trainer::report(const std::function<void(Monitor&)>& what) {
   if (monitor_failure_) return;
   try {
     for (auto& monitor : monitors_) what(*monitor);
-  } catch (const Error&) {
+  } catch (...) {
     monitor_failure_ = std::current_exception();  // the others learn of it at the next exchange
   }
 }
@@ -513,7 +621,11 @@ void Trainer::save_checkpoint() {
   engine_->save(path);
   on_rank_zero(*group_, [&] {
     const nlohmann::ordered_json state{
-        {"step", step_}, {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
+        {"step", step_},
+        {"world_size", group_->size()},
+        {"stage", engine_->config().stage},
+        {"unit_bytes", engine_->config().unit_bytes},
+        {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
     const std::string text = state.dump(2) + "\n";
     marker.write(text.data(), text.size());
@@ -523,17 +635,11 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::resume() {
-  const int64_t step = folder_.last_checkpoint().value();
-  const auto path = folder_.checkpoint(step);
-  engine_->load(path);
-  train_loader_->restore(loader_state(path / RunFolder::kMarker));
-  step_ = step;
-  first_step_ = step + 1;
-  if (step_ >= options_.steps) {
-    throw ConfigError(
-        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
-                    options_.out, step_, options_.steps));
-  }
+  const auto point = resume_point(folder_, options_, engine_->config(), group_->size());
+  engine_->load(folder_.checkpoint(point.step));
+  train_loader_->restore(point.loader);
+  step_ = point.step;
+  first_step_ = step_ + 1;
 }
 
 }  // namespace zero::train

@@ -36,17 +36,19 @@ inline constexpr AdamW kDefaultOptimizer{
     .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 inline constexpr int64_t kDefaultMicroBatch = 8;
 
-/// Checks what one process can check before ranks are started: options, data, output folder.
-/// Changes nothing, but makes the output folder once all else is well. Throws ConfigError or
-/// DataError.
+/// Checks what one process can check before ranks are started: options, data, output folder, the
+/// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
+/// ConfigError, DataError or OutOfMemory.
 void check_run(const Options& options, const Config& config, int ranks);
 
 class Trainer {
  public:
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
   /// run where the options say so. All ranks give equal arguments. On rank 0 the console and
-  /// DIR/log.jsonl get reports, and `more` monitors too. Collective. Throws ConfigError, DataError,
-  /// CheckpointError; a rank that stops because of another's failure throws StoppedByPeer.
+  /// DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier run's log and
+  /// checkpoints go once nothing refuses this one; its weights stay until new ones replace them.
+  /// Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory, StoreError; a rank
+  /// that stops because of another's failure throws StoppedByPeer.
   Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
@@ -55,7 +57,8 @@ class Trainer {
   int train();
 
   /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
-  /// then nothing was updated. Collective.
+  /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
+  /// Collective.
   StepReport train_step();
   /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
   ValidationReport validate();

@@ -1,0 +1,66 @@
+// What a run finds and leaves in its folder.
+#include "zero/train/run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "tests/support/run_program.h"
+#include "zero/base/error.h"
+
+namespace zero::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+namespace fs = std::filesystem;
+
+TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
+  const test::TemporaryFolder folder;
+  const std::set<std::string> kept{"checkpoint-8", "checkpoint-8.old", "model.safetensors",
+                                   "model.safetensors.tmp", "notes.12.tmp"};
+  for (const auto& name : kept) test::write_file(folder / name, "x");
+  for (const char* name :
+       {"checkpoint-4.earlier", "model.safetensors.123.tmp", "config.json.123.tmp"})
+    test::write_file(folder / name, "x");
+  fs::create_directory(folder / "checkpoint-8.partial");
+  test::write_file(folder / "checkpoint-8.partial/rank-0-of-1.safetensors.9.tmp", "x");
+  RunFolder(folder.path()).remove_left_overs();
+  std::set<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder.path()))
+    left.insert(entry.path().filename().string());
+  EXPECT_EQ(left, kept);
+}
+
+TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  test::write_file(run.model_config(), "{}");
+  test::write_file(run.log(), "");
+  for (const bool overwrite : {false, true}) {
+    EXPECT_THAT([&] { run.check(overwrite, false); },
+                ThrowsMessage<ConfigError>(HasSubstr("holds a config.json")));
+  }
+  test::write_file(run.log(), "{}\n");
+  EXPECT_THAT([&] { run.check(false, false); },
+              ThrowsMessage<ConfigError>(HasSubstr("holds an earlier run")));
+  EXPECT_NO_THROW(run.check(true, false));
+}
+
+TEST(RunFolder, WhatCannotBeLookedAtIsAConfigurationError) {
+  const test::TemporaryFolder folder;
+  fs::create_symlink("loop", folder / "loop");
+  const RunFolder run(folder / "loop/run");
+  EXPECT_THROW(
+      {
+        run.check(false, false);
+        run.make();
+      },
+      ConfigError);
+}
+
+}  // namespace
+}  // namespace zero::train
