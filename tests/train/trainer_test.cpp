@@ -219,15 +219,5 @@ TEST_F(TrainerTest, RefusesWhatExceedsTheBudgetBeforeTheModelIsBuilt) {
               ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
 }
 
-TEST_F(TrainerTest, RefusesAPlaceForInputsThatNothingKeeps) {
-  using ::testing::HasSubstr;
-  config_.activation_checkpointing.contiguous_memory_optimization = true;
-  EXPECT_THAT([&] { check_run(options_, config_, 1); },
-              ::testing::ThrowsMessage<ConfigError>(HasSubstr("'every' is 0")));
-  EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
-  config_.activation_checkpointing.every = 1;
-  EXPECT_NO_THROW(check_run(options_, config_, 1));
-}
-
 }  // namespace
 }  // namespace zero::train

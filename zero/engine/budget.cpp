@@ -63,32 +63,21 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
   return sum;
 }
 
-int64_t Engine::Impl::states_in_memory(partition::Placement at) const {
-  return states(at, Tier::device).total() + states(at, Tier::host).total();
+partition::StateMemory Engine::Impl::states_in_memory(partition::Placement at) const {
+  const auto device = states(at, Tier::device);
+  const auto host = states(at, Tier::host);
+  const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
+  return {.parameters = both(device.parameters, host.parameters),
+          .gradients = both(device.gradients, host.gradients),
+          .optimizer = both(device.optimizer, host.optimizer)};
 }
 
 void Engine::Impl::check_budget() const {
-  if (config.memory_budget == 0) return;
-  const int64_t need = states_in_memory(placement);
-  if (need <= config.memory_budget) return;
-  const auto of_device = states(placement, Tier::device);
-  const auto of_host = states(placement, Tier::host);
-  std::string others;
-  for (int stage = config.stage + 1; group->size() > 1 && stage <= 3; ++stage) {
-    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
-                          bytes(states_in_memory(partition::placement_of_stage(stage))), stage);
-  }
-  throw OutOfMemory(fmt::format(
-      "The memory budget is {}, but the states of the model alone take {} of each of {} "
-      "rank{} at stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher "
-      "stage, more ranks, or a larger budget.",
-      bytes(config.memory_budget), bytes(need), group->size(), group->size() == 1 ? "" : "s",
-      config.stage, bytes(of_device.parameters + of_host.parameters),
-      bytes(of_device.gradients + of_host.gradients),
-      bytes(of_device.optimizer + of_host.optimizer), others));
+  zero::check_budget(config, group->size(), states_in_memory(placement), [&](int stage) {
+    return states_in_memory(partition::placement_of_stage(stage)).total();
+  });
 }
 
-// Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;
   limit = std::make_unique<DeviceLimit>(group->ledger(), config.device_memory,

@@ -113,7 +113,7 @@ struct Engine::Impl {
   /// A rank's states in one tier by the formula, at a placement.
   partition::LayoutMemory states(partition::Placement at, Tier tier) const;
   /// Bytes of those on the device and the host.
-  int64_t states_in_memory(partition::Placement at) const;
+  partition::StateMemory states_in_memory(partition::Placement at) const;
   /// What a budget or a device leaves after the first step is for gathered units.
   bool spends_budget() const { return config.memory_budget > 0 || config.device_memory > 0; }
   /// Bytes of as many parameters; saturates.

@@ -77,7 +77,7 @@ void check_trainable(bool trainable, std::string_view name, std::string_view wha
 
 at::Tensor Engine::parameter(std::string_view name) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
@@ -89,7 +89,7 @@ at::Tensor Engine::parameter(std::string_view name) {
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_shape(value, like, name);
@@ -110,7 +110,7 @@ void Engine::Impl::check_gradients_kept() const {
 
 at::Tensor Engine::gradient(std::string_view name) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "gradient");
@@ -125,7 +125,7 @@ at::Tensor Engine::gradient(std::string_view name) {
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
   check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
@@ -138,7 +138,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
 
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
@@ -162,7 +162,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
     return;
   }
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   const int64_t i = impl_->index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   const auto& like = impl_->parameters[static_cast<size_t>(i)];
@@ -180,7 +180,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
 void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   impl_->change_parameters("Engine::visit_parameters", [] {});
   int64_t gathered = -1;
   at::Tensor unit;

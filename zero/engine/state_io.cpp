@@ -197,7 +197,7 @@ fs::path save_folder(const std::string& folder) {
 
 void Engine::save(const std::string& folder) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   auto& impl = *impl_;
   impl.check_between_steps("Engine::save");
   impl.at_boundary("Engine::save");
@@ -246,7 +246,7 @@ void Engine::save(const std::string& folder) {
 
 void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   auto& impl = *impl_;
   const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
@@ -294,7 +294,7 @@ void Engine::load(const std::string& folder) {
 
 void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   auto& impl = *impl_;
   impl.check_between_steps("Engine::save_full");
   impl.at_boundary("Engine::save_full");
@@ -355,7 +355,7 @@ void Engine::save_full(const std::string& path) {
 
 void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
-  const HostScope not_of_the_device;
+  const HostScope not_refused;
   auto& impl = *impl_;
   std::unique_ptr<SafetensorsReader> file;
   Impl::StepCounts counts;

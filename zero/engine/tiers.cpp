@@ -197,4 +197,31 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   return {std::move(config), std::move(reason)};
 }
 
+void check_budget(const Config& config, int64_t parameters, int ranks) {
+  const auto& optimizer = config.offload_optimizer;
+  if (optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1) return;
+  check_budget(config, ranks, predicted_states(config, parameters, ranks), [&](int stage) {
+    auto as = config;
+    as.stage = stage;
+    return predicted_states(as, parameters, ranks).total();
+  });
+}
+
+void check_budget(const Config& config, int ranks, const partition::StateMemory& states,
+                  const std::function<double(int stage)>& total_at) {
+  const auto budget = static_cast<double>(config.memory_budget);
+  if (budget == 0 || states.total() <= budget) return;
+  std::string others;
+  for (int stage = config.stage + 1; ranks > 1 && stage <= 3; ++stage) {
+    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
+                          bytes(total_at(stage)), stage);
+  }
+  throw OutOfMemory(fmt::format(
+      "The memory budget is {}, but the states of the model alone take {} of each of {} "
+      "rank{} at stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher "
+      "stage, more ranks, or a larger budget.",
+      bytes(budget), bytes(states.total()), ranks, ranks == 1 ? "" : "s", config.stage,
+      bytes(states.parameters), bytes(states.gradients), bytes(states.optimizer), others));
+}
+
 }  // namespace zero

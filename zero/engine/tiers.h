@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,14 @@ struct TierChoice {
 /// Where `config` itself puts the parameters on disk, without a budget: lowers
 /// `max_live_parameters` to what the host can hold beside a step.
 TierChoice choose_tiers(Config config, const StepSize& size);
+
+/// Throws OutOfMemory where a rank's states, as predicted, exceed `config.memory_budget`. For use
+/// before there is a model; with parts of states on disk, which are whole units, only the engine
+/// knows.
+void check_budget(const Config& config, int64_t parameters, int ranks);
+/// The same of states that are known. `total_at` says what a rank's would take at another stage.
+void check_budget(const Config& config, int ranks, const partition::StateMemory& states,
+                  const std::function<double(int stage)>& total_at);
 
 /// Configurations that need less of a device than `config`, the cheapest first: higher stages cost
 /// no traffic up to 2 and half as much again at 3, the host 2 bytes a parameter each way a step for

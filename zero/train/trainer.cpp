@@ -153,44 +153,6 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
       .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
 }
 
-/// Throws for states that exceed the budget, as the engine does once there is a model.
-void check_budget(Config config, int64_t parameters, int ranks) {
-  // What stays of a part on disk is whole units, which only the engine knows.
-  const auto& optimizer = config.offload_optimizer;
-  const bool in_part = optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1;
-  if (config.memory_budget == 0 || in_part) return;
-  const auto states = [&](int stage) {
-    config.stage = stage;
-    return predicted_states(config, parameters, ranks);
-  };
-  const int stage = config.stage;
-  const auto need = states(stage);
-  if (need.total() <= static_cast<double>(config.memory_budget)) return;
-  std::string others;
-  for (int higher = stage + 1; ranks > 1 && higher <= 3; ++higher) {
-    others += fmt::format("{} {} at stage {}", others.empty() ? "; they take" : ",",
-                          format_bytes(states(higher).total()), higher);
-  }
-  throw OutOfMemory(fmt::format(
-      "The memory budget is {}, but the states of the model alone take {} of each of {} rank{} at "
-      "stage {} (parameters {}, gradients {}, optimizer {}){}. Use a higher stage, more ranks, or "
-      "a larger budget.",
-      format_bytes(static_cast<double>(config.memory_budget)), format_bytes(need.total()), ranks,
-      ranks == 1 ? "" : "s", stage, format_bytes(need.parameters), format_bytes(need.gradients),
-      format_bytes(need.optimizer), others));
-}
-
-/// Throws where the inputs of recomputed blocks have a place, but no block is recomputed.
-void check_recomputation(const Config& config) {
-  const auto& chosen = config.activation_checkpointing;
-  if (chosen.every > 0 || config.layer_major_accumulation) return;
-  if (!chosen.nvme && !chosen.contiguous_memory_optimization) return;
-  throw ConfigError(fmt::format(
-      "activation_checkpointing.{} is true, but 'every' is 0: no block is recomputed, and none has "
-      "its input kept. Set activation_checkpointing.every (--recompute).",
-      chosen.nvme ? "nvme" : "contiguous_memory_optimization"));
-}
-
 std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   const auto& chosen = config.activation_checkpointing;
   if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
@@ -308,7 +270,6 @@ ResumePoint resume_point(const RunFolder& folder, const Options& options, const 
 void check_run(const Options& options, const Config& config, int ranks) {
   options.validate();
   config.validate();
-  check_recomputation(config);
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
@@ -333,7 +294,6 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
       data_(open_data(options_)),
       model_(nullptr),
       schedule_(schedule_of(options_, config)) {
-  check_recomputation(config);
   config.micro_batch_size = micro_batch_of(config);
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
