@@ -132,6 +132,8 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
   expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
          "split would be empty");
   expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");
+  expect({.inputs = {text}, .output = out, .vocab_size = 60000},
+         "Give another --vocab-size, or --tokenizer bytes.");
   expect({.inputs = {text}, .output = out, .tokenizer = (folder.path() / "no.model").string()},
          "no.model");
   expect({.inputs = {text}, .output = out, .tokenizer = text.string()},

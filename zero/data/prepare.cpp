@@ -214,7 +214,14 @@ Tokenizer make_tokenizer(const PrepareOptions& options,
                          const fs::path& model) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
   if (options.tokenizer == "bpe") {
-    Tokenizer::train(feeder(training_text), options.vocab_size, model);
+    try {
+      Tokenizer::train(feeder(training_text), options.vocab_size, model);
+    } catch (const DataError& error) {
+      throw DataError(fmt::format(
+          "No byte-pair encoding of {} tokens (--vocab-size) can be trained on this text: {} Give "
+          "another --vocab-size, or --tokenizer bytes.",
+          options.vocab_size, error.what()));
+    }
   } else {
     const MappedFile source(options.tokenizer, &fail<DataError>);
     OutputFile copy(model, &fail<DataError>);
