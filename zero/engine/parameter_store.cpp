@@ -280,7 +280,7 @@ at::Tensor ParameterStore::full(int64_t unit) {
   if (!options_.placement.parameters) return units_[static_cast<size_t>(unit)];
   const auto options = at::TensorOptions().dtype(dtype(unit));
   if (window_) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
-  const auto slice = owned(unit);
+  auto slice = owned(unit);
   if (group_.size() == 1) return slice;
   auto array = at::empty({layout_.unit(unit).numel}, options);
   group_.all_gather(array, slice, labels_[static_cast<size_t>(unit)]).wait();
