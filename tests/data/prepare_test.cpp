@@ -133,7 +133,7 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
          "split would be empty");
   expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");
   expect({.inputs = {text}, .output = out, .vocab_size = 60000},
-         "Give another --vocab-size, or --tokenizer bytes.");
+         "give another --vocab-size, or --tokenizer bytes.");
   expect({.inputs = {text}, .output = out, .tokenizer = (folder.path() / "no.model").string()},
          "no.model");
   expect({.inputs = {text}, .output = out, .tokenizer = text.string()},

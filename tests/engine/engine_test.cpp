@@ -509,8 +509,9 @@ TEST(EngineSave, TakesAFolderWithASeparatorAtItsEnd) {
     const auto path = (folder.path() / "parent" / "run").string();
     engine.save(path + "/");
     engine.save(path + "//.");
+    engine.save(folder.path().string() + "/parent/./../parent/run/");
     engine.load(path);
-    for (const auto* none : {"", ".", "/", "a/.."})
+    for (const auto* none : {"", ".", "/", "//", "./", "a/.."})
       EXPECT_THROW(engine.save(none), CheckpointError) << none;
     group->barrier("all have saved");
   });

@@ -305,6 +305,7 @@ TEST(EngineOffload, AWriteDuringADelayedUpdateIsRefused) {
     const auto run = [&](bool writes) {
       return of_rank_zero(2, [&](auto group) {
         auto net = std::make_shared<Net>();
+        net->c->bias.set_requires_grad(false);
         auto c = config(stage, false, 2);
         c.offload_optimizer.delayed_update_after = 1;
         Engine engine(net, AdamW{.lr = 1e-2}, c, group);
@@ -313,12 +314,17 @@ TEST(EngineOffload, AWriteDuringADelayedUpdateIsRefused) {
           engine.backward(loss_of(*net, group->rank(), i));
           if (i == 4) engine.step();
         }
+        const torch::NoGradGuard guard;
+        net->c->bias.fill_(0.75);  // frozen: nothing updates it
         if (writes) {
-          const torch::NoGradGuard guard;
           net->a->bias.add_(1);
           EXPECT_THROW(engine.step(), Error);
+          EXPECT_THAT(([&] { engine.save("anywhere"); }),
+                      testing::ThrowsMessage<Error>(HasSubstr("2 of 2 micro-batches")));
         }
         EXPECT_TRUE(engine.step().updated);
+        EXPECT_EQ(engine.parameter("c.bias").item<float>(), 0.75F);
+        const torch::AutoGradMode again(true);
         train(engine, *net, 1, 3);
         return weights(engine);
       });

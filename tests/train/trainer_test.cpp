@@ -203,8 +203,12 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
-  Trainer(options_, config_, comm::single());
-  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), "");
+  Trainer(options_, config_, comm::single());  // has not begun to train
+  EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
+  options_.save_every = 0;
+  Trainer(options_, config_, comm::single()).train();
+  EXPECT_NE(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors.1.tmp"));
 }

@@ -217,10 +217,11 @@ Tokenizer make_tokenizer(const PrepareOptions& options,
     try {
       Tokenizer::train(feeder(training_text), options.vocab_size, model);
     } catch (const DataError& error) {
-      throw DataError(fmt::format(
-          "No byte-pair encoding of {} tokens (--vocab-size) can be trained on this text: {} Give "
-          "another --vocab-size, or --tokenizer bytes.",
-          options.vocab_size, error.what()));
+      throw DataError(
+          fmt::format("Training a byte-pair encoding of {} tokens failed: {} Where the text is too "
+                      "short for as "
+                      "many, give another --vocab-size, or --tokenizer bytes.",
+                      options.vocab_size, error.what()));
     }
   } else {
     const MappedFile source(options.tokenizer, &fail<DataError>);

@@ -670,13 +670,20 @@ void Engine::Impl::start_update(double scale, bool delayed) {
 
 void Engine::Impl::refuse_writes(std::string_view when) {
   std::vector<int64_t> written;
+  const auto is_updated = [&](int64_t p) { return gradients->trainable(layout->unit_of(p)); };
   if (auto* pages = store->pager()) {
-    written = pages->take_dirty();
+    for (const int64_t p : pages->take_dirty()) {
+      if (is_updated(p)) {
+        written.push_back(p);
+      } else {  // stays for `commit_writes`
+        pages->mark_dirty({.pager = pages, .parameter = p, .unit = layout->unit_of(p)});
+      }
+    }
   } else {
     for (size_t p = 0; p < parameters.size(); ++p) {
+      const auto i = static_cast<int64_t>(p);
       const auto version = static_cast<int64_t>(parameters[p]._version());
-      if (std::exchange(versions[p], version) != version)
-        written.push_back(static_cast<int64_t>(p));
+      if (is_updated(i) && std::exchange(versions[p], version) != version) written.push_back(i);
     }
   }
   if (written.empty()) return;
@@ -724,7 +731,10 @@ void Engine::complete_update() { impl_->complete_update("Engine::complete_update
 StepResult Engine::step() {
   auto& impl = *impl_;
   const c10::NoGradGuard no_grad;
-  if (++impl.micro_batches < impl.config.gradient_accumulation_steps) return {.step = impl.steps};
+  // Not more: a `step` that was refused may be called again.
+  const int64_t k = impl.config.gradient_accumulation_steps;
+  impl.micro_batches = std::min(impl.micro_batches + 1, k);
+  if (impl.micro_batches < k) return {.step = impl.steps};
   impl.gradients->finish();
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
@@ -746,7 +756,7 @@ StepResult Engine::step() {
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
   }
   impl.finish_updates();   // of the step before, where they are delayed
-  impl.micro_batches = 0;  // from here on nothing is refused: until now `step` can be called again
+  impl.micro_batches = 0;  // from here on nothing is refused
   impl.commit_writes();
   impl.invalidate();
   if (auto* pages = pager()) pages->end_step();

@@ -80,7 +80,8 @@ struct Engine::Impl {
   void start_update(double scale, bool delayed);
   /// Starts the update of a unit beside the rest of backward.
   void update_beside(int64_t unit, at::Tensor slice);
-  /// Throws Error naming a parameter that the user wrote since the last step; once for each write.
+  /// Throws Error naming a trainable parameter that the user wrote since the last step; once for
+  /// each write.
   void refuse_writes(std::string_view when);
   /// Waits for the update of a unit that runs beside, and shows its parameters on this rank. Nobody
   /// reads them meanwhile.
@@ -106,7 +107,7 @@ struct Engine::Impl {
   /// the result to all. Collective.
   void change_parameters(std::string_view label, const std::function<void()>& write);
   /// The part that both ways to change them share, when nobody reads them any more.
-  void rewrite(const std::function<void()>& write);
+  void show(const std::function<void()>& write);
   double global_norm(bool& finite);
 
   // The memory budget (budget.cpp).
@@ -148,7 +149,7 @@ struct Engine::Impl {
   StepCounts step_counts(const SafetensorsReader& file, const std::string& path) const;
   void take_steps(StepCounts counts);
   /// As `change_parameters`, where `write` replaces every state: whatever the step of now has made
-  /// is dropped, complete or not. Collective.
+  /// is dropped, complete or not. No update runs. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
   void at_boundary(std::string_view what) const;
   /// Throws Error between backward and step where backward has updated some units and others not

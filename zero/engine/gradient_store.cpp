@@ -594,9 +594,10 @@ void GradientStore::agree() {
 
 void GradientStore::finish() {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(finished_, true)) return;
+  if (finished_) return;
   const at::NoGradGuard no_grad;
   agree();
+  finished_ = true;  // what fails from here on has failed for good
   while (!in_flight_.empty()) retire_one();
   while (!sums_.empty()) retire_sum();
   if (options_.placement.gradients) return;

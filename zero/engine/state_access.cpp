@@ -35,16 +35,16 @@ void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at
 }
 
 void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
+  const c10::NoGradGuard no_grad;
   check_between_steps(label);
   group->barrier(label);  // every rank has ended its gathers
   finish_updates();
-  rewrite(write);
-}
-
-void Engine::Impl::rewrite(const std::function<void()>& write) {
-  const c10::NoGradGuard no_grad;
   commit_writes();
   invalidate();
+  show(write);
+}
+
+void Engine::Impl::show(const std::function<void()>& write) {
   write();
   for (int64_t u = 0; u < layout->unit_count(); ++u) publish(u);
   store->finish_publish();

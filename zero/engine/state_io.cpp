@@ -173,20 +173,22 @@ void Engine::Impl::take_steps(StepCounts counts) {
 
 void Engine::Impl::replace_states(std::string_view label, const std::function<void()>& write) {
   group->barrier(label);  // every rank has ended its gathers
-  if (queue) queue->wait_all();
+  commit_writes();
+  invalidate();  // refused while a zero::Gathered scope is open: then nothing has changed yet
   for (int64_t u = 0; u < layout->unit_count(); ++u) finish_update(u);
   optimizer->discard();
   gradients->clear();
   micro_batches = 0;
-  rewrite(write);
+  show(write);
 }
 
 namespace {
 
 // The folder of a save without a separator at its end, so that names can be put beside it.
 fs::path save_folder(const std::string& folder) {
-  auto target = fs::path(folder).lexically_normal();
-  if (!target.has_filename()) target = target.parent_path();
+  fs::path target(folder);
+  while (target.has_relative_path() && (!target.has_filename() || target.filename() == "."))
+    target = target.parent_path();
   if (const auto name = target.filename(); name.empty() || name == "." || name == "..")
     throw CheckpointError(fmt::format(
         "Engine::save was given '{}'. Name a folder of its own, as 'checkpoint'.", folder));
@@ -272,6 +274,7 @@ void Engine::load(const std::string& folder) {
       expect_tensor(*replicated, first,
                     {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     counts = impl.step_counts(*file, path);
+    if (impl.queue) impl.queue->wait_all();
   });
   impl.replace_states("Engine::load", [&] {
     impl.take_steps(std::move(counts));
@@ -376,6 +379,7 @@ void Engine::load_full(const std::string& path) {
     expect(path, "parameters", nlohmann::json(impl.names).dump(),
            metadata(*file, path, "parameters"));
     counts = impl.step_counts(*file, path);
+    if (impl.queue) impl.queue->wait_all();
   });
   impl.replace_states("Engine::load_full", [&] {
     impl.take_steps(std::move(counts));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/train/monitor.h"
@@ -102,9 +103,8 @@ Json per_rank(const std::vector<Report>& reports) {
 
 class JsonlMonitor final : public Monitor {
  public:
-  JsonlMonitor(const std::string& path, bool append) : path_(path) {
-    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC),
-                 0666);
+  JsonlMonitor(const std::string& path, bool append) : path_(path), replaces_(!append) {
+    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND, 0666);
     if (file_ < 0)
       throw ConfigError(fmt::format("Cannot open the log {}: {}.", path, std::strerror(errno)));
   }
@@ -161,22 +161,27 @@ class JsonlMonitor final : public Monitor {
   }
 
  private:
+  [[noreturn]] void fail() const {
+    throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.", path_,
+                            std::strerror(errno)));
+  }
   /// One line, at once: what a crash leaves behind is whole lines.
   void write(const Json& object) {
     // A model may produce bytes that are not UTF-8: they become U+FFFD.
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (std::exchange(replaces_, false) && ftruncate(file_, 0) != 0) fail();
     for (std::string_view left = line; !left.empty();) {
       const ssize_t written = ::write(file_, left.data(), left.size());
       if (written > 0) {
         left.remove_prefix(static_cast<size_t>(written));
       } else if (errno != EINTR) {
-        throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.",
-                                path_, std::strerror(errno)));
+        fail();
       }
     }
   }
 
   std::string path_;
+  bool replaces_;  // what the file holds, by the first line
   int file_;
 };
 

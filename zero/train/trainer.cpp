@@ -307,7 +307,9 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
     if (options_.resume) (void)resume_point(folder_, options_, config, group_->size());
-    (void)jsonl_monitor(folder_.log(), true);  // it can be written; still as it was
+    monitors_ = std::move(more);
+    monitors_.push_back(console_monitor(options_.log_every));
+    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
   auto size = step_size(options_, model_config(options_, data_), config, group_->size());
@@ -326,14 +328,6 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   exchange_mine_ = at::empty({numbers}, at::kFloat);
   exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
   if (options_.resume) resume();
-  // Nothing refuses the run any more: the earlier one may go.
-  on_rank_zero(*group_, [&] {
-    if (options_.overwrite) folder_.remove_other_checkpoints(-1);
-    folder_.remove_left_overs();
-    monitors_ = std::move(more);
-    monitors_.push_back(console_monitor(options_.log_every));
-    monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
-  });
 }
 
 int Trainer::train() {
@@ -506,6 +500,11 @@ void Trainer::report(const std::function<void(Monitor&)>& what) {
 void Trainer::report_run() {
   const auto run = describe();
   const auto memory = collect_memory(*engine_);
+  // Nothing refuses the run any more: the earlier one may go, and its log does with the first line.
+  on_rank_zero(*group_, [&] {
+    if (options_.overwrite) folder_.remove_other_checkpoints(-1);
+    folder_.remove_left_overs();
+  });
   report([&](Monitor& monitor) {
     monitor.begin(run);
     monitor.initial_memory(memory);
