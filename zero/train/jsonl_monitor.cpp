@@ -169,7 +169,8 @@ class JsonlMonitor final : public Monitor {
   void write(const Json& object) {
     // A model may produce bytes that are not UTF-8: they become U+FFFD.
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-    if (std::exchange(replaces_, false) && ftruncate(file_, 0) != 0) fail();
+    // A device or a pipe (EINVAL) keeps nothing that could be replaced.
+    if (std::exchange(replaces_, false) && ftruncate(file_, 0) != 0 && errno != EINVAL) fail();
     for (std::string_view left = line; !left.empty();) {
       const ssize_t written = ::write(file_, left.data(), left.size());
       if (written > 0) {
