@@ -123,9 +123,9 @@ class Monitor {
 std::unique_ptr<Monitor> console_monitor(int64_t log_every);
 
 /// One JSON object a line in `file`: {"step": ...} for each step, {"event": ...} for the rest.
-/// `append` continues an earlier log; else the first line takes its place. Numbers read back bit-exactly; what JSON cannot hold (NaN,
-/// infinity) is null. Each line is written at once. Throws ConfigError where the file cannot be
-/// opened, Error where the disk is full.
+/// `append` continues an earlier log; else the first line takes its place. Numbers read back
+/// bit-exactly; what JSON cannot hold (NaN, infinity) is null. Each line is written at once. Throws
+/// ConfigError where the file cannot be opened, Error where the disk is full.
 std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
 
 }  // namespace zero::train
