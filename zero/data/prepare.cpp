@@ -219,8 +219,7 @@ Tokenizer make_tokenizer(const PrepareOptions& options,
     } catch (const DataError& error) {
       throw DataError(
           fmt::format("Training a byte-pair encoding of {} tokens failed: {} Where the text is too "
-                      "short for as "
-                      "many, give another --vocab-size, or --tokenizer bytes.",
+                      "short for as many, give another --vocab-size, or --tokenizer bytes.",
                       options.vocab_size, error.what()));
     }
   } else {

@@ -78,6 +78,7 @@ void Engine::Impl::check_budget() const {
   });
 }
 
+// Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;
   limit = std::make_unique<DeviceLimit>(group->ledger(), config.device_memory,

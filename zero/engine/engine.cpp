@@ -154,10 +154,9 @@ void Engine::Impl::agree_on_model() {
   for (int rank = 1; rank < group->size(); ++rank) {
     if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
     throw ConfigError(fmt::format(
-        "Rank {} was given another model or configuration than rank 0 ({} parameters "
-        "there, {} on rank 0; this is rank {} with {}). Names, shapes, dtypes, "
-        "order, frozen parameters, optimizers and the configuration must be the same on "
-        "all ranks.",
+        "Rank {} was given another model or configuration than rank 0 ({} parameters there, {} on "
+        "rank 0; this is rank {} with {}). Names, shapes, dtypes, order, frozen parameters, "
+        "optimizers and the configuration must be the same on all ranks.",
         rank, all[2 * rank + 1].item<int64_t>(), all[1].item<int64_t>(), group->rank(),
         parameters.size()));
   }

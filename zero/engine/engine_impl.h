@@ -151,6 +151,7 @@ struct Engine::Impl {
   /// As `change_parameters`, where `write` replaces every state: whatever the step of now has made
   /// is dropped, complete or not. No update runs. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
+  /// Throws Error where gradients are under way that a save would not have.
   void at_boundary(std::string_view what) const;
   /// Throws Error between backward and step where backward has updated some units and others not
   /// (update_in_backward): no state is that of a step then.

@@ -150,6 +150,7 @@ Engine::Impl::StepCounts Engine::Impl::step_counts(const SafetensorsReader& file
 }
 
 void Engine::Impl::at_boundary(std::string_view what) const {
+  check_between_steps(what);
   if (micro_batches == 0) return;
   throw Error(
       fmt::format("{} in the middle of an accumulation ({} of {} micro-batches): gradients are not "
@@ -201,7 +202,6 @@ void Engine::save(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  impl.check_between_steps("Engine::save");
   impl.at_boundary("Engine::save");
   const auto target = save_folder(folder);
   const fs::path partial(target.string() + ".partial");
@@ -299,7 +299,6 @@ void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  impl.check_between_steps("Engine::save_full");
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full", [] {});
   const bool writes = impl.group->rank() == 0;
