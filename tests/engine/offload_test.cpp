@@ -302,6 +302,7 @@ TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreSavedOrWritten) {
 // is refused, once, and the update stays as it is.
 TEST(EngineOffload, AWriteDuringADelayedUpdateIsRefused) {
   for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(testing::Message() << "stage " << stage);
     const auto run = [&](bool writes) {
       return of_rank_zero(2, [&](auto group) {
         auto net = std::make_shared<Net>();

@@ -398,6 +398,7 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     if (parameter.scalar_type() != dtype) parameter.set_data(optimizer->narrowed(u, parameter));
     store->take(i, parameter);
   }
+  for (int64_t u = 0; u < layout->unit_count(); ++u) optimizer->follow(u);
   if (config.bf16) {
     for (auto& [name, buffer] : tensors.buffers) {
       if (buffer.defined() && buffer.scalar_type() == at::kFloat)
@@ -628,8 +629,9 @@ double Engine::Impl::mean_scale() const {
 // Note [Delayed update]
 // Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
-// parameters hidden, in memory of their own or in a second copy on disk, and reads gradients that
-// were set apart; the next step waits for it before it changes anything. Reading, writing or saving
+// parameters hidden, in memory of their own (which held those of before: it does not read the
+// model's) or in a second copy on disk, and reads gradients that were set apart; the next step
+// waits for it before it changes anything. Reading, writing or saving
 // states completes an update under way first.
 //
 // Note [Update in forward]

@@ -162,6 +162,7 @@ void OptimizerStore::put_halves(int64_t unit, int64_t begin, const at::Tensor& v
   optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), numel);
   if (place >= 0) disk_->write(unit, place, begin, lower);
   if (u.parameters_on_disk()) disk_->write(unit, 0, begin, upper);
+  follow(unit, begin, numel);
 }
 
 void OptimizerStore::put(int64_t unit, std::string_view name, const at::Tensor& values) {
@@ -205,15 +206,28 @@ void OptimizerStore::set_master(int64_t parameter, const at::Tensor& values) {
     disk_->write(u, place, begin, part.to(at::kFloat));
   } else {
     array(u, "master").narrow(0, begin, mine.size()).copy_(part);
+    follow(u, begin, mine.size());
   }
 }
+
+void OptimizerStore::follow(int64_t unit, int64_t begin, int64_t numel) {
+  const auto& u = this->unit(unit);
+  const auto& hidden = arrays_[static_cast<size_t>(unit)].hidden;
+  if (!hidden.defined() || (u.own_master() && !u.split)) return;
+  link_.copy(at_byte(hidden, begin), u.updated_at(), at_byte(u.parameters, begin), u.parameters_at,
+             numel * static_cast<int64_t>(hidden.element_size()));
+}
+
+void OptimizerStore::follow(int64_t unit) { follow(unit, 0, this->unit(unit).owned.size()); }
 
 void OptimizerStore::refresh_master(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   const auto& unit = units_[static_cast<size_t>(u)];
   const auto mine = intersect(layout_.segment_of(parameter).range(), unit.owned);
-  if (mine.empty() || !own_master(u)) return;
+  if (mine.empty()) return;
   const int64_t begin = mine.begin - unit.owned.begin;
+  follow(u, begin, mine.size());
+  if (!own_master(u)) return;
   const auto parameters = unit.parameters_on_disk() ? disk_->read(u, 0) : unit.parameters;
   auto written = parameters.narrow(0, begin, mine.size());
   if (unit.split) {
@@ -242,7 +256,7 @@ HostTraffic OptimizerStore::host_bytes(int64_t unit) const {
   if (!u.crosses()) return {};
   const int64_t bytes = u.owned.size() * static_cast<int64_t>(c10::elementSize(u.dtype));
   if (u.states_at == Tier::host) return {.down = 0, .up = bytes};
-  return {.down = bytes, .up = own_master(unit) ? 0 : bytes};
+  return {.down = bytes, .up = own_master(unit) || hides_ ? 0 : bytes};
 }
 
 void OptimizerStore::begin_update() {
@@ -306,10 +320,6 @@ void OptimizerStore::update(int64_t unit, const at::Tensor& gradient, double gra
   const bool hides = arrays.hidden.defined();
   const bool own = own_master(unit);
   const bool split = target.split;
-  if (hides && (!own || split)) {
-    link_.copy(arrays.hidden.data_ptr(), target.updated_at(), target.parameters.const_data_ptr(),
-               target.parameters_at, static_cast<int64_t>(target.parameters.nbytes()));
-  }
   const auto& in_memory = hides ? arrays.hidden : target.parameters;
   unrevealed_[static_cast<size_t>(unit)] = 1;
   // The new parameters leave the block in which they were made for the other memory.

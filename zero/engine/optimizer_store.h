@@ -99,8 +99,11 @@ class OptimizerStore {
   void set_master(int64_t parameter, const at::Tensor& values);
   /// After something else wrote the owned (low-precision) parameters: where the master no longer
   /// rounds to the parameter, takes the parameter. Elements that were not written keep the master's
-  /// extra bits; where it is split, others too. No-op for fp32.
+  /// extra bits; where it is split, others too.
   void refresh_master(int64_t parameter);
+  /// After all owned parameters of a unit were written elsewhere: where an update starts from
+  /// hidden ones, these follow. (The functions that set or refresh a parameter do so themselves.)
+  void follow(int64_t unit);
 
   /// The next updates use the learning rates of now.
   void begin_update();
@@ -149,9 +152,14 @@ class OptimizerStore {
     at::Tensor master;  // of master_dtype; shares the parameters' memory if it is not its own;
                         // undefined on disk
     std::vector<at::Tensor> states;  // empty on disk
-    at::Tensor hidden;  // where the update leaves new parameters until `reveal`; undefined where it
-                        // leaves them in their place, on disk, or in fp32 master weights apart
+    // Where the update leaves new parameters until `reveal`; undefined where it leaves them in
+    // their place, on disk, or in fp32 master weights apart. Between updates it equals the
+    // parameters, as far as the update starts from them: it does so here, where nothing that the
+    // user writes meanwhile can get in.
+    at::Tensor hidden;
   };
+  // As the public one, of owned elements [begin, begin + numel).
+  void follow(int64_t unit, int64_t begin, int64_t numel);
   // Master weights in halves, of elements [begin, begin + numel) of those owned.
   at::Tensor joined(int64_t unit) const;
   void put_halves(int64_t unit, int64_t begin, const at::Tensor& values);

@@ -282,6 +282,7 @@ void Engine::load(const std::string& folder) {
       if (array.state.empty()) {
         const auto values = file->read(array.key);
         impl.store->replace(array.unit, values);
+        impl.optimizer->follow(array.unit);
         // Master weights apart from fp32 parameters are not saved: they are the same.
         if (impl.optimizer->own_master(array.unit) && !impl.optimizer->extra_bits(array.unit) &&
             impl.gradients->trainable(array.unit))
