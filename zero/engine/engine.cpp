@@ -447,7 +447,12 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
     group->ledger()->reset_peaks();
     HostAllocator::instance().reset_peaks();
   }
-  if (limit) limit->include_tensors();
+  if (limit) {
+    // Ranks that are threads share the tensors' allocator: none is capped while another still holds
+    // the model twice.
+    group->barrier("start of the engine");
+    limit->include_tensors();
+  }
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
@@ -631,8 +636,8 @@ double Engine::Impl::mean_scale() const {
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
 // parameters hidden, in memory of their own (which held those of before: it does not read the
 // model's) or in a second copy on disk, and reads gradients that were set apart; the next step
-// waits for it before it changes anything. Reading, writing or saving
-// states completes an update under way first.
+// waits for it before it changes anything. Reading, writing or saving states completes an update
+// under way first.
 //
 // Note [Update in forward]
 // Nobody needs the new parameters of a unit before the next forward pass gathers it. Where they lie
