@@ -14,7 +14,9 @@ namespace zero {
 
 /// While it lives, the given parameters of an engine have all their bytes on this rank: raw
 /// pointers, torch::save and third-party code work on them. At stages 0 to 2 they always have; the
-/// scope then only carries writes to the master weights.
+/// scope then only carries writes to the states that belong to them. Operators that write a
+/// parameter between steps need no scope; writes that leave no trace in its version (raw pointers,
+/// Tensor::data) do.
 ///
 ///   {
 ///     zero::Gathered scope(engine, model->parameters(), zero::Gathered::Access::write);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -50,7 +51,7 @@ int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& g
 std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits& last_logits,
                               const GenerateOptions& options) {
   check(prompt, options);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   auto generator = at::detail::createCPUGenerator(options.seed);
   std::vector<int64_t> text(prompt.begin(), prompt.end());
   for (int64_t i = 0; i < options.tokens; ++i) {

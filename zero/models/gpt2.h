@@ -77,7 +77,7 @@ class Conv1dImpl : public torch::nn::Cloneable<Conv1dImpl>, public Tileable {
  public:
   /// Weights are drawn from N(0, deviation^2); the bias is zero.
   Conv1dImpl(int64_t in, int64_t out, double deviation);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& x);
   /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
   at::Tensor forward_of_gelu(const at::Tensor& x);
@@ -100,7 +100,7 @@ class Gpt2EmbeddingImpl : public torch::nn::Cloneable<Gpt2EmbeddingImpl> {
  public:
   /// Weights are drawn from N(0, deviation^2).
   Gpt2EmbeddingImpl(int64_t rows, int64_t width, double deviation);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& indices);
 
   at::Tensor weight;  ///< (rows, C)
@@ -116,7 +116,7 @@ TORCH_MODULE(Gpt2Embedding);
 class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
  public:
   explicit Gpt2AttentionImpl(const Gpt2Config& config);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
   Conv1d c_attn{nullptr};  ///< C -> 3C: queries, keys, values
@@ -131,7 +131,7 @@ TORCH_MODULE(Gpt2Attention);
 class Gpt2MlpImpl : public torch::nn::Cloneable<Gpt2MlpImpl> {
  public:
   explicit Gpt2MlpImpl(const Gpt2Config& config);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
   Conv1d c_fc{nullptr};    ///< C -> inner
@@ -146,7 +146,7 @@ TORCH_MODULE(Gpt2Mlp);
 class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
  public:
   explicit Gpt2BlockImpl(const Gpt2Config& config);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
   torch::nn::LayerNorm ln_1{nullptr};
@@ -172,7 +172,7 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
   /// Draws GPT-2's initial weights from LibTorch's default generator. ConfigError as
   /// Gpt2Config::validate.
   explicit Gpt2Impl(const Gpt2Config& config);
-  void reset() override;
+  void reset() final;
 
   /// The hidden states after the last norm. (B, T) -> (B, T, C).
   at::Tensor forward(const at::Tensor& tokens);

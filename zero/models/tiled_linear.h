@@ -33,7 +33,7 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
   /// Weights and bias are drawn as torch::nn::Linear draws its own. ConfigError for sizes or splits
   /// that are not positive, or more splits than features.
   explicit TiledLinearImpl(const TiledLinearOptions& options);
-  void reset() override;
+  void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
   /// Copies a whole weight (out, in) and bias (out; undefined where there is none) into the tiles.
