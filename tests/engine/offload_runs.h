@@ -45,6 +45,18 @@ inline Config all_on_disk(Config c, const TemporaryFolder& folder, int64_t kept 
   return c;
 }
 
+// Each stage, with parameters that are master weights, that have whole ones, and that are half of
+// them.
+inline std::vector<Config> replicated_and_sharded(int first_stage = 0) {
+  std::vector<Config> all;
+  for (int stage = first_stage; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) all.push_back(config(stage, bf16));
+    all.push_back(config(stage, true));
+    all.back().split_master_weights = true;
+  }
+  return all;
+}
+
 // The private folders went with their runs.
 inline void expect_no_left_overs(const TemporaryFolder& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path()))

@@ -177,6 +177,30 @@ TEST(UpdateInBackward, TellsWhatItCannotDo) {
   });
 }
 
+// Updates are under way when the user writes.
+TEST(UpdateInBackward, AWriteThatIsRefusedIsNotInTheUpdate) {
+  for (const auto& c : replicated_and_sharded(2)) {
+    SCOPED_TRACE(c.dump());
+    const auto run = [&](int ranks, bool writes) {
+      return of_rank_zero(ranks, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{.lr = 1e-2}, in_backward(c), group);
+        for (int64_t i = 0; i < 3; ++i) {
+          engine.backward(loss_of(*net, group->rank(), i));
+          if (writes) {
+            const torch::NoGradGuard guard;
+            for (const auto& p : net->parameters()) p.add_(1);
+            EXPECT_THAT(error_of([&] { engine.step(); }), HasSubstr("'a.weight' was written"));
+          }
+          EXPECT_TRUE(engine.step().updated);
+        }
+        return weights(engine);
+      });
+    };
+    for (int ranks = 1; ranks <= 2; ++ranks) expect_equal(run(ranks, true), run(ranks, false));
+  }
+}
+
 TEST(UpdateInBackward, StatesOfHalfAStepAreNotReadWrittenOrSaved) {
   const TemporaryFolder folder;
   for (int stage = 2; stage <= 3; ++stage) {
