@@ -258,10 +258,13 @@ class Run {
             {[&b] { copy_with(b.other, b.full, comm::copy_bytes); }}};
   }
 
+  /// Until every rank has ended: where ranks outnumber the cores one may copy its own before the
+  /// next begins, and the longest of their own times is not the time of all.
   double time(const Loop& loop, int64_t calls) {
     group_.barrier("start of a timing");
     const auto start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < calls; ++i) loop.call();
+    group_.barrier("end of a timing");
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     return spent.count() / static_cast<double>(calls);
   }

@@ -103,7 +103,7 @@ std::vector<at::Tensor> states_after_training(const Config& c, const Optimizer& 
     engine.save((save / "sharded").string());
     engine.save_full((save / "full").string());
     train(engine, *net, 2, 3);
-    const auto straight = look(engine);
+    auto straight = look(engine);
     engine.load((save / "sharded").string());
     train(engine, *net, 2, 3);
     expect_equal(look(engine), straight);
