@@ -1,5 +1,6 @@
 #include "zero/comm/launcher.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -64,8 +65,7 @@ TEST(Launch, GivesEachRankItsPlace) {
       "$TORCHELASTIC_USE_AGENT_STORE");
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (int rank = 0; rank < 3; ++rank) {
-    const auto r = std::to_string(rank);
-    EXPECT_THAT(outcome.out, HasSubstr("[" + r + "] " + r + " 3 " + r + " 3 127.0.0.1 "));
+    EXPECT_THAT(outcome.out, HasSubstr(fmt::format("[{0}] {0} 3 {0} 3 127.0.0.1 ", rank)));
   }
   EXPECT_THAT(outcome.out, Not(HasSubstr("none")));
   EXPECT_EQ(count(outcome.out, " True\n"), 3);
@@ -88,9 +88,7 @@ TEST(Launch, NeverInterleavesLines) {
                                      "echo \"bbbbbbbbbbbbbbbbbbbb$RANK\"; i=$((i+1)); done");
   EXPECT_EQ(outcome.status, 0);
   for (int rank = 0; rank < 4; ++rank) {
-    const auto r = std::to_string(rank);
-    EXPECT_EQ(count(outcome.out, "[" + r + "] aaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbb" + r + "\n"),
-              300);
+    EXPECT_EQ(count(outcome.out, fmt::format("[{0}] {1:a<16}{1:b<20}{0}\n", rank, "")), 300);
   }
   EXPECT_EQ(count(outcome.out, "\n"), 1200);
 }

@@ -194,7 +194,9 @@ TEST(Tokenizer, AModelEncodesTextThatItNeverSaw) {
 TEST(Tokenizer, SaysWhatIsMissing) {
   EXPECT_THAT([] { Tokenizer::load("/nowhere/t.model"); },
               ThrowsMessage<DataError>(HasSubstr("/nowhere/t.model")));
-  const std::string before = std::getenv("ZERO_SENTENCEPIECE");
+  const char* const set = std::getenv("ZERO_SENTENCEPIECE");
+  ASSERT_NE(set, nullptr);
+  const std::string before = set;
   ::setenv("ZERO_SENTENCEPIECE", "/nowhere/zero-sentencepiece", 1);
   EXPECT_THAT(
       [] { Tokenizer::load("/nowhere/t.model"); },
