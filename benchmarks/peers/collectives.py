@@ -5,7 +5,7 @@
     benchmarks/peers/collectives.py --ranks 4 --size 16777216
 
 Each round runs `zero bench collectives`, Gloo (through torch.distributed, over the loopback device) and each MPI (through mpi4py)
-in turn. A run's time is the median over its repetitions of the slowest rank's. SIZE is that of the full buffer: what each rank has
+in turn. A run's time is the median over its repetitions of the slowest rank's; ours has a barrier at its end. SIZE is that of the full buffer: what each rank has
 after the all-gather and before the reduce-scatter. Needs the release build and benchmarks/peers/setup.sh.
 """
 

@@ -88,7 +88,9 @@ TEST(Launch, NeverInterleavesLines) {
                                      "echo \"bbbbbbbbbbbbbbbbbbbb$RANK\"; i=$((i+1)); done");
   EXPECT_EQ(outcome.status, 0);
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(count(outcome.out, fmt::format("[{0}] {1:a<16}{1:b<20}{0}\n", rank, "")), 300);
+    EXPECT_EQ(
+        count(outcome.out, fmt::format("[{0}] aaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbb{0}\n", rank)),
+        300);
   }
   EXPECT_EQ(count(outcome.out, "\n"), 1200);
 }

@@ -121,7 +121,8 @@ class OptimizerStore {
   /// Forgets what `reveal` would show.
   void discard() { std::fill(unrevealed_.begin(), unrevealed_.end(), uint8_t{0}); }
 
-  /// Bytes that the update of a unit moves between device and host.
+  /// Bytes that the update of a unit moves between device and host. One on the device fetches fp32
+  /// parameters from the host, unless it hides the new ones: then it has those of before.
   HostTraffic host_bytes(int64_t unit) const;
 
   /// fp32 arrays of the owned elements of a unit: "master", or an optimizer state by name.
