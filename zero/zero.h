@@ -11,5 +11,5 @@
 #include "zero/models/recompute.h"
 #include "zero/models/tiled_linear.h"
 #include "zero/optim/optimizer.h"
-#include "zero/store/init.h"
+#include "zero/store/build_on_disk.h"
 #include "zero/train/layer_major.h"

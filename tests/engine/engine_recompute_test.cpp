@@ -58,10 +58,10 @@ struct Net : nn::Module {
       if (mode == Mode::plain) {
         y = block(i, y);
       } else if (mode == Mode::nested) {
-        y = checkpoint([=](const at::Tensor& z) { return checkpoint(once, z, options); }, y,
-                       options);
+        y = zero::recompute([=](const at::Tensor& z) { return zero::recompute(once, z, options); },
+                            y, options);
       } else {
-        y = checkpoint(once, y, options);
+        y = zero::recompute(once, y, options);
       }
     }
     return y;
@@ -169,7 +169,7 @@ struct Chain : nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     for (const auto& weight : w)
-      x = checkpoint([weight](const at::Tensor& y) { return torch::mm(y, weight).tanh(); }, x);
+      x = zero::recompute([weight](const at::Tensor& y) { return torch::mm(y, weight).tanh(); }, x);
     return x;
   }
   std::vector<at::Tensor> w;
@@ -214,8 +214,8 @@ struct Shared : nn::Module {
   at::Tensor forward(at::Tensor x, bool recompute) {
     const auto function = [this](const at::Tensor& y) { return zero::linear(use(y), u, {}); };
     x = use(x);
-    x = recompute ? checkpoint(function, x) : function(x);
-    x = recompute ? checkpoint(function, x) : function(x);
+    x = recompute ? zero::recompute(function, x) : function(x);
+    x = recompute ? zero::recompute(function, x) : function(x);
     return use(x);
   }
   at::Tensor w, u;

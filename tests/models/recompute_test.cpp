@@ -79,10 +79,10 @@ void expect_equal(const Result& a, const Result& b) {
 using Wrap = std::function<at::Tensor(const Block&, const at::Tensor&)>;
 
 at::Tensor plain(const Block& block, const at::Tensor& x) { return block(x); }
-at::Tensor recomputed(const Block& block, const at::Tensor& x) { return checkpoint(block, x); }
+at::Tensor recomputed(const Block& block, const at::Tensor& x) { return zero::recompute(block, x); }
 Wrap with(std::shared_ptr<ActivationStore> store) {
   return [store](const Block& block, const at::Tensor& x) {
-    return checkpoint(block, x, {.store = store});
+    return zero::recompute(block, x, {.store = store});
   };
 }
 
@@ -116,7 +116,7 @@ TEST(Recompute, LossesAndGradientsAreThoseWithoutItToTheBitWithDropout) {
     int count = 0;
     expect_equal(train(
                      [&](const Block& block, const at::Tensor& x) {
-                       return count++ % 2 == 0 ? checkpoint(block, x) : block(x);
+                       return count++ % 2 == 0 ? zero::recompute(block, x) : block(x);
                      },
                      dtype),
                  reference);
@@ -131,9 +131,10 @@ TEST(Recompute, LossesAndGradientsAreThoseWithoutItToTheBitWithDropout) {
 TEST(Recompute, Nests) {
   const auto reference = train(plain);
   const Wrap nested = [](const Block& block, const at::Tensor& x) {
-    return checkpoint(
+    return zero::recompute(
         [&block](const at::Tensor& y) {
-          return checkpoint([&block](const at::Tensor& z) { return checkpoint(block, z); }, y) *
+          return zero::recompute(
+                     [&block](const at::Tensor& z) { return zero::recompute(block, z); }, y) *
                  1.0;
         },
         x);
@@ -150,7 +151,7 @@ TEST(Recompute, DrawsFromGivenGeneratorsAgain) {
     };
     auto x = values({5, 16}, 0.2);
     for (int i = 0; i < 3; ++i)
-      x = recompute ? checkpoint(function, x, {.generators = {generator}}) : function(x);
+      x = recompute ? zero::recompute(function, x, {.generators = {generator}}) : function(x);
     x.sum().backward();
     return Result{x.detach(), {w.grad()}, at::empty({4}).uniform_(0, 1, generator)};
   };
@@ -173,7 +174,8 @@ TEST(Recompute, HoldsItsInputsAloneUntilBackward) {
   const auto held = [&](bool recompute) {
     auto y = x * 2.0;
     const int64_t before = used().current;
-    for (int64_t i = 0; i < kBlocks; ++i) y = recompute ? checkpoint(function, y) : function(y);
+    for (int64_t i = 0; i < kBlocks; ++i)
+      y = recompute ? zero::recompute(function, y) : function(y);
     const auto loss = y.sum();
     y = at::Tensor();
     const int64_t after = used().current - before;
@@ -200,7 +202,7 @@ TEST(Recompute, HoldsItsInputsAloneUntilBackward) {
 
 TEST(Recompute, DoesNotKeepItsOutputsAlive) {
   const auto x = parameter({8}, 0.1);
-  auto y = checkpoint([](const at::Tensor& z) { return at::exp(z); }, x);
+  auto y = zero::recompute([](const at::Tensor& z) { return at::exp(z); }, x);
   const auto memory = y.storage().getWeakStorageImpl();
   const auto loss = y.sum();  // keeps no values
   y = at::Tensor();
@@ -214,7 +216,7 @@ TEST(Recompute, ParametersMayBeUsedInsideAndOutsideAndInTwoFunctions) {
     const auto w = parameter({12, 12}, 0.4);
     const auto function = [w](const at::Tensor& x) { return at::tanh(zero::linear(x, w, {})); };
     const auto apply = [&](const at::Tensor& x) {
-      return recompute ? checkpoint(function, x) : function(x);
+      return recompute ? zero::recompute(function, x) : function(x);
     };
     auto y = zero::linear(values({5, 12}, 0.2), w, {});
     y = apply(apply(y));
@@ -247,7 +249,7 @@ TEST(Recompute, TakesAnyInputsAndOutputs) {
                      y.sum()};
     };
     const Tensors in{x * 2.0, w, data, rows, at::Tensor(), x * 3.0};
-    const auto out = recompute ? checkpoint(function, in) : function(in);
+    const auto out = recompute ? zero::recompute(function, in) : function(in);
     EXPECT_TRUE(out[2].is_same(in[5]));
     EXPECT_TRUE(out[6].is_same(in[2]));
     EXPECT_FALSE(out[1].requires_grad());
@@ -268,18 +270,19 @@ TEST(Recompute, TakesAnyInputsAndOutputs) {
 TEST(Recompute, WorksWhereNoInputNeedsAGradient) {
   const auto w = parameter({6, 6}, 0.4);
   const auto x = values({4, 6}, 0.1);
-  const auto y = checkpoint([w](const at::Tensor& z) { return at::mm(z, w); }, x);
+  const auto y = zero::recompute([w](const at::Tensor& z) { return at::mm(z, w); }, x);
   ASSERT_TRUE(y.requires_grad());
   y.sum().backward();
   EXPECT_TRUE(at::equal(w.grad(), at::mm(x.t(), at::ones({4, 6}))));
   // And where nothing at all does.
-  const auto z = checkpoint([](const at::Tensor& in) { return in * 2.0; }, x);
+  const auto z = zero::recompute([](const at::Tensor& in) { return in * 2.0; }, x);
   (z + w.sum()).sum().backward();
 }
 
 TEST(Recompute, AParameterMayBeReturned) {
   const auto w = parameter({6}, 0.4);
-  const auto y = checkpoint([&w](const at::Tensor&) { return at::Tensor(w); }, values({2}, 0.1));
+  const auto y =
+      zero::recompute([&w](const at::Tensor&) { return at::Tensor(w); }, values({2}, 0.1));
   (y * 3.0).sum().backward();
   EXPECT_TRUE(at::equal(w.grad(), at::full({6}, 3.0)));
 }
@@ -293,7 +296,7 @@ TEST(Recompute, CastsInBackwardAsInForward) {
     for (int step = 0; step < 2; ++step) {
       at::autocast::set_autocast_enabled(at::kCPU, true);
       at::autocast::increment_nesting();
-      const auto y = recompute ? checkpoint(function, x) : function(x);
+      const auto y = recompute ? zero::recompute(function, x) : function(x);
       EXPECT_EQ(y.scalar_type(), at::kBFloat16);
       if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
       at::autocast::set_autocast_enabled(at::kCPU, false);
@@ -315,7 +318,7 @@ TEST(Recompute, LeavesNoCastsBehindThatOutliveAnUpdateOfTheWeights) {
   const auto w = parameter({12, 12}, 0.4);
   const auto x = parameter({4, 12}, 0.1);
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  const auto y = checkpoint([w](const at::Tensor& z) { return at::linear(z, w); }, x);
+  const auto y = zero::recompute([w](const at::Tensor& z) { return at::linear(z, w); }, x);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   y.to(at::kFloat).sum().backward();
   {
@@ -339,11 +342,11 @@ TEST(Recompute, WithoutGradientsItOnlyCallsTheFunction) {
   const auto x = parameter({4}, 0.1);
   {
     const at::NoGradGuard no_grad;
-    EXPECT_FALSE(checkpoint(function, x).requires_grad());
+    EXPECT_FALSE(zero::recompute(function, x).requires_grad());
   }
   {
     const c10::InferenceMode inference;
-    EXPECT_TRUE(checkpoint(function, x).is_inference());
+    EXPECT_TRUE(zero::recompute(function, x).is_inference());
   }
   EXPECT_EQ(calls, 2);
 }
@@ -352,7 +355,7 @@ TEST(Recompute, TellsTheFirstRunFromEvaluation) {
   const auto x = parameter({4}, 0.1);
   std::vector<bool> gradients;
   std::vector<bool> deferred;
-  const auto y = checkpoint(
+  const auto y = zero::recompute(
       [&](const at::Tensor& z) {
         gradients.push_back(at::GradMode::is_enabled());
         deferred.push_back(DeferredGraph::active());
@@ -371,7 +374,7 @@ TEST(Recompute, ARetainedGraphRunsAgainAndAReleasedOneSaysSo) {
     at::manual_seed(2);
     const Block block(0.3);
     const auto x = parameter({3, 24}, 0.1);
-    const auto y = checkpoint(block, x * 2.0, {.store = store}).sum();
+    const auto y = zero::recompute(block, x * 2.0, {.store = store}).sum();
     y.backward({}, /*retain_graph=*/true);
     const auto once = x.grad().clone();
     y.backward();
@@ -382,7 +385,7 @@ TEST(Recompute, ARetainedGraphRunsAgainAndAReleasedOneSaysSo) {
 
 TEST(Recompute, SecondDerivativesAreRefused) {
   const auto x = parameter({4}, 0.1);
-  const auto y = checkpoint([](const at::Tensor& z) { return z * z; }, x).sum();
+  const auto y = zero::recompute([](const at::Tensor& z) { return z * z; }, x).sum();
   EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
               HasSubstr("second derivative"));
 }
@@ -390,7 +393,7 @@ TEST(Recompute, SecondDerivativesAreRefused) {
 TEST(Recompute, GradientsOfGivenInputsAloneAreRefused) {
   const auto w = parameter({4}, 0.3);
   const auto x = parameter({4}, 0.1);
-  const auto y = checkpoint([w](const at::Tensor& z) { return z * w; }, x).sum();
+  const auto y = zero::recompute([w](const at::Tensor& z) { return z * w; }, x).sum();
   EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}); }),
               HasSubstr("Call backward without inputs"));
   EXPECT_FALSE(w.grad().defined());
@@ -398,30 +401,30 @@ TEST(Recompute, GradientsOfGivenInputsAloneAreRefused) {
 
 TEST(Recompute, AnInputThatChangesIsRefused) {
   const auto x = parameter({4}, 0.1);
-  EXPECT_THAT(
-      error_of([&] { checkpoint([](const at::Tensor& z) { return z.add_(1.0).exp(); }, x * 2.0); }),
-      HasSubstr("changed its input 0 in place"));
+  EXPECT_THAT(error_of([&] {
+                zero::recompute([](const at::Tensor& z) { return z.add_(1.0).exp(); }, x * 2.0);
+              }),
+              HasSubstr("changed its input 0 in place"));
   const auto z = x * 2.0;
-  const auto y = checkpoint([](const at::Tensor& in) { return in.exp(); }, z).sum();
+  const auto y = zero::recompute([](const at::Tensor& in) { return in.exp(); }, z).sum();
   {
     const at::NoGradGuard no_grad;
     z.add_(1.0);
   }
-  EXPECT_THAT(error_of([&] { y.backward(); }),
-              HasSubstr("Input 0 of zero::checkpoint was changed"));
+  EXPECT_THAT(error_of([&] { y.backward(); }), HasSubstr("Input 0 of zero::recompute was changed"));
 }
 
 TEST(Recompute, AFunctionThatDoesSomethingElseInBackwardIsRefused) {
   const auto x = parameter({4}, 0.1);
   bool first = true;
-  const auto rows = checkpoint(
+  const auto rows = zero::recompute(
       [&](const at::Tensor& z) {
         return std::exchange(first, false) ? z * 1.0 : z.narrow(0, 0, 2);
       },
       x);
   EXPECT_THAT(error_of([&] { rows.sum().backward(); }), HasSubstr("another shape"));
   first = true;
-  const auto count = checkpoint(
+  const auto count = zero::recompute(
       [&](const Tensors& in) {
         return std::exchange(first, false) ? Tensors{in[0] * 1.0}
                                            : Tensors{in[0] * 1.0, in[0] * 2.0};
@@ -435,7 +438,7 @@ TEST(Recompute, AnErrorInTheSecondRunLeavesEverythingAsItWas) {
   at::manual_seed(1);
   const auto x = parameter({4}, 0.1);
   bool first = true;
-  const auto y = checkpoint(
+  const auto y = zero::recompute(
       [&](const at::Tensor& z) {
         const auto drawn = at::rand({4});
         if (!std::exchange(first, false)) throw DataError("the second run");
@@ -514,12 +517,12 @@ TEST(DiskActivations, NestAndRetain) {
   const auto store = std::make_shared<DiskActivations>(
       DiskActivationOptions{.folder = folder.path(), .buffers = 2, .file_bytes = 10000});
   const Wrap nested = [&](const Block& block, const at::Tensor& x) {
-    return checkpoint(
+    return zero::recompute(
         [&block, store](const at::Tensor& y) {
-          return checkpoint(
-              block,
-              checkpoint([](const at::Tensor& z) { return z * 1.0; }, y * 1.0, {.store = store}),
-              {.store = store});
+          return zero::recompute(block,
+                                 zero::recompute([](const at::Tensor& z) { return z * 1.0; },
+                                                 y * 1.0, {.store = store}),
+                                 {.store = store});
         },
         x, {.store = store});
   };
@@ -530,7 +533,7 @@ TEST(DiskActivations, NestAndRetain) {
   for (int i = 0; i < 5; ++i) blocks.emplace_back(i * 0.7);
   const auto x = parameter({3, 24}, 0.1);
   auto y = x * 2.0;
-  for (const auto& block : blocks) y = checkpoint(block, y, {.store = store});
+  for (const auto& block : blocks) y = zero::recompute(block, y, {.store = store});
   y.sum().backward({}, /*retain_graph=*/true);
   const auto once = x.grad().clone();
   y.sum().backward({}, /*retain_graph=*/true);
@@ -551,7 +554,7 @@ TEST(DiskActivations, AGraphThatBackwardNeverVisitsLeavesItsPlace) {
   };
   for (int i = 0; i < 10; ++i) {
     auto y = x * 1.0;
-    for (int layer = 0; layer < 4; ++layer) y = checkpoint(block, y, {.store = store});
+    for (int layer = 0; layer < 4; ++layer) y = zero::recompute(block, y, {.store = store});
   }
   EXPECT_EQ(files(), 2u) << "four pages in files of two";
 }
@@ -569,12 +572,12 @@ TEST(DiskActivations, SayWhatIsWrongWithTheFolderOrTheDisk) {
   for (int i = 0; i < 6; ++i) blocks.emplace_back(i * 0.7);
   const auto x = parameter({3, 24}, 0.1);
   auto y = x * 2.0;
-  for (const auto& block : blocks) y = checkpoint(block, y, {.store = store});
+  for (const auto& block : blocks) y = zero::recompute(block, y, {.store = store});
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
     if (entry.path().filename() == "activations-0") std::filesystem::resize_file(entry.path(), 0);
   }
   EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("truncated"));
-  EXPECT_THAT(error_of([&] { checkpoint(blocks[0], x * 2.0, {.store = store}); }),
+  EXPECT_THAT(error_of([&] { zero::recompute(blocks[0], x * 2.0, {.store = store}); }),
               HasSubstr("truncated"))
       << "what a failed transfer left is not given out";
 }

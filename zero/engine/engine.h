@@ -97,7 +97,7 @@ double bytes_to_build(int64_t parameters, const comm::Group& group);
 
 /// Throws OutOfMemory, on every rank, if a model of `parameters` parameters cannot be trained so in
 /// the memory that this host (or the cgroup that the ranks run in) has left: because building it in
-/// fp32 takes more (`built_on_disk`: it is built in a zero::Init scope), or its states do by
+/// fp32 takes more (`built_on_disk`: it is built in a zero::BuildOnDisk scope), or its states do by
 /// formula. Names what would do. For use before the model is built; activations and buffers come on
 /// top. Collective.
 void check_fits(int64_t parameters, const Config& config, comm::Group& group,

@@ -193,8 +193,8 @@ at::Tensor Gpt2Impl::body(const at::Tensor& tokens, const at::Tensor& slot) {
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const auto block = h->ptr<Gpt2BlockImpl>(static_cast<size_t>(layer));
     if (recompute_.every > 0 && layer % recompute_.every == 0) {
-      x = checkpoint([block](const at::Tensor& y) { return block->forward(y); }, std::move(x),
-                     recompute_.options);
+      x = zero::recompute([block](const at::Tensor& y) { return block->forward(y); }, std::move(x),
+                          recompute_.options);
     } else {
       x = block->forward(x);
     }

@@ -14,7 +14,7 @@ namespace zero {
 
 /// A model together with the micro-batches of one step. The loss of micro-batch i is
 /// loss(layers.back()(... layers.front()(inputs()[i]) ...), i). Layers keep to what
-/// zero::checkpoint says of functions: what one captures are parameters, or tensors without a
+/// zero::recompute says of functions: what one captures are parameters, or tensors without a
 /// gradient.
 struct LayerSequence {
   /// What enters the first layer, for every micro-batch; computed together where that is cheaper.

@@ -191,7 +191,7 @@ class Recomputation final : public Node {
         random_(std::move(random)),
         autocast_(autocast) {}
 
-  std::string name() const override { return "zero::checkpoint"; }
+  std::string name() const override { return "zero::recompute"; }
 
   // Gives an output of the first run its place in the graph.
   at::Tensor attach(size_t position, size_t outputs, const at::Tensor& output) {
@@ -242,25 +242,25 @@ class Recomputation final : public Node {
   void refuse_what_cannot_be() const {
     if (released_) {
       throw Error(
-          "backward ran a second time through zero::checkpoint, whose inputs were released in the "
+          "backward ran a second time through zero::recompute, whose inputs were released in the "
           "first. Give retain_graph=true to the first backward, or compute the loss again.");
     }
     if (at::GradMode::is_enabled()) {
       throw Error(
-          "zero::checkpoint has no second derivative (backward ran with create_graph). Call the "
-          "function without zero::checkpoint where one is needed.");
+          "zero::recompute has no second derivative (backward ran with create_graph). Call the "
+          "function without zero::recompute where one is needed.");
     }
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(
-          "zero::checkpoint cannot tell the gradients that torch::autograd::grad (or backward with "
+          "zero::recompute cannot tell the gradients that torch::autograd::grad (or backward with "
           "inputs) asked for from those of the parameters that its function uses. Call backward "
           "without inputs and read .grad.");
     }
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!inputs_[i].changed()) continue;
       throw Error(fmt::format(
-          "Input {} of zero::checkpoint was changed in place before backward, where the function "
-          "must run on it again. Use an operator that is not in place, or give zero::checkpoint a "
+          "Input {} of zero::recompute was changed in place before backward, where the function "
+          "must run on it again. Use an operator that is not in place, or give zero::recompute a "
           "clone.",
           i));
     }
@@ -284,7 +284,7 @@ class Recomputation final : public Node {
     }
     if (outputs.size() != outputs_) {
       throw Error(
-          fmt::format("A function given to zero::checkpoint returned {} tensors in forward and {} "
+          fmt::format("A function given to zero::recompute returned {} tensors in forward and {} "
                       "in backward. {}",
                       outputs_, outputs.size(), kSameTwice));
     }
@@ -295,7 +295,7 @@ class Recomputation final : public Node {
           c10::typeMetaToScalarType(first.options().dtype()) == output.scalar_type())
         continue;
       throw Error(fmt::format(
-          "Output {} of a function given to zero::checkpoint has another shape or dtype in "
+          "Output {} of a function given to zero::recompute has another shape or dtype in "
           "backward than in forward. {}",
           positions_[i], kSameTwice));
     }
@@ -323,8 +323,8 @@ bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& inputs) 
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tensor> inputs,
-                                   RecomputeOptions options) {
+std::vector<at::Tensor> recompute(TensorFunction function, std::vector<at::Tensor> inputs,
+                                  RecomputeOptions options) {
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return function(inputs);
   auto random = random_states(std::move(options.generators));
   const auto autocast = Autocast::current();
@@ -340,7 +340,7 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tens
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (version_of(inputs[i]) == versions[i]) continue;
     throw Error(
-        fmt::format("A function given to zero::checkpoint changed its input {} in place, and could "
+        fmt::format("A function given to zero::recompute changed its input {} in place, and could "
                     "not run on it again in backward. Use an operator that is not in place, or "
                     "clone the input in the function.",
                     i));
@@ -364,12 +364,12 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tens
   return outputs;
 }
 
-at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
-                      RecomputeOptions options) {
+at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
+                     RecomputeOptions options) {
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return function(input);
   std::vector<at::Tensor> inputs;
   inputs.push_back(std::move(input));
-  auto outputs = checkpoint(
+  auto outputs = zero::recompute(
       [function = std::move(function)](const std::vector<at::Tensor>& arguments) {
         return std::vector<at::Tensor>{function(arguments.front())};
       },

@@ -51,11 +51,11 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// was changed since, where `function` returns other shapes than the first time, in a second
 /// backward pass without retain_graph in the first, for second derivatives (create_graph), and
 /// where gradients of given inputs alone are asked for (torch::autograd::grad).
-std::vector<at::Tensor> checkpoint(TensorFunction function, std::vector<at::Tensor> inputs,
-                                   RecomputeOptions options = {});
+std::vector<at::Tensor> recompute(TensorFunction function, std::vector<at::Tensor> inputs,
+                                  RecomputeOptions options = {});
 
 /// The same for one input and one output.
-at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
-                      RecomputeOptions options = {});
+at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
+                     RecomputeOptions options = {});
 
 }  // namespace zero

@@ -93,7 +93,7 @@ std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence
           auto& parts = layers.emplace_back(count);
           for (size_t i = count; i-- > 0;) {
             auto entered = parts[i].enter(std::exchange(values[i], {}));
-            values[i] = parts[i].leave(checkpoint(layer, std::move(entered), options));
+            values[i] = parts[i].leave(zero::recompute(layer, std::move(entered), options));
           }
         }
 

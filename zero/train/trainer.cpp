@@ -27,7 +27,7 @@
 #include "zero/models/activation_store.h"
 #include "zero/models/cross_entropy.h"
 #include "zero/models/generate.h"
-#include "zero/store/init.h"
+#include "zero/store/build_on_disk.h"
 #include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
@@ -177,7 +177,7 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
       config.offload_param.device == OffloadDevice::nvme ||
       (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
   check_fits(sizes.parameter_count(), config, group, on_disk);
-  std::optional<Init> scope;
+  std::optional<BuildOnDisk> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   Gpt2 model(sizes);

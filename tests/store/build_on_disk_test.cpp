@@ -1,5 +1,5 @@
 // Building a model in a file.
-#include "zero/store/init.h"
+#include "zero/store/build_on_disk.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -39,12 +39,12 @@ std::shared_ptr<torch::nn::SequentialImpl> model(int64_t layers) {
   return net;
 }
 
-TEST(Init, BuildsTheSameModelWithoutItsMemory) {
+TEST(BuildOnDisk, BuildsTheSameModelWithoutItsMemory) {
   const TemporaryFolder folder;
   const auto expected = model(3);
   std::shared_ptr<torch::nn::SequentialImpl> built;
   {
-    const Init scope(folder.path().string());
+    const BuildOnDisk scope(folder.path().string());
     built = model(3);
   }
   for (size_t i = 0; i < expected->parameters().size(); ++i)
@@ -56,7 +56,7 @@ TEST(Init, BuildsTheSameModelWithoutItsMemory) {
   const auto before = HostAllocator::instance().usage().used.current;
   const auto anonymous = anonymous_bytes();
   {
-    const Init scope(folder.path().string());
+    const BuildOnDisk scope(folder.path().string());
     built = model(16);  // 128 MiB
   }
   EXPECT_LT(HostAllocator::instance().usage().used.current - before, 1 << 20);
@@ -67,7 +67,7 @@ TEST(Init, BuildsTheSameModelWithoutItsMemory) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
 }
 
-TEST(Init, GivesTheDiskBackWithTheTensors) {
+TEST(BuildOnDisk, GivesTheDiskBackWithTheTensors) {
   const TemporaryFolder folder;
   // Of the file, which has no name.
   const auto disk_bytes = [&] {
@@ -83,7 +83,7 @@ TEST(Init, GivesTheDiskBackWithTheTensors) {
   };
   at::Tensor kept;
   {
-    const Init scope(folder.path().string());
+    const BuildOnDisk scope(folder.path().string());
     const auto large = torch::ones({256 << 20}, torch::kByte);
     kept = torch::ones({1 << 20}, torch::kByte);
     EXPECT_GE(disk_bytes(), (256 << 20) + (1 << 20));
@@ -94,18 +94,18 @@ TEST(Init, GivesTheDiskBackWithTheTensors) {
   EXPECT_EQ(disk_bytes(), 0);
 }
 
-TEST(Init, WorksOnTmpfs) {
+TEST(BuildOnDisk, WorksOnTmpfs) {
   at::Tensor tensor;
   {
-    const Init scope("/dev/shm");
+    const BuildOnDisk scope("/dev/shm");
     tensor = torch::ones({1 << 20});
   }
   EXPECT_EQ(tensor.sum().item<float>(), 1 << 20);
 }
 
-TEST(Init, ALargerModelThanTheDiskIsRefusedByName) {
+TEST(BuildOnDisk, ALargerModelThanTheDiskIsRefusedByName) {
   const TemporaryFolder folder;
-  const Init scope(folder.path().string());
+  const BuildOnDisk scope(folder.path().string());
   try {
     torch::empty({int64_t{1} << 50}, torch::kByte);
     FAIL() << "nothing was thrown";
@@ -118,11 +118,11 @@ TEST(Init, ALargerModelThanTheDiskIsRefusedByName) {
   EXPECT_EQ(torch::ones({1 << 20}).sum().item<float>(), 1 << 20);
 }
 
-TEST(Init, NestsAndEndsWithAnException) {
+TEST(BuildOnDisk, NestsAndEndsWithAnException) {
   const TemporaryFolder folder;
-  const Init outer(folder.path().string());
+  const BuildOnDisk outer(folder.path().string());
   try {
-    const Init inner(folder.path().string());
+    const BuildOnDisk inner(folder.path().string());
     const auto tensor = torch::ones({1 << 20});
     throw std::runtime_error("a constructor failed");
   } catch (const std::runtime_error&) {
@@ -130,9 +130,9 @@ TEST(Init, NestsAndEndsWithAnException) {
   EXPECT_EQ(torch::ones({1 << 20}).sum().item<float>(), 1 << 20);
 }
 
-TEST(Init, AFolderThatCannotBeUsedIsNamed) {
+TEST(BuildOnDisk, AFolderThatCannotBeUsedIsNamed) {
   try {
-    const Init scope("/nowhere/at/all");
+    const BuildOnDisk scope("/nowhere/at/all");
     FAIL() << "nothing was thrown";
   } catch (const StoreError& error) {
     EXPECT_NE(std::string(error.what()).find("/nowhere/at/all"), std::string::npos);

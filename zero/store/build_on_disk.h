@@ -20,21 +20,21 @@ class BlockRedirect;
 /// While it lives, tensors of 64 KiB and more that this thread makes lie in a file in `folder`.
 ///
 ///   {
-///     zero::Init scope("/local/nvme");
+///     zero::BuildOnDisk scope("/local/nvme");
 ///     model = std::make_shared<MyNet>();
 ///   }
 ///   zero::Engine engine(model, ...);
 ///
 /// The tensors may outlive the scope. The file has no name: it goes with the last of them, or with
 /// the process. Installs libzero's host allocator (install_host_allocator).
-class Init {
+class BuildOnDisk {
  public:
   /// Throws StoreError where no file can be made in `folder`; making a tensor throws it where the
   /// disk is full.
-  explicit Init(const std::string& folder);
-  ~Init();
-  Init(const Init&) = delete;
-  Init& operator=(const Init&) = delete;
+  explicit BuildOnDisk(const std::string& folder);
+  ~BuildOnDisk();
+  BuildOnDisk(const BuildOnDisk&) = delete;
+  BuildOnDisk& operator=(const BuildOnDisk&) = delete;
 
  private:
   std::unique_ptr<BlockRedirect> redirect_;

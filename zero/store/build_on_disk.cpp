@@ -1,4 +1,4 @@
-#include "zero/store/init.h"
+#include "zero/store/build_on_disk.h"
 
 #include <ATen/ceil_div.h>
 #include <fcntl.h>
@@ -115,11 +115,11 @@ void MappedFile::give(void* data) noexcept {
 
 }  // namespace
 
-Init::Init(const std::string& folder) {
+BuildOnDisk::BuildOnDisk(const std::string& folder) {
   install_host_allocator();
   redirect_ = std::make_unique<BlockRedirect>(std::make_shared<MappedFile>(folder));
 }
 
-Init::~Init() = default;
+BuildOnDisk::~BuildOnDisk() = default;
 
 }  // namespace zero
