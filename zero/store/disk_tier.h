@@ -1,6 +1,5 @@
-// States on disk: parameters, master weights and optimizer states, in one file of each rank,
-// updated block by block as they stream through a few buffers (ZeRO-Infinity, 2104.07857,
-// section 6.2).
+// The disk tier: states in one file of each rank, updated block by block as they stream through a
+// few buffers (ZeRO-Infinity, 2104.07857, section 6.2).
 //
 // Note [Streaming states]
 // The states of a unit are arrays of one length: the low-precision parameters, fp32 master weights
@@ -33,11 +32,12 @@
 #include "zero/comm/wait_clock.h"
 #include "zero/store/file.h"
 #include "zero/store/folder.h"
+#include "zero/store/state_tier.h"
 
-namespace zero {
+namespace zero::store {
 
 /// Thread-safe.
-class StateStream {
+class DiskTier final : public StateTier {
  public:
   /// Elements of a block of each array, at most: large enough for a disk to be at its best, small
   /// enough that a few of them are little memory.
@@ -64,7 +64,7 @@ class StateStream {
     int64_t buffer_count = 4;  ///< blocks in memory at a time
     bool read_ahead = true;
     bool write_behind = true;
-    store::FileOptions file;
+    FileOptions file;
   };
   /// Elements [begin, end) of every array of a unit; the pointers are to element `begin`. What an
   /// array that is not `read` holds is undefined; all of it must be written.
@@ -76,8 +76,7 @@ class StateStream {
 
   /// Reserves a file for all arrays, which are zero. Throws StoreError where the disk has not as
   /// much room, naming the bytes.
-  StateStream(std::vector<Unit> units, const Options& options,
-              const std::shared_ptr<Ledger>& ledger);
+  DiskTier(std::vector<Unit> units, const Options& options, const std::shared_ptr<Ledger>& ledger);
 
   /// Calls `update`, which may change what it is given, for every part of `unit`: blocks of at most
   /// kPartNumel elements. `at_once`: of several on as many threads, else in order.
@@ -102,47 +101,47 @@ class StateStream {
   /// buffers are given back until then.
   void end_step();
 
-  /// A copy of one array: (numel) in its dtype.
-  at::Tensor read(int64_t unit, int64_t array);
-  /// Writes `values` (1-D, of the array's dtype) from element `begin` on.
-  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values);
+  Tier tier() const override { return Tier::disk; }
+  at::Tensor read(int64_t unit, int64_t array) override;
+  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+             Tier from) override;
 
   /// Starts to read all of an array, after what is being written of it. `to`, on a multiple of
-  /// store::kAlignment, has room for `whole_bytes` bytes and lives until the transfer is done.
-  store::Transfer start_read(int64_t unit, int64_t array, void* to);
+  /// kAlignment, has room for `whole_bytes` bytes and lives until the transfer is done.
+  Transfer start_read(int64_t unit, int64_t array, void* to);
   /// The same for writing all of an array that the update does not write. What is read of it must
   /// have been read before, and is read again only once the transfer is done.
-  store::Transfer start_write(int64_t unit, int64_t array, const void* from);
-  /// Bytes that an array takes in the file: a multiple of store::kAlignment.
+  Transfer start_write(int64_t unit, int64_t array, const void* from);
+  /// Bytes that an array takes in the file: a multiple of kAlignment.
   int64_t whole_bytes(int64_t unit, int64_t array) const;
   int64_t array_count(int64_t unit) const {
     return static_cast<int64_t>(this->unit(unit).arrays.size());
   }
 
   /// Waits for a transfer of this, and counts the time.
-  void wait(store::Transfer& transfer);
+  void wait(Transfer& transfer);
   /// Milliseconds spent waiting for the disk, except by updates that run beside something else.
   double wait_ms() const { return static_cast<double>(clock_.nanoseconds.load()) / 1e6; }
   /// Counts the time of others that wait for an update beside.
   comm::WaitClock& clock() { return clock_; }
 
   /// Bytes that the update of a unit reads and writes.
-  store::FileCounts update_bytes(int64_t unit) const;
+  FileCounts update_bytes(int64_t unit) const;
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
-  const store::File& file() const { return *file_; }
+  const File& file() const { return *file_; }
 
  private:
   // Holds the frames, and tells `wait_written` when they are free.
   class FramesLock {
    public:
-    explicit FramesLock(StateStream& stream);
+    explicit FramesLock(DiskTier& stream);
     ~FramesLock();
     FramesLock(const FramesLock&) = delete;
     FramesLock& operator=(const FramesLock&) = delete;
 
    private:
-    StateStream& stream_;
+    DiskTier& stream_;
   };
   struct Position {
     int64_t unit = -1;
@@ -155,7 +154,7 @@ class StateStream {
     Position position;
     Use use = Use::none;
     int64_t turn = 0;  // of its last use, to find the oldest
-    std::vector<store::Transfer> transfers;
+    std::vector<Transfer> transfers;
     c10::SmallVector<int64_t, 4> read_from;  // by array: where in the file
   };
 
@@ -195,9 +194,9 @@ class StateStream {
   std::vector<int64_t> unwritten_;            // by unit: frames that are written
   bool frames_locked_ = false;
   std::condition_variable written_;  // one of them has changed
-  std::vector<std::unique_ptr<store::Folder>> folders_;
-  std::unique_ptr<store::File> file_;
+  std::vector<std::unique_ptr<Folder>> folders_;
+  std::unique_ptr<File> file_;
   std::vector<Frame> frames_;  // after the file: their transfers end first
 };
 
-}  // namespace zero
+}  // namespace zero::store

@@ -1,4 +1,4 @@
-#include "zero/engine/state_stream.h"
+#include "zero/store/disk_tier.h"
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
@@ -14,10 +14,10 @@
 #include "zero/base/parallel.h"
 #include "zero/store/speed.h"
 
-namespace zero {
+namespace zero::store {
 
-StateStream::StateStream(std::vector<Unit> units, const Options& options,
-                         const std::shared_ptr<Ledger>& ledger)
+DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
+                   const std::shared_ptr<Ledger>& ledger)
     : units_(std::move(units)), options_(options), ledger_(ledger) {
   int64_t total = 0;
   int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
@@ -34,33 +34,33 @@ StateStream::StateStream(std::vector<Unit> units, const Options& options,
     if (bytes == 0) continue;
     if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
     // A block of any dtype begins on a multiple of kAlignment bytes.
-    block_numel_ = std::max(block_numel_,
-                            std::min(kBlockNumel, at::round_up(unit(u).numel, store::kAlignment)));
+    block_numel_ =
+        std::max(block_numel_, std::min(kBlockNumel, at::round_up(unit(u).numel, kAlignment)));
   }
   std::vector<std::string> files;
   std::vector<std::string> made;
   for (const auto& folder : options_.folders) {
-    folders_.push_back(std::make_unique<store::Folder>(folder));
+    folders_.push_back(std::make_unique<Folder>(folder));
     made.push_back(folders_.back()->path());
     files.push_back(made.back() + "/states");
   }
   constexpr int64_t kMeasured = 64 << 20;
-  const auto shares = made.size() > 1 ? store::measure_speeds(made, kMeasured, options_.file)
-                                      : std::vector<double>{};
-  file_ = std::make_unique<store::File>(files, shares, total, options_.file);
+  const auto shares =
+      made.size() > 1 ? measure_speeds(made, kMeasured, options_.file) : std::vector<double>{};
+  file_ = std::make_unique<File>(files, shares, total, options_.file);
   // Reading and writing of single arrays goes through a frame too.
   frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   unwritten_.assign(units_.size(), 0);
 }
 
-StateStream::FramesLock::FramesLock(StateStream& stream) : stream_(stream) {
+DiskTier::FramesLock::FramesLock(DiskTier& stream) : stream_(stream) {
   stream_.mutex_.lock();
   const std::lock_guard lock(stream_.written_mutex_);
   stream_.frames_locked_ = true;
 }
 
-StateStream::FramesLock::~FramesLock() {
+DiskTier::FramesLock::~FramesLock() {
   {
     const std::lock_guard lock(stream_.written_mutex_);
     stream_.frames_locked_ = false;
@@ -70,22 +70,22 @@ StateStream::FramesLock::~FramesLock() {
 }
 
 // `for_each_block` will find something of it here.
-bool StateStream::updates(int64_t unit) const {
+bool DiskTier::updates(int64_t unit) const {
   return this->unit(unit).updated && !this->unit(unit).arrays.empty() && this->unit(unit).numel > 0;
 }
 
-void* StateStream::buffer(Frame& frame) {
+void* DiskTier::buffer(Frame& frame) {
   if (!frame.memory.defined())
     frame.memory = host_zeros(frame_bytes_, at::kByte, ledger_, Category::offload_buffers);
   return frame.memory.data_ptr();
 }
 
-void StateStream::flip(int64_t unit, int64_t array) {
+void DiskTier::flip(int64_t unit, int64_t array) {
   auto& copy = front_[static_cast<size_t>(unit)][static_cast<size_t>(array)];
   copy = copy == 0 ? 1 : 0;
 }
 
-void StateStream::wait_written(int64_t unit) {
+void DiskTier::wait_written(int64_t unit) {
   while (true) {
     {
       std::unique_lock lock(written_mutex_);
@@ -101,41 +101,41 @@ void StateStream::wait_written(int64_t unit) {
   }
 }
 
-void StateStream::settle() {
+void DiskTier::settle() {
   const FramesLock lock(*this);
   for (auto& frame : frames_) {
     if (frame.use == Use::writing) finish(frame);
   }
 }
 
-void StateStream::end_step() {
+void DiskTier::end_step() {
   if (ahead_to_next_step_) return;
   const FramesLock lock(*this);
   finish_all();
   for (auto& frame : frames_) frame.memory = at::Tensor();
 }
 
-int64_t StateStream::element_bytes(int64_t unit, int64_t array) const {
+int64_t DiskTier::element_bytes(int64_t unit, int64_t array) const {
   return static_cast<int64_t>(
       c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
 }
 
-int64_t StateStream::whole_bytes(int64_t unit, int64_t array) const {
-  return at::round_up(this->unit(unit).numel * element_bytes(unit, array), store::kAlignment);
+int64_t DiskTier::whole_bytes(int64_t unit, int64_t array) const {
+  return at::round_up(this->unit(unit).numel * element_bytes(unit, array), kAlignment);
 }
 
-int64_t StateStream::blocks_of(int64_t unit) const {
+int64_t DiskTier::blocks_of(int64_t unit) const {
   return at::ceil_div(this->unit(unit).numel, block_numel_);
 }
 
 // From the end to the beginning, if that is to be read ahead.
-int64_t StateStream::next_in_order(int64_t unit, int64_t index) const {
+int64_t DiskTier::next_in_order(int64_t unit, int64_t index) const {
   const int64_t next = unit + 1 + index;
   const auto units = static_cast<int64_t>(units_.size());
   return next < units || ahead_to_next_step_ ? next % units : -1;
 }
 
-int64_t StateStream::offset(Position position, int64_t array, bool front) const {
+int64_t DiskTier::offset(Position position, int64_t array, bool front) const {
   const auto u = static_cast<size_t>(position.unit);
   const auto& arrays = units_[u].arrays;
   int64_t at = base_[u];
@@ -146,25 +146,25 @@ int64_t StateStream::offset(Position position, int64_t array, bool front) const 
   return at + position.block * block_numel_ * element_bytes(position.unit, array);
 }
 
-int64_t StateStream::bytes_of(Position position, int64_t array) const {
+int64_t DiskTier::bytes_of(Position position, int64_t array) const {
   const int64_t block_bytes = block_numel_ * element_bytes(position.unit, array);
   return std::min(block_bytes, whole_bytes(position.unit, array) - position.block * block_bytes);
 }
 
-std::byte* StateStream::memory(const Frame& frame, int64_t unit, int64_t array) const {
+std::byte* DiskTier::memory(const Frame& frame, int64_t unit, int64_t array) const {
   auto* data = static_cast<std::byte*>(frame.memory.data_ptr());
   for (int64_t a = 0; a < array; ++a) data += element_bytes(unit, a) * block_numel_;
   return data;
 }
 
-StateStream::Frame* StateStream::find(Position position, Use use) {
+DiskTier::Frame* DiskTier::find(Position position, Use use) {
   for (auto& frame : frames_) {
     if (frame.use == use && frame.position == position) return &frame;
   }
   return nullptr;
 }
 
-void StateStream::finish(Frame& frame) {
+void DiskTier::finish(Frame& frame) {
   // Where one fails the others end with the vector: none runs on in memory that is used again.
   auto transfers = std::exchange(frame.transfers, {});
   const bool written = frame.use == Use::writing;
@@ -188,7 +188,7 @@ void StateStream::finish(Frame& frame) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void StateStream::finish_all() {
+void DiskTier::finish_all() {
   for (auto& frame : frames_) {
     finish(frame);
     frame.use = Use::none;
@@ -196,7 +196,7 @@ void StateStream::finish_all() {
 }
 
 // One that needs no waiting, or null. None is left that has been written.
-StateStream::Frame* StateStream::free_frame() {
+DiskTier::Frame* DiskTier::free_frame() {
   Frame* found = nullptr;
   for (auto& frame : frames_) {
     if (frame.use == Use::writing &&
@@ -209,7 +209,7 @@ StateStream::Frame* StateStream::free_frame() {
 }
 
 // The frame that holds, or is getting, a block.
-StateStream::Frame& StateStream::take(Position position) {
+DiskTier::Frame& DiskTier::take(Position position) {
   if (auto* frame = find(position, Use::reading)) return *frame;
   if (auto* frame = find(position, Use::writing)) finish(*frame);
   auto* frame = free_frame();
@@ -229,7 +229,7 @@ StateStream::Frame& StateStream::take(Position position) {
   return *frame;
 }
 
-void StateStream::start_reading(Frame& frame, Position position) {
+void DiskTier::start_reading(Frame& frame, Position position) {
   frame.position = position;
   frame.use = Use::reading;
   frame.turn = ++turn_;
@@ -240,11 +240,11 @@ void StateStream::start_reading(Frame& frame, Position position) {
     frame.read_from.push_back(offset(position, a, arrays[static_cast<size_t>(a)].write));
     if (!arrays[static_cast<size_t>(a)].read) continue;
     frame.transfers.push_back(file_->read(frame.read_from.back(), memory(frame, position.unit, a),
-                                          bytes_of(position, a), store::Checks::by_caller));
+                                          bytes_of(position, a), Checks::by_caller));
   }
 }
 
-void StateStream::start_writing(Frame& frame) {
+void DiskTier::start_writing(Frame& frame) {
   frame.use = Use::writing;
   frame.turn = ++turn_;
   const auto& here = frame.position;
@@ -256,12 +256,12 @@ void StateStream::start_writing(Frame& frame) {
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
     frame.transfers.push_back(file_->write(offset(here, a, false), memory(frame, here.unit, a),
-                                           bytes_of(here, a), store::Checks::by_caller));
+                                           bytes_of(here, a), Checks::by_caller));
   }
 }
 
 // As far as there are buffers, of which one stays for what is written.
-void StateStream::read_ahead(Position position) {
+void DiskTier::read_ahead(Position position) {
   const Position here = position;
   int64_t units_ahead = 0;
   for (int64_t ahead = 0; ahead + 2 < options_.buffer_count; ++ahead) {
@@ -281,8 +281,8 @@ void StateStream::read_ahead(Position position) {
 }
 
 // The pages that begin in the part; those of the last one reach beyond its elements.
-void StateStream::update_part(const Frame& frame, int64_t part,
-                              const std::function<void(const Block&)>& update) {
+void DiskTier::update_part(const Frame& frame, int64_t part,
+                           const std::function<void(const Block&)>& update) {
   const auto& here = frame.position;
   const auto& arrays = unit(here.unit).arrays;
   const auto count = static_cast<int64_t>(arrays.size());
@@ -309,8 +309,8 @@ void StateStream::update_part(const Frame& frame, int64_t part,
   }
 }
 
-void StateStream::for_each_block(int64_t unit, const std::function<void(const Block&)>& update,
-                                 bool at_once) {
+void DiskTier::for_each_block(int64_t unit, const std::function<void(const Block&)>& update,
+                              bool at_once) {
   const FramesLock lock(*this);
   const auto& u = this->unit(unit);
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
@@ -329,7 +329,7 @@ void StateStream::for_each_block(int64_t unit, const std::function<void(const Bl
   }
 }
 
-at::Tensor StateStream::read(int64_t unit, int64_t array) {
+at::Tensor DiskTier::read(int64_t unit, int64_t array) {
   const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
@@ -347,13 +347,12 @@ at::Tensor StateStream::read(int64_t unit, int64_t array) {
   return values;
 }
 
-void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values) {
+void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+                     Tier /*from*/) {
   const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
-  ensure(values.scalar_type() == u.arrays[static_cast<size_t>(array)].dtype,
-         "states are written to disk in the dtype in which they lie there");
-  const auto contiguous = values.contiguous();
+  const auto contiguous = values.to(u.arrays[static_cast<size_t>(array)].dtype).contiguous();
   const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
   const int64_t bytes = element_bytes(unit, array);
   const int64_t end = begin + contiguous.numel();
@@ -371,13 +370,13 @@ void StateStream::write(int64_t unit, int64_t array, int64_t begin, const at::Te
   }
 }
 
-void StateStream::wait(store::Transfer& transfer) {
+void DiskTier::wait(Transfer& transfer) {
   const comm::ClockedScope counted(clock_);
   transfer.wait();
 }
 
-store::FileCounts StateStream::update_bytes(int64_t unit) const {
-  store::FileCounts bytes;
+FileCounts DiskTier::update_bytes(int64_t unit) const {
+  FileCounts bytes;
   for (int64_t a = 0; a < array_count(unit); ++a) {
     const auto& array = this->unit(unit).arrays[static_cast<size_t>(a)];
     if (array.read) bytes.read += whole_bytes(unit, a);
@@ -386,14 +385,14 @@ store::FileCounts StateStream::update_bytes(int64_t unit) const {
   return bytes;
 }
 
-store::Transfer StateStream::start_write(int64_t unit, int64_t array, const void* from) {
+Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
   return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array));
 }
 
-store::Transfer StateStream::start_read(int64_t unit, int64_t array, void* to) {
+Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
   // Of a doubled array the update, which may be running, writes the other copy.
   if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
 }
 
-}  // namespace zero
+}  // namespace zero::store
