@@ -38,7 +38,6 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
                                             .gradients = host ? at.optimizer : at.gradients,
                                             .optimizer = at.optimizer};
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
     const auto& tiers = tiers_of(u);
     const auto gradients_at =
         !host && !at.gradients && tiers.gradients == Tier::host ? Tier::device : tiers.gradients;
@@ -46,8 +45,8 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
         .parameter = tiers.parameters == tier ? layout->unit(u).element_bytes : 0,
         .gradient = 0,
         .optimizer = 0};
-    if (parameters[first].requires_grad()) {
-      const auto arrays = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
+    if (trainable(u)) {
+      const auto arrays = optim::state_names(model.optimizer_of(first_of(u))).size();
       const bool kept = host || !updates_in_backward();
       if (gradients_at == tier && kept)
         of.gradient = config.accumulates_fp32() ? 4 : layout->unit(u).element_bytes;

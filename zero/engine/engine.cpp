@@ -23,179 +23,58 @@ namespace zero {
 
 namespace {
 
-// FNV-1a: an order-sensitive fingerprint that is the same in every process.
-uint64_t hash(uint64_t seed, std::string_view text) {
-  for (const char c : text) seed = (seed ^ static_cast<uint8_t>(c)) * 1099511628211ULL;
-  return seed;
+Config validated(Config config) {
+  config.validate();
+  return config;
 }
-
-bool dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
 }  // namespace
 
-Engine::Impl::Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Config configuration,
-                   std::shared_ptr<comm::Group> ranks)
-    : config(std::move(configuration)), group(std::move(ranks)) {
-  config.validate();
+// What can be refused is refused before anything of the model changes.
+Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups,
+                   Config configuration, std::shared_ptr<comm::Group> ranks)
+    : config(validated(std::move(configuration))),
+      group(std::move(ranks)),
+      model(std::move(tensors), groups) {
   const c10::NoGradGuard no_grad;
-  take_names(tensors);
-  assign_groups(groups);
-  agree_on_model();
-  broadcast_values(tensors);
+  model.agree(config, *group);
   lay_out();
   place();
   check_budget();
   limit_device();
-  move_in(tensors);
+  model.take_over();
+  model.own_storages();
+  model.broadcast(*group);
+  seed_ranks();
+  move_in();
 }
 
-// Parameters in registration order, tied ones once, each with a dense storage of its own.
-void Engine::Impl::take_names(NamedTensors tensors) {
-  std::unordered_map<const c10::TensorImpl*, int64_t> seen;
-  std::set<const c10::StorageImpl*> storages;
-  for (auto& [name, tensor] : tensors.parameters) {
-    if (!tensor.defined()) continue;
-    if (const auto found = seen.find(tensor.unsafeGetTensorImpl()); found != seen.end()) {
-      index[name] = found->second;
-      continue;
-    }
-    if (!tensor.device().is_cpu()) {
-      throw ConfigError(
-          fmt::format("Parameter '{}' is on device {}; this build trains on CPUs. Move the module "
-                      "to the CPU before constructing the Engine.",
-                      name, tensor.device().str()));
-    }
-    if (!at::isFloatingType(tensor.scalar_type()) || tensor.scalar_type() == at::kDouble) {
-      throw ConfigError(
-          fmt::format("Parameter '{}' has dtype {}; the engine trains float, bfloat16 and half. "
-                      "Convert it, or register it as a buffer.",
-                      name, c10::toString(tensor.scalar_type())));
-    }
-    const auto& storage = tensor.storage();
-    const bool own = dense(tensor) && tensor.storage_offset() == 0 &&
-                     storage.nbytes() == tensor.nbytes() &&
-                     storages.insert(storage.unsafeGetStorageImpl()).second;
-    if (!own) {
-      tensor.set_data(dense(tensor) ? tensor.detach().clone(at::MemoryFormat::Preserve)
-                                    : tensor.detach().contiguous().clone());
-    }
-    const auto position = static_cast<int64_t>(parameters.size());
-    seen[tensor.unsafeGetTensorImpl()] = position;
-    index[name] = position;
-    names.push_back(name);
-    parameters.push_back(tensor);
-  }
-  if (parameters.empty())
-    throw ConfigError("The model has no parameters: there is nothing to train.");
-}
+Engine::Impl::~Impl() { model.leave(); }
 
-void Engine::Impl::assign_groups(const std::vector<ParameterGroup>& groups) {
-  constexpr size_t kNone = static_cast<size_t>(-1);
-  group_of.assign(parameters.size(), kNone);
-  size_t rest = kNone;
-  if (groups.empty())
-    throw ConfigError("The Engine was given no parameter group: pass one, or an optimizer.");
-  for (size_t g = 0; g < groups.size(); ++g) {
-    optim::check(groups[g].optimizer);
-    const double lr =
-        std::visit([](const auto& optimizer) { return optimizer.lr; }, groups[g].optimizer);
-    optimizer_groups.push_back({groups[g].optimizer, lr});
-    if (groups[g].names.empty()) {
-      if (rest != kNone)
-        throw ConfigError(fmt::format(
-            "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
-            g));
-      rest = g;
-    }
-    for (const auto& name : groups[g].names) {
-      auto& chosen = group_of[static_cast<size_t>(index_of(name))];
-      if (chosen != kNone)
-        throw ConfigError(fmt::format("Parameter '{}' is in groups {} and {}.", name, chosen, g));
-      chosen = g;
-    }
-  }
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    if (group_of[p] != kNone) continue;
-    if (rest == kNone && parameters[p].requires_grad()) {
-      throw ConfigError(
-          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add a group "
-                      "without names, or freeze it.",
-                      names[p]));
-    }
-    group_of[p] = rest == kNone ? 0 : rest;
-  }
-}
-
-int64_t Engine::Impl::index_of(std::string_view name) const {
-  if (const auto found = index.find(std::string(name)); found != index.end()) return found->second;
-  std::vector<std::string> known;
-  for (const auto& entry : index) known.push_back(entry.first);
-  throw ConfigError(
-      fmt::format("The model has no parameter '{}'.{}", name, did_you_mean(name, known)));
-}
-
-// Every rank must hold the same model and configuration, or their collectives would not match.
-void Engine::Impl::agree_on_model() {
-  std::vector<std::string> lines{config.dump()};
-  for (const auto& each : optimizer_groups) lines.push_back(dump(each.optimizer));
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    lines.push_back(
-        fmt::format("{} {} ({}) {} group {}", names[p], c10::toString(parameters[p].scalar_type()),
-                    fmt::join(parameters[p].sizes(), ", "),
-                    parameters[p].requires_grad() ? "trainable" : "frozen", group_of[p]));
-  }
-  auto mine = at::empty({2}, at::kLong);
-  uint64_t all_lines = 14695981039346656037ULL;
-  for (const auto& line : lines) all_lines = hash(all_lines, line);
-  mine[0] = static_cast<int64_t>(all_lines);
-  mine[1] = static_cast<int64_t>(parameters.size());
-  auto all = at::empty({2 * group->size()}, at::kLong);
-  group->all_gather_control(all, mine, "the model's plan");
-  for (int rank = 1; rank < group->size(); ++rank) {
-    if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
-    throw ConfigError(fmt::format(
-        "Rank {} was given another model or configuration than rank 0 ({} parameters there, {} on "
-        "rank 0; this is rank {} with {}). Names, shapes, dtypes, order, frozen parameters, "
-        "optimizers and the configuration must be the same on all ranks.",
-        rank, all[2 * rank + 1].item<int64_t>(), all[1].item<int64_t>(), group->rank(),
-        parameters.size()));
-  }
-}
-
-void Engine::Impl::broadcast_values(const NamedTensors& tensors) {
-  if (group->size() > 1) {
-    for (size_t p = 0; p < parameters.size(); ++p)
-      group->broadcast(flat_view(parameters[p]), 0, names[p]).wait();
-    for (const auto& [name, buffer] : tensors.buffers) {
-      if (!buffer.defined() || buffer.numel() == 0) continue;
-      auto value = buffer.detach().contiguous().clone();
-      group->broadcast(value.view({-1}), 0, name).wait();
-      buffer.detach().copy_(value);
-    }
-  }
-  if (config.seed_by_rank && group->rank() > 0) {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group->rank()));
-  }
+void Engine::Impl::seed_ranks() const {
+  if (!config.seed_by_rank || group->rank() == 0) return;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group->rank()));
 }
 
 void Engine::Impl::lay_out() {
   std::vector<partition::Parameter> described;
   std::vector<at::ScalarType> dtypes;
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    const auto dtype = config.bf16 && parameters[p].scalar_type() == at::kFloat
+  for (int64_t p = 0; p < model.size(); ++p) {
+    const auto& parameter = model.parameter(p);
+    const auto dtype = config.bf16 && parameter.scalar_type() == at::kFloat
                            ? at::kBFloat16
-                           : parameters[p].scalar_type();
+                           : parameter.scalar_type();
     // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
     // differ within a unit.
-    const auto& optimizer_of = optimizer_groups[group_of[p]].optimizer;
+    const auto& optimizer = model.optimizer_of(p);
     const auto states =
-        static_cast<int64_t>(optimizer_of.index() * 4 + optim::state_names(optimizer_of).size());
+        static_cast<int64_t>(optimizer.index() * 4 + optim::state_names(optimizer).size());
     const int64_t kind =
-        (states * 64 + static_cast<int64_t>(dtype)) * 2 + (parameters[p].requires_grad() ? 1 : 0);
+        (states * 64 + static_cast<int64_t>(dtype)) * 2 + (model.trainable(p) ? 1 : 0);
     described.push_back(
-        {names[p], parameters[p].numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
+        {model.name(p), parameter.numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
     dtypes.push_back(dtype);
   }
   layout =
@@ -208,7 +87,7 @@ void Engine::Impl::lay_out() {
 
 StepSize Engine::Impl::step_size() const {
   StepSize size{.parameters = layout->content(), .ranks = group->size()};
-  for (const auto& parameter : parameters)
+  for (const auto& parameter : model.parameters())
     size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
   return size;
 }
@@ -280,13 +159,11 @@ void Engine::Impl::choose_tiers_of_units() {
 }
 
 StateForm Engine::Impl::form_of(int64_t unit) const {
-  const auto first = static_cast<size_t>(layout->unit(unit).segments.front().parameter);
   const auto dtype = unit_dtypes[static_cast<size_t>(unit)];
   return {.dtype = dtype,
           .parameters_at = tiers_of(unit).parameters,
           .states_at = tiers_of(unit).optimizer,
-          .split = config.split_master_weights && dtype == at::kBFloat16 &&
-                   parameters[first].requires_grad()};
+          .split = config.split_master_weights && dtype == at::kBFloat16 && trainable(unit)};
 }
 
 void Engine::Impl::check_split() const {
@@ -315,11 +192,10 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
   if (!optimizer_there && config.offload_param.device != OffloadDevice::nvme) return nullptr;
   std::vector<StateStream::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
-    const auto states = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
+    const auto states = optim::state_names(model.optimizer_of(first_of(u))).size();
     units.push_back(OptimizerStore::arrays_on_disk(
-        owned_range(u).size(), form_of(u), parameters[first].requires_grad(),
-        static_cast<int64_t>(states), {.gradients = gradient_on_disk(u), .doubled = hides()}));
+        owned_range(u).size(), form_of(u), trainable(u), static_cast<int64_t>(states),
+        {.gradients = gradient_on_disk(u), .doubled = hides()}));
   }
   const StateStream::Options options{
       .folders = config.nvme_folders(),
@@ -347,11 +223,7 @@ std::unique_ptr<StateStream> Engine::Impl::make_disk() const {
 }
 
 // From here on the model's states live in the stores.
-void Engine::Impl::move_in(NamedTensors& tensors) {
-  std::vector<bool> trainable;
-  for (int64_t u = 0; u < layout->unit_count(); ++u)
-    trainable.push_back(parameters[static_cast<size_t>(layout->unit(u).segments.front().parameter)]
-                            .requires_grad());
+void Engine::Impl::move_in() {
   disk = make_disk();
   updating.assign(unit_dtypes.size(), 0);
   std::vector<Tier> parameters_at;
@@ -380,33 +252,33 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
           .slice_bytes = config.unit_bytes / group->size()});
   std::vector<OptimizerStore::Unit> units;
   for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    units.push_back({form_of(u),
-                     trainable[static_cast<size_t>(u)] ? owned_range(u) : partition::Range{},
+    units.push_back({form_of(u), trainable(u) ? owned_range(u) : partition::Range{},
                      store->on_disk(u) ? at::Tensor() : store->owned(u), gradient_on_disk(u)});
   }
-  optimizer =
-      std::make_unique<OptimizerStore>(*layout, optimizer_groups, group_of, std::move(units),
-                                       group->ledger(), link, disk.get(), hides());
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    const auto i = static_cast<int64_t>(p);
-    auto& parameter = parameters[p];
+  std::vector<OptimizerStore::Group> groups;
+  for (const auto& each : model.optimizers()) {
+    const double lr = std::visit([](const auto& of_kind) { return of_kind.lr; }, each);
+    groups.push_back({each, lr});
+  }
+  optimizer = std::make_unique<OptimizerStore>(*layout, std::move(groups), model.group_of(),
+                                               std::move(units), group->ledger(), link, disk.get(),
+                                               hides());
+  for (int64_t i = 0; i < model.size(); ++i) {
+    const auto& parameter = model.parameter(i);
     const int64_t u = layout->unit_of(i);
     const auto dtype = store->dtype(u);
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
-    if (parameter.requires_grad() && optimizer->own_master(u)) optimizer->set_master(i, original);
+    if (model.trainable(i) && optimizer->own_master(u)) optimizer->set_master(i, original);
     if (parameter.scalar_type() != dtype) parameter.set_data(optimizer->narrowed(u, parameter));
     store->take(i, parameter);
   }
+  model.tie();
   for (int64_t u = 0; u < layout->unit_count(); ++u) optimizer->follow(u);
   if (config.bf16) {
-    for (auto& [name, buffer] : tensors.buffers) {
-      if (buffer.defined() && buffer.scalar_type() == at::kFloat)
-        buffer.set_data(buffer.detach().to(at::kBFloat16));
+    for (const auto& [name, buffer] : model.buffers()) {
+      if (buffer.scalar_type() == at::kFloat) buffer.set_data(buffer.detach().to(at::kBFloat16));
     }
-  }
-  for (const auto& [name, buffer] : tensors.buffers) {
-    if (buffer.defined()) buffers.emplace_back(name, buffer);
   }
   const bool gradients_there = std::any_of(tiers.begin(), tiers.end(), [](const Tiers& of_unit) {
     return of_unit.gradients == Tier::disk;
@@ -423,13 +295,15 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
   }
   std::function<void(int64_t, at::Tensor)> update;
   if (updates_in_backward()) {
-    all_present.assign(parameters.size(), 1);
+    all_present.assign(static_cast<size_t>(model.size()), 1);
     update = [this](int64_t unit, at::Tensor slice) { update_beside(unit, std::move(slice)); };
   }
+  std::vector<bool> units_trained;
+  for (int64_t u = 0; u < layout->unit_count(); ++u) units_trained.push_back(trainable(u));
   std::vector<bool> gradients_on_host;
   for (const auto& of_unit : tiers) gradients_on_host.push_back(of_unit.gradients == Tier::host);
   gradients = std::make_unique<GradientStore>(
-      *layout, parameters, trainable, *group,
+      *layout, model.parameters(), std::move(units_trained), *group,
       GradientStore::Options{.placement = placement,
                              .accumulate_fp32 = config.accumulates_fp32(),
                              .add_in_buckets = config.layer_major_accumulation,
@@ -439,9 +313,8 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
                              .host = &link,
                              .doubled = delays(),
                              .update = std::move(update)});
-  store->start(parameters);
-  for (const auto& parameter : parameters)
-    versions.push_back(static_cast<int64_t>(parameter._version()));
+  store->start(model.parameters());
+  model.settle(store->pager() != nullptr, *gradients, {});
   if (spends_budget()) {
     // What the construction held is not what a step holds.
     group->ledger()->reset_peaks();
@@ -457,7 +330,7 @@ void Engine::Impl::move_in(NamedTensors& tensors) {
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
                std::shared_ptr<comm::Group> group)
-    : impl_(std::make_unique<Impl>(std::move(tensors), std::move(groups), std::move(config),
+    : impl_(std::make_unique<Impl>(std::move(tensors), groups, std::move(config),
                                    std::move(group))) {}
 
 Engine::~Engine() = default;
@@ -503,11 +376,10 @@ void Engine::accumulate(int64_t micro_batches,
   }
   std::vector<int64_t> indices;
   for (const auto& tensor : shared) {
-    const auto found = std::find_if(impl.parameters.begin(), impl.parameters.end(),
-                                    [&](const at::Tensor& p) { return p.is_same(tensor); });
-    if (found == impl.parameters.end())
+    const auto found = impl.model.find(tensor);
+    if (!found)
       throw ConfigError("Engine::accumulate: a shared tensor is no parameter of this model.");
-    indices.push_back(found - impl.parameters.begin());
+    indices.push_back(*found);
   }
   impl.collect(true, indices, [&] { passes([&] { impl.gradients->release(); }); });
   impl.micro_batches += micro_batches - 1;
@@ -515,7 +387,8 @@ void Engine::accumulate(int64_t micro_batches,
 
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
-  if (auto* pages = store->pager()) pages->check_storages();
+  model.check();
+  model.hook();
   // Of units that this forward pass has not used; where it is to come yet (`holds`), after it.
   if (!delayed && (!holds || updates_in_backward())) finish_updates();
   gradients->begin_backward(holds, shared);
@@ -580,11 +453,8 @@ void Engine::Impl::commit_writes() {
     }
     return;
   }
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    const auto version = static_cast<int64_t>(parameters[p]._version());
-    if (std::exchange(versions[p], version) == version) continue;
-    const auto i = static_cast<int64_t>(p);
-    if (gradients->trainable(layout->unit_of(i))) optimizer->refresh_master(i);
+  for (const int64_t i : model.take_written([](int64_t) { return true; })) {
+    if (model.trainable(i)) optimizer->refresh_master(i);
   }
 }
 
@@ -676,7 +546,7 @@ void Engine::Impl::start_update(double scale, bool delayed) {
 
 void Engine::Impl::refuse_writes(std::string_view when) {
   std::vector<int64_t> written;
-  const auto is_updated = [&](int64_t p) { return gradients->trainable(layout->unit_of(p)); };
+  const auto is_updated = [&](int64_t p) { return model.trainable(p); };
   if (auto* pages = store->pager()) {
     for (const int64_t p : pages->take_dirty()) {
       if (is_updated(p)) {
@@ -686,17 +556,13 @@ void Engine::Impl::refuse_writes(std::string_view when) {
       }
     }
   } else {
-    for (size_t p = 0; p < parameters.size(); ++p) {
-      const auto i = static_cast<int64_t>(p);
-      const auto version = static_cast<int64_t>(parameters[p]._version());
-      if (is_updated(i) && std::exchange(versions[p], version) != version) written.push_back(i);
-    }
+    written = model.take_written(is_updated);
   }
   if (written.empty()) return;
   throw Error(
       fmt::format("Parameter '{}' was written {}, which takes the place of what was written. Write "
                   "it inside zero::Gathered or with Engine::set_parameter.",
-                  names[static_cast<size_t>(written.front())], when));
+                  model.name(written.front()), when));
 }
 
 void Engine::Impl::finish_update(int64_t unit) {
@@ -800,7 +666,7 @@ comm::Group& Engine::group() { return *impl_->group; }
 int64_t Engine::steps() const { return impl_->steps; }
 int64_t Engine::parameter_count() const { return impl_->layout->content(); }
 const partition::Layout& Engine::layout() const { return *impl_->layout; }
-std::vector<std::string> Engine::parameter_names() const { return impl_->names; }
+std::vector<std::string> Engine::parameter_names() const { return impl_->model.names(); }
 paging::Pager* Engine::pager() { return impl_->store->pager(); }
 
 partition::LayoutMemory Engine::memory_formula() const {

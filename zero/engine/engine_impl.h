@@ -6,13 +6,13 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "zero/base/device_limit.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gradient_store.h"
+#include "zero/engine/model.h"
 #include "zero/engine/optimizer_store.h"
 #include "zero/engine/parameter_store.h"
 #include "zero/engine/state_stream.h"
@@ -23,21 +23,19 @@
 namespace zero {
 
 struct Engine::Impl {
-  Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
+  Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
        std::shared_ptr<comm::Group> group);
+  ~Impl();
 
   // Construction, in order.
-  void take_names(NamedTensors tensors);
-  void assign_groups(const std::vector<ParameterGroup>& groups);
   /// Throws ConfigError where there is none of that index.
   OptimizerStore::Group& parameter_group(size_t index) const;
-  void agree_on_model();
-  void broadcast_values(const NamedTensors& tensors);
   void lay_out();
   void place();
   /// Of the model, without activations: by what tiers are chosen.
   StepSize step_size() const;
-  void move_in(NamedTensors& tensors);
+  void seed_ranks() const;
+  void move_in();
   std::unique_ptr<StateStream> make_disk() const;
 
   /// Gradients of what `passes` runs go to the stores.
@@ -61,9 +59,8 @@ struct Engine::Impl {
   /// The dtype of a unit's gradients on disk; none where they are in memory.
   std::optional<at::ScalarType> gradient_on_disk(int64_t unit) const;
 
-  /// Index of a parameter by name (tied ones by any of their names). Throws ConfigError naming the
-  /// nearest.
-  int64_t index_of(std::string_view name) const;
+  int64_t first_of(int64_t unit) const { return layout->unit(unit).segments.front().parameter; }
+  bool trainable(int64_t unit) const { return model.trainable(first_of(unit)); }
   /// The full array of which every rank holds `owned`: gathers it where it is sharded. Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned);
   /// Writes the owned part of a parameter's full values (storage order) to the owned elements of
@@ -160,11 +157,7 @@ struct Engine::Impl {
   Config config;
   std::shared_ptr<comm::Group> group;
   partition::Placement placement;
-  std::vector<std::string> names;
-  std::unordered_map<std::string, int64_t> index;  // every name, tied ones too
-  std::vector<at::Tensor> parameters;
-  std::vector<std::pair<std::string, at::Tensor>> buffers;
-  std::vector<size_t> group_of;
+  Model model;
   std::unique_ptr<partition::Layout> layout;
   std::vector<at::ScalarType> unit_dtypes;
   std::vector<Tiers> tiers;            // by unit
@@ -174,9 +167,7 @@ struct Engine::Impl {
   std::unique_ptr<ParameterStore> store;
   std::unique_ptr<GradientStore> gradients;
   std::unique_ptr<OptimizerStore> optimizer;
-  std::vector<OptimizerStore::Group> optimizer_groups;
-  std::vector<int64_t> versions;  // of replicated parameters, to notice the user's writes
-  int64_t micro_batches = 0;      // since the last boundary
+  int64_t micro_batches = 0;  // since the last boundary
   int64_t steps = 0;
   bool budget_spent = false;
   std::vector<uint8_t> updating_present;  // of the update under way

@@ -24,16 +24,15 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
                    std::optional<int> modifier_rank)
     : impl_(std::make_unique<Impl>(Impl{engine.impl_.get(), access, modifier_rank, {}, {}})),
       exceptions_(std::uncaught_exceptions()) {
-  const auto& all = engine.impl_->parameters;
+  const auto& model = engine.impl_->model;
   std::set<int64_t> units;
-  for (const auto& wanted : parameters.empty() ? all : parameters) {
-    const auto found = std::find_if(all.begin(), all.end(),
-                                    [&](const at::Tensor& p) { return p.is_same(wanted); });
-    if (found == all.end())
+  for (const auto& wanted : parameters.empty() ? model.parameters() : parameters) {
+    const auto found = model.find(wanted);
+    if (!found)
       throw ConfigError(
           "zero::Gathered was given a tensor that is not a parameter of its engine. Pass the "
           "parameters themselves, not views or copies.");
-    impl_->parameters.push_back(found - all.begin());
+    impl_->parameters.push_back(*found);
     units.insert(engine.impl_->layout->unit_of(impl_->parameters.back()));
   }
   // What is written here must not be overwritten by an update that began before.
@@ -55,8 +54,8 @@ void Gathered::close() {
   if (scope->modifier_rank && engine.group->size() > 1) {
     for (const int64_t i : scope->parameters) {
       engine.group
-          ->broadcast(flat_view(engine.parameters[static_cast<size_t>(i)]), *scope->modifier_rank,
-                      engine.names[static_cast<size_t>(i)])
+          ->broadcast(flat_view(engine.model.parameter(i)), *scope->modifier_rank,
+                      engine.model.name(i))
           .wait();
     }
   }

@@ -3,20 +3,15 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/base/gradient_place.h"
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
-
-using torch::autograd::PostAccumulateGradHook;
 
 namespace {
 
@@ -27,28 +22,7 @@ constexpr size_t kWrites = 1;
 // Elements of a block that comes down to be added.
 constexpr int64_t kArrivingNumel = 1 << 18;
 
-std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
-  return torch::autograd::impl::post_acc_grad_hooks(parameter);
-}
-
 }  // namespace
-
-// There is one slot a tensor: a hook of the user's that is already there is called first.
-class GradientStore::Hook final : public PostAccumulateGradHook, public GradientPlace {
- public:
-  Hook(GradientStore& store, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
-      : users(std::move(users)), store_(store), parameter_(parameter) {}
-  void operator()(const torch::autograd::Variable& variable) override {
-    if (users) (*users)(variable);
-    store_.arrive(parameter_, variable);
-  }
-  at::Tensor place() override { return store_.place(parameter_); }
-  std::unique_ptr<PostAccumulateGradHook> users;
-
- private:
-  GradientStore& store_;
-  int64_t parameter_;
-};
 
 GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Tensor> parameters,
                              std::vector<bool> trainable, comm::Group& group, Options options)
@@ -107,14 +81,6 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
   }
   std::reverse(order_.begin(),
                order_.end());  // backward meets the last first; corrected after the first pass
-  for (size_t p = 0; p < parameters_.size(); ++p) {
-    const auto index = static_cast<int64_t>(p);
-    if (!state(layout_.unit_of(index)).trainable) continue;
-    parameters_[p].mutable_grad() = at::Tensor();
-    auto users = std::move(hook_of(parameters_[p]));
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        parameters_[p], std::make_unique<Hook>(*this, index, std::move(users)));
-  }
 }
 
 GradientStore::~GradientStore() {
@@ -125,12 +91,6 @@ GradientStore::~GradientStore() {
     }
   }
   sums_.clear();  // waits for writes
-  for (const auto& parameter : parameters_) {
-    if (auto* hook = dynamic_cast<Hook*>(hook_of(parameter).get())) {
-      auto users = std::move(hook->users);
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(users));
-    }
-  }
 }
 
 at::ScalarType GradientStore::storage_dtype(int64_t unit) const {
@@ -183,15 +143,6 @@ void GradientStore::begin_backward(bool holds, const std::vector<int64_t>& share
   in_pass_ = true;
   holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
-  for (size_t p = 0; p < parameters_.size(); ++p) {
-    if (!state(layout_.unit_of(static_cast<int64_t>(p))).trainable ||
-        dynamic_cast<Hook*>(hook_of(parameters_[p]).get()))
-      continue;
-    // The user has set a hook of its own since: put ours behind it again.
-    auto users = std::move(hook_of(parameters_[p]));
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        parameters_[p], std::make_unique<Hook>(*this, static_cast<int64_t>(p), std::move(users)));
-  }
   if (!options_.placement.gradients) return;
   next_ = 0;
   for (auto& unit : states_) {

@@ -56,6 +56,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/engine/model.h"
 #include "zero/engine/state_stream.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
@@ -64,7 +65,7 @@
 
 namespace zero {
 
-class GradientStore {
+class GradientStore final : public GradientSink {
  public:
   struct Options {
     partition::Placement placement;
@@ -87,13 +88,15 @@ class GradientStore {
     std::function<void(int64_t unit, at::Tensor slice)> update = {};
   };
 
-  /// Installs the hooks. `trainable` has an entry a unit.
+  /// `trainable` has an entry a unit.
   GradientStore(const partition::Layout& layout, std::vector<at::Tensor> parameters,
                 std::vector<bool> trainable, comm::Group& group, Options options);
-  /// Gives the user's own hooks back their places.
-  ~GradientStore();
+  ~GradientStore() override;
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
+
+  void arrive(int64_t parameter, const at::Tensor& variable) override;
+  at::Tensor place(int64_t parameter) override;
 
   /// `holds`: no unit is reduced but by `release` and at the end; those of the parameters `shared`
   /// at the end.
@@ -149,7 +152,6 @@ class GradientStore {
   int64_t bytes_down(int64_t unit, int64_t passes) const;
 
  private:
-  class Hook;
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Unit {
     bool trainable = false;
@@ -183,8 +185,6 @@ class GradientStore {
   bool passing() const { return options_.placement.gradients && !streams() && !options_.doubled; }
 
   const at::Tensor& array_of(int64_t unit);
-  at::Tensor place(int64_t parameter);
-  void arrive(int64_t parameter, const at::Tensor& variable);
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   int64_t bucket_bytes(int64_t unit) const;

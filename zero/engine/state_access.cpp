@@ -18,10 +18,7 @@ at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   const int64_t numel = layout->unit(unit).numel;
   if (owned.numel() == numel) return owned;
   auto whole = at::empty({numel}, owned.options());
-  group
-      ->all_gather(whole, owned,
-                   names[static_cast<size_t>(layout->unit(unit).segments.front().parameter)])
-      .wait();
+  group->all_gather(whole, owned, model.name(first_of(unit))).wait();
   return whole;
 }
 
@@ -78,20 +75,20 @@ void check_trainable(bool trainable, std::string_view name, std::string_view wha
 at::Tensor Engine::parameter(std::string_view name) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
+  const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
   const auto master = impl_->optimizer->array(u, "master");
   const auto unit =
       master.defined() ? impl_->full(u, master) : impl_->full(u, impl_->store->owned(u));
-  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)]);
+  return pick(unit, impl_->layout->segment_of(i), impl_->model.parameter(i));
 }
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  const int64_t i = impl_->model.index_of(name);
+  const auto& like = impl_->model.parameter(i);
   check_shape(value, like, name);
   const int64_t u = impl_->layout->unit_of(i);
   const auto values = flattened(value, like, at::kFloat);
@@ -111,7 +108,7 @@ void Engine::Impl::check_gradients_kept() const {
 at::Tensor Engine::gradient(std::string_view name) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
+  const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "gradient");
   impl_->check_gradients_kept();
@@ -119,15 +116,14 @@ at::Tensor Engine::gradient(std::string_view name) {
   if (impl_->gradients->present()[static_cast<size_t>(i)] == 0) return {};
   const double scale = impl_->mean_scale();
   const auto unit = impl_->full(u, impl_->gradients->reduced(u));
-  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)])
-      .mul_(scale);
+  return pick(unit, impl_->layout->segment_of(i), impl_->model.parameter(i)).mul_(scale);
 }
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  const int64_t i = impl_->model.index_of(name);
+  const auto& like = impl_->model.parameter(i);
   check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
   check_shape(value, like, name);
   impl_->check_gradients_kept();
@@ -139,7 +135,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
+  const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
   impl_->check_between_steps("Engine::optimizer_state");
@@ -151,8 +147,7 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
                                   state, fmt::join(known, ", "), did_you_mean(state, known)));
   }
-  return pick(impl_->full(u, array), impl_->layout->segment_of(i),
-              impl_->parameters[static_cast<size_t>(i)]);
+  return pick(impl_->full(u, array), impl_->layout->segment_of(i), impl_->model.parameter(i));
 }
 
 void Engine::set_optimizer_state(std::string_view name, std::string_view state,
@@ -163,9 +158,9 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   }
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
+  const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  const auto& like = impl_->model.parameter(i);
   check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
   check_shape(value, like, name);
   impl_->check_between_steps("Engine::set_optimizer_state");
@@ -184,7 +179,7 @@ void Engine::visit_parameters(
   impl_->change_parameters("Engine::visit_parameters", [] {});
   int64_t gathered = -1;
   at::Tensor unit;
-  for (size_t p = 0; p < impl_->parameters.size(); ++p) {
+  for (size_t p = 0; p < impl_->model.names().size(); ++p) {
     const auto i = static_cast<int64_t>(p);
     const int64_t u = impl_->layout->unit_of(i);
     if (u != gathered) {
@@ -194,8 +189,8 @@ void Engine::visit_parameters(
     }
     const auto& segment = impl_->layout->segment_of(i);
     if (impl_->group->rank() == 0)
-      visit(impl_->names[p],
-            unflattened(unit.narrow(0, segment.offset, segment.numel), impl_->parameters[p]));
+      visit(impl_->model.names()[p], unflattened(unit.narrow(0, segment.offset, segment.numel),
+                                                 impl_->model.parameters()[p]));
   }
 }
 

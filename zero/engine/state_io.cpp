@@ -119,7 +119,7 @@ std::map<std::string, std::string> Engine::Impl::description() const {
   return {{"stage", std::to_string(config.stage)},
           {"world_size", std::to_string(group->size())},
           {"unit_bytes", std::to_string(config.unit_bytes)},
-          {"parameters", nlohmann::json(names).dump()}};
+          {"parameters", nlohmann::json(model.names()).dump()}};
 }
 
 std::map<std::string, std::string> Engine::Impl::header(const char* format) const {
@@ -137,9 +137,9 @@ Engine::Impl::StepCounts Engine::Impl::step_counts(const SafetensorsReader& file
   try {
     StepCounts counts{std::stoll(count),
                       nlohmann::json::parse(by_parameter).get<std::vector<int64_t>>()};
-    if (counts.by_parameter.size() != parameters.size())
+    if (counts.by_parameter.size() != model.names().size())
       throw CheckpointError(fmt::format("'{}' counts the steps of {} parameters; the model has {}.",
-                                        path, counts.by_parameter.size(), parameters.size()));
+                                        path, counts.by_parameter.size(), model.size()));
     return counts;
   } catch (const CheckpointError&) {
     throw;
@@ -220,7 +220,7 @@ void Engine::save(const std::string& folder) {
     together(*impl.group, "Engine::save", [&] {
       const auto arrays = impl.placement.optimizer || rank == 0 ? impl.owned_arrays()
                                                                 : std::vector<Impl::OwnedArray>{};
-      const auto buffers = rank == 0 ? impl.buffers : decltype(impl.buffers){};
+      const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
       std::vector<TensorInfo> infos;
       for (const auto& array : arrays) infos.push_back(impl.info_of(array));
       for (const auto& [name, buffer] : buffers)
@@ -270,7 +270,7 @@ void Engine::load(const std::string& folder) {
     for (const auto& [key, value] : impl.description())
       expect(path, key, value, metadata(*file, path, key));
     for (const auto& array : arrays) expect_tensor(*file, path, impl.info_of(array));
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       expect_tensor(*replicated, first,
                     {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     counts = impl.step_counts(*file, path);
@@ -291,7 +291,7 @@ void Engine::load(const std::string& folder) {
         impl.optimizer->replace(array.unit, array.state, file->read(array.key));
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       buffer.detach().copy_(replicated->read("buffer." + name));
   });
 }
@@ -307,16 +307,17 @@ void Engine::save_full(const std::string& path) {
   together(*impl.group, "Engine::save_full", [&] {
     if (!writes) return;
     std::vector<TensorInfo> infos;
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
-      infos.push_back({impl.names[p], at::kFloat, impl.parameters[p].sizes().vec()});
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
+      infos.push_back(
+          {impl.model.names()[p], at::kFloat, impl.model.parameters()[p].sizes().vec()});
       for (const auto name :
            impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
         if (name != "master")
-          infos.push_back(
-              {state_key(name, impl.names[p]), at::kFloat, impl.parameters[p].sizes().vec()});
+          infos.push_back({state_key(name, impl.model.names()[p]), at::kFloat,
+                           impl.model.parameters()[p].sizes().vec()});
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     writer = std::make_unique<SafetensorsWriter>(path, infos, impl.header(kFull));
   });
@@ -338,9 +339,12 @@ void Engine::save_full(const std::string& path) {
       for (const auto& segment : impl.layout->unit(u).segments) {
         const auto p = static_cast<size_t>(segment.parameter);
         attempt([&] {
-          const auto value = unflattened(
-              unit.narrow(0, segment.offset, segment.numel).to(at::kFloat), impl.parameters[p]);
-          writer->write(state == "master" ? impl.names[p] : state_key(state, impl.names[p]), value);
+          const auto value =
+              unflattened(unit.narrow(0, segment.offset, segment.numel).to(at::kFloat),
+                          impl.model.parameters()[p]);
+          writer->write(
+              state == "master" ? impl.model.names()[p] : state_key(state, impl.model.names()[p]),
+              value);
         });
       }
     };
@@ -349,7 +353,7 @@ void Engine::save_full(const std::string& path) {
   }
   together(*impl.group, "Engine::save_full", [&] {
     if (!writes) return;
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
     attempt([&] { writer->commit(); });
     if (!failure.empty()) throw CheckpointError(failure);
@@ -365,42 +369,43 @@ void Engine::load_full(const std::string& path) {
   together(*impl.group, "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);
     expect(path, "format", kFull, metadata(*file, path, "format"));
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
-      const auto shape = impl.parameters[p].sizes().vec();
-      expect_tensor(*file, path, {impl.names[p], at::kFloat, shape});
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
+      const auto shape = impl.model.parameters()[p].sizes().vec();
+      expect_tensor(*file, path, {impl.model.names()[p], at::kFloat, shape});
       for (const auto name :
            impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
         if (name != "master")
-          expect_tensor(*file, path, {state_key(name, impl.names[p]), at::kFloat, shape});
+          expect_tensor(*file, path, {state_key(name, impl.model.names()[p]), at::kFloat, shape});
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    expect(path, "parameters", nlohmann::json(impl.names).dump(),
+    expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
     counts = impl.step_counts(*file, path);
     if (impl.queue) impl.queue->wait_all();
   });
   impl.replace_states("Engine::load_full", [&] {
     impl.take_steps(std::move(counts));
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
       const auto i = static_cast<int64_t>(p);
       const int64_t u = impl.layout->unit_of(i);
-      const auto& like = impl.parameters[p];
-      const auto values = flattened(file->read(impl.names[p]), like, at::kFloat);
+      const auto& like = impl.model.parameters()[p];
+      const auto values = flattened(file->read(impl.model.names()[p]), like, at::kFloat);
       impl.store->write(i, values);
       for (const auto name : impl.optimizer->array_names(u)) {
         if (name == "master") {
           impl.optimizer->set_master(i, values);
         } else {
           const auto array = impl.optimizer->array(u, name);
-          impl.write_owned(i, array,
-                           flattened(file->read(state_key(name, impl.names[p])), like, at::kFloat));
+          impl.write_owned(
+              i, array,
+              flattened(file->read(state_key(name, impl.model.names()[p])), like, at::kFloat));
           impl.optimizer->put(u, name, array);
         }
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       buffer.detach().copy_(file->read("buffer." + name));
   });
 }
