@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Trains a small GPT-2 by bytes on the King James Bible, about 5 minutes on 2 cores. Results: run/demo.
 #   STEPS=N: another number of steps than 1700      STAGE=N: another stage than 3      OUT=DIR: another folder than run/demo
+#   DATA=DIR: other tokens                          ZERO=FILE: another program than build/release/zero
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-zero=build/release/zero
-data=build/demo/bible
+zero=${ZERO:-build/release/zero}
+data=${DATA:-build/demo/bible}
 steps=${STEPS:-1700}
 stage=${STAGE:-3}
 out=${OUT:-run/demo}
