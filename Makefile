@@ -9,14 +9,15 @@ help: ## this list
 demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 5 minutes
 	@scripts/demo.sh
 
-test: build ## build, and run every test
+test: setup ## build everything, and run every test
+	@scripts/build.sh release
 	@scripts/test.sh release
 
 setup: ## install system packages (apt) and LibTorch (PyPI): only what is missing
 	@scripts/setup.sh
 
-build: setup ## build preset release: the program is build/release/zero
-	@scripts/build.sh release
+build: setup ## build the library and the program build/release/zero, without the tests
+	@scripts/build.sh release zero_program
 
 asan: setup ## build with AddressSanitizer and UBSan, and run every test
 	@scripts/build.sh asan
