@@ -66,6 +66,7 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
+    for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);
   }
 

@@ -28,7 +28,8 @@ struct RunInfo {
   int64_t sequence = 0;
   int64_t accumulate = 1;
   int64_t steps = 0;
-  int64_t first_step = 1;  ///< more than 1 where a run is resumed
+  int64_t first_step = 1;            ///< more than 1 where a run is resumed
+  std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
   std::string tiers;  ///< which states a memory budget puts on disk, and why; empty without one
   std::string data;
   int64_t train_tokens = 0;

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -231,38 +230,12 @@ double mean_over_ranks(comm::Group& group, double mine) {
   return sum / group.size();
 }
 
-struct ResumePoint {
-  int64_t step = 0;
-  LoaderState loader;
-};
-
-/// That of the last checkpoint. Throws where this run cannot go on from there.
-ResumePoint resume_point(const RunFolder& folder, const Options& options, const Config& config,
-                         int ranks) {
-  const int64_t step = folder.last_checkpoint().value();
-  if (step >= options.steps) {
-    throw ConfigError(
-        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
-                    options.out, step, options.steps));
-  }
-  const auto path = folder.checkpoint(step);
-  const auto marker = path / RunFolder::kMarker;
-  std::ifstream file(marker);
-  try {
-    const auto saved = nlohmann::json::parse(file);
-    const auto expect = [&](const char* key, const char* option, int64_t here) {
-      const auto there = saved.value(key, here);
-      if (there == here) return;
-      throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
-                                    path.string(), option, there, here, option, there));
-    };
-    expect("world_size", "--nproc", ranks);
-    expect("stage", "--stage", config.stage);
-    expect("unit_bytes", "--bucket-size", config.unit_bytes);
-    return {step, LoaderState::from_json(saved.at("loader").dump())};
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{} cannot be read: {}.", marker.string(), error.what()));
-  }
+RunSettings settings_of(const Options& options, const Config& config, const Dataset& data,
+                        int ranks) {
+  RunSettings run{config, options, model_config(options, data).to_json(), ranks};
+  run.config.micro_batch_size = micro_batch_of(config);
+  if (!run.config.optimizer) run.config.optimizer = kDefaultOptimizer;
+  return run;
 }
 
 }  // namespace
@@ -276,7 +249,9 @@ void check_run(const Options& options, const Config& config, int ranks) {
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
   TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
-  if (options.resume) loader.restore(resume_point(folder, options, config, ranks).loader);
+  if (options.resume) {
+    loader.restore(resume_point(folder, settings_of(options, config, data, ranks)).loader);
+  }
   if (options.eval_batches > 0) {
     (void)TokenLoader(data.validation,
                       loader_options(options, config, 0, ranks, model.vocab_size, false));
@@ -295,6 +270,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
       model_(nullptr),
       schedule_(schedule_of(options_, config)) {
   config.micro_batch_size = micro_batch_of(config);
+  settings_ = settings_of(options_, config, data_, group_->size());
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
   train_loader_.emplace(data_.train, loader_options(options_, config, group_->rank(),
@@ -306,7 +282,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   on_rank_zero(*group_, [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
-    if (options_.resume) (void)resume_point(folder_, options_, config, group_->size());
+    if (options_.resume) (void)resume_point(folder_, settings_);
     monitors_ = std::move(more);
     monitors_.push_back(console_monitor(options_.log_every));
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
@@ -536,6 +512,7 @@ RunInfo Trainer::describe() const {
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
   run.first_step = first_step_;
+  run.changes = changes_;
   run.tiers = tiers_reason_;
   run.data = options_.data;
   run.train_tokens = data_.train.size();
@@ -579,14 +556,8 @@ void Trainer::save_checkpoint() {
   traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
   on_rank_zero(*group_, [&] {
-    const nlohmann::ordered_json state{
-        {"step", step_},
-        {"world_size", group_->size()},
-        {"stage", engine_->config().stage},
-        {"unit_bytes", engine_->config().unit_bytes},
-        {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
-    const std::string text = state.dump(2) + "\n";
+    const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
     marker.write(text.data(), text.size());
     marker.commit();
     folder_.remove_other_checkpoints(step_);
@@ -594,11 +565,12 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::resume() {
-  const auto point = resume_point(folder_, options_, engine_->config(), group_->size());
+  auto point = resume_point(folder_, settings_);
   engine_->load(folder_.checkpoint(point.step));
   train_loader_->restore(point.loader);
   step_ = point.step;
   first_step_ = step_ + 1;
+  changes_ = std::move(point.changes);
 }
 
 }  // namespace zero::train

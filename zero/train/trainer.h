@@ -27,6 +27,7 @@
 #include "zero/train/accounts.h"
 #include "zero/train/monitor.h"
 #include "zero/train/options.h"
+#include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
@@ -44,11 +45,12 @@ void check_run(const Options& options, const Config& config, int ranks);
 class Trainer {
  public:
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
-  /// run where the options say so. All ranks give equal arguments. On rank 0 the console and
-  /// DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier run's log and
-  /// checkpoints go once nothing refuses this one; its weights stay until new ones replace them.
-  /// Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory, StoreError; a rank
-  /// that stops because of another's failure throws StoppedByPeer.
+  /// run where the options say so (which settings differ from the checkpoint's is reported; none is
+  /// taken from there, but see `saved_settings`). All ranks give equal arguments. On rank 0 the
+  /// console and DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier
+  /// run's log and checkpoints go once nothing refuses this one; its weights stay until new ones
+  /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
+  /// StoreError; a rank that stops because of another's failure throws StoppedByPeer.
   Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
@@ -92,6 +94,7 @@ class Trainer {
   int finish(double seconds);
 
   Options options_;
+  RunSettings settings_;
   std::shared_ptr<comm::Group> group_;
   RunFolder folder_;
   std::vector<std::unique_ptr<Monitor>> monitors_;  ///< empty on ranks other than 0
@@ -109,6 +112,7 @@ class Trainer {
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done
   int64_t first_step_ = 1;
+  std::vector<std::string> changes_;  ///< of settings, since the checkpoint
   int stop_signal_ = 0;
   const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };
