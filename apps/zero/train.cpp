@@ -125,6 +125,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
           if (key == "prompt") option->default_str("a line's end");
         }
       });
+  parser
+      .add_option_function<std::string>("--eval-batches",
+                                        [](const std::string&) { train::refuse_eval_batches(); })
+      ->group("");  // not in the help
   auto& engine = settings.engine;
   const std::string group = "Engine";
   const auto add = [&](const char* name, auto& value, const char* help) {

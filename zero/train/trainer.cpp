@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -80,7 +80,7 @@ void check_same_tokens(const Options& options, const Dataset& training, const Da
 }
 
 Dataset open_data(const Options& options) {
-  const bool validates = options.eval_batches > 0;
+  const bool validates = options.eval_tokens > 0;
   const bool splits = validates && options.val_data.empty();
   auto data = open_dataset(
       options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
@@ -118,13 +118,12 @@ Gpt2Config model_config(const Options& options, const Dataset& data) {
 }
 
 LoaderOptions loader_options(const Options& options, const Config& config, int rank, int ranks,
-                             int64_t vocabulary, bool shuffle) {
+                             int64_t vocabulary) {
   return {.sequence = options.seq,
           .micro_batch = micro_batch_of(config),
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
-          .shuffle = shuffle,
           .vocab_size = vocabulary};
 }
 
@@ -220,16 +219,6 @@ uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
   return x * 0xd6e8feb86659fd93u;
 }
 
-/// The mean of one number of each rank, added in rank order. Collective.
-double mean_over_ranks(comm::Group& group, double mine) {
-  const auto input = at::full({1}, mine, at::kDouble);
-  const auto output = at::empty({group.size()}, at::kDouble);
-  group.all_gather_control(output, input, "validation loss");
-  double sum = 0;
-  for (int rank = 0; rank < group.size(); ++rank) sum += output.data_ptr<double>()[rank];
-  return sum / group.size();
-}
-
 RunSettings settings_of(const Options& options, const Config& config, const Dataset& data,
                         int ranks) {
   RunSettings run{config, options, model_config(options, data).to_json(), ranks};
@@ -248,14 +237,12 @@ void check_run(const Options& options, const Config& config, int ranks) {
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size));
   if (options.resume) {
     loader.restore(resume_point(folder, settings_of(options, config, data, ranks)).loader);
   }
-  if (options.eval_batches > 0) {
-    (void)TokenLoader(data.validation,
-                      loader_options(options, config, 0, ranks, model.vocab_size, false));
-  }
+  if (options.eval_tokens > 0)
+    (void)Validation(data.validation, options.seq, model.vocab_size, options.eval_tokens);
   const auto size = step_size(options, model, config, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
@@ -273,12 +260,10 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
   settings_ = settings_of(options_, config, data_, group_->size());
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
-  train_loader_.emplace(data_.train, loader_options(options_, config, group_->rank(),
-                                                    group_->size(), vocabulary, true));
-  if (options_.eval_batches > 0) {
-    validation_loader_.emplace(data_.validation, loader_options(options_, config, group_->rank(),
-                                                                group_->size(), vocabulary, false));
-  }
+  train_loader_.emplace(
+      data_.train, loader_options(options_, config, group_->rank(), group_->size(), vocabulary));
+  if (options_.eval_tokens > 0)
+    validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
   on_rank_zero(*group_, [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
@@ -318,7 +303,7 @@ int Trainer::train() {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.eval_batches > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
+    if (options_.eval_tokens > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
         !last) {
       const auto validation = validate();
       report([&](Monitor& monitor) { monitor.validation(validation); });
@@ -424,23 +409,48 @@ ValidationReport Trainer::validate() {
   // Else it would pass uncounted. A delayed one is not for these weights.
   if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
   const EvaluationMode evaluation(*model_);
-  validation_loader_->rewind();
-  const int64_t batches = std::min(options_.eval_batches, validation_loader_->batches_per_epoch());
+  const int64_t count = validation_->sequences();
+  const int64_t ranks = group_->size();
   double sum = 0;
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < batches; ++i) {
-    const auto batch = validation_loader_->next();
-    sum += model_->loss(batch.tokens, batch.targets).item<float>();
-    tokens += batch.tokens.numel() * group_->size();
+  for (int64_t done = 0; done < count;) {
+    const int64_t rows =
+        std::min(engine_->config().micro_batch_size, at::ceil_div(count - done, ranks));
+    const auto losses = validate_pass(done + group_->rank() * rows, rows);
+    for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
+      sum += losses[static_cast<size_t>(row)];
+    done += ranks * rows;
   }
-  return {.step = step_,
-          .loss = mean_over_ranks(*group_, sum / static_cast<double>(batches)),
-          .tokens = tokens};
+  return {.step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
+}
+
+std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
+  std::vector<at::Tensor> tokens;
+  std::vector<at::Tensor> targets;
+  for (int64_t row = first; row < first + rows; ++row) {
+    // Every rank passes as many sequences, since parameters are gathered together.
+    auto sequence = validation_->read(std::min(row, validation_->sequences() - 1));
+    tokens.push_back(std::move(sequence.tokens));
+    targets.push_back(std::move(sequence.targets));
+  }
+  const auto model = model_->layers(std::move(tokens), std::move(targets));
+  auto values = model.inputs();
+  for (const auto& layer : model.layers) {
+    for (auto& value : values) value = layer(value);
+  }
+  const auto mine = at::empty({rows}, at::kFloat);
+  for (int64_t i = 0; i < rows; ++i) {
+    mine.mutable_data_ptr<float>()[i] =
+        model.loss(std::exchange(values[static_cast<size_t>(i)], {}), i).item<float>();
+  }
+  const auto all = at::empty({group_->size() * rows}, at::kFloat);
+  group_->all_gather_control(all, mine, "validation losses");
+  const auto* begin = all.const_data_ptr<float>();
+  return {begin, begin + all.numel()};
 }
 
 int Trainer::finish(double seconds) {
   const bool interrupted = stop_signal_ != 0;
-  if (!interrupted && options_.eval_batches > 0) {
+  if (!interrupted && options_.eval_tokens > 0) {
     const auto validation = validate();
     report([&](Monitor& monitor) { monitor.validation(validation); });
   }

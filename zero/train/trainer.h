@@ -29,6 +29,7 @@
 #include "zero/train/options.h"
 #include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
+#include "zero/train/validation.h"
 
 namespace zero::train {
 
@@ -62,7 +63,9 @@ class Trainer {
   /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
   /// Collective.
   StepReport train_step();
-  /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
+  /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
+  /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
+  /// Collective.
   ValidationReport validate();
   /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
   /// not say how to decode them. Collective.
@@ -85,6 +88,9 @@ class Trainer {
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
+  /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
+  /// rank order; of the last one where there are not so many.
+  std::vector<float> validate_pass(int64_t first, int64_t rows);
   Exchange exchange(const std::vector<float>& losses);
   void report(const std::function<void(Monitor&)>& what);
   void report_run();
@@ -104,7 +110,7 @@ class Trainer {
   Gpt2 model_;
   std::optional<Engine> engine_;
   std::optional<TokenLoader> train_loader_;
-  std::optional<TokenLoader> validation_loader_;
+  std::optional<Validation> validation_;
   std::optional<StepTraffic> traffic_;
   optim::WarmupDecay schedule_;
   std::vector<float> losses_;  ///< of this rank's micro-batches in the step
