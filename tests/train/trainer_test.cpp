@@ -12,6 +12,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
+#include "zero/models/architectures.h"
 
 namespace zero::train {
 namespace {
@@ -105,12 +106,13 @@ TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
   Trainer trainer(options_, config_, comm::single());
   trainer.train();
   const SafetensorsReader file(folder_ / "run/model.safetensors");
-  const auto parameters = trainer.model()->named_parameters();
+  const auto parameters = trainer.model().module().named_parameters();
   EXPECT_EQ(file.tensors().size(), parameters.size());
   for (const auto& parameter : parameters) {
     EXPECT_TRUE(file.read(parameter.key()).equal(parameter.value().detach())) << parameter.key();
   }
-  EXPECT_EQ(Gpt2Config::load((folder_ / "run/config.json").string()), trainer.model()->config());
+  EXPECT_EQ(language_model_config((folder_ / "run/config.json").string())->to_json(),
+            trainer.model().config().to_json());
 }
 
 TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {

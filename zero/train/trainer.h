@@ -1,5 +1,5 @@
-// The training loop: GPT-2 on tokens, with its states partitioned as the engine's configuration
-// says.
+// The training loop: a language model on tokens, with its states partitioned as the engine's
+// configuration says.
 //
 //   zero::train::Options options{.model = "gpt2-nano", .data = "text.txt", .out = "run"};
 //   zero::Config config;
@@ -22,7 +22,7 @@
 #include "zero/data/token_loader.h"
 #include "zero/engine/config.h"
 #include "zero/engine/engine.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/accounts.h"
 #include "zero/train/monitor.h"
@@ -70,7 +70,7 @@ class Trainer {
   /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
   /// not say how to decode them. Collective.
   void sample();
-  /// Writes DIR/model.safetensors (Hugging Face's GPT-2 names, the model's dtype) and
+  /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
   /// DIR/config.json, whole or not at all. Collective.
   void save_weights();
   /// Writes DIR/checkpoint-STEP, then removes older ones. Collective.
@@ -78,7 +78,7 @@ class Trainer {
 
   int64_t step() const { return step_; }
   Engine& engine() { return engine_.value(); }
-  Gpt2& model() { return model_; }
+  LanguageModel& model() { return *model_; }
 
  private:
   /// Numbers that the ranks exchange once a step, before the update.
@@ -107,7 +107,7 @@ class Trainer {
   std::exception_ptr monitor_failure_;              ///< shared at the next exchange
   Dataset data_;
   std::shared_ptr<ActivationStore> activations_;  ///< null: they stay where they are
-  Gpt2 model_;
+  std::unique_ptr<LanguageModel> model_;
   std::optional<Engine> engine_;
   std::optional<TokenLoader> train_loader_;
   std::optional<Validation> validation_;
