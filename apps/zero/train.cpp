@@ -15,6 +15,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/config.h"
 #include "zero/train/options.h"
+#include "zero/train/resume.h"
 #include "zero/train/trainer.h"
 
 namespace zero::app {
@@ -26,10 +27,13 @@ constexpr const char* kDescription =
     "  zero train --model gpt2-nano --data bible.txt --out run --nproc 2 --stage 3\n\n"
     "DIR gets log.jsonl (every step), model.safetensors (Hugging Face's names) and config.json. "
     "Ctrl-C stops after the\n"
-    "step and keeps the weights. Under torchrun, mpirun or srun leave --nproc out. Every option "
-    "may stand in a file\n"
-    "(--config): DeepSpeed's keys for the engine and a section \"train\" for the rest; the command "
-    "line comes first.";
+    "step and keeps the weights; --resume goes on with the options of the run's checkpoint, but "
+    "for "
+    "those given anew.\n"
+    "Under torchrun, mpirun or srun leave --nproc out. Every option may stand in a file "
+    "(--config): "
+    "DeepSpeed's keys\n"
+    "for the engine and a section \"train\" for the rest; the command line comes first.";
 
 OffloadDevice device_of(std::string_view name) {
   return name == "nvme"  ? OffloadDevice::nvme
@@ -121,6 +125,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Settings& setti
           if (key == "prompt") option->default_str("a line's end");
         }
       });
+  parser
+      .add_option_function<std::string>("--eval-batches",
+                                        [](const std::string&) { train::refuse_eval_batches(); })
+      ->group("");  // not in the help
   auto& engine = settings.engine;
   const std::string group = "Engine";
   const auto add = [&](const char* name, auto& value, const char* help) {
@@ -222,19 +230,34 @@ std::string with_batch(const std::string& text, const EngineOptions& engine) {
 int train(const Arguments& arguments) {
   Settings settings;
   if (const auto status = read_command_line(arguments, settings)) return *status;
-  const auto ranks = choose_ranks(settings.nproc, 1);
-
-  Config config;
-  if (!settings.config_file.empty()) {
-    const auto text = read_file(settings.config_file);
-    const std::vector<std::string> ours{"train"};
-    (void)Config::parse(text, ranks.size(), settings.config_file, ours);  // right by itself
-    config =
-        Config::parse(with_batch(text, settings.engine), ranks.size(), settings.config_file, ours);
+  const std::vector<std::string> ours{"train"};
+  const auto read = [&](const std::string& text, const std::string& origin) {
     Settings with_file;
-    train::read_options(with_file.options, text, settings.config_file);
+    train::read_options(with_file.options, text, origin);
     read_command_line(arguments, with_file);
     settings = with_file;
+  };
+  std::string text;
+  std::string origin = settings.config_file;
+  if (!origin.empty()) {
+    text = read_file(origin);
+    read(text, origin);
+  }
+  // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
+  const train::RunFolder folder(settings.options.out);
+  const auto saved = settings.options.resume ? train::saved_settings(folder) : std::nullopt;
+  const auto ranks = choose_ranks(settings.nproc, saved ? saved->ranks : 1);
+  if (!text.empty()) {  // right by itself
+    (void)Config::parse(text, ranks.size(), origin, ours);
+  }
+  if (saved) {
+    text = train::override_settings(saved->configuration, text.empty() ? "{}" : text);
+    if (origin.empty()) origin = "The checkpoint";
+    read(text, origin);
+  }
+  Config config;
+  if (!text.empty()) {
+    config = Config::parse(with_batch(text, settings.engine), ranks.size(), origin, ours);
   }
   settings.engine.apply(config);
   // Of `zero train | tee log` a Ctrl-C ends tee too: the weights are saved all the same.

@@ -48,6 +48,7 @@ TEST_F(TrainFailure, OptionsThatMakeNoSense) {
   EXPECT_THAT(error({"--model", "/no/such/model.json"}, 2), HasSubstr("/no/such/model.json"));
   EXPECT_THAT(error({"--seq", "65"}, 2), AllOf(HasSubstr("'seq' is 65"), HasSubstr("64")));
   EXPECT_THAT(error({"--vocab-size", "100"}, 2), HasSubstr("256"));
+  EXPECT_THAT(error({"--eval-batches", "2"}, 2), HasSubstr("--eval-tokens"));
   EXPECT_THAT(error({"surplus"}, 2), HasSubstr("'surplus'"));
   EXPECT_FALSE(std::filesystem::exists(folder_.out()));
 }
@@ -70,7 +71,7 @@ TEST_F(TrainFailure, DataThatCannotBeUsed) {
   EXPECT_THAT(error({"--data", empty}, 1), HasSubstr("empty.txt"));
   const std::string small = folder_ / "small.txt";
   write_file(small, std::string(300, 'a'));
-  EXPECT_THAT(error({"--data", small, "--nproc", "4", "--eval-batches", "0"}, 1),
+  EXPECT_THAT(error({"--data", small, "--nproc", "4", "--eval-tokens", "0"}, 1),
               HasSubstr("small.txt"));
   write_file(small, "ab");
   EXPECT_THAT(error({"--data", small}, 1), AllOf(HasSubstr("small.txt"), HasSubstr("validation")));

@@ -54,6 +54,8 @@ TEST(Options, NameTheKeyTheValueAndTheNearestKnownKey) {
               AllOf(HasSubstr("train.steps"), HasSubstr("\"3\""), HasSubstr("whole number")));
   EXPECT_THAT(complaint_about_file("{\"train\": {\"steps\": 1.5}}"), HasSubstr("whole number"));
   EXPECT_THAT(complaint_about_file("{\"train\": {\"resume\": 1}}"), HasSubstr("true or false"));
+  EXPECT_THAT(complaint_about_file("{\"train\": {\"eval_batches\": 1}}"),
+              HasSubstr("'eval_tokens'"));
   EXPECT_THAT(complaint_about_file("{\"train\": 1}"), HasSubstr("should be an object"));
   EXPECT_THAT(complaint_about_file("{train}"), HasSubstr("is not JSON"));
 }

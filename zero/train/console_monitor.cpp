@@ -51,8 +51,8 @@ class ConsoleMonitor final : public Monitor {
   void begin(const RunInfo& info) override {
     info_ = info;
     begin_ = Clock::now();
-    print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n", info.model_name,
-          grouped(info.parameters), info.layers, info.width, grouped(info.vocabulary), info.dtype);
+    print("model     {}: {} parameters ({}, vocabulary {}), {}\n", info.model_name,
+          grouped(info.parameters), info.model_description, grouped(info.vocabulary), info.dtype);
     print("data      {}: {} tokens to train on, {} for validation\n", info.data,
           grouped(info.train_tokens), grouped(info.validation_tokens));
     print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
@@ -66,6 +66,7 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
+    for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);
   }
 

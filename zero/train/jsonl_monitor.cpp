@@ -121,6 +121,7 @@ class JsonlMonitor final : public Monitor {
     object["train_tokens"] = info.train_tokens;
     object["validation_tokens"] = info.validation_tokens;
     object["first_step"] = info.first_step;
+    if (!info.changes.empty()) object["changes"] = info.changes;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
   }

@@ -58,7 +58,7 @@ void Options::validate() const {
   require(dropout < 1, "dropout", dropout, "below 1");
   require(threads >= 0, "threads", threads, "at least 0");
   require(eval_every >= 0, "eval_every", eval_every, "at least 0");
-  require(eval_batches >= 0, "eval_batches", eval_batches, "at least 0");
+  require(eval_tokens >= 0, "eval_tokens", eval_tokens, "at least 0");
   require(log_every >= 1, "log_every", log_every, "at least 1");
   require(save_every >= 0, "save_every", save_every, "at least 0");
   require(sample_tokens >= 0, "sample_tokens", sample_tokens, "at least 0");
@@ -67,6 +67,12 @@ void Options::validate() const {
   require(temperature >= 0 && std::isfinite(temperature), "temperature", temperature, "at least 0");
   require(top_k >= 0, "top_k", top_k, "at least 0");
   require(!(overwrite && resume), "overwrite", "given together with resume", "one of the two");
+}
+
+void refuse_eval_batches() {
+  throw ConfigError(
+      "The option 'eval_batches' is replaced by 'eval_tokens' (--eval-tokens): the tokens of a "
+      "validation, which no longer depend on the ranks and the micro-batch; 0: no validation.");
 }
 
 void read_options(Options& options, std::string_view json, std::string_view origin) {
@@ -95,6 +101,7 @@ void read_options(Options& options, std::string_view json, std::string_view orig
     member = found->template get<Value>();
   });
   for (const auto& [key, value] : section.items()) {
+    if (key == "eval_batches") refuse_eval_batches();
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     throw ConfigError(
         fmt::format("{}: 'train' has no key '{}'.{}", origin, key, did_you_mean(key, known)));

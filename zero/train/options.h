@@ -30,9 +30,9 @@ struct Options {
   std::string schedule = "cosine";
   double dropout = -1;  ///< below 0: the model's own
   int64_t seed = 1;
-  int64_t threads = 0;        ///< of each rank; 0: what OMP_NUM_THREADS or the machine says
-  int64_t eval_every = 0;     ///< steps; 0: at the end only
-  int64_t eval_batches = 20;  ///< micro-batches of each rank; 0: no validation
+  int64_t threads = 0;          ///< of each rank; 0: what OMP_NUM_THREADS or the machine says
+  int64_t eval_every = 0;       ///< steps; 0: at the end only
+  int64_t eval_tokens = 65536;  ///< of a validation, over all ranks; 0: no validation
   int64_t log_every = 1;
   int64_t save_every = 0;       ///< steps between checkpoints that --resume continues; 0: none
   int64_t sample_tokens = 200;  ///< tokens generated at the end; 0: none
@@ -70,8 +70,8 @@ void for_each_field(Options& options, const Field& field) {
   field("threads", options.threads,
         "Of each rank; 0: OMP_NUM_THREADS, or the cores shared by the ranks");
   field("eval_every", options.eval_every, "Steps between validations; 0: at the end only");
-  field("eval_batches", options.eval_batches,
-        "Micro-batches of each rank in a validation; 0: no validation");
+  field("eval_tokens", options.eval_tokens,
+        "Tokens of a validation, spread evenly over its text; 0: no validation");
   field("log_every", options.log_every,
         "Steps between lines on the console (log.jsonl has every step)");
   field("save_every", options.save_every, "Steps between checkpoints for --resume; 0: none");
@@ -82,6 +82,9 @@ void for_each_field(Options& options, const Field& field) {
   field("overwrite", options.overwrite, "Replace an earlier run in --out");
   field("resume", options.resume, "Continue the run in --out from its last checkpoint");
 }
+
+/// Throws ConfigError for an option that was replaced by another, which it names.
+[[noreturn]] void refuse_eval_batches();
 
 /// Sets what the `train` section of a configuration file names. `json` is the whole file (comments
 /// allowed; the section may be absent), `origin` its name. Throws ConfigError for an unknown key

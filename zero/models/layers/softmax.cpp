@@ -1,4 +1,4 @@
-#include "zero/models/softmax.h"
+#include "zero/models/layers/softmax.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "zero/base/error.h"
-#include "zero/models/softmax_kernel.h"
+#include "zero/models/layers/softmax_kernel.h"
 
 namespace zero {
 namespace {

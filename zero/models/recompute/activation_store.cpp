@@ -1,4 +1,4 @@
-#include "zero/models/activation_store.h"
+#include "zero/models/recompute/activation_store.h"
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>

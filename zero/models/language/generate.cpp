@@ -1,4 +1,4 @@
-#include "zero/models/generate.h"
+#include "zero/models/language/generate.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -55,6 +55,7 @@ std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits&
   auto generator = at::detail::createCPUGenerator(options.seed);
   std::vector<int64_t> text(prompt.begin(), prompt.end());
   for (int64_t i = 0; i < options.tokens; ++i) {
+    if (options.stop && options.stop()) break;
     const auto seen = std::min(static_cast<int64_t>(text.size()), options.context);
     const auto tokens = at::empty({1, seen}, at::kLong);
     std::copy(text.end() - seen, text.end(), tokens.mutable_data_ptr<int64_t>());

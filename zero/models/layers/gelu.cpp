@@ -1,10 +1,10 @@
-#include "zero/models/gelu.h"
+#include "zero/models/layers/gelu.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "zero/models/gelu_kernel.h"
+#include "zero/models/layers/gelu_kernel.h"
 
 namespace zero {
 namespace {

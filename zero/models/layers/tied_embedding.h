@@ -5,8 +5,8 @@
 // the embedding. Autograd would make both dense and add them, which takes three arrays as large as
 // the weight (147 MiB each for GPT-2 in fp32) to change the rows of a few hundred tokens. Instead
 // the projection leaves its gradient in a slot, and the embedding, whose backward always runs
-// later, adds its rows to it in place and passes it on. The slot has its memory from the start,
-// below all activations: above it those leave one large hole in backward, for other gradients.
+// later, adds its rows to it in place and passes it on. The slot has its memory from the start of
+// forward, so that the largest gradient does not lie among the activations, which go before it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -23,6 +23,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -38,6 +39,12 @@ struct RecomputeOptions {
   std::shared_ptr<ActivationStore> store{};
   /// From which `function` draws random numbers; empty: LibTorch's default generator of the CPU.
   std::vector<at::Generator> generators{};
+};
+
+/// Which of a model's layers are recomputed in backward.
+struct RecomputeSettings {
+  int64_t every = 0;  ///< the first of every so many, in training; 0: none
+  RecomputeOptions options{};
 };
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;

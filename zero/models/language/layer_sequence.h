@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "zero/models/recompute.h"
+#include "zero/models/recompute/recompute.h"
 
 namespace zero {
 

@@ -1,4 +1,4 @@
-#include "zero/models/tiled_linear.h"
+#include "zero/models/layers/tiled_linear.h"
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/cat.h>
@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/models/linear.h"
+#include "zero/models/layers/linear.h"
 
 namespace zero {
 

@@ -17,6 +17,7 @@ struct GenerateOptions {
   int64_t top_k = 0;         ///< only the likeliest so many can be drawn; 0 means all
   uint64_t seed =
       0;  ///< of a generator of its own, so that equal logits give equal tokens on every rank
+  std::function<bool()> stop{};  ///< asked before each token: whether to leave it at those so far
 };
 
 /// (1, T) int64 tokens -> (1, V) logits of the next token. T grows to GenerateOptions::context.

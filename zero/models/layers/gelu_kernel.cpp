@@ -1,9 +1,9 @@
-#include "zero/models/gelu_kernel.h"
+#include "zero/models/layers/gelu_kernel.h"
 
 #include <algorithm>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "zero/models/gelu_kernel.cpp"
+#define HWY_TARGET_INCLUDE "zero/models/layers/gelu_kernel.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // After highway.h, once for each target.

@@ -1,8 +1,7 @@
-// GPT-2 (Radford et al. 2019) as a torch::nn::Module with Hugging Face's parameter names. It knows
-// nothing of the engine.
+// GPT-2 (Radford et al. 2019) as a torch::nn::Module with Hugging Face's parameter names.
 //
 // B is the batch, T the sequence, C the width, V the vocabulary. A parameter is only ever touched
-// by LibTorch operators, so that a pager may bring it in and take it away between them.
+// by LibTorch operators.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -16,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
-#include "zero/models/layer_sequence.h"
-#include "zero/models/recompute.h"
-#include "zero/models/tiled_linear.h"
+#include "zero/models/language/layer_sequence.h"
+#include "zero/models/layers/tiled_linear.h"
+#include "zero/models/recompute/recompute.h"
 
 namespace zero {
 
@@ -158,12 +157,6 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
   Gpt2Config config_;
 };
 TORCH_MODULE(Gpt2Block);
-
-/// Which blocks are recomputed in backward.
-struct RecomputeSettings {
-  int64_t every = 0;  ///< the first of every so many blocks, in training; 0: none
-  RecomputeOptions options{};
-};
 
 /// The language model. `tokens` and `targets` are int64; all functions throw ConfigError for
 /// another dtype or shape or for a sequence longer than the context.

@@ -12,8 +12,8 @@ enum class WeightLayout {
 };
 
 /// x (..., in) -> (..., out); `bias` (out) may be undefined. Equal to torch::nn::functional::linear
-/// up to the order of the sums, and differentiable as often. In backward the weight's gradient is
-/// computed in the memory from which an Engine reduces it (gradient_place.h): it is never copied.
+/// up to the order of the sums, and differentiable as often. In backward the gradients of
+/// weight and bias are computed where zero::gradient_place says, if it says so.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::out_in);
 

@@ -1,4 +1,4 @@
-#include "zero/models/linear.h"
+#include "zero/models/layers/linear.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -8,8 +8,8 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
-#include "zero/models/gelu.h"
-#include "zero/models/matmul.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/matmul.h"
 
 namespace zero {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/models/tied_embedding.h"
+#include "zero/models/layers/tied_embedding.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "zero/base/error.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 namespace zero {
 namespace {

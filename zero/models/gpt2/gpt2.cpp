@@ -1,4 +1,4 @@
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/models/cross_entropy.h"
-#include "zero/models/gelu.h"
-#include "zero/models/linear.h"
-#include "zero/models/tied_embedding.h"
+#include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/linear.h"
+#include "zero/models/layers/tied_embedding.h"
 
 namespace zero {
 namespace {

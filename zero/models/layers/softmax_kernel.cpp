@@ -1,11 +1,11 @@
-#include "zero/models/softmax_kernel.h"
+#include "zero/models/layers/softmax_kernel.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "zero/models/softmax_kernel.cpp"
+#define HWY_TARGET_INCLUDE "zero/models/layers/softmax_kernel.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // After highway.h, once for each target.

@@ -1,9 +1,8 @@
 // A linear layer in tiles, each a parameter of its own (memory-centric tiling; ZeRO-Infinity,
 // 2104.07857, section 5.1.3).
 //
-// At stage 3 an operator needs its whole weight at once, however small the budget. Tiled, it needs
-// a tile: the peak of gathered parameters falls to one over the number of tiles (where a tile is a
-// unit of its own, that is, at least Config::unit_bytes).
+// An operator needs its whole weight at once; tiled, it needs a tile. Where parameters come and go
+// around operators, so falls the most that must be there at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -83,9 +82,8 @@ class Tileable {
 
 /// Replaces each torch::nn::Linear below `root` whose weight has more than `max_elements` by a
 /// TiledLinear (`tiling_of`) of the same values, dtype and trainability, and has each Tileable
-/// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before the
-/// Engine is constructed and before the first forward, as in `tile_linears(*model,
-/// config.tile_elements)`.
+/// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before
+/// anything else holds the model's parameters, a graph among them.
 ///
 /// What runs a layer must find the new one: a torch::nn::Sequential does, and code that looks a
 /// child up by its name. Throws ConfigError, and changes nothing, for a layer that is held anywhere

@@ -1,4 +1,4 @@
-#include "zero/models/matmul.h"
+#include "zero/models/layers/matmul.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>

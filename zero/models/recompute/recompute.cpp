@@ -1,4 +1,4 @@
-#include "zero/models/recompute.h"
+#include "zero/models/recompute/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
@@ -19,8 +19,8 @@
 
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
-#include "zero/models/activation_store.h"
-#include "zero/models/graph_ends.h"
+#include "zero/models/recompute/activation_store.h"
+#include "zero/models/recompute/graph_ends.h"
 
 namespace zero {
 

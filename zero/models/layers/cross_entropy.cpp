@@ -1,4 +1,4 @@
-#include "zero/models/cross_entropy.h"
+#include "zero/models/layers/cross_entropy.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ceil_div.h>
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/models/matmul.h"
-#include "zero/models/softmax.h"
+#include "zero/models/layers/matmul.h"
+#include "zero/models/layers/softmax.h"
 
 namespace zero {
 namespace {

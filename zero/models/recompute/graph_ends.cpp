@@ -1,4 +1,4 @@
-#include "zero/models/graph_ends.h"
+#include "zero/models/recompute/graph_ends.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
