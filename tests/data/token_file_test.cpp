@@ -82,6 +82,18 @@ TEST(TokenFile, SaysHowAFileLies) {
                "its first word is 1234", TokenFormat::llm_c);
 }
 
+// A mapped file would end the process by SIGBUS.
+TEST(TokenFile, AFileThatIsTruncatedWhileItIsReadIsAnError) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.txt", std::string(100'000, 'x'));
+  const TokenFile file(path);
+  std::filesystem::resize_file(path, 10);
+  std::vector<int64_t> tokens(4);
+  EXPECT_EQ(file.read(0, tokens), 'x');
+  EXPECT_THAT([&] { file.read(80'000, tokens); },
+              ThrowsMessage<DataError>(HasSubstr("a.txt ends at byte 80000")));
+}
+
 TEST(Dataset, TakesTheEndOfASingleFileForValidation) {
   const TemporaryFolder folder;
   const auto path = folder.write("text.txt", std::string(1000, 'x'));

@@ -14,6 +14,7 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/filter.h"
 #include "zero/data/token_file.h"
 #include "zero/data/tokenizer.h"
 
@@ -58,74 +59,93 @@ size_t valid_utf8(std::string_view text) {
   return at;
 }
 
-// The inputs as one text, in pieces that stay in the mapped files.
+constexpr size_t kBlock = size_t{1} << 20;
+
+void check_utf8(const InputFile& file) {
+  std::string block;
+  for (uint64_t at = 0; at < file.size();) {
+    block.resize(std::min<uint64_t>(kBlock, file.size() - at));
+    file.read_at(at, block.data(), block.size());
+    const size_t good = valid_utf8(block);
+    const bool cut = at + block.size() < file.size() && block.size() - good < 4;
+    at += good;
+    if (good < block.size() && !cut) {
+      throw DataError(
+          fmt::format("{} is not UTF-8 text at byte {}. Convert it, or prepare it by bytes.",
+                      file.path().string(), at));
+    }
+  }
+}
+
+// The inputs as one text, in which each file's last line is ended.
 class Text {
  public:
   Text(const std::vector<fs::path>& paths, bool must_be_utf8) {
     for (const auto& path : paths) {
-      const auto& file = *files_.emplace_back(std::make_unique<MappedFile>(path, &fail<DataError>));
-      const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                                  file.bytes().size());
-      if (text.empty()) throw DataError(fmt::format("{} is empty.", path.string()));
-      if (const size_t good = valid_utf8(text); must_be_utf8 && good < text.size()) {
-        throw DataError(
-            fmt::format("{} is not UTF-8 text at byte {}. Convert it, or prepare it by bytes.",
-                        path.string(), good));
-      }
-      pieces_.push_back(text);
-      if (text.back() != '\n') pieces_.emplace_back("\n");
+      InputFile file(path, &fail<DataError>);
+      if (file.size() == 0) throw DataError(fmt::format("{} is empty.", path.string()));
+      if (must_be_utf8) check_utf8(file);
+      char last = 0;
+      file.read_at(file.size() - 1, &last, 1);
+      size_ += file.size() + (last == '\n' ? 0 : 1);
+      parts_.push_back({std::move(file), size_});
     }
-    for (const auto piece : pieces_) size_ += piece.size();
   }
 
   size_t size() const { return size_; }
 
-  // The pieces of [begin, end).
-  std::vector<std::string_view> range(size_t begin, size_t end) const {
-    std::vector<std::string_view> out;
-    for (const auto piece : pieces_) {
-      const size_t first = std::min(begin, piece.size());
-      const size_t last = std::min(end, piece.size());
-      if (first < last) out.push_back(piece.substr(first, last - first));
-      begin -= first;
-      end -= last;
-    }
-    return out;
+  // Its bytes from `offset` on: all that one file has, but at most kBlock; none at the end.
+  void read(size_t offset, std::string& block) const {
+    const auto part = std::upper_bound(parts_.begin(), parts_.end(), offset,
+                                       [](size_t at, const Part& one) { return at < one.end; });
+    block.clear();
+    if (part == parts_.end()) return;
+    const size_t begin = part == parts_.begin() ? 0 : std::prev(part)->end;
+    block.resize(std::min(kBlock, part->end - offset), '\n');
+    const size_t stored = part->file.size() - std::min(part->file.size(), offset - begin);
+    part->file.read_at(offset - begin, block.data(), std::min(block.size(), stored));
+  }
+
+  // The pieces of [begin, end), one after the other.
+  auto pieces(size_t begin, size_t end) const {
+    return [this, begin, end, block = std::string()]() mutable -> std::string_view {
+      if (begin == end) return {};
+      read(begin, block);
+      block.resize(std::min(block.size(), end - begin));
+      begin += block.size();
+      return block;
+    };
   }
 
   // The first start of a line at or after `offset`.
   size_t line_at(size_t offset) const {
     if (offset == 0) return 0;
-    size_t at = offset - 1;
-    for (const auto piece : range(at, size_)) {
-      const auto newline = piece.find('\n');
-      if (newline != std::string_view::npos) return at + newline + 1;
-      at += piece.size();
+    std::string block;
+    for (size_t at = offset - 1; at < size_; at += block.size()) {
+      read(at, block);
+      const auto newline = block.find('\n');
+      if (newline != std::string::npos) return at + newline + 1;
     }
     return size_;
   }
 
  private:
-  std::vector<std::unique_ptr<MappedFile>> files_;
-  std::vector<std::string_view> pieces_;
+  struct Part {
+    InputFile file;
+    size_t end;  // in the text
+  };
+  std::vector<Part> parts_;
   size_t size_ = 0;
 };
 
-auto feeder(std::vector<std::string_view> pieces) {
-  return [pieces = std::move(pieces), next = size_t{0}]() mutable {
-    return next < pieces.size() ? pieces[next++] : std::string_view{};
-  };
-}
-
 // Returns the number of tokens.
-int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer,
-                     std::vector<std::string_view> text) {
+int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& text) {
   OutputFile file(path, &fail<DataError>);
   std::array<int32_t, kLlmCHeaderBytes / sizeof(int32_t)> header{kLlmCMagic, kLlmCVersion};
   file.write(header.data(), kLlmCHeaderBytes);
   int64_t count = 0;
   std::vector<uint16_t> narrow;
-  tokenizer.encode(feeder(std::move(text)), [&](std::span<const uint32_t> tokens) {
+  tokenizer.encode(text, [&](std::span<const uint32_t> tokens) {
     narrow.assign(tokens.begin(), tokens.end());
     file.write(narrow.data(), narrow.size() * sizeof(uint16_t));
     count += static_cast<int64_t>(tokens.size());
@@ -209,13 +229,12 @@ class OutputFolder {
   bool replaces_ = false;
 };
 
-Tokenizer make_tokenizer(const PrepareOptions& options,
-                         const std::vector<std::string_view>& training_text,
+Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& training_text,
                          const fs::path& model) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
   if (options.tokenizer == "bpe") {
     try {
-      Tokenizer::train(feeder(training_text), options.vocab_size, model);
+      Tokenizer::train(training_text, options.vocab_size, model);
     } catch (const DataError& error) {
       throw DataError(
           fmt::format("Training a byte-pair encoding of {} tokens failed: {} Where the text is too "
@@ -223,9 +242,9 @@ Tokenizer make_tokenizer(const PrepareOptions& options,
                       options.vocab_size, error.what()));
     }
   } else {
-    const MappedFile source(options.tokenizer, &fail<DataError>);
+    const auto source = read_file(options.tokenizer, &fail<DataError>);
     OutputFile copy(model, &fail<DataError>);
-    copy.write(source.bytes().data(), source.bytes().size());
+    copy.write(source.data(), source.size());
     copy.commit();
   }
   auto tokenizer = Tokenizer::load(model);
@@ -253,18 +272,17 @@ PrepareResult prepare(const PrepareOptions& options) {
                     "their last {}. Give more text or another fraction.",
                     boundary == 0 ? "training" : "validation", text.size(), validation));
   }
-  const auto training_text = text.range(0, boundary);
-
   OutputFolder folder(options.output, options.overwrite);
   const auto tokenizer =
-      make_tokenizer(options, training_text, folder.temporary() / "tokenizer.model");
+      make_tokenizer(options, text.pieces(0, boundary), folder.temporary() / "tokenizer.model");
   PrepareResult result;
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
-  result.train_tokens = write_tokens(folder.temporary() / "train.bin", tokenizer, training_text);
+  result.train_tokens =
+      write_tokens(folder.temporary() / "train.bin", tokenizer, text.pieces(0, boundary));
   result.validation_tokens =
-      write_tokens(folder.temporary() / "val.bin", tokenizer, text.range(boundary, text.size()));
+      write_tokens(folder.temporary() / "val.bin", tokenizer, text.pieces(boundary, text.size()));
 
   const nlohmann::ordered_json meta{{"tokenizer", by_bytes ? "bytes" : "tokenizer.model"},
                                     {"vocab_size", result.vocab_size},

@@ -1,4 +1,4 @@
-// Files of tokens, read through memory.
+// Files of tokens.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace zero {
 
-class MappedFile;
+class InputFile;
 
 enum class TokenFormat : uint8_t {
   bytes,    ///< plain text: each byte is a token
@@ -26,8 +26,8 @@ inline constexpr size_t kLlmCHeaderBytes = 1024;
 /// "text by bytes", "llm.c tokens", "nanoGPT tokens".
 std::string_view name(TokenFormat format);
 
-/// A read-only file of tokens, mapped into memory: opening costs nothing, and ranks of one host
-/// share its pages.
+/// A read-only file of tokens: opening reads its header alone, and ranks of one host share its
+/// pages in the system's cache.
 class TokenFile {
  public:
   /// Opens `path`. Without `format`, llm.c's magic decides, then the extension: .bin is nanoGPT's
@@ -44,14 +44,14 @@ class TokenFile {
   int64_t vocab_limit() const { return format_ == TokenFormat::bytes ? 256 : 65536; }
 
   /// Copies tokens [begin, begin + out.size()) to `out` and returns the largest. The range must lie
-  /// within the file.
+  /// within the file. DataError when the file was truncated since it was opened.
   int64_t read(int64_t begin, std::span<int64_t> out) const;
 
   /// Asks the system to bring a range into memory soon, without waiting.
   void will_need(int64_t begin, int64_t count) const;
 
  private:
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<InputFile> file_;
   TokenFormat format_ = TokenFormat::bytes;
   size_t header_ = 0;
   int64_t size_ = 0;
