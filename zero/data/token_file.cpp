@@ -5,21 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/foreign.h"
 
 namespace zero {
 namespace {
 
-// Other files of llm.c, which end in .bin too.
-constexpr std::pair<int32_t, const char*> kOtherMagics[] = {
-    {20240326, "a model of llm.c"},
-    {20240327, "a debug state of llm.c"},
-    {20240328, "a tokenizer of llm.c"},
-    {20240522, "an evaluation file of llm.c"},
-    {20240801, "a file of 32-bit tokens of llm.c (Llama 3), which is not supported"},
-};
+constexpr uint64_t kTextCheckedAtStart = uint64_t{1} << 20;
 
 // The first words of a file, zeros where it has none.
 using Header = std::array<int32_t, 3>;
@@ -38,6 +33,8 @@ int64_t read_tokens(const InputFile& file, uint64_t offset, std::span<int64_t> o
   const auto bytes = std::as_writable_bytes(out);
   const auto source = bytes.last(out.size() * sizeof(Token));
   file.read_at(offset, source.data(), source.size());
+  if (sizeof(Token) == 1)
+    refuse_nul(file, {reinterpret_cast<const char*>(source.data()), source.size()}, offset);
   Token largest = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     Token token = 0;
@@ -73,16 +70,14 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
             : header[0] == kLlmCMagic ? TokenFormat::llm_c
             : binary                  ? TokenFormat::nano_gpt
                                       : TokenFormat::bytes;
+  if (!format && format_ != TokenFormat::llm_c) refuse_foreign(*file_, binary);
 
   if (format_ == TokenFormat::bytes) {
+    std::string start(std::min(file_->size(), kTextCheckedAtStart), '\0');
+    file_->read_at(0, start.data(), start.size());
+    refuse_nul(*file_, start, 0);
     size_ = bytes;
     return;
-  }
-  if (format_ == TokenFormat::llm_c || binary) {
-    for (const auto& [magic, what] : kOtherMagics) {
-      if (header[0] == magic)
-        throw DataError(fmt::format("{} is not a file of tokens but {}.", file, what));
-    }
   }
   if (format_ == TokenFormat::llm_c) {
     if (bytes < static_cast<int64_t>(kLlmCHeaderBytes)) {
@@ -130,6 +125,57 @@ void TokenFile::will_need(int64_t begin, int64_t count) const {
   const uint64_t width = format_ == TokenFormat::bytes ? 1 : 2;
   file_->will_need(header_ + width * static_cast<uint64_t>(begin),
                    width * static_cast<uint64_t>(count));
+}
+
+Tokens::Tokens(const std::vector<std::filesystem::path>& paths) {
+  for (const auto& path : paths) {
+    const auto& file = *files_.emplace_back(std::make_unique<const TokenFile>(path));
+    if (file.format() != format()) {
+      throw DataError(
+          fmt::format("{} holds {}, and {} holds {}: the shards of one data set have one format.",
+                      files_.front()->path().string(), zero::name(format()), path.string(),
+                      zero::name(file.format())));
+    }
+    ends_.push_back(size() + file.size());
+  }
+  ensure(!files_.empty(), "a file of tokens");
+}
+
+std::string Tokens::name() const {
+  const auto first = files_.front()->path().string();
+  return files_.size() == 1
+             ? first
+             : fmt::format("{} and the {} shards after it", first, files_.size() - 1);
+}
+
+template <typename Visit>
+void Tokens::visit(int64_t begin, int64_t count, const Visit& visit) const {
+  ensure(begin >= 0 && count <= size() - begin, "a range of tokens within the files");
+  const auto found = std::upper_bound(ends_.begin(), ends_.end(), begin);
+  for (auto index = static_cast<size_t>(found - ends_.begin()); count > 0; ++index) {
+    const auto& file = *files_[index];
+    const int64_t within = begin - (ends_[index] - file.size());
+    const int64_t here = std::min(count, file.size() - within);
+    visit(file, within, here);
+    begin += here;
+    count -= here;
+  }
+}
+
+int64_t Tokens::read(int64_t begin, std::span<int64_t> out) const {
+  int64_t largest = 0;
+  auto rest = out;
+  visit(begin, static_cast<int64_t>(out.size()),
+        [&](const TokenFile& file, int64_t within, int64_t count) {
+          largest = std::max(largest, file.read(within, rest.first(static_cast<size_t>(count))));
+          rest = rest.subspan(static_cast<size_t>(count));
+        });
+  return largest;
+}
+
+void Tokens::will_need(int64_t begin, int64_t count) const {
+  visit(begin, count,
+        [](const TokenFile& file, int64_t within, int64_t here) { file.will_need(within, here); });
 }
 
 }  // namespace zero
