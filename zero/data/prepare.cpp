@@ -15,8 +15,11 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/filter.h"
+#include "zero/data/foreign.h"
+#include "zero/data/round_trip.h"
 #include "zero/data/token_file.h"
 #include "zero/data/tokenizer.h"
+#include "zero/data/utf8.h"
 
 namespace zero {
 namespace {
@@ -35,38 +38,18 @@ void check(const PrepareOptions& options) {
   }
 }
 
-// The offset of the first byte that is not part of a UTF-8 character, or the size.
-size_t valid_utf8(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const size_t length = lead < 0x80                   ? 1
-                          : lead >= 0xC2 && lead < 0xE0 ? 2
-                          : lead >= 0xE0 && lead < 0xF0 ? 3
-                          : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                        : 0;
-    if (length == 0 || at + length > text.size()) return at;
-    const auto second = static_cast<unsigned char>(length > 1 ? text[at + 1] : 0);
-    // Longer than need be, a surrogate, beyond the last character.
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F))
-      return at;
-    for (size_t i = 1; i < length; ++i) {
-      if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return at;
-    }
-    at += length;
-  }
-  return at;
-}
-
 constexpr size_t kBlock = size_t{1} << 20;
 
-void check_utf8(const InputFile& file) {
+// Throws for what is no text.
+void check_text(const InputFile& file, bool must_be_utf8) {
+  if (file.size() == 0) throw DataError(fmt::format("{} is empty.", file.path().string()));
+  refuse_foreign(file, false);
   std::string block;
   for (uint64_t at = 0; at < file.size();) {
     block.resize(std::min<uint64_t>(kBlock, file.size() - at));
     file.read_at(at, block.data(), block.size());
-    const size_t good = valid_utf8(block);
+    refuse_nul(file, block, at);
+    const size_t good = must_be_utf8 ? valid_utf8(block) : block.size();
     const bool cut = at + block.size() < file.size() && block.size() - good < 4;
     at += good;
     if (good < block.size() && !cut) {
@@ -83,8 +66,7 @@ class Text {
   Text(const std::vector<fs::path>& paths, bool must_be_utf8) {
     for (const auto& path : paths) {
       InputFile file(path, &fail<DataError>);
-      if (file.size() == 0) throw DataError(fmt::format("{} is empty.", path.string()));
-      if (must_be_utf8) check_utf8(file);
+      check_text(file, must_be_utf8);
       char last = 0;
       file.read_at(file.size() - 1, &last, 1);
       size_ += file.size() + (last == '\n' ? 0 : 1);
@@ -138,18 +120,44 @@ class Text {
   size_t size_ = 0;
 };
 
-// Returns the number of tokens.
-int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& text) {
+[[noreturn]] void refuse(const RoundTrip& round_trip) {
+  throw DataError(fmt::format(
+      "The tokenizer does not keep the text: {}. Use --tokenizer bpe, which is trained on the text "
+      "and keeps all of it, or a sentencepiece model with byte fallback.",
+      round_trip.difference()));
+}
+
+bool decode(const Tokenizer& tokenizer, std::span<const uint32_t> tokens, RoundTrip& text) {
+  return std::all_of(tokens.begin(), tokens.end(),
+                     [&](uint32_t token) { return text.feed(tokenizer.piece(token)); });
+}
+
+bool keeps(const Tokenizer& tokenizer, std::string_view text) {
+  const auto pieces = [rest = text]() mutable { return std::exchange(rest, {}); };
+  RoundTrip round_trip(pieces);
+  bool kept = true;
+  tokenizer.encode(pieces, [&](std::span<const uint32_t> tokens) {
+    kept = kept && decode(tokenizer, tokens, round_trip);
+  });
+  return kept && round_trip.finish();
+}
+
+// Writes the tokens of `pieces`, which give the same text each time, and returns their number.
+// Throws where they do not decode to the text.
+int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& pieces) {
   OutputFile file(path, &fail<DataError>);
   std::array<int32_t, kLlmCHeaderBytes / sizeof(int32_t)> header{kLlmCMagic, kLlmCVersion};
   file.write(header.data(), kLlmCHeaderBytes);
   int64_t count = 0;
   std::vector<uint16_t> narrow;
-  tokenizer.encode(text, [&](std::span<const uint32_t> tokens) {
+  RoundTrip round_trip(pieces);
+  tokenizer.encode(pieces, [&](std::span<const uint32_t> tokens) {
+    if (!decode(tokenizer, tokens, round_trip)) refuse(round_trip);
     narrow.assign(tokens.begin(), tokens.end());
     file.write(narrow.data(), narrow.size() * sizeof(uint16_t));
     count += static_cast<int64_t>(tokens.size());
   });
+  if (!round_trip.finish()) refuse(round_trip);
   if (count > std::numeric_limits<int32_t>::max()) {
     throw DataError(fmt::format(
         "{} would hold {} tokens; llm.c's format counts at most {}. Prepare the text in parts.",
@@ -229,8 +237,36 @@ class OutputFolder {
   bool replaces_ = false;
 };
 
+void write_file(const fs::path& path, std::string_view bytes) {
+  OutputFile file(path, &fail<DataError>);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
+// Note [Models of others]
+// Most sentencepiece models normalise: they put a blank before each text, drop blanks that repeat,
+// take line ends for blanks and compose characters, so that the tokens no longer say the text. How
+// is told by field 3 of the model (NormalizerSpec), and where a message is repeated in a protocol
+// buffer, its later fields count. So these bytes at its end make a model encode text as it is:
+// name "identity", no map of characters, no blank before the text, and repeated blanks kept. What
+// then has neither a piece nor a fallback to bytes is lost, and refused.
+constexpr std::string_view kKeepText{"\x1A\x10\x0A\x08identity\x12\0\x18\0\x20\0", 18};
+
+// What models normalise: blanks and line ends, and characters with a compatible one.
+constexpr std::string_view kProbe =
+    " two  blanks\t and a tab \n\n  indented \xEF\xBC\xA1\xEF\xAC\x81\xC2\xA0\n";
+
+// Copies the model of somebody else to `model`; returns whether it had to be changed.
+bool adopt(const fs::path& source, const fs::path& model) {
+  const auto bytes = read_file(source, &fail<DataError>);
+  write_file(model, bytes);
+  if (keeps(Tokenizer::load(model), kProbe)) return false;
+  write_file(model, bytes + std::string(kKeepText));
+  return true;
+}
+
 Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& training_text,
-                         const fs::path& model) {
+                         const fs::path& model, bool& changed) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
   if (options.tokenizer == "bpe") {
     try {
@@ -242,10 +278,7 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
                       options.vocab_size, error.what()));
     }
   } else {
-    const auto source = read_file(options.tokenizer, &fail<DataError>);
-    OutputFile copy(model, &fail<DataError>);
-    copy.write(source.data(), source.size());
-    copy.commit();
+    changed = adopt(options.tokenizer, model);
   }
   auto tokenizer = Tokenizer::load(model);
   if (tokenizer.vocab_size() > 65536) {
@@ -273,9 +306,10 @@ PrepareResult prepare(const PrepareOptions& options) {
                     boundary == 0 ? "training" : "validation", text.size(), validation));
   }
   OutputFolder folder(options.output, options.overwrite);
-  const auto tokenizer =
-      make_tokenizer(options, text.pieces(0, boundary), folder.temporary() / "tokenizer.model");
   PrepareResult result;
+  const auto tokenizer =
+      make_tokenizer(options, text.pieces(0, boundary), folder.temporary() / "tokenizer.model",
+                     result.tokenizer_changed);
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
@@ -291,9 +325,7 @@ PrepareResult prepare(const PrepareOptions& options) {
                                     {"train_bytes", result.train_bytes},
                                     {"validation_bytes", result.validation_bytes}};
   const auto json = meta.dump(2) + "\n";
-  OutputFile file(folder.temporary() / "meta.json", &fail<DataError>);
-  file.write(json.data(), json.size());
-  file.commit();
+  write_file(folder.temporary() / "meta.json", json);
   folder.publish();
   return result;
 }
