@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <random>
 
@@ -295,6 +296,55 @@ TEST(Tokenizer, SaysWhatIsMissing) {
       [] { Tokenizer::load("/nowhere/t.model"); },
       ThrowsMessage<DataError>(HasSubstr("Cannot run /nowhere/zero-sentencepiece: No such file")));
   ::setenv("ZERO_SENTENCEPIECE", before.c_str(), 1);
+}
+
+// A program in the place of zero-sentencepiece, and the file that it writes.
+class OtherProgram {
+ public:
+  explicit OtherProgram(const std::string& script) : before_(std::getenv("ZERO_SENTENCEPIECE")) {
+    const auto path = folder_.write("program", "#!/bin/sh\n" + script);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    ::setenv("ZERO_SENTENCEPIECE", path.c_str(), 1);
+  }
+  OtherProgram(const OtherProgram&) = delete;
+  OtherProgram& operator=(const OtherProgram&) = delete;
+  ~OtherProgram() { ::setenv("ZERO_SENTENCEPIECE", before_.c_str(), 1); }
+
+ private:
+  TemporaryFolder folder_;
+  std::string before_;
+};
+
+TEST(Tokenizer, TrustsNothingThatItsProgramSays) {
+  const auto expect = [](const char* script, const char* message) {
+    const OtherProgram program(script);
+    EXPECT_THAT([] { Tokenizer::load("t.model").encode("text"); },
+                ThrowsMessage<DataError>(HasSubstr(message)))
+        << script;
+  };
+  // Two pieces, "a" and "b".
+  const std::string pieces =
+      "[ $1 = pieces ] && printf '\\001\\000\\000\\000a\\001\\000\\000\\000b' && exit; ";
+  expect("", "table of pieces is empty");
+  expect("printf '\\001\\000\\000\\000a\\001'", "ends within piece 1");
+  expect("printf '\\377\\377\\377\\377a'", "ends within piece 0");
+  expect((pieces + "printf '\\001\\000\\000\\000\\001'").c_str(), "ends within a token");
+  expect((pieces + "printf '\\001\\000\\000\\000\\002\\000\\000\\000'").c_str(),
+         "gave the token 2, and its vocabulary has 2");
+  const OtherProgram program(pieces + "printf '\\001\\000\\000\\000\\000\\000\\000\\000'");
+  EXPECT_EQ(Tokenizer::load("t.model").encode("text"), (std::vector<int64_t>{1, 0}));
+}
+
+// The system then keeps no exit status, and a failure would look like success.
+TEST(Filter, AnExitStatusThatIsLostIsAnError) {
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  EXPECT_THAT(
+      [] {
+        run_filter(
+            {"/bin/false"}, [] { return std::string_view(); }, [](std::string_view) {});
+      },
+      ThrowsMessage<DataError>(HasSubstr("SIGCHLD")));
+  std::signal(SIGCHLD, before);
 }
 
 TEST(Filter, PassesMoreThanAPipeHoldsBothWays) {
