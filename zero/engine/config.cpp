@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 
 namespace zero {
 
@@ -338,7 +339,9 @@ Config Config::parse(std::string_view text, int world_size, std::string_view ori
   try {
     // A key that stands twice in one object is an error, not a silent choice of the last.
     std::vector<std::vector<std::string>> keys;
-    const auto no_duplicates = [&](int, Json::parse_event_t event, Json& value) {
+    const auto no_duplicates = [&](int depth, Json::parse_event_t event, Json& value) {
+      if (depth >= kMaxJsonDepth)  // printing and copying what is deeper recurses
+        throw ConfigError(fmt::format("{} nests more than {} deep.", origin, kMaxJsonDepth));
       if (event == Json::parse_event_t::object_start) keys.emplace_back();
       if (event == Json::parse_event_t::object_end) keys.pop_back();
       if (event == Json::parse_event_t::key) {

@@ -55,9 +55,7 @@ int64_t micro_batch_of(const Config& config) {
 }
 
 bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
-  const MappedFile first(a, fail<DataError>);
-  const MappedFile second(b, fail<DataError>);
-  return std::ranges::equal(first.bytes(), second.bytes());
+  return read_file(a, fail<DataError>) == read_file(b, fail<DataError>);
 }
 
 /// Throws where a token of one is not known to mean what it means in the other, but for token files
