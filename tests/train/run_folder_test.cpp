@@ -24,7 +24,7 @@ TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
                                    "model.safetensors.tmp", "notes.12.tmp"};
   for (const auto& name : kept) test::write_file(folder / name, "x");
   for (const char* name :
-       {"checkpoint-4.earlier", "model.safetensors.123.tmp", "config.json.123.tmp"})
+       {"checkpoint-8.earlier", "model.safetensors.123.tmp", "config.json.123.tmp"})
     test::write_file(folder / name, "x");
   fs::create_directory(folder / "checkpoint-8.partial");
   test::write_file(folder / "checkpoint-8.partial/rank-0-of-1.safetensors.9.tmp", "x");
@@ -33,6 +33,17 @@ TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
   for (const auto& entry : fs::directory_iterator(folder.path()))
     left.insert(entry.path().filename().string());
   EXPECT_EQ(left, kept);
+}
+
+TEST(RunFolder, PutsBackACheckpointWhoseReplacementWasCutShort) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  fs::create_directory(folder / "checkpoint-4.earlier");
+  test::write_file(folder / "checkpoint-4.earlier/train.json", "{}");
+  fs::create_directory(folder / "checkpoint-4.partial");
+  run.remove_left_overs();
+  EXPECT_EQ(run.last_checkpoint(), 4);
+  EXPECT_FALSE(fs::exists(folder / "checkpoint-4.partial"));
 }
 
 TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {

@@ -1,8 +1,8 @@
 // Saving and loading the engine's states, sharded or in full.
 //
 // A sharded save is one file a rank, of the elements that the rank owns, by unit; at stage 0 rank
-// 0's file has everything. It is written to `folder`.partial and takes the place of an earlier save
-// only once every rank's file is complete.
+// 0's file has everything. They are in a WholeFolder: an earlier save is replaced only once every
+// rank's file is complete and on the disk.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,11 +10,12 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <optional>
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
@@ -163,17 +164,6 @@ StepCounts step_counts(const SafetensorsReader& file, const std::string& path, s
   }
 }
 
-// The folder of a save without a separator at its end, so that names can be put beside it.
-fs::path save_folder(const std::string& folder) {
-  fs::path target(folder);
-  while (target.has_relative_path() && (!target.has_filename() || target.filename() == "."))
-    target = target.parent_path();
-  if (const auto name = target.filename(); name.empty() || name == "." || name == "..")
-    throw CheckpointError(fmt::format(
-        "Engine::save was given '{}'. Name a folder of its own, as 'checkpoint'.", folder));
-  return target;
-}
-
 }  // namespace
 
 void Engine::save(const std::string& folder) {
@@ -181,49 +171,31 @@ void Engine::save(const std::string& folder) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save");
-  const auto target = save_folder(folder);
-  const fs::path partial(target.string() + ".partial");
+  const auto partial = WholeFolder::partial(folder);
+  std::optional<WholeFolder> whole;
   impl.change_parameters("Engine::save", [] {});
   const int rank = impl.group().rank();
   together(impl.group(), "Engine::save", [&] {
-    if (rank != 0) return;
-    fs::remove_all(partial);
-    fs::create_directories(partial);
+    if (rank == 0) whole.emplace(folder, &fail<CheckpointError>);
   });
-  const auto remove_partial = [&] {
-    std::error_code ignored;
-    if (rank == 0) fs::remove_all(partial, ignored);
-  };
-  try {
-    together(impl.group(), "Engine::save", [&] {
-      const auto cells = impl.placement.sharded.optimizer || rank == 0
-                             ? saved_cells(*impl.table, impl.layout.unit_count())
-                             : std::vector<SavedCell>{};
-      const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
-      std::vector<TensorInfo> infos;
-      for (const auto& cell : cells) infos.push_back(cell.info);
-      for (const auto& [name, buffer] : buffers)
-        infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-      SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
-                               header(*this, impl.update->steps(), kSharded));
-      for (const auto& cell : cells)
-        writer.write(cell.key, impl.table->read(cell.unit, cell.state));
-      for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
-      writer.commit();
-    });
-    together(impl.group(), "Engine::save", [&] {
-      if (rank != 0) return;
-      // An earlier save is moved aside first, so that one of the two is always whole.
-      const fs::path earlier(target.string() + ".earlier");
-      fs::remove_all(earlier);
-      if (fs::exists(target)) fs::rename(target, earlier);
-      fs::rename(partial, target);
-      fs::remove_all(earlier);
-    });
-  } catch (const CheckpointError&) {
-    remove_partial();
-    throw;
-  }
+  together(impl.group(), "Engine::save", [&] {
+    const auto cells = impl.placement.sharded.optimizer || rank == 0
+                           ? saved_cells(*impl.table, impl.layout.unit_count())
+                           : std::vector<SavedCell>{};
+    const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
+    std::vector<TensorInfo> infos;
+    for (const auto& cell : cells) infos.push_back(cell.info);
+    for (const auto& [name, buffer] : buffers)
+      infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
+                             header(*this, impl.update->steps(), kSharded));
+    for (const auto& cell : cells) writer.write(cell.key, impl.table->read(cell.unit, cell.state));
+    for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
+    writer.commit();
+  });
+  together(impl.group(), "Engine::save", [&] {
+    if (whole) whole->commit();
+  });
 }
 
 void Engine::load(const std::string& folder) {
@@ -237,6 +209,9 @@ void Engine::load(const std::string& folder) {
   std::unique_ptr<SafetensorsReader> replicated;
   const auto cells = saved_cells(*impl.table, impl.layout.unit_count());
   StepCounts counts;
+  together(impl.group(), "Engine::load", [&] {
+    if (impl.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
+  });
   together(impl.group(), "Engine::load", [&] {
     if (!fs::exists(path)) {
       throw CheckpointError(

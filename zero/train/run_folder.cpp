@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/whole_folder.h"
 
 namespace zero::train {
 namespace {
@@ -118,9 +119,10 @@ std::optional<int64_t> RunFolder::last_checkpoint() const {
 void RunFolder::remove_left_overs() const {
   for (const auto& path : entries(path_)) {
     std::error_code ignored;
-    if (number_between(path, kCheckpoint, ".partial") ||
-        number_between(path, kCheckpoint, ".earlier") ||
-        number_between(path, model().filename().string() + ".", ".tmp") ||
+    auto left_by = number_between(path, kCheckpoint, ".partial");
+    if (!left_by) left_by = number_between(path, kCheckpoint, ".earlier");
+    if (left_by) WholeFolder::remove_left_overs(checkpoint(*left_by));
+    if (number_between(path, model().filename().string() + ".", ".tmp") ||
         number_between(path, model_config().filename().string() + ".", ".tmp"))
       fs::remove_all(path, ignored);
   }
