@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 // third more time. This many bytes, times a rank, change two or more of those bits.
 constexpr int64_t kSkew = int64_t{34} << 20;
 constexpr int64_t kMostVirtual = int64_t{8} << 40;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // Below this an allocation cannot bring the machine down, and the look at the free memory costs
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
@@ -73,8 +75,18 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
   return {at::round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
 }
 
+bool ArenaLayout::valid(int64_t least_control_bytes) const {
+  return ranks > 0 && control_bytes == at::round_up(least_control_bytes, kPage) &&
+         region_bytes > 0 && region_bytes % kPage == 0 && region_bytes <= kMostVirtual / ranks;
+}
+
+bool ArenaLayout::holds(int64_t offset, int64_t bytes, int first, int last) const {
+  return bytes >= 0 && offset >= region_offset(first) && offset <= region_offset(last) &&
+         bytes <= region_offset(last) - offset;
+}
+
 std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
-  Descriptor file(memfd_create("libzero", MFD_CLOEXEC));
+  Descriptor file(memfd_create("libzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ftruncate(file.get(), layout.total_bytes()) != 0) {
     throw OutOfMemory(
         fmt::format("Cannot make the shared memory of {} ranks (memfd of {}): {}.", layout.ranks,
@@ -85,10 +97,28 @@ std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
                                   format_bytes(static_cast<double>(layout.control_bytes)),
                                   std::strerror(error)));
   }
+  // From here on nobody who holds the file can cut it under its users.
+  ensure(fcntl(file.get(), F_ADD_SEALS, kSeals) == 0, "the kernel does not seal a fresh memfd");
   return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
 }
 
 std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layout) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size != layout.total_bytes() || status.st_uid != geteuid()) {
+    throw CommError(
+        fmt::format("The file that was passed as the shared memory of {} ranks is not that: it has "
+                    "{} bytes and "
+                    "belongs to user {}, but {} bytes of user {} are expected.",
+                    layout.ranks, status.st_size, status.st_uid, layout.total_bytes(), geteuid()));
+  }
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    throw CommError(
+        fmt::format("The file that was passed as the shared memory of {} ranks is not a memfd of a "
+                    "size that is sealed.",
+                    layout.ranks));
+  }
   return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
 }
 

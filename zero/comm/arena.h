@@ -32,6 +32,10 @@ struct ArenaLayout {
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
   int64_t total_bytes() const { return region_offset(ranks); }
+  /// Whether `choose` could have returned it for as many bytes of control.
+  bool valid(int64_t least_control_bytes) const;
+  /// Whether `bytes` bytes at `offset` lie in the regions of the ranks [first, last).
+  bool holds(int64_t offset, int64_t bytes, int first, int last) const;
 };
 
 /// The file, mapped. Ranks that are threads of one process share one Mapping.
@@ -39,7 +43,8 @@ class Mapping {
  public:
   /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
   static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
-  /// Maps a file that another process made. Throws OutOfMemory.
+  /// Maps a file that another process made with `create`. Throws CommError where the file is none
+  /// of that layout, or could still change its size; OutOfMemory.
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -87,6 +92,7 @@ class PrivateView {
 /// agrees. Thread-safe.
 class Arena {
  public:
+  static constexpr int64_t kGranularity = 4096;
   Arena(std::shared_ptr<Mapping> mapping, int rank);
   /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory.
   int64_t allocate(int64_t bytes);

@@ -28,6 +28,7 @@
 #include "zero/base/memory_limit.h"
 #include "zero/comm/job.h"
 #include "zero/comm/rendezvous.h"
+#include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
@@ -382,6 +383,7 @@ class Supervisor {
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
     auto environment = rank_environment(options_, rank, port);
+    environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();
     auto words = options_.command;
     auto arguments = Environment::null_terminated(words);
@@ -538,6 +540,7 @@ class Supervisor {
   }
 
   const LaunchOptions& options_;
+  const std::string token_ = random_token();
   const int64_t kills_before_ = kills_for_memory();
   SignalScope signals_;
   std::vector<Process> processes_;

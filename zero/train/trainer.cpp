@@ -21,6 +21,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
+#include "zero/comm/agreement.h"
 #include "zero/data/tokenizer.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
@@ -28,7 +29,6 @@
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
-#include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
 #include "zero/train/stop.h"
@@ -259,7 +259,7 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
       data_.train, loader_options(options_, config, group_->rank(), group_->size(), vocabulary));
   if (options_.eval_tokens > 0)
     validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
     if (options_.resume) (void)resume_point(folder_, settings_);
@@ -375,7 +375,7 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   const auto of_rank = [&](int rank) { return all + rank * (k + 2); };
   Exchange result;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (of_rank(rank)[k + 1] != 0) share_failure(*group_, monitor_failure_);
+    if (of_rank(rank)[k + 1] != 0) comm::share_failure(*group_, "Reporting", monitor_failure_);
     if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
   }
   // The same order at every stage, so that the mean is the same bit for bit.
@@ -385,7 +385,7 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   }
   result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
   if (!std::isfinite(result.mean_loss)) {
-    on_rank_zero(*group_, [&] {
+    comm::agree_on_rank_zero(*group_, "The step", [&] {
       for (auto& monitor : monitors_)
         monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
       throw Error(
@@ -465,7 +465,7 @@ int Trainer::finish(double seconds) {
                                     : "finished",
                       .model_file = folder_.model()};
   report([&](Monitor& monitor) { monitor.end(end); });
-  share_failure(*group_, monitor_failure_);
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
   return stop_signal_;
 }
 
@@ -482,7 +482,7 @@ void Trainer::report_run() {
   const auto run = describe();
   const auto memory = collect_memory(*engine_);
   // Nothing refuses the run any more: the earlier one may go, and its log does with the first line.
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
     if (options_.overwrite) folder_.remove_other_checkpoints(-1);
     folder_.remove_left_overs();
   });
@@ -490,7 +490,7 @@ void Trainer::report_run() {
     monitor.begin(run);
     monitor.initial_memory(memory);
   });
-  share_failure(*group_, monitor_failure_);
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
 }
 
 int64_t Trainer::tokens_per_step() const {
@@ -559,7 +559,7 @@ void Trainer::save_checkpoint() {
   const auto path = folder_.checkpoint(step_);
   traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
     const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
     marker.write(text.data(), text.size());

@@ -51,7 +51,8 @@ class Trainer {
   /// console and DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier
   /// run's log and checkpoints go once nothing refuses this one; its weights stay until new ones
   /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
-  /// StoreError; a rank that stops because of another's failure throws StoppedByPeer.
+  /// StoreError; a rank that stops because of another's failure throws an Error that is a
+  /// comm::PeerFailure too.
   Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
