@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <exception>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -45,8 +45,13 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   model.take_over();
   model.own_storages();
   model.broadcast(*group);
+  try {
+    move_in();
+  } catch (...) {
+    model.disown();
+    throw;
+  }
   seed_ranks();
-  move_in();
 }
 
 Engine::Impl::~Impl() { model.leave(); }
@@ -63,7 +68,7 @@ void Engine::Impl::lay_out() {
   std::vector<at::ScalarType> dtypes;
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& parameter = model.parameter(p);
-    const auto dtype = config.bf16 && parameter.scalar_type() == at::kFloat
+    const auto dtype = config.bf16 && parameter.scalar_type() == at::kFloat && !model.stays_fp32(p)
                            ? at::kBFloat16
                            : parameter.scalar_type();
     // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
@@ -263,26 +268,11 @@ void Engine::Impl::move_in() {
   optimizer = std::make_unique<OptimizerStore>(*layout, std::move(groups), model.group_of(),
                                                std::move(units), group->ledger(), link, disk.get(),
                                                hides());
-  for (int64_t i = 0; i < model.size(); ++i) {
-    const auto& parameter = model.parameter(i);
-    const int64_t u = layout->unit_of(i);
-    const auto dtype = store->dtype(u);
-    const auto original = flat_view(parameter);
-    // The master weights come from the original values, not from the rounded ones.
-    if (model.trainable(i) && optimizer->own_master(u)) optimizer->set_master(i, original);
-    if (parameter.scalar_type() != dtype) parameter.set_data(optimizer->narrowed(u, parameter));
-    store->take(i, parameter);
-  }
-  model.tie();
-  for (int64_t u = 0; u < layout->unit_count(); ++u) optimizer->follow(u);
-  if (config.bf16) {
-    for (const auto& [name, buffer] : model.buffers()) {
-      if (buffer.scalar_type() == at::kFloat) buffer.set_data(buffer.detach().to(at::kBFloat16));
-    }
-  }
-  const bool gradients_there = std::any_of(tiers.begin(), tiers.end(), [](const Tiers& of_unit) {
-    return of_unit.gradients == Tier::disk;
-  });
+  // At stage 3 the arrays of gradients are slices, and most come later: so nothing is left to be
+  // refused once parameters move.
+  if (placement.parameters) make_gradients();
+  take_parameters();
+  if (!placement.parameters) make_gradients();
   bool late = false;
   for (int64_t u = 0; u < layout->unit_count(); ++u) late = late || updates_in_forward(u);
   if (hides() || late) {
@@ -293,6 +283,53 @@ void Engine::Impl::move_in() {
     });
     if (disk) disk->run_beside([this](int64_t index) { return queue->upcoming(index); });
   }
+  store->start(model.parameters());
+  model.settle(store->pager() != nullptr, *gradients);
+  if (spends_budget()) {
+    // What the construction held is not what a step holds.
+    group->ledger()->reset_peaks();
+    HostAllocator::instance().reset_peaks();
+  }
+  if (limit) {
+    // Ranks that are threads share the tensors' allocator: none is capped while another still holds
+    // the model twice.
+    group->barrier("start of the engine");
+    limit->include_tensors();
+  }
+}
+
+void Engine::Impl::take_parameters() {
+  std::exception_ptr failure;
+  try {
+    for (int64_t i = 0; i < model.size(); ++i) {
+      const auto& parameter = model.parameter(i);
+      const int64_t u = layout->unit_of(i);
+      const auto dtype = store->dtype(u);
+      const auto original = flat_view(parameter);
+      // The master weights come from the original values, not from the rounded ones.
+      if (model.trainable(i) && optimizer->own_master(u)) optimizer->set_master(i, original);
+      if (parameter.scalar_type() != dtype) parameter.set_data(optimizer->narrowed(u, parameter));
+      store->take(i, parameter);
+    }
+    model.tie();
+    for (int64_t u = 0; u < layout->unit_count(); ++u) optimizer->follow(u);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  // A disk may fail on one rank alone.
+  const auto failed =
+      disk ? comm::first_failure(*group, failure != nullptr, "parameters that move") : std::nullopt;
+  if (failure) std::rethrow_exception(failure);
+  if (failed) {
+    throw StoreError(
+        fmt::format("Rank {} could not write its parameters; its own message says why.", *failed));
+  }
+}
+
+void Engine::Impl::make_gradients() {
+  const bool gradients_there = std::any_of(tiers.begin(), tiers.end(), [](const Tiers& of_unit) {
+    return of_unit.gradients == Tier::disk;
+  });
   std::function<void(int64_t, at::Tensor)> update;
   if (updates_in_backward()) {
     all_present.assign(static_cast<size_t>(model.size()), 1);
@@ -312,28 +349,36 @@ void Engine::Impl::move_in() {
                              .on_host = std::move(gradients_on_host),
                              .host = &link,
                              .doubled = delays(),
-                             .update = std::move(update)});
-  store->start(model.parameters());
-  model.settle(store->pager() != nullptr, *gradients, {});
-  if (spends_budget()) {
-    // What the construction held is not what a step holds.
-    group->ledger()->reset_peaks();
-    HostAllocator::instance().reset_peaks();
-  }
-  if (limit) {
-    // Ranks that are threads share the tensors' allocator: none is capped while another still holds
-    // the model twice.
-    group->barrier("start of the engine");
-    limit->include_tensors();
-  }
+                             .update = std::move(update),
+                             .dtypes = unit_dtypes});
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
                std::shared_ptr<comm::Group> group)
-    : impl_(std::make_unique<Impl>(std::move(tensors), groups, std::move(config),
-                                   std::move(group))) {}
+    : impl_(
+          std::make_shared<Impl>(std::move(tensors), groups, std::move(config), std::move(group))) {
+  if (pager() == nullptr) impl_->model.allow_take_over([this] { release(); });
+}
 
 Engine::~Engine() = default;
+
+// Another engine takes the model over.
+void Engine::release() {
+  if (impl_.shared().use_count() > 1) {
+    throw Error(
+        "The model was given to another Engine while a zero::Gathered scope of its Engine is open. "
+        "Close it before.");
+  }
+  impl_->complete_update("the start of another Engine");
+  impl_.reset();
+}
+
+Engine::Impl& Engine::Held::operator*() const {
+  if (impl_) return *impl_;
+  throw Error(
+      "The model of this Engine was taken over by another Engine, constructed after it. Use that "
+      "one; this one can only be destroyed.");
+}
 
 std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
   if (!config.optimizer) {
@@ -558,11 +603,15 @@ void Engine::Impl::refuse_writes(std::string_view when) {
   } else {
     written = model.take_written(is_updated);
   }
-  if (written.empty()) return;
-  throw Error(
-      fmt::format("Parameter '{}' was written {}, which takes the place of what was written. Write "
-                  "it inside zero::Gathered or with Engine::set_parameter.",
-                  model.name(written.front()), when));
+  const auto all =
+      comm::gather_records(*group, written.empty() ? int64_t{-1} : written.front(), when);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] < 0) continue;
+    throw Error(fmt::format(
+        "Parameter '{}' was written on rank {} {}, which takes the place of what was written. "
+        "Write it inside zero::Gathered or with Engine::set_parameter.",
+        model.name(all[rank]), rank, when));
+  }
 }
 
 void Engine::Impl::finish_update(int64_t unit) {
@@ -594,7 +643,7 @@ void Engine::Impl::complete_update(std::string_view label) {
   if (!delayed) {
     finish_updates();
   } else if (left_updates()) {
-    change_parameters(label, [] {});
+    change_parameters(label);
   }
 }
 
@@ -603,10 +652,19 @@ void Engine::complete_update() { impl_->complete_update("Engine::complete_update
 StepResult Engine::step() {
   auto& impl = *impl_;
   const c10::NoGradGuard no_grad;
-  // Not more: a `step` that was refused may be called again.
+  // Refusals come first: a `step` that was refused may be called again.
+  impl.model.check();
+  if (impl.gradients->only_foreign()) {
+    throw Error(
+        "Engine::step without Engine::backward: the gradients since the last step came from other "
+        "backward passes, and were dropped. Call engine.backward(loss) in the place of "
+        "loss.backward(); or Engine::zero_grad, where nothing was to be learnt from them.");
+  }
   const int64_t k = impl.config.gradient_accumulation_steps;
   impl.micro_batches = std::min(impl.micro_batches + 1, k);
   if (impl.micro_batches < k) return {.step = impl.steps};
+  impl.model.check_names();
+  if (const auto* pages = pager()) pages->check_unpinned();
   impl.gradients->finish();
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
@@ -646,9 +704,20 @@ StepResult Engine::step() {
   }
   impl.store->finish_publish();
   impl.gradients->clear();
+  impl.model.synchronize_buffers(impl.buffer_policy, *impl.group);
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;
 }
+
+void Engine::zero_grad() {
+  auto& impl = *impl_;
+  impl.check_between_steps("Engine::zero_grad");
+  impl.gradients->clear();
+  impl.micro_batches = 0;
+}
+
+void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
+BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }
 
 OptimizerStore::Group& Engine::Impl::parameter_group(size_t index) const {
   auto& groups = optimizer->groups();

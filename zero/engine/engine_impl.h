@@ -37,6 +37,9 @@ struct Engine::Impl {
   void seed_ranks() const;
   void move_in();
   std::unique_ptr<StateStream> make_disk() const;
+  /// The values of the model's parameters go to the stores.
+  void take_parameters();
+  void make_gradients();
 
   /// Gradients of what `passes` runs go to the stores.
   void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
@@ -77,8 +80,8 @@ struct Engine::Impl {
   void start_update(double scale, bool delayed);
   /// Starts the update of a unit beside the rest of backward.
   void update_beside(int64_t unit, at::Tensor slice);
-  /// Throws Error naming a trainable parameter that the user wrote since the last step; once for
-  /// each write.
+  /// Throws Error, on every rank, naming a trainable parameter that a rank's user wrote since the
+  /// last step; once for each write. Collective.
   void refuse_writes(std::string_view when);
   /// Waits for the update of a unit that runs beside, and shows its parameters on this rank. Nobody
   /// reads them meanwhile.
@@ -100,11 +103,14 @@ struct Engine::Impl {
   /// Parameters are still used while new ones are made.
   bool hides() const { return delays() || updates_in_backward(); }
   void publish(int64_t unit);
-  /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
-  /// the result to all. Collective.
-  void change_parameters(std::string_view label, const std::function<void()>& write);
-  /// The part that both ways to change them share, when nobody reads them any more.
-  void show(const std::function<void()>& write);
+  /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters,
+  /// and shows these and what users have written to all. Collective.
+  void change_parameters(
+      std::string_view label, const std::function<void()>& write = [] {},
+      const std::vector<int64_t>& units = {});
+  /// By unit: `units`, and what any rank's user or an update under way has changed. Collective
+  /// where parameters are replicated and updated in slices: then only these are gathered.
+  std::vector<uint8_t> changed_units(std::string_view label, const std::vector<int64_t>& units);
   double global_norm(bool& finite);
 
   // The memory budget (budget.cpp).
@@ -170,6 +176,7 @@ struct Engine::Impl {
   int64_t micro_batches = 0;  // since the last boundary
   int64_t steps = 0;
   bool budget_spent = false;
+  BufferPolicy buffer_policy = BufferPolicy::per_rank;
   std::vector<uint8_t> updating_present;  // of the update under way
   std::vector<uint8_t> all_present;       // of an update in backward: a whole unit's gradients
   std::vector<uint8_t> updating;          // by unit: `step` has left its update under way

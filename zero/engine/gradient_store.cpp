@@ -44,7 +44,7 @@ GradientStore::GradientStore(const partition::Layout& layout, std::vector<at::Te
     unit.trainable = trainable[static_cast<size_t>(u)];
     if (!unit.trainable) continue;
     order_.push_back(u);
-    unit.dtype = parameters_[static_cast<size_t>(first)].scalar_type();
+    unit.dtype = options_.dtypes[static_cast<size_t>(u)];
     if (layout_.unit(u).bytes() <= options_.unit_bytes || layout_.unit(u).segments.size() > 1) {
       bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes(u));
       const auto widest = static_cast<int64_t>(
@@ -141,6 +141,7 @@ void GradientStore::begin_backward(bool holds, const std::vector<int64_t>& share
   }
   finished_ = false;
   in_pass_ = true;
+  passed_ = true;
   holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
   if (!options_.placement.gradients) return;
@@ -195,6 +196,10 @@ void GradientStore::arrive(int64_t parameter, const at::Tensor& variable) {
   const at::NoGradGuard no_grad;
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   const std::lock_guard lock(mutex_);
+  if (!in_pass_) {
+    foreign_ = true;
+    return;
+  }
   const auto p = static_cast<size_t>(parameter);
   const int64_t u = layout_.unit_of(parameter);
   auto& unit = state(u);
@@ -623,7 +628,7 @@ void GradientStore::clear() {
     auto bucket = std::exchange(unit.bucket, at::Tensor());
     if (bucket.defined() && unit.pooled) give(std::move(bucket));
   }
-  finished_ = false;
+  finished_ = passed_ = foreign_ = false;
 }
 
 void GradientStore::set(int64_t parameter, const at::Tensor& values) {

@@ -86,6 +86,8 @@ class GradientStore final : public GradientSink {
     /// Where set, the sums of sharded gradients are not kept: takes a unit's slice, for its update.
     /// A slice on the host stays as it is until `clear`. For one pass a step.
     std::function<void(int64_t unit, at::Tensor slice)> update = {};
+    /// By unit: of parameters and their gradients.
+    std::vector<at::ScalarType> dtypes = {};
   };
 
   /// `trainable` has an entry a unit.
@@ -97,6 +99,9 @@ class GradientStore final : public GradientSink {
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
+
+  /// Gradients have come since the last step, but in no pass of this engine's: they were dropped.
+  bool only_foreign() const { return foreign_ && !passed_; }
 
   /// `holds`: no unit is reduced but by `release` and at the end; those of the parameters `shared`
   /// at the end.
@@ -232,6 +237,8 @@ class GradientStore final : public GradientSink {
   std::vector<uint8_t> present_;    // by parameter: some rank had
   bool holds_ = false;
   bool in_pass_ = false;  // of Engine::backward, not of the user's torch::autograd::grad
+  bool passed_ = false;   // there was one in this step
+  bool foreign_ = false;  // a gradient came outside
   bool finished_ = false;
   std::deque<Reduction> in_flight_;
   struct Sum {

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/engine/engine_impl.h"
@@ -31,19 +33,39 @@ void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at
       .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
 }
 
-void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
+std::vector<uint8_t> Engine::Impl::changed_units(std::string_view label,
+                                                 const std::vector<int64_t>& units) {
+  // At stage 3 to show a unit costs nothing, and at stage 0 there is nothing to show.
+  const bool gathers = placement.optimizer && !placement.parameters;
+  if (!gathers) return std::vector<uint8_t>(updating.size(), 1);
+  auto changed = updating;
+  for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
+  for (int64_t i = 0; i < model.size(); ++i) {
+    if (model.written(i)) changed[static_cast<size_t>(layout->unit_of(i))] = 1;
+  }
+  const auto count = static_cast<int64_t>(changed.size());
+  auto mine = at::empty({count}, at::kByte);
+  std::copy(changed.begin(), changed.end(), mine.mutable_data_ptr<uint8_t>());
+  auto all = at::empty({group->size() * count}, at::kByte);
+  group->all_gather_control(all, mine, label);
+  const auto* theirs = all.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < all.numel(); ++i) changed[static_cast<size_t>(i % count)] |= theirs[i];
+  return changed;
+}
+
+void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write,
+                                     const std::vector<int64_t>& units) {
   const c10::NoGradGuard no_grad;
   check_between_steps(label);
   group->barrier(label);  // every rank has ended its gathers
+  const auto changed = changed_units(label, units);
   finish_updates();
   commit_writes();
   invalidate();
-  show(write);
-}
-
-void Engine::Impl::show(const std::function<void()>& write) {
   write();
-  for (int64_t u = 0; u < layout->unit_count(); ++u) publish(u);
+  for (int64_t u = 0; u < layout->unit_count(); ++u) {
+    if (changed[static_cast<size_t>(u)] != 0) store->publish(u);
+  }
   store->finish_publish();
 }
 
@@ -77,7 +99,7 @@ at::Tensor Engine::parameter(std::string_view name) {
   const HostScope not_refused;
   const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout->unit_of(i);
-  impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
+  impl_->change_parameters("Engine::parameter");  // the user's writes so far count
   const auto master = impl_->optimizer->array(u, "master");
   const auto unit =
       master.defined() ? impl_->full(u, master) : impl_->full(u, impl_->store->owned(u));
@@ -92,10 +114,12 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   check_shape(value, like, name);
   const int64_t u = impl_->layout->unit_of(i);
   const auto values = flattened(value, like, at::kFloat);
-  impl_->change_parameters("Engine::set_parameter", [&] {
-    impl_->store->write(i, values);
-    if (impl_->gradients->trainable(u)) impl_->optimizer->set_master(i, values);
-  });
+  impl_->change_parameters("Engine::set_parameter",
+                           [&] {
+                             impl_->store->write(i, values);
+                             if (impl_->model.trainable(i)) impl_->optimizer->set_master(i, values);
+                           },
+                           {u});
 }
 
 void Engine::Impl::check_gradients_kept() const {
@@ -176,7 +200,7 @@ void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  impl_->change_parameters("Engine::visit_parameters", [] {});
+  impl_->change_parameters("Engine::visit_parameters");
   int64_t gathered = -1;
   at::Tensor unit;
   for (size_t p = 0; p < impl_->model.names().size(); ++p) {

@@ -3,10 +3,12 @@
 // A sharded save is one file a rank, of the elements that the rank owns, by unit; at stage 0 rank
 // 0's file has everything. It is written to `folder`.partial and takes the place of an earlier save
 // only once every rank's file is complete.
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -91,6 +93,17 @@ void expect_tensor(const SafetensorsReader& file, const std::string& path,
       fmt::format("'{}' has no '{}': it is of another model or optimizer.", path, wanted.name));
 }
 
+// In any floating-point dtype where `like` has one.
+void expect_values(const SafetensorsReader& file, const std::string& path, const std::string& name,
+                   const at::Tensor& like) {
+  auto dtype = like.scalar_type();
+  for (const auto& info : file.tensors()) {
+    if (info.name == name && at::isFloatingType(info.dtype) && at::isFloatingType(dtype))
+      dtype = info.dtype;
+  }
+  expect_tensor(file, path, {name, dtype, like.sizes().vec()});
+}
+
 }  // namespace
 
 // The flat arrays that this rank owns, by their names in a sharded save. A low-precision parameter
@@ -122,10 +135,41 @@ std::map<std::string, std::string> Engine::Impl::description() const {
           {"parameters", nlohmann::json(model.names()).dump()}};
 }
 
+namespace {
+
+// Sizes and strides of each parameter, which say what its flat array means.
+nlohmann::json shapes_of(const Model& model) {
+  auto list = nlohmann::json::array();
+  for (const auto& each : model.parameters())
+    list.push_back({each.sizes().vec(), each.strides().vec()});
+  return list;
+}
+
+// Files of earlier versions do not say.
+void expect_shapes(const SafetensorsReader& file, const std::string& path, const Model& model) {
+  const auto found = file.metadata().find("shapes");
+  if (found == file.metadata().end()) return;
+  const auto theirs = nlohmann::json::parse(found->second, nullptr, false);
+  const auto ours = shapes_of(model);
+  for (size_t p = 0; p < ours.size(); ++p) {
+    const auto other = theirs.is_array() && p < theirs.size() ? theirs[p] : nlohmann::json();
+    if (other == ours[p]) continue;
+    const bool pair = other.is_array() && other.size() == 2;
+    const size_t differs = pair && other[0] == ours[p][0] ? 1 : 0;
+    throw CheckpointError(
+        fmt::format("'{}' holds parameter '{}' with {} {}, but the model has it with {}.", path,
+                    model.names()[p], differs == 1 ? "strides" : "shape",
+                    pair ? other[differs].dump() : other.dump(), ours[p][differs].dump()));
+  }
+}
+
+}  // namespace
+
 std::map<std::string, std::string> Engine::Impl::header(const char* format) const {
   auto header = description();
   header["format"] = format;
   header["steps"] = std::to_string(steps);
+  header["shapes"] = shapes_of(model).dump();
   header["parameter_steps"] = nlohmann::json(optimizer->steps()).dump();
   return header;
 }
@@ -180,7 +224,9 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   optimizer->discard();
   gradients->clear();
   micro_batches = 0;
-  show(write);
+  write();
+  for (int64_t u = 0; u < layout->unit_count(); ++u) store->publish(u);  // frozen ones, too
+  store->finish_publish();
 }
 
 namespace {
@@ -205,7 +251,7 @@ void Engine::save(const std::string& folder) {
   impl.at_boundary("Engine::save");
   const auto target = save_folder(folder);
   const fs::path partial(target.string() + ".partial");
-  impl.change_parameters("Engine::save", [] {});
+  impl.change_parameters("Engine::save");
   const int rank = impl.group->rank();
   together(*impl.group, "Engine::save", [&] {
     if (rank != 0) return;
@@ -220,7 +266,7 @@ void Engine::save(const std::string& folder) {
     together(*impl.group, "Engine::save", [&] {
       const auto arrays = impl.placement.optimizer || rank == 0 ? impl.owned_arrays()
                                                                 : std::vector<Impl::OwnedArray>{};
-      const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
+      const auto buffers = impl.model.plain_buffers();
       std::vector<TensorInfo> infos;
       for (const auto& array : arrays) infos.push_back(impl.info_of(array));
       for (const auto& [name, buffer] : buffers)
@@ -252,9 +298,11 @@ void Engine::load(const std::string& folder) {
   auto& impl = *impl_;
   const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
+  const auto own = (fs::path(folder) / shard_name(impl.group->rank(), impl.group->size())).string();
   const auto first = (fs::path(folder) / shard_name(0, impl.group->size())).string();
   std::unique_ptr<SafetensorsReader> file;
-  std::unique_ptr<SafetensorsReader> replicated;
+  std::unique_ptr<SafetensorsReader> with_buffers;
+  const auto buffers = impl.model.plain_buffers();
   const auto arrays = impl.owned_arrays();
   Impl::StepCounts counts;
   together(*impl.group, "Engine::load", [&] {
@@ -265,14 +313,17 @@ void Engine::load(const std::string& folder) {
                       path));
     }
     file = std::make_unique<SafetensorsReader>(path);
-    replicated = std::make_unique<SafetensorsReader>(first);
+    with_buffers = std::make_unique<SafetensorsReader>(own);
+    // Earlier versions saved rank 0's for all.
+    if (!buffers.empty() && !with_buffers->contains("buffer." + buffers.front().first))
+      with_buffers = std::make_unique<SafetensorsReader>(first);
     expect(path, "format", kSharded, metadata(*file, path, "format"));
     for (const auto& [key, value] : impl.description())
       expect(path, key, value, metadata(*file, path, key));
+    expect_shapes(*file, path, impl.model);
     for (const auto& array : arrays) expect_tensor(*file, path, impl.info_of(array));
-    for (const auto& [name, buffer] : impl.model.buffers())
-      expect_tensor(*replicated, first,
-                    {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    for (const auto& [name, buffer] : buffers)
+      expect_values(*with_buffers, own, "buffer." + name, buffer);
     counts = impl.step_counts(*file, path);
     if (impl.queue) impl.queue->wait_all();
   });
@@ -291,8 +342,8 @@ void Engine::load(const std::string& folder) {
         impl.optimizer->replace(array.unit, array.state, file->read(array.key));
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
-      buffer.detach().copy_(replicated->read("buffer." + name));
+    for (size_t i = 0; i < buffers.size(); ++i)
+      impl.model.set_buffer(i, with_buffers->read("buffer." + buffers[i].first));
   });
 }
 
@@ -301,8 +352,9 @@ void Engine::save_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
-  impl.change_parameters("Engine::save_full", [] {});
+  impl.change_parameters("Engine::save_full");
   const bool writes = impl.group->rank() == 0;
+  const auto buffers = impl.model.plain_buffers();
   std::unique_ptr<SafetensorsWriter> writer;
   together(*impl.group, "Engine::save_full", [&] {
     if (!writes) return;
@@ -317,7 +369,7 @@ void Engine::save_full(const std::string& path) {
                            impl.model.parameters()[p].sizes().vec()});
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
+    for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     writer = std::make_unique<SafetensorsWriter>(path, infos, impl.header(kFull));
   });
@@ -353,7 +405,7 @@ void Engine::save_full(const std::string& path) {
   }
   together(*impl.group, "Engine::save_full", [&] {
     if (!writes) return;
-    for (const auto& [name, buffer] : impl.model.buffers())
+    for (const auto& [name, buffer] : buffers)
       attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
     attempt([&] { writer->commit(); });
     if (!failure.empty()) throw CheckpointError(failure);
@@ -364,6 +416,7 @@ void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
+  const auto buffers = impl.model.plain_buffers();
   std::unique_ptr<SafetensorsReader> file;
   Impl::StepCounts counts;
   together(*impl.group, "Engine::load_full", [&] {
@@ -378,8 +431,7 @@ void Engine::load_full(const std::string& path) {
           expect_tensor(*file, path, {state_key(name, impl.model.names()[p]), at::kFloat, shape});
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
-      expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    for (const auto& [name, buffer] : buffers) expect_values(*file, path, "buffer." + name, buffer);
     expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
     counts = impl.step_counts(*file, path);
@@ -405,8 +457,53 @@ void Engine::load_full(const std::string& path) {
         }
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
-      buffer.detach().copy_(file->read("buffer." + name));
+    for (size_t i = 0; i < buffers.size(); ++i)
+      impl.model.set_buffer(i, file->read("buffer." + buffers[i].first));
+  });
+}
+
+void Engine::load_weights(const std::string& path) {
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  auto& impl = *impl_;
+  const auto buffers = impl.model.plain_buffers();
+  std::unique_ptr<SafetensorsReader> file;
+  std::vector<std::string> keys;                           // by parameter
+  std::vector<std::pair<size_t, std::string>> of_buffers;  // that the file has
+  together(*impl.group, "Engine::load_weights", [&] {
+    file = std::make_unique<SafetensorsReader>(path);
+    for (int64_t p = 0; p < impl.model.size(); ++p) {
+      const auto names = impl.model.names_of(p);
+      const auto found = std::find_if(names.begin(), names.end(),
+                                      [&](const auto& name) { return file->contains(name); });
+      keys.push_back(found == names.end() ? names.front() : *found);
+      expect_values(*file, path, keys.back(), impl.model.parameter(p));
+    }
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      for (const auto& key : {"buffer." + buffers[i].first, buffers[i].first}) {
+        if (!file->contains(key)) continue;
+        expect_values(*file, path, key, buffers[i].second);
+        of_buffers.emplace_back(i, key);
+        break;
+      }
+    }
+    if (impl.queue) impl.queue->wait_all();
+  });
+  impl.replace_states("Engine::load_weights", [&] {
+    impl.take_steps({0, std::vector<int64_t>(keys.size(), 0)});
+    for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
+      for (const auto name : impl.optimizer->array_names(u)) {
+        if (name != "master")
+          impl.optimizer->replace(u, name, at::zeros({impl.owned_range(u).size()}));
+      }
+    }
+    for (int64_t p = 0; p < impl.model.size(); ++p) {
+      const auto values =
+          flattened(file->read(keys[static_cast<size_t>(p)]), impl.model.parameter(p), at::kFloat);
+      impl.store->write(p, values);
+      if (impl.model.trainable(p)) impl.optimizer->set_master(p, values);
+    }
+    for (const auto& [i, key] : of_buffers) impl.model.set_buffer(i, file->read(key));
   });
 }
 
