@@ -72,7 +72,10 @@ void write_all(int fd, std::string_view text) {
 class LineRelay {
  public:
   LineRelay(Descriptor source, int sink, std::string prefix)
-      : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {
+      : source_(std::move(source)),
+        sink_(sink),
+        clear_(isatty(sink) == 1 ? "\r\033[K" : ""),
+        prefix_(std::move(prefix)) {
     fcntl(source_.get(), F_SETFL, O_NONBLOCK);
   }
   bool open() const { return static_cast<bool>(source_); }
@@ -110,17 +113,18 @@ class LineRelay {
       text += prefix_;
       text.append(pending_, begin, end + 1 - begin);
     }
-    write_all(sink_, text);
+    if (begin > 0) write_all(sink_, clear_ + text);
     pending_.erase(0, begin);
   }
   void emit_rest() {
-    write_all(sink_, prefix_ + pending_ + "\n");
+    write_all(sink_, clear_ + prefix_ + pending_ + "\n");
     pending_.clear();
   }
 
   static constexpr size_t kLongestLine = 1 << 20;
   Descriptor source_;
   int sink_;
+  std::string clear_;  // rank 0 may have left a progress bar on the terminal's line
   std::string prefix_;
   std::string pending_;
 };
