@@ -46,6 +46,26 @@ TEST(RunFolder, PutsBackACheckpointWhoseReplacementWasCutShort) {
   EXPECT_FALSE(fs::exists(folder / "checkpoint-4.partial"));
 }
 
+TEST(RunFolder, CutsTheLogBackToACheckpointsStep) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  const std::string kept =
+      "{\"event\":\"config\"}\n{\"step\":1}\n{\"step\":2}\n"
+      "{\"event\":\"validation\",\"step\":2}\na note of its reader\n";
+  const auto cut = [&](const std::string& behind) {
+    test::write_file(run.log(), kept + behind);
+    run.cut_log(2);
+    return test::read_file(run.log());
+  };
+  EXPECT_EQ(cut(""), kept);
+  EXPECT_EQ(cut("{\"step\":3}\n{\"event\":\"memory\"}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"validation\",\"step\":4}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"end\",\"steps\":3}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"mem"), kept) << "a line that was cut off";
+  const std::string whole = "{\"event\":\"end\",\"steps\":2}\n";
+  EXPECT_EQ(cut(whole + "{\"step\":3"), kept + whole);
+}
+
 TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {
   const test::TemporaryFolder folder;
   const RunFolder run(folder.path());

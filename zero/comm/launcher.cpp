@@ -127,7 +127,10 @@ class Sink {
 class LineRelay {
  public:
   LineRelay(Descriptor source, Sink& sink, std::string prefix)
-      : source_(std::move(source)), sink_(&sink), prefix_(std::move(prefix)) {
+      : source_(std::move(source)),
+        sink_(&sink),
+        clear_(isatty(sink.fd()) == 1 ? "\r\033[K" : ""),
+        prefix_(std::move(prefix)) {
     fcntl(source_.get(), F_SETFL, O_NONBLOCK);
   }
   bool open() const { return static_cast<bool>(source_); }
@@ -167,17 +170,18 @@ class LineRelay {
       text += prefix_;
       text.append(pending_, begin, end + 1 - begin);
     }
-    sink_->put(text);
+    if (begin > 0) sink_->put(clear_ + text);
     pending_.erase(0, begin);
   }
   void emit_rest() {
-    sink_->put(prefix_ + pending_ + "\n");
+    sink_->put(clear_ + prefix_ + pending_ + "\n");
     pending_.clear();
   }
 
   static constexpr size_t kLongestLine = 1 << 20;
   Descriptor source_;
   Sink* sink_;
+  std::string clear_;  // rank 0 may have left a progress bar on the terminal's line
   std::string prefix_;
   std::string pending_;
 };

@@ -52,7 +52,8 @@ struct Options {
 template <class Options, class Field>
 void for_each_field(Options& options, const Field& field) {
   field("model", options.model,
-        "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face config.json");
+        "Sizes of the model, whose initial weights are random: gpt2, gpt2-medium, gpt2-large, "
+        "gpt2-xl, gpt2-nano, or a Hugging Face config.json");
   field("data", options.data, "Text or token file, or a folder made by `zero data prepare`");
   field("val_data", options.val_data,
         "File to validate on, or folder with a validation split, if not the split of --data");

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -114,6 +116,24 @@ std::optional<int64_t> RunFolder::last_checkpoint() const {
     if (fs::exists(checkpoint(step) / kMarker, error) && (!last || step > *last)) last = step;
   }
   return last;
+}
+
+void RunFolder::cut_log(int64_t step) const {
+  std::error_code error;
+  if (!fs::is_regular_file(log(), error)) return;  // a pipe, say, keeps nothing
+  std::ifstream file(log(), std::ios::binary);
+  uintmax_t kept = 0;
+  for (std::string line; std::getline(file, line) && !file.eof(); kept += line.size() + 1) {
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object()) continue;
+    const auto found = object.find(object.contains("step") ? "step" : "steps");
+    if (found != object.end() && found->is_number_integer() && found->get<int64_t>() > step) break;
+  }
+  fs::resize_file(log(), kept, error);
+  if (error) {
+    throw CheckpointError(fmt::format("The log {} cannot be cut back to step {}: {}.",
+                                      log().string(), step, error.message()));
+  }
 }
 
 void RunFolder::remove_left_overs() const {

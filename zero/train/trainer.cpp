@@ -288,6 +288,11 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
 
 int Trainer::train() {
   const StopSignals signals;
+  // What `signals_` points to, until this function is left.
+  const struct Watch {
+    const StopSignals*& watched;
+    ~Watch() { watched = nullptr; }
+  } watch{signals_};
   signals_ = &signals;
   report_run();
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
@@ -297,15 +302,11 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
+    if (options_.eval_every > 0 && step_ % options_.eval_every == 0 && step_ < options_.steps)
+      report_validation();
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.eval_tokens > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
-        !last) {
-      const auto validation = validate();
-      report([&](Monitor& monitor) { monitor.validation(validation); });
-    }
     if (options_.save_every > 0 && (step_ % options_.save_every == 0 || last)) save_checkpoint();
   }
-  signals_ = nullptr;
   return finish(seconds_since(begin));
 }
 
@@ -400,7 +401,25 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   return result;
 }
 
-ValidationReport Trainer::validate() {
+void Trainer::report_validation() {
+  if (options_.eval_tokens == 0 || stop_signal_ != 0) return;
+  if (const auto validation = validate())
+    report([&](Monitor& monitor) { monitor.validation(*validation); });
+}
+
+bool Trainer::agree_to_stop() {
+  if (signals_ == nullptr) return false;
+  const auto mine = at::empty({1}, at::kInt);
+  const auto all = at::empty({group_->size()}, at::kInt);
+  *mine.mutable_data_ptr<int32_t>() = signals_->received();
+  group_->all_gather_control(all, mine, "signals");
+  for (int rank = 0; rank < group_->size() && stop_signal_ == 0; ++rank) {
+    stop_signal_ = all.const_data_ptr<int32_t>()[rank];
+  }
+  return stop_signal_ != 0;
+}
+
+std::optional<ValidationReport> Trainer::validate() {
   // Else it would pass uncounted. A delayed one is not for these weights.
   if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
   const EvaluationMode evaluation(model_->module());
@@ -408,6 +427,7 @@ ValidationReport Trainer::validate() {
   const int64_t ranks = group_->size();
   double sum = 0;
   for (int64_t done = 0; done < count;) {
+    if (agree_to_stop()) return std::nullopt;
     const int64_t rows =
         std::min(engine_->config().micro_batch_size, at::ceil_div(count - done, ranks));
     const auto losses = validate_pass(done + group_->rank() * rows, rows);
@@ -415,7 +435,8 @@ ValidationReport Trainer::validate() {
       sum += losses[static_cast<size_t>(row)];
     done += ranks * rows;
   }
-  return {.step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
+  return ValidationReport{
+      .step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
 }
 
 std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
@@ -444,12 +465,8 @@ std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
 }
 
 int Trainer::finish(double seconds) {
-  const bool interrupted = stop_signal_ != 0;
-  if (!interrupted && options_.eval_tokens > 0) {
-    const auto validation = validate();
-    report([&](Monitor& monitor) { monitor.validation(validation); });
-  }
-  traffic_->complete_update();
+  traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
+  report_validation();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();
   report([&](Monitor& monitor) {
@@ -457,10 +474,10 @@ int Trainer::finish(double seconds) {
     monitor.traffic(traffic, traffic_->steps());
   });
   save_weights();
-  if (!interrupted && options_.sample_tokens > 0) sample();
+  if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
   const EndReport end{.steps = step_,
                       .seconds = seconds,
-                      .reason = interrupted
+                      .reason = stop_signal_ != 0
                                     ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
                                     : "finished",
                       .model_file = folder_.model()};
@@ -485,6 +502,7 @@ void Trainer::report_run() {
   comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
     if (options_.overwrite) folder_.remove_other_checkpoints(-1);
     folder_.remove_left_overs();
+    if (options_.resume) folder_.cut_log(step_);
   });
   report([&](Monitor& monitor) {
     monitor.begin(run);
@@ -543,7 +561,8 @@ void Trainer::sample() {
        .context = options_.seq,
        .temperature = options_.temperature,
        .top_k = options_.top_k,
-       .seed = static_cast<uint64_t>(options_.seed)});
+       .seed = static_cast<uint64_t>(options_.seed),
+       .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));
