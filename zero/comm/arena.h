@@ -13,11 +13,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 
 #include "zero/base/descriptor.h"
+#include "zero/base/memory_mapping.h"
+#include "zero/base/range_heap.h"
 
 namespace zero::comm {
 
@@ -48,11 +49,10 @@ class Mapping {
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
-  ~Mapping();
 
   const ArenaLayout& layout() const { return layout_; }
   int file() const { return file_.get(); }
-  std::byte* at(int64_t offset) const { return base_ + offset; }
+  std::byte* at(int64_t offset) const { return memory_.data() + offset; }
   /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
   /// regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
@@ -61,9 +61,7 @@ class Mapping {
   Mapping(Descriptor file, const ArenaLayout& layout);
   Descriptor file_;
   ArenaLayout layout_;
-  void* reserved_ = nullptr;
-  size_t reserved_bytes_ = 0;
-  std::byte* base_ = nullptr;
+  MemoryMapping memory_;
 };
 
 /// Bytes of the file as this rank alone sees them: what it writes stays with it (copy on write, by
@@ -71,28 +69,21 @@ class Mapping {
 class PrivateView {
  public:
   /// Throws OutOfMemory.
-  PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes);
-  PrivateView(const PrivateView&) = delete;
-  PrivateView& operator=(const PrivateView&) = delete;
-  ~PrivateView();
-  std::byte* data() const { return data_; }
+  PrivateView(const Mapping& mapping, int64_t offset, int64_t bytes);
+  std::byte* data() const { return memory_.data(); }
   /// Gives the written pages up: the file shows through again.
   void discard();
 
  private:
-  std::shared_ptr<Mapping> mapping_;
-  void* reserved_ = nullptr;
-  size_t reserved_bytes_ = 0;
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  MemoryMapping memory_;
 };
 
-/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit, neighbours merged.
+/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit (range_heap.h).
 /// Blocks of 2 MiB or more start on a multiple of it and are made of huge pages where the kernel
 /// agrees. Thread-safe.
 class Arena {
  public:
-  static constexpr int64_t kGranularity = 4096;
+  static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
   Arena(std::shared_ptr<Mapping> mapping, int rank);
   /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory.
   int64_t allocate(int64_t bytes);
@@ -106,9 +97,7 @@ class Arena {
   std::shared_ptr<Mapping> mapping_;
   int rank_;
   mutable std::mutex mutex_;
-  std::map<int64_t, int64_t> holes_;   // offset -> bytes
-  std::map<int64_t, int64_t> blocks_;  // offset -> bytes
-  int64_t allocated_ = 0;
+  RangeHeap heap_;  // of the offsets in the file
 };
 
 /// Bytes of this machine's memory.
