@@ -460,7 +460,10 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
     : impl_(std::make_unique<Impl>(std::move(tensors), std::move(groups), std::move(config),
                                    std::move(group))) {}
 
-Engine::~Engine() = default;
+// What a forked child has is a copy: threads, files, shared memory and peers are its parent's.
+Engine::~Engine() {
+  if (!impl_->owner.here()) (void)impl_.release();
+}
 
 std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
   if (!config.optimizer) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/base/device_limit.h"
+#include "zero/base/owner_process.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gradient_store.h"
@@ -25,6 +26,8 @@ namespace zero {
 struct Engine::Impl {
   Impl(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
        std::shared_ptr<comm::Group> group);
+
+  OwnerProcess owner{};
 
   // Construction, in order.
   void take_names(NamedTensors tensors);
