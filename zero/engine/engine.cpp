@@ -224,6 +224,7 @@ void Engine::Impl::place() {
                      config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
   placement = partition::placement_of_stage(pages ? config.stage : 0);
   choose_tiers_of_units();
+  check_memory(size.available);
 }
 
 int64_t Engine::Impl::bytes_of(int64_t elements) const {

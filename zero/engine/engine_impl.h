@@ -124,6 +124,9 @@ struct Engine::Impl {
   int64_t bytes_of(int64_t elements) const;
   /// Throws OutOfMemory where the states alone exceed it, or those on the device its cap.
   void check_budget() const;
+  /// Throws OutOfMemory where the states exceed what the host has left for a rank and what the
+  /// model holds of it now. All ranks have the same states and are given the same number.
+  void check_memory(int64_t available) const;
   /// The cap of the device is in force from here on.
   void limit_device();
   /// After the first step: what is left is for gathered units. Collective.
