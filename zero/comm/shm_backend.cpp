@@ -64,7 +64,7 @@ ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout)
 
 ShmBackend::~ShmBackend() {
   if (!owner_.here()) {  // a forked child, without the queue's thread, which it would wait for
-    new std::shared_ptr<CallQueue>(std::move(queue_));
+    (void)std::make_unique<std::shared_ptr<CallQueue>>(std::move(queue_)).release();
     return;
   }
   // While an exception passes, what is still queued would wait for peers that this rank is about to
