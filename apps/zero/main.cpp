@@ -85,7 +85,9 @@ int report(const std::exception& error) {
 }  // namespace zero::app
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
+  // A file that may not grow is an error like a full disk. Not SIG_IGN, which the programs that
+  // this one launches would inherit.
+  std::signal(SIGXFSZ, [](int) {});
   try {
     return zero::app::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {

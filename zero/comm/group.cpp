@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/owner_process.h"
 #include "zero/base/streaming.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
@@ -64,6 +65,7 @@ void copy_slice(const at::Tensor& output, const at::Tensor& input) {
 struct Group::Impl {
   c10::intrusive_ptr<c10d::Backend> backend;
   Transport* transport = nullptr;  // the backend, where it is ours
+  OwnerProcess owner;
   GroupOptions options;
   int rank = 0;
   int size = 1;
@@ -157,7 +159,10 @@ Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
   }
 }
 
-Group::~Group() = default;
+// What a forked child has is a copy: threads and peers are its parent's.
+Group::~Group() {
+  if (!impl_->owner.here()) (void)impl_.release();
+}
 
 // Over another backend the ranks tell each other which host they are on.
 void Group::Impl::find_local_ranks() {

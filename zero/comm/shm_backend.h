@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/base/owner_process.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/call_queue.h"
 #include "zero/comm/health.h"
@@ -86,6 +87,7 @@ class ShmBackend final : public c10d::Backend, public Transport {
   std::mutex mutex_;  // of the next one
   Announcement announced_;
   std::shared_ptr<CallQueue> queue_;
+  OwnerProcess owner_;
 };
 
 }  // namespace zero::comm

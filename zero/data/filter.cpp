@@ -17,6 +17,7 @@
 
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
+#include "zero/base/thread.h"
 
 namespace zero {
 namespace {
@@ -106,7 +107,7 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
   out.write.close();
 
   std::exception_ptr input_failure;
-  std::thread feeder([&] {
+  const auto feed_all = [&] {
     // A program that ends early must not end this one: the signal stays blocked in this thread, and
     // write fails instead.
     sigset_t broken_pipe;
@@ -119,7 +120,15 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
       input_failure = std::current_exception();
     }
     in.write.close();
-  });
+  };
+  std::thread feeder;
+  try {
+    feeder = start_thread<DataError>(command[0], feed_all);
+  } catch (const DataError&) {
+    ::kill(child, SIGKILL);
+    wait_for(child);
+    throw;
+  }
   std::exception_ptr output_failure;
   try {
     drain(out.read.get(), output);

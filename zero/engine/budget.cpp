@@ -41,6 +41,24 @@ void Engine::Impl::check_budget() const {
   });
 }
 
+// Private memory is granted to every rank that asks, and only missed when it is touched: what all
+// of them are about to take is known here, before any has begun.
+void Engine::Impl::check_memory(int64_t available) const {
+  const auto states = states_in_memory(placement.sharded);
+  double held = 0;  // by the model, whose parameters move into the states
+  for (const auto& parameter : model.parameters()) held += static_cast<double>(parameter.nbytes());
+  if (states.total() <= static_cast<double>(available) + held) return;
+  throw OutOfMemory(fmt::format(
+      "The states of the model take {} on each of {} rank{} of this host at stage {} (parameters "
+      "{}, gradients {}, optimizer {}), but only {} are left for each ({}), besides the {} that "
+      "the model holds now. Use a higher stage, more hosts, or states on disk (offload_optimizer "
+      "and offload_param with the device nvme).",
+      format_bytes(states.total()), group().local_size(), group().local_size() == 1 ? "" : "s",
+      config.stage, format_bytes(states.parameters), format_bytes(states.gradients),
+      format_bytes(states.optimizer), bytes(available), available_memory().reason,
+      format_bytes(held)));
+}
+
 // Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;

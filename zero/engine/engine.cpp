@@ -27,9 +27,9 @@ Config validated(Config config) {
   return config;
 }
 
-Config with_tiers(Config config, const Model& model, comm::Group& group) {
-  auto size = step_size(model, group.size());
-  size.available = memory_of_rank(group);
+Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
+  auto size = step_size(model, ranks);
+  size.available = available;
   return choose_tiers(std::move(config), size).config;
 }
 
@@ -73,11 +73,13 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
       placement{.sharded = {}, .shards = std::move(ranks)},
       layout((model.agree(config, group()), lay_out(model, config, group().size()))) {
   const c10::NoGradGuard no_grad;
-  config = with_tiers(std::move(config), model, group());
+  const int64_t available = memory_of_rank(group());
+  config = with_tiers(std::move(config), model, group().size(), available);
   placement.sharded = sharded_states(config, group().size());
   timing = UpdateTiming::of(config, placement.sharded);
   plans = plan_units(layout, model, config, placement, timing);
   check_budget();
+  check_memory(available);
   limit_device();
   model.take_over();
   model.own_storages();
@@ -199,7 +201,10 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
   if (pager() == nullptr) impl_->model.allow_take_over([this] { release(); });
 }
 
-Engine::~Engine() = default;
+// What a forked child has is a copy: threads, files, shared memory and peers are its parent's.
+Engine::~Engine() {
+  if (impl_.shared() && !impl_->owner.here()) impl_.abandon();
+}
 
 // Another engine takes the model over.
 void Engine::release() {
@@ -211,6 +216,8 @@ void Engine::release() {
   impl_->complete_update("the start of another Engine");
   impl_.reset();
 }
+
+void Engine::Held::abandon() { (void)new std::shared_ptr<Impl>(std::move(impl_)); }
 
 Engine::Impl& Engine::Held::operator*() const {
   if (impl_) return *impl_;

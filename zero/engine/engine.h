@@ -292,6 +292,8 @@ class Engine {
     /// For a scope that may outlive the engine.
     const std::shared_ptr<Impl>& shared() const { return impl_; }
     void reset() { impl_.reset(); }
+    /// Never ends it.
+    void abandon();
 
    private:
     std::shared_ptr<Impl> impl_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zero/base/device_limit.h"
+#include "zero/base/owner_process.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gather.h"
 #include "zero/engine/model.h"
@@ -25,6 +26,8 @@ struct Engine::Impl {
   Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
        std::shared_ptr<comm::Group> group);
   ~Impl();
+
+  OwnerProcess owner{};
 
   // Construction, after the plan: makes the table and the flows, and moves the model's values in.
   void seed_ranks() const;
@@ -100,6 +103,9 @@ struct Engine::Impl {
   int64_t bytes_of(int64_t elements) const;
   /// Throws OutOfMemory where the states alone exceed it, or those on the device its cap.
   void check_budget() const;
+  /// Throws OutOfMemory where the states exceed what the host has left for a rank and what the
+  /// model holds of it now. All ranks have the same states and are given the same number.
+  void check_memory(int64_t available) const;
   /// The cap of the device is in force from here on.
   void limit_device();
   /// After the first step: what is left is for gathered units. Collective.

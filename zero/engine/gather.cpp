@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
@@ -49,12 +50,14 @@ void GatherFlow::take(int64_t index, const at::Tensor& parameter) {
   auto& storage = *parameter.storage().unsafeGetStorageImpl();
   if (placement_.sharded.parameters) {
     table_.write_parameter(index, values, table_.plan(u).parameters_at);
+    HostAllocator::instance().check(storage.mutable_data());  // what was read is what was made
     // At once, not when all are here: the whole model need not fit in memory.
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU));
     return;
   }
   auto place = table_.whole(u).narrow(0, segment.offset, segment.numel);
   place.copy_(values);
+  HostAllocator::instance().check(storage.mutable_data());
   // The tensor keeps its identity; its storage points into the unit, which lives as long as
   // anything that uses it.
   void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
