@@ -41,7 +41,7 @@ TEST_F(TrainFailure, OptionsThatMakeNoSense) {
   EXPECT_THAT(error({"--dtype", "fp8"}, 2), HasSubstr("--dtype"));
   EXPECT_THAT(error({"--nproc", "0"}, 2), HasSubstr("--nproc is 0"));
   EXPECT_THAT(error({"--steps", "many"}, 2), HasSubstr("--steps"));
-  EXPECT_THAT(error({"--steps", "0"}, 2), HasSubstr("'steps' is 0"));
+  EXPECT_THAT(error({"--steps", "0"}, 2), HasSubstr("--steps is 0"));
   EXPECT_THAT(error({"--lr", "-1"}, 2), HasSubstr("--lr"));
   EXPECT_THAT(error({"--schedule", "cosin"}, 2), HasSubstr("Did you mean 'cosine'?"));
   EXPECT_THAT(error({"--model", "gpt2-nanno"}, 2), HasSubstr("Did you mean 'gpt2-nano'?"));

@@ -85,7 +85,7 @@ class Tileable {
 /// TiledLinear (`tiling_of`) of the same values, dtype and trainability, and has each Tileable
 /// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before the
 /// Engine is constructed and before the first forward, as in `tile_linears(*model,
-/// config.tile_elements)`.
+/// settings.model.tile_elements.value_or(0))`.
 ///
 /// What runs a layer must find the new one: a torch::nn::Sequential does, and code that looks a
 /// child up by its name. Throws ConfigError, and changes nothing, for a layer that is held anywhere

@@ -44,13 +44,8 @@ double seconds_since(Clock::time_point begin) {
 
 // --- What the parts of a run are made from ---
 
-Options checked(Options options) {
-  options.validate();
-  return options;
-}
-
-int64_t micro_batch_of(const Config& config) {
-  return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
+int64_t micro_batch_of(const Options& options) {
+  return options.micro_batch_size.value_or(kDefaultMicroBatch);
 }
 
 bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
@@ -97,12 +92,12 @@ Dataset open_data(const Options& options) {
 /// gpt2-nano takes that of the data.
 Gpt2Config model_config(const Options& options, const Dataset& data) {
   auto config = Gpt2Config::load(options.model);
-  if (options.vocab_size > 0) {
-    config.vocab_size = options.vocab_size;
+  if (options.vocab_size) {
+    config.vocab_size = *options.vocab_size;
   } else if (options.model == "gpt2-nano" && data.vocab_size > 0) {
     config.vocab_size = data.vocab_size;
   }
-  if (options.dropout >= 0) config.set_dropout(options.dropout);
+  if (options.dropout) config.set_dropout(*options.dropout);
   if (options.seq > config.context) {
     throw ConfigError(
         fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
@@ -117,10 +112,10 @@ Gpt2Config model_config(const Options& options, const Dataset& data) {
   return config;
 }
 
-LoaderOptions loader_options(const Options& options, const Config& config, int rank, int ranks,
-                             int64_t vocabulary, bool shuffle) {
+LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_t vocabulary,
+                             bool shuffle) {
   return {.sequence = options.seq,
-          .micro_batch = micro_batch_of(config),
+          .micro_batch = micro_batch_of(options),
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
@@ -130,15 +125,15 @@ LoaderOptions loader_options(const Options& options, const Config& config, int r
 
 /// What a step of this run needs. Activations: the inputs that the operators of a block keep, 13
 /// of the model's width for each token, and a chunk of logits with its gradient.
-StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config& config,
-                   int ranks) {
+StepSize step_size(const Settings& settings, const Gpt2Config& sizes, int ranks) {
+  const auto& [config, model, options] = settings;
   const int64_t element_bytes = config.bf16 ? 2 : 4;
-  const int64_t tokens = micro_batch_of(config) * options.seq;
+  const int64_t tokens = micro_batch_of(options) * options.seq;
   const int64_t logits =
       std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes.vocab_size);
   // A recomputed block keeps its input alone; one at a time has all.
-  const auto& recompute = config.activation_checkpointing;
-  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every;
+  const auto& recompute = model.activation_checkpointing;
+  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
   const int64_t again = every > 0 ? at::ceil_div(sizes.layers, every) : 0;
   const int64_t kept =
       config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
@@ -152,9 +147,9 @@ StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config
       .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
 }
 
-std::shared_ptr<ActivationStore> activation_store(const Config& config) {
-  const auto& chosen = config.activation_checkpointing;
-  if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
+std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing& chosen,
+                                                  const Config& config) {
+  if (!chosen.every && !config.layer_major_accumulation) return nullptr;
   if (chosen.nvme) {
     return std::make_shared<DiskActivations>(
         DiskActivationOptions{.folder = chosen.nvme_path,
@@ -166,8 +161,8 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   return nullptr;
 }
 
-Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
-                 comm::Group& group) {
+Gpt2 build_model(const Settings& settings, const Dataset& data, comm::Group& group) {
+  const auto& [config, model_settings, options] = settings;
   const auto sizes = model_config(options, data);
   check_budget(config, sizes.parameter_count(), group.size());
   // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
@@ -180,7 +175,7 @@ Gpt2 build_model(const Options& options, const Dataset& data, const Config& conf
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   Gpt2 model(sizes);
-  tile_linears(*model, config.tile_elements);
+  tile_linears(*model, model_settings.tile_elements.value_or(0));
   return model;
 }
 
@@ -201,11 +196,10 @@ optim::WarmupDecay schedule_of(const Options& options, const Config& config) {
                                config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
   optim::WarmupDecay schedule;
   schedule.lr = lr;
-  schedule.min_lr = options.min_lr < 0 ? lr / 10 : options.min_lr;
-  schedule.warmup_steps =
-      options.warmup < 0 ? std::min<int64_t>(200, options.steps / 10) : options.warmup;
+  schedule.min_lr = options.min_lr.value_or(lr / 10);
+  schedule.warmup_steps = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
   schedule.total_steps = options.steps;
-  schedule.decay = decay_from(options.schedule);
+  schedule.decay = options.schedule;
   optim::check(schedule);
   return schedule;
 }
@@ -230,53 +224,57 @@ double mean_over_ranks(comm::Group& group, double mine) {
   return sum / group.size();
 }
 
-RunSettings settings_of(const Options& options, const Config& config, const Dataset& data,
-                        int ranks) {
-  RunSettings run{config, options, model_config(options, data).to_json(), ranks};
-  run.config.micro_batch_size = micro_batch_of(config);
-  if (!run.config.optimizer) run.config.optimizer = kDefaultOptimizer;
-  return run;
+/// The settings with what `zero train` has in place of what they leave open.
+Settings completed(Settings settings) {
+  settings.program.validate();
+  settings.validate();
+  settings.program.micro_batch_size = micro_batch_of(settings.program);
+  if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
+  return settings;
+}
+
+RunSettings run_settings(const Settings& settings, const Dataset& data, int ranks) {
+  return {settings, model_config(settings.program, data).to_json(), ranks};
 }
 
 }  // namespace
 
-void check_run(const Options& options, const Config& config, int ranks) {
-  options.validate();
-  config.validate();
+void check_run(const Settings& given, int ranks) {
+  const auto settings = completed(given);
+  const auto& [config, model_settings, options] = settings;
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
+  TokenLoader loader(data.train, loader_options(options, 0, ranks, model.vocab_size, true));
   if (options.resume) {
-    loader.restore(resume_point(folder, settings_of(options, config, data, ranks)).loader);
+    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).loader);
   }
   if (options.eval_batches > 0) {
-    (void)TokenLoader(data.validation,
-                      loader_options(options, config, 0, ranks, model.vocab_size, false));
+    (void)TokenLoader(data.validation, loader_options(options, 0, ranks, model.vocab_size, false));
   }
-  const auto size = step_size(options, model, config, ranks);
+  const auto size = step_size(settings, model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
 }
 
-Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
                  std::vector<std::unique_ptr<Monitor>> more)
-    : options_(checked(std::move(options))),
+    : settings_{completed(given), "", 1},
+      options_(settings_.settings.program),
       group_(std::move(group)),
       folder_(options_.out),
       data_(open_data(options_)),
       model_(nullptr),
-      schedule_(schedule_of(options_, config)) {
-  config.micro_batch_size = micro_batch_of(config);
-  settings_ = settings_of(options_, config, data_, group_->size());
-  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+      schedule_(schedule_of(options_, settings_.settings.engine)) {
+  settings_ = run_settings(settings_.settings, data_, group_->size());
+  if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_).vocab_size;
-  train_loader_.emplace(data_.train, loader_options(options_, config, group_->rank(),
-                                                    group_->size(), vocabulary, true));
+  train_loader_.emplace(data_.train,
+                        loader_options(options_, group_->rank(), group_->size(), vocabulary, true));
   if (options_.eval_batches > 0) {
-    validation_loader_.emplace(data_.validation, loader_options(options_, config, group_->rank(),
+    validation_loader_.emplace(data_.validation, loader_options(options_, group_->rank(),
                                                                 group_->size(), vocabulary, false));
   }
   on_rank_zero(*group_, [&] {
@@ -288,15 +286,17 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
-  auto size = step_size(options_, model_config(options_, data_), config, group_->size());
+  auto chosen = settings_.settings;
+  auto size = step_size(chosen, model_config(options_, data_), group_->size());
   size.available = memory_of_rank(*group_);
-  auto tiers = choose_tiers(config, size);
-  config = std::move(tiers.config);
+  auto tiers = choose_tiers(chosen.engine, size);
+  chosen.engine = std::move(tiers.config);
   tiers_reason_ = std::move(tiers.reason);
-  model_ = build_model(options_, data_, config, *group_);
-  activations_ = activation_store(config);
-  model_->recompute(
-      {.every = config.activation_checkpointing.every, .options = {.store = activations_}});
+  const auto& config = chosen.engine;
+  const auto& recompute = chosen.model.activation_checkpointing;
+  model_ = build_model(chosen, data_, *group_);
+  activations_ = activation_store(recompute, config);
+  model_->recompute({.every = recompute.every.value_or(0), .options = {.store = activations_}});
   engine_.emplace(model_, parameter_groups(model_, config), config, group_);
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
@@ -318,12 +318,12 @@ int Trainer::train() {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.eval_batches > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
+    if (options_.eval_batches > 0 && options_.eval_every && step_ % *options_.eval_every == 0 &&
         !last) {
       const auto validation = validate();
       report([&](Monitor& monitor) { monitor.validation(validation); });
     }
-    if (options_.save_every > 0 && (step_ % options_.save_every == 0 || last)) save_checkpoint();
+    if (options_.save_every && (step_ % *options_.save_every == 0 || last)) save_checkpoint();
   }
   signals_ = nullptr;
   return finish(seconds_since(begin));
@@ -489,8 +489,7 @@ void Trainer::report_run() {
 }
 
 int64_t Trainer::tokens_per_step() const {
-  const auto& config = engine_->config();
-  return group_->size() * config.gradient_accumulation_steps * config.micro_batch_size *
+  return group_->size() * engine_->config().gradient_accumulation_steps * micro_batch_of(options_) *
          options_.seq;
 }
 
@@ -507,7 +506,7 @@ RunInfo Trainer::describe() const {
   run.stage = config.stage;
   run.ranks = group_->size();
   run.threads = at::get_num_threads();
-  run.micro_batch = config.micro_batch_size;
+  run.micro_batch = micro_batch_of(options_);
   run.sequence = options_.seq;
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
@@ -518,8 +517,13 @@ RunInfo Trainer::describe() const {
   run.train_tokens = data_.train.size();
   run.validation_tokens = data_.validation.size();
   using Json = nlohmann::ordered_json;
-  run.config_json = Json{{"engine", Json::parse(config.dump())},
-                         {"train", Json::parse(dump(options_))},
+  auto settings = settings_.settings;
+  settings.engine = config;  // with the tiers that a budget chose
+  auto engine = Json::parse(settings.dump());
+  auto train = engine.at("train");
+  engine.erase("train");
+  run.config_json = Json{{"engine", std::move(engine)},
+                         {"train", std::move(train)},
                          {"model", Json::parse(sizes.to_json())}}
                         .dump();
   return run;
@@ -538,7 +542,7 @@ void Trainer::sample() {
       {.tokens = options_.sample_tokens,
        .context = options_.seq,
        .temperature = options_.temperature,
-       .top_k = options_.top_k,
+       .top_k = options_.top_k.value_or(0),
        .seed = static_cast<uint64_t>(options_.seed)});
   report([&](Monitor& monitor) {
     if (as_text) {
