@@ -29,7 +29,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 #include "zero/train/accounts.h"
 #include "zero/train/agreement.h"
 #include "zero/train/trainer.h"

@@ -104,10 +104,11 @@ void add_settings(OptionParser& parser, CommandLine& line) {
       };
       option = parser.add_option_function<std::string>(name, read, description(row))
                    ->type_name(type_name(row))
-                   ->default_str(default_text(row, row.get(defaults)));
+                   ->default_str(default_text(row, row.get ? row.get(defaults) : Json()));
     }
     if (row.part == fields::Part::engine) option->group("Engine");
     if (row.part == fields::Part::model) option->group("Model");
+    if (!row.about.replaced_by.empty()) option->group("");  // not in the help
   }
 }
 

@@ -155,19 +155,19 @@ TEST(Config, Fp16IsRefusedUntilThereIsLossScaling) {
 
 TEST(Config, TextThatIsNoConfigurationIsAnErrorOfOurs) {
   const std::string deep(1'000'000, '[');
-  EXPECT_THAT(error_of(deep), HasSubstr("nested deeper"));
-  EXPECT_THAT(error_of("{\"zero_optimization\": " + deep), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of(deep), HasSubstr("deep"));
+  EXPECT_THAT(error_of("{\"zero_optimization\": " + deep), HasSubstr("deep"));
   std::string objects;
   for (int i = 0; i < 200'000; ++i) objects += "{\"a\":";
-  EXPECT_THAT(error_of(objects), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of(objects), HasSubstr("deep"));
   // What may stand in a file is told in full at a depth that an error can show.
-  EXPECT_THAT(error_of(std::string(60, '[') + std::string(60, ']')), HasSubstr("an object"));
+  EXPECT_THAT(error_of(std::string(30, '[') + std::string(30, ']')), HasSubstr("an object"));
   EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "enabled": true}})"),
-              HasSubstr("\"enabled\" stands twice"));
-  EXPECT_THAT(error_of(R"({"gradient_clipping": NaN})"), HasSubstr("not valid JSON"));
-  EXPECT_THAT(error_of(R"({"gradient_clipping": 1e999})"), HasSubstr("not valid JSON"));
-  EXPECT_THAT(error_of("{\"train\": {\"prompt\": \"\xff\"}}"), HasSubstr("not valid JSON"));
-  EXPECT_THAT(error_of(""), HasSubstr("not valid JSON"));
+              HasSubstr("names 'enabled' twice"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": NaN})"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": 1e999})"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of("{\"train\": {\"prompt\": \"\xff\"}}"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of(""), HasSubstr("is not JSON"));
   const std::string long_key(1'000'000, 'k');
   EXPECT_LT(error_of("{\"" + long_key + "\": 1}").size(), 1000u);
   EXPECT_LT(error_of("{\"gradient_clipping\": \"" + long_key + "\"}").size(), 1000u);
@@ -203,8 +203,7 @@ TEST(Config, AFileIsNamedInItsErrors) {
 
 // C++ programs name what they want of the engine, and leave their generator to themselves.
 TEST(Config, IsAPlainValue) {
-  Config config;
-  config.offload_optimizer.device = OffloadDevice::cpu;
+  const Config config{.stage = 3, .offload_optimizer = {.device = OffloadDevice::cpu}};
   EXPECT_NO_THROW(config.validate());
   EXPECT_FALSE(config.seed_by_rank);
 }
@@ -231,13 +230,13 @@ TEST(Config, WrongInputIsNamedWithItsValueAndTheRemedy) {
               HasSubstr("bf16.enabled is \"yes\"; it must be true or false"));
   EXPECT_THAT(error_of(R"({"bf16": true})"), HasSubstr("bf16 is true; it must be an object"));
   EXPECT_THAT(error_of(R"({"gradient_clipping": 1, "gradient_clipping": 2})"),
-              HasSubstr("stands twice"));
+              HasSubstr("names 'gradient_clipping' twice"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adamw"}})"), HasSubstr("Did you mean 'AdamW'"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "AdamW", "params": {"betas": 1}}})"),
               HasSubstr("optimizer.params.betas is 1"));
   EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp8"}})"),
               HasSubstr("grad_accum_dtype"));
-  EXPECT_THAT(error_of("{"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error_of("{"), HasSubstr("is not JSON"));
   EXPECT_THAT(error_of("[]"), HasSubstr("must be an object"));
   EXPECT_THROW(Config::load("/no/such/file.json", 1), ConfigError);
 }

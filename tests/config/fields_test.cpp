@@ -71,6 +71,7 @@ TEST(Fields, KeysAndOptionsAreGivenOnce) {
 
 TEST(Fields, EveryRowRefusesWhatIsNotOfItsTypeByName) {
   for (const auto& row : settings()) {
+    if (!row.about.replaced_by.empty()) continue;
     const Json wrong = row.kind == Kind::text ? Json(1) : Json::array({1});
     auto file = Json::object();
     put(file, row.key, wrong);

@@ -56,8 +56,10 @@ TEST(Options, NameTheKeyTheValueAndTheNearestKnownKey) {
   EXPECT_THAT(complaint_about_file("{\"train\": {\"resume\": 1}}"), HasSubstr("true or false"));
   EXPECT_THAT(complaint_about_file("{\"train\": {\"schedule\": \"cosin\"}}"),
               HasSubstr("Did you mean 'cosine'?"));
+  EXPECT_THAT(complaint_about_file("{\"train\": {\"eval_batches\": 1}}"),
+              AllOf(HasSubstr("train.eval_batches is replaced"), HasSubstr("'train.eval_tokens'")));
   EXPECT_THAT(complaint_about_file("{\"train\": 1}"), HasSubstr("must be an object"));
-  EXPECT_THAT(complaint_about_file("{train}"), HasSubstr("is not valid JSON"));
+  EXPECT_THAT(complaint_about_file("{train}"), HasSubstr("is not JSON"));
 }
 
 TEST(Options, RefuseValuesOutOfRange) {

@@ -16,7 +16,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/comm/group.h"
 #include "zero/engine/gathered.h"
-#include "zero/models/linear.h"
+#include "zero/models/layers/linear.h"
 #include "zero/paging/pager.h"
 
 namespace zero {

@@ -12,6 +12,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
+#include "zero/models/architectures.h"
 
 namespace zero::train {
 namespace {
@@ -67,7 +68,7 @@ class TrainerTest : public ::testing::Test {
     options_.steps = 4;
     options_.warmup = 0;
     options_.eval_every = 2;
-    options_.eval_batches = 2;
+    options_.eval_tokens = 64;
     options_.sample_tokens = 5;
     options_.threads = 1;
     options_.micro_batch_size = 2;
@@ -112,12 +113,13 @@ TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
   Trainer trainer(settings(), comm::single());
   trainer.train();
   const SafetensorsReader file(folder_ / "run/model.safetensors");
-  const auto parameters = trainer.model()->named_parameters();
+  const auto parameters = trainer.model().module().named_parameters();
   EXPECT_EQ(file.tensors().size(), parameters.size());
   for (const auto& parameter : parameters) {
     EXPECT_TRUE(file.read(parameter.key()).equal(parameter.value().detach())) << parameter.key();
   }
-  EXPECT_EQ(Gpt2Config::load((folder_ / "run/config.json").string()), trainer.model()->config());
+  EXPECT_EQ(language_model_config((folder_ / "run/config.json").string())->to_json(),
+            trainer.model().config().to_json());
 }
 
 TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
@@ -126,6 +128,35 @@ TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
   EXPECT_EQ(trainer.validate().loss, first.loss);
   trainer.train_step();
   EXPECT_LT(trainer.validate().loss, first.loss);
+}
+
+TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
+  const auto text = test::read_file(options_.data);
+  const auto loss_with = [&](size_t changed) {
+    auto other = text;
+    if (changed < other.size()) other.replace(changed, 400, 400, 'z');
+    test::write_file(folder_ / "validation.txt", other);
+    options_.val_data = folder_ / "validation.txt";
+    options_.overwrite = true;
+    Trainer trainer(settings(), comm::single());
+    const auto report = trainer.validate();
+    EXPECT_EQ(report.tokens, 320);
+    return report.loss;
+  };
+  options_.eval_tokens = 320;  // 20 of some 470 sequences
+  const double loss = loss_with(text.size());
+  for (const double part : {0.1, 0.5, 0.9}) {
+    EXPECT_NE(loss_with(static_cast<size_t>(part * static_cast<double>(text.size()))), loss)
+        << part;
+  }
+}
+
+TEST_F(TrainerTest, ValidatesOnTheWholeTextWhereThatIsShorter) {
+  options_.eval_tokens = int64_t{1} << 62;
+  options_.val_data = options_.data;
+  Trainer trainer(settings(), comm::single());
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(options_.data));
+  EXPECT_EQ(trainer.validate().tokens, (size - 1) / options_.seq * options_.seq);
 }
 
 TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {

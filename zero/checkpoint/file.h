@@ -1,12 +1,13 @@
-// Files that are whole or absent, and files that are read through memory.
+// Files that are whole or absent, and files that are read by position.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
+
+#include "zero/base/descriptor.h"
 
 namespace zero {
 
@@ -57,24 +58,28 @@ class OutputFile {
 /// Makes the entries of `folder` (creations, renames) durable.
 void sync_folder(const std::filesystem::path& folder, Fail fail);
 
-/// A regular file mapped read-only. The mapping lives as long as the object; the file must not
-/// shrink meanwhile.
-class MappedFile {
+/// A regular file that is read by position: one that shrinks or fails meanwhile is an error, where
+/// a mapping would end the process by SIGBUS. Any number of threads.
+class InputFile {
  public:
-  MappedFile(const std::filesystem::path& path, Fail fail);
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
+  InputFile(std::filesystem::path path, Fail fail);
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// Bytes, when it was opened.
+  uint64_t size() const { return size_; }
+  /// Reads bytes [offset, offset + size), which must lie within the file.
+  void read_at(uint64_t offset, void* data, size_t size) const;
   /// Asks the system to read a range soon, without waiting.
-  void will_need(size_t offset, size_t size) const;
+  void will_need(uint64_t offset, uint64_t size) const;
 
  private:
   std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  Fail fail_;
+  Descriptor descriptor_;
+  uint64_t size_ = 0;
 };
+
+/// All bytes of a regular file.
+std::string read_file(const std::filesystem::path& path, Fail fail);
 
 }  // namespace zero

@@ -27,7 +27,7 @@ struct OffloadParam {
   OffloadDevice device = OffloadDevice::none;
   /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
   /// are striped by the measured speed of their disks.
-  std::string nvme_path;
+  std::string nvme_path{};
   /// Slices that are read from disk ahead of their all-gather.
   int64_t buffer_count = 5;
   /// Elements of a rank's slices that stay in host memory all the same.
@@ -40,7 +40,7 @@ struct OffloadOptimizer {
   OffloadDevice device = OffloadDevice::none;
   /// As in OffloadParam. Where both are on disk, a rank's states are striped over the folders of
   /// both.
-  std::string nvme_path;
+  std::string nvme_path{};
   /// Blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
@@ -115,9 +115,9 @@ struct Config {
   /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
   /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
   int64_t device_memory = 0;
-  OffloadParam offload_param;
-  OffloadOptimizer offload_optimizer;
-  Aio aio;
+  OffloadParam offload_param{};
+  OffloadOptimizer offload_optimizer{};
+  Aio aio{};
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;
@@ -125,7 +125,7 @@ struct Config {
   /// one plus its rank), so that dropout differs. Otherwise the generator stays as it is.
   bool seed_by_rank = false;
   /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
-  std::optional<Optimizer> optimizer;
+  std::optional<Optimizer> optimizer{};
 
   /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file
   /// (comments allowed). Throws ConfigError naming the key, its value and the nearest known key.

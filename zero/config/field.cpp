@@ -190,6 +190,8 @@ void Spec::verify(const Json& value) const {
 
 Json Spec::normalize(const Json& value, std::string_view name) const {
   if (value.is_null()) return value;
+  if (!about.replaced_by.empty())
+    throw ConfigError(fmt::format("{} is replaced by {}.", name, about.replaced_by));
   const bool zero = value.is_number() && value.get<double>() == 0;
   if (about.zero_is_none && zero) return {};
   auto normal = fitting(*this, value);

@@ -40,7 +40,8 @@ struct About {
   bool zero_is_none = false;  ///< of an optional: 0 in a file or an option means that there is none
   bool not_empty = false;     ///< of a text
   Json only = {};             ///< the one value that is accepted; null: any
-  std::string_view because = {};  ///< behind an error about `only`
+  std::string_view because = {};      ///< behind an error about `only`
+  std::string_view replaced_by = {};  ///< what there is in place of a key that is gone
 };
 
 /// All of a row that does not depend on where the value lives.

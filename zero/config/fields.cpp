@@ -505,10 +505,16 @@ void add_program(All& all) {
              .option = "--eval-every",
              .zero_is_none = true},
             &Program::eval_every);
-  train.add("eval_batches",
-            {.sentence = "Micro-batches of each rank in a validation; 0: no validation",
-             .option = "--eval-batches"},
-            &Program::eval_batches);
+  train.add("eval_tokens",
+            {.sentence = "Tokens of a validation, spread evenly over its text; 0: no validation",
+             .option = "--eval-tokens"},
+            &Program::eval_tokens);
+  train.accept<int64_t>(
+      {"eval_batches"},
+      {.sentence = "Micro-batches of a validation",
+       .option = "--eval-batches",
+       .replaced_by = "'train.eval_tokens' (--eval-tokens): the tokens of a validation, which no "
+                      "longer depend on the ranks and the micro-batch; 0: no validation"});
   train.add("log_every",
             {.sentence = "Steps between lines on the console (log.jsonl has every step)",
              .option = "--log-every",

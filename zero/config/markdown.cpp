@@ -40,7 +40,7 @@ std::string table(const std::vector<Field<Root>>& rows, const std::string& prefi
   std::string text = "| key | values | default | `zero train` | meaning |\n|---|---|---|---|---|\n";
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
-    if (row.key.empty()) continue;
+    if (row.key.empty() || !row.about.replaced_by.empty()) continue;
     std::string keys = fmt::format("`{}{}`", prefix, row.key);
     // Keys that are accepted alike share a line.
     const auto same = [&](const Spec& next) {

@@ -64,7 +64,7 @@ struct ProgramSettings {
   int64_t seed = 1;
   std::optional<int64_t> threads{};     ///< of each rank; else what the machine says
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
-  int64_t eval_batches = 20;            ///< micro-batches of each rank; 0: no validation
+  int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
   int64_t log_every = 1;
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   int64_t sample_tokens = 200;          ///< tokens generated at the end

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "zero/base/descriptor.h"
@@ -82,9 +83,11 @@ pid_t start(const std::vector<std::string>& command, int in, int out, int error)
   return child;
 }
 
-int wait_for(pid_t child) {
+// Nothing where the system keeps no status, since somebody ignores SIGCHLD.
+std::optional<int> wait_for(pid_t child) {
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return {};
   }
   return status;
 }
@@ -125,11 +128,18 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
     ::kill(child, SIGKILL);
   }
   out.read.close();
-  const int status = wait_for(child);
+  const auto ended = wait_for(child);
   feeder.join();
 
   if (output_failure) std::rethrow_exception(output_failure);
   if (input_failure) std::rethrow_exception(input_failure);
+  if (!ended) {
+    throw DataError(fmt::format(
+        "{} has ended, but its exit status is lost: this process ignores SIGCHLD. Start "
+        "it with the signal at its default (env --default-signal=CHLD).",
+        command[0]));
+  }
+  const int status = *ended;
   if (WIFSIGNALED(status))
     throw DataError(fmt::format("{} was ended by signal {}.", command[0], WTERMSIG(status)));
   if (WEXITSTATUS(status) != 0) {

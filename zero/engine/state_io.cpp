@@ -50,10 +50,6 @@ std::string shard_name(int rank, int ranks) {
   return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
 }
 
-std::string array_key(int64_t unit, std::string_view array) {
-  return fmt::format("unit.{}.{}", unit, array);
-}
-
 std::string state_key(std::string_view state, std::string_view parameter) {
   return fmt::format("optimizer.{}.{}", state, parameter);
 }
@@ -91,55 +87,73 @@ void expect_tensor(const SafetensorsReader& file, const std::string& path,
       fmt::format("'{}' has no '{}': it is of another model or optimizer.", path, wanted.name));
 }
 
-}  // namespace
+// A cell of the table in a sharded save: the elements that this rank owns.
+struct SavedCell {
+  std::string key;
+  int64_t unit = 0;
+  State state = State::parameters;
+  TensorInfo info;
+};
 
-// The flat arrays that this rank owns, by their names in a sharded save. A low-precision parameter
-// is saved beside its master, since the user may have written it since the last update.
-std::vector<Engine::Impl::OwnedArray> Engine::Impl::owned_arrays() const {
-  std::vector<OwnedArray> arrays;
-  for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    arrays.push_back({array_key(u, "parameter"), u, {}, store->dtype(u)});
-    for (const auto name : optimizer->array_names(u)) {
-      if (name != "master" || optimizer->extra_bits(u))
-        arrays.push_back({array_key(u, name), u, name, at::kFloat});
-    }
+// A low-precision parameter is saved beside its master, since the user may have written it since
+// the last update. fp32 master weights are the parameters, wherever they lie.
+std::vector<SavedCell> saved_cells(const StateTable& table, int64_t units) {
+  std::vector<SavedCell> cells;
+  for (int64_t u = 0; u < units; ++u) {
+    const auto& plan = table.plan(u);
+    const auto add = [&](State state, at::ScalarType dtype) {
+      const auto key = fmt::format("unit.{}.{}", u, table.name(u, state));
+      cells.push_back({key, u, state, {key, dtype, {plan.owned.size()}}});
+    };
+    add(State::parameters, plan.dtype);
+    if (!plan.trainable) continue;
+    if (plan.dtype != at::kFloat) add(State::master, at::kFloat);
+    for (size_t m = 0; m < plan.moments.size(); ++m)
+      add(moment(static_cast<int64_t>(m)), at::kFloat);
   }
-  return arrays;
+  return cells;
 }
 
-at::Tensor Engine::Impl::values_of(const OwnedArray& array) const {
-  return array.state.empty() ? store->owned(array.unit) : optimizer->array(array.unit, array.state);
+void load_cell(StateTable& table, const SavedCell& cell, const at::Tensor& values) {
+  table.replace(cell.unit, cell.state, values);
+  const auto& plan = table.plan(cell.unit);
+  if (cell.state == State::parameters && plan.copies_master())
+    table.replace(cell.unit, State::master, values);
 }
 
-TensorInfo Engine::Impl::info_of(const OwnedArray& array) const {
-  return {array.key, array.dtype, {owned_range(array.unit).size()}};
+// What a sharded save depends on.
+std::map<std::string, std::string> description(const Engine& engine) {
+  return {{"stage", std::to_string(engine.config().stage)},
+          {"world_size", std::to_string(engine.layout().world_size())},
+          {"unit_bytes", std::to_string(engine.config().unit_bytes)},
+          {"parameters", nlohmann::json(engine.parameter_names()).dump()}};
 }
 
-std::map<std::string, std::string> Engine::Impl::description() const {
-  return {{"stage", std::to_string(config.stage)},
-          {"world_size", std::to_string(group->size())},
-          {"unit_bytes", std::to_string(config.unit_bytes)},
-          {"parameters", nlohmann::json(names).dump()}};
-}
-
-std::map<std::string, std::string> Engine::Impl::header(const char* format) const {
-  auto header = description();
+// That, and the steps taken.
+std::map<std::string, std::string> header(const Engine& engine, const std::vector<int64_t>& counts,
+                                          const char* format) {
+  auto header = description(engine);
   header["format"] = format;
-  header["steps"] = std::to_string(steps);
-  header["parameter_steps"] = nlohmann::json(optimizer->steps()).dump();
+  header["steps"] = std::to_string(engine.steps());
+  header["parameter_steps"] = nlohmann::json(counts).dump();
   return header;
 }
 
-Engine::Impl::StepCounts Engine::Impl::step_counts(const SafetensorsReader& file,
-                                                   const std::string& path) const {
+struct StepCounts {
+  int64_t steps = 0;
+  std::vector<int64_t> by_parameter;
+};
+
+// Those in the header of the file at `path`.
+StepCounts step_counts(const SafetensorsReader& file, const std::string& path, size_t parameters) {
   const auto& count = metadata(file, path, "steps");
   const auto& by_parameter = metadata(file, path, "parameter_steps");
   try {
     StepCounts counts{std::stoll(count),
                       nlohmann::json::parse(by_parameter).get<std::vector<int64_t>>()};
-    if (counts.by_parameter.size() != parameters.size())
+    if (counts.by_parameter.size() != parameters)
       throw CheckpointError(fmt::format("'{}' counts the steps of {} parameters; the model has {}.",
-                                        path, counts.by_parameter.size(), parameters.size()));
+                                        path, counts.by_parameter.size(), parameters));
     return counts;
   } catch (const CheckpointError&) {
     throw;
@@ -148,42 +162,6 @@ Engine::Impl::StepCounts Engine::Impl::step_counts(const SafetensorsReader& file
         fmt::format("'{}' has a step count that cannot be read ({}).", path, error.what()));
   }
 }
-
-void Engine::Impl::at_boundary(std::string_view what) const {
-  check_between_steps(what);
-  if (micro_batches == 0) return;
-  throw Error(
-      fmt::format("{} in the middle of an accumulation ({} of {} micro-batches): gradients are not "
-                  "saved. Call it after the step.",
-                  what, micro_batches, config.gradient_accumulation_steps));
-}
-
-void Engine::Impl::check_between_steps(std::string_view what) const {
-  if (!gradients->used()) return;
-  throw Error(
-      fmt::format("{} between Engine::backward and Engine::step: with update_in_backward some "
-                  "weights have been updated already and others have not. Call it after the step; "
-                  "where the pass or the step failed, load a checkpoint first.",
-                  what));
-}
-
-void Engine::Impl::take_steps(StepCounts counts) {
-  steps = counts.steps;
-  optimizer->steps() = std::move(counts.by_parameter);
-}
-
-void Engine::Impl::replace_states(std::string_view label, const std::function<void()>& write) {
-  group->barrier(label);  // every rank has ended its gathers
-  commit_writes();
-  invalidate();  // refused while a zero::Gathered scope is open: then nothing has changed yet
-  for (int64_t u = 0; u < layout->unit_count(); ++u) finish_update(u);
-  optimizer->discard();
-  gradients->clear();
-  micro_batches = 0;
-  show(write);
-}
-
-namespace {
 
 // The folder of a save without a separator at its end, so that names can be put beside it.
 fs::path save_folder(const std::string& folder) {
@@ -206,8 +184,8 @@ void Engine::save(const std::string& folder) {
   const auto target = save_folder(folder);
   const fs::path partial(target.string() + ".partial");
   impl.change_parameters("Engine::save", [] {});
-  const int rank = impl.group->rank();
-  together(*impl.group, "Engine::save", [&] {
+  const int rank = impl.group().rank();
+  together(impl.group(), "Engine::save", [&] {
     if (rank != 0) return;
     fs::remove_all(partial);
     fs::create_directories(partial);
@@ -217,21 +195,23 @@ void Engine::save(const std::string& folder) {
     if (rank == 0) fs::remove_all(partial, ignored);
   };
   try {
-    together(*impl.group, "Engine::save", [&] {
-      const auto arrays = impl.placement.optimizer || rank == 0 ? impl.owned_arrays()
-                                                                : std::vector<Impl::OwnedArray>{};
-      const auto buffers = rank == 0 ? impl.buffers : decltype(impl.buffers){};
+    together(impl.group(), "Engine::save", [&] {
+      const auto cells = impl.placement.sharded.optimizer || rank == 0
+                             ? saved_cells(*impl.table, impl.layout.unit_count())
+                             : std::vector<SavedCell>{};
+      const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
       std::vector<TensorInfo> infos;
-      for (const auto& array : arrays) infos.push_back(impl.info_of(array));
+      for (const auto& cell : cells) infos.push_back(cell.info);
       for (const auto& [name, buffer] : buffers)
         infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-      SafetensorsWriter writer(partial / shard_name(rank, impl.group->size()), infos,
-                               impl.header(kSharded));
-      for (const auto& array : arrays) writer.write(array.key, impl.values_of(array));
+      SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
+                               header(*this, impl.update->steps(), kSharded));
+      for (const auto& cell : cells)
+        writer.write(cell.key, impl.table->read(cell.unit, cell.state));
       for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
       writer.commit();
     });
-    together(*impl.group, "Engine::save", [&] {
+    together(impl.group(), "Engine::save", [&] {
       if (rank != 0) return;
       // An earlier save is moved aside first, so that one of the two is always whole.
       const fs::path earlier(target.string() + ".earlier");
@@ -250,14 +230,14 @@ void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  const int owner = impl.placement.optimizer ? impl.group->rank() : 0;
-  const auto path = (fs::path(folder) / shard_name(owner, impl.group->size())).string();
-  const auto first = (fs::path(folder) / shard_name(0, impl.group->size())).string();
+  const int owner = impl.placement.sharded.optimizer ? impl.group().rank() : 0;
+  const auto path = (fs::path(folder) / shard_name(owner, impl.group().size())).string();
+  const auto first = (fs::path(folder) / shard_name(0, impl.group().size())).string();
   std::unique_ptr<SafetensorsReader> file;
   std::unique_ptr<SafetensorsReader> replicated;
-  const auto arrays = impl.owned_arrays();
-  Impl::StepCounts counts;
-  together(*impl.group, "Engine::load", [&] {
+  const auto cells = saved_cells(*impl.table, impl.layout.unit_count());
+  StepCounts counts;
+  together(impl.group(), "Engine::load", [&] {
     if (!fs::exists(path)) {
       throw CheckpointError(
           fmt::format("'{}' does not exist. Engine::load resumes at the number of ranks that "
@@ -267,31 +247,20 @@ void Engine::load(const std::string& folder) {
     file = std::make_unique<SafetensorsReader>(path);
     replicated = std::make_unique<SafetensorsReader>(first);
     expect(path, "format", kSharded, metadata(*file, path, "format"));
-    for (const auto& [key, value] : impl.description())
+    for (const auto& [key, value] : description(*this))
       expect(path, key, value, metadata(*file, path, key));
-    for (const auto& array : arrays) expect_tensor(*file, path, impl.info_of(array));
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& cell : cells) expect_tensor(*file, path, cell.info);
+    for (const auto& [name, buffer] : impl.model.buffers())
       expect_tensor(*replicated, first,
                     {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    counts = impl.step_counts(*file, path);
-    if (impl.queue) impl.queue->wait_all();
+    counts = step_counts(*file, path, impl.model.names().size());
+    impl.schedule->wait();
   });
   impl.replace_states("Engine::load", [&] {
-    impl.take_steps(std::move(counts));
-    for (const auto& array : arrays) {
-      if (array.state.empty()) {
-        const auto values = file->read(array.key);
-        impl.store->replace(array.unit, values);
-        impl.optimizer->follow(array.unit);
-        // Master weights apart from fp32 parameters are not saved: they are the same.
-        if (impl.optimizer->own_master(array.unit) && !impl.optimizer->extra_bits(array.unit) &&
-            impl.gradients->trainable(array.unit))
-          impl.optimizer->replace(array.unit, "master", values);
-      } else {
-        impl.optimizer->replace(array.unit, array.state, file->read(array.key));
-      }
-    }
-    for (const auto& [name, buffer] : impl.buffers)
+    impl.steps = counts.steps;
+    impl.update->steps() = std::move(counts.by_parameter);
+    for (const auto& cell : cells) load_cell(*impl.table, cell, file->read(cell.key));
+    for (const auto& [name, buffer] : impl.model.buffers())
       buffer.detach().copy_(replicated->read("buffer." + name));
   });
 }
@@ -302,23 +271,24 @@ void Engine::save_full(const std::string& path) {
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full", [] {});
-  const bool writes = impl.group->rank() == 0;
+  const bool writes = impl.group().rank() == 0;
   std::unique_ptr<SafetensorsWriter> writer;
-  together(*impl.group, "Engine::save_full", [&] {
+  together(impl.group(), "Engine::save_full", [&] {
     if (!writes) return;
     std::vector<TensorInfo> infos;
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
-      infos.push_back({impl.names[p], at::kFloat, impl.parameters[p].sizes().vec()});
-      for (const auto name :
-           impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
+      infos.push_back(
+          {impl.model.names()[p], at::kFloat, impl.model.parameters()[p].sizes().vec()});
+      for (const auto name : impl.table->names(impl.layout.unit_of(static_cast<int64_t>(p)))) {
         if (name != "master")
-          infos.push_back(
-              {state_key(name, impl.names[p]), at::kFloat, impl.parameters[p].sizes().vec()});
+          infos.push_back({state_key(name, impl.model.names()[p]), at::kFloat,
+                           impl.model.parameters()[p].sizes().vec()});
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    writer = std::make_unique<SafetensorsWriter>(path, infos, impl.header(kFull));
+    writer = std::make_unique<SafetensorsWriter>(path, infos,
+                                                 header(*this, impl.update->steps(), kFull));
   });
   // Rank 0 may fail to write in the middle; it still takes part in the gathers, and all learn of it
   // at the end.
@@ -331,25 +301,29 @@ void Engine::save_full(const std::string& path) {
       failure = error.what();
     }
   };
-  for (int64_t u = 0; u < impl.layout->unit_count(); ++u) {
-    const auto names = impl.optimizer->array_names(u);
+  for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
+    const auto names = impl.table->names(u);
     const auto gather_and_write = [&](const at::Tensor& owned, std::string_view state) {
       const auto unit = impl.full(u, owned);
-      for (const auto& segment : impl.layout->unit(u).segments) {
+      for (const auto& segment : impl.layout.unit(u).segments) {
         const auto p = static_cast<size_t>(segment.parameter);
         attempt([&] {
-          const auto value = unflattened(
-              unit.narrow(0, segment.offset, segment.numel).to(at::kFloat), impl.parameters[p]);
-          writer->write(state == "master" ? impl.names[p] : state_key(state, impl.names[p]), value);
+          const auto value =
+              unflattened(unit.narrow(0, segment.offset, segment.numel).to(at::kFloat),
+                          impl.model.parameters()[p]);
+          writer->write(
+              state == "master" ? impl.model.names()[p] : state_key(state, impl.model.names()[p]),
+              value);
         });
       }
     };
-    if (names.empty()) gather_and_write(impl.store->owned(u), "master");
-    for (const auto name : names) gather_and_write(impl.optimizer->array(u, name), name);
+    if (names.empty()) gather_and_write(impl.table->read(u, State::parameters), "master");
+    for (const auto name : names)
+      gather_and_write(impl.table->read(u, *impl.table->find(u, name)), name);
   }
-  together(*impl.group, "Engine::save_full", [&] {
+  together(impl.group(), "Engine::save_full", [&] {
     if (!writes) return;
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
     attempt([&] { writer->commit(); });
     if (!failure.empty()) throw CheckpointError(failure);
@@ -361,46 +335,48 @@ void Engine::load_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   std::unique_ptr<SafetensorsReader> file;
-  Impl::StepCounts counts;
-  together(*impl.group, "Engine::load_full", [&] {
+  StepCounts counts;
+  together(impl.group(), "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);
     expect(path, "format", kFull, metadata(*file, path, "format"));
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
-      const auto shape = impl.parameters[p].sizes().vec();
-      expect_tensor(*file, path, {impl.names[p], at::kFloat, shape});
-      for (const auto name :
-           impl.optimizer->array_names(impl.layout->unit_of(static_cast<int64_t>(p)))) {
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
+      const auto shape = impl.model.parameters()[p].sizes().vec();
+      expect_tensor(*file, path, {impl.model.names()[p], at::kFloat, shape});
+      for (const auto name : impl.table->names(impl.layout.unit_of(static_cast<int64_t>(p)))) {
         if (name != "master")
-          expect_tensor(*file, path, {state_key(name, impl.names[p]), at::kFloat, shape});
+          expect_tensor(*file, path, {state_key(name, impl.model.names()[p]), at::kFloat, shape});
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    expect(path, "parameters", nlohmann::json(impl.names).dump(),
+    expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
-    counts = impl.step_counts(*file, path);
-    if (impl.queue) impl.queue->wait_all();
+    counts = step_counts(*file, path, impl.model.names().size());
+    impl.schedule->wait();
   });
   impl.replace_states("Engine::load_full", [&] {
-    impl.take_steps(std::move(counts));
-    for (size_t p = 0; p < impl.parameters.size(); ++p) {
+    impl.steps = counts.steps;
+    impl.update->steps() = std::move(counts.by_parameter);
+    for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
       const auto i = static_cast<int64_t>(p);
-      const int64_t u = impl.layout->unit_of(i);
-      const auto& like = impl.parameters[p];
-      const auto values = flattened(file->read(impl.names[p]), like, at::kFloat);
-      impl.store->write(i, values);
-      for (const auto name : impl.optimizer->array_names(u)) {
+      const int64_t u = impl.layout.unit_of(i);
+      const auto& like = impl.model.parameters()[p];
+      const auto values = flattened(file->read(impl.model.names()[p]), like, at::kFloat);
+      impl.table->write_parameter(i, values, Tier::device);
+      for (const auto name : impl.table->names(u)) {
         if (name == "master") {
-          impl.optimizer->set_master(i, values);
+          impl.table->set_master(i, values);
         } else {
-          const auto array = impl.optimizer->array(u, name);
-          impl.write_owned(i, array,
-                           flattened(file->read(state_key(name, impl.names[p])), like, at::kFloat));
-          impl.optimizer->put(u, name, array);
+          const auto cell = *impl.table->find(u, name);
+          const auto array = impl.table->read(u, cell);
+          impl.write_owned(
+              i, array,
+              flattened(file->read(state_key(name, impl.model.names()[p])), like, at::kFloat));
+          impl.table->put(u, cell, array);
         }
       }
     }
-    for (const auto& [name, buffer] : impl.buffers)
+    for (const auto& [name, buffer] : impl.model.buffers())
       buffer.detach().copy_(file->read("buffer." + name));
   });
 }

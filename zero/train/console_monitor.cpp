@@ -51,8 +51,8 @@ class ConsoleMonitor final : public Monitor {
   void begin(const RunInfo& info) override {
     info_ = info;
     begin_ = Clock::now();
-    print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n", info.model_name,
-          grouped(info.parameters), info.layers, info.width, grouped(info.vocabulary), info.dtype);
+    print("model     {}: {} parameters ({}, vocabulary {}), {}\n", info.model_name,
+          grouped(info.parameters), info.model_description, grouped(info.vocabulary), info.dtype);
     print("data      {}: {} tokens to train on, {} for validation\n", info.data,
           grouped(info.train_tokens), grouped(info.validation_tokens));
     print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,

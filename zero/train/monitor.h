@@ -17,8 +17,7 @@ namespace zero::train {
 struct RunInfo {
   std::string model_name;
   int64_t parameters = 0;
-  int64_t layers = 0;
-  int64_t width = 0;
+  std::string model_description;  ///< "12 layers, 768 wide"
   int64_t vocabulary = 0;
   std::string dtype;
   int stage = 0;

@@ -9,7 +9,7 @@
 
 #include "zero/base/error.h"
 #include "zero/config/json.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/architectures.h"
 
 namespace zero::train {
 namespace {
@@ -70,7 +70,9 @@ void add_differences(std::vector<std::string>& changes, const Json& before, cons
 
 /// The sizes alone: with what a run may change set to the same.
 Json sizes_of(const std::string& model, const std::string& source) {
-  return Json::parse(Gpt2Config::from_json(model, source).set_dropout(0).to_json());
+  const auto sizes = language_model_config_from_json(model, source);
+  sizes->set_dropout(0);
+  return Json::parse(sizes->to_json());
 }
 
 void check_same_model(const std::filesystem::path& checkpoint, const Json& saved,

@@ -1,5 +1,5 @@
-// The training loop: GPT-2 on tokens, with its states partitioned as the engine's configuration
-// says.
+// The training loop: a language model on tokens, with its states partitioned as the engine's
+// configuration says.
 //
 //   zero::Settings settings{
 //       .engine = {.stage = 3},
@@ -22,13 +22,14 @@
 #include "zero/data/dataset.h"
 #include "zero/data/token_loader.h"
 #include "zero/engine/engine.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/accounts.h"
 #include "zero/train/monitor.h"
 #include "zero/train/options.h"
 #include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
+#include "zero/train/validation.h"
 
 namespace zero::train {
 
@@ -62,12 +63,14 @@ class Trainer {
   /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
   /// Collective.
   StepReport train_step();
-  /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
+  /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
+  /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
+  /// Collective.
   ValidationReport validate();
   /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
   /// not say how to decode them. Collective.
   void sample();
-  /// Writes DIR/model.safetensors (Hugging Face's GPT-2 names, the model's dtype) and
+  /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
   /// DIR/config.json, whole or not at all. Collective.
   void save_weights();
   /// Writes DIR/checkpoint-STEP, then removes older ones. Collective.
@@ -75,7 +78,7 @@ class Trainer {
 
   int64_t step() const { return step_; }
   Engine& engine() { return engine_.value(); }
-  Gpt2& model() { return model_; }
+  LanguageModel& model() { return *model_; }
 
  private:
   /// Numbers that the ranks exchange once a step, before the update.
@@ -85,6 +88,9 @@ class Trainer {
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
+  /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
+  /// rank order; of the last one where there are not so many.
+  std::vector<float> validate_pass(int64_t first, int64_t rows);
   Exchange exchange(const std::vector<float>& losses);
   void report(const std::function<void(Monitor&)>& what);
   void report_run();
@@ -101,10 +107,10 @@ class Trainer {
   std::exception_ptr monitor_failure_;              ///< shared at the next exchange
   Dataset data_;
   std::shared_ptr<ActivationStore> activations_;  ///< null: they stay where they are
-  Gpt2 model_;
+  std::unique_ptr<LanguageModel> model_;
   std::optional<Engine> engine_;
   std::optional<TokenLoader> train_loader_;
-  std::optional<TokenLoader> validation_loader_;
+  std::optional<Validation> validation_;
   std::optional<StepTraffic> traffic_;
   optim::WarmupDecay schedule_;
   std::vector<float> losses_;  ///< of this rank's micro-batches in the step
