@@ -176,7 +176,7 @@ Config engine_config(const Options& options, int stage) {
   Config config;
   config.stage = stage;
   config.bf16 = options.dtype == "bf16";
-  config.micro_batch_size = options.micro_batch;
+  config.seed_by_rank = true;
   config.unit_bytes = options.bucket_size;
   config.max_live_parameters = options.live_parameters;
   config.validate();

@@ -21,6 +21,7 @@ constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
     {"bench", "measure collectives, optimizers, paging and training steps", bench},
+    {"config", "check a configuration file and show what is in force", config},
     {"launch", "run any program as the ranks of a job on this host", launch},
 };
 

@@ -1,5 +1,5 @@
-// The engine's configuration: the first byte is the number of ranks, the rest JSON.
-#include "zero/engine/config.h"
+// A configuration file: the first byte is the number of ranks, the rest JSON.
+#include "zero/config/settings.h"
 
 #include <string_view>
 
@@ -10,7 +10,7 @@ namespace zero {
 
 std::vector<std::string> seeds() {
   return {
-      "\1" + Config().dump(),
+      "\1" + Settings().dump(),
       "\4{}",
       R"(/{"train_batch_size": 48, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps":
           1, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3,
@@ -30,10 +30,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   const int ranks = 1 + data[0] % 64;
   try {
-    const auto config = zero::Config::parse(text, ranks);
-    config.validate();
-    zero::ensure(zero::Config::parse(config.dump(), ranks) == config,
-                 "a configuration that is read back equal");
+    const auto settings = zero::Settings::parse(text, ranks);
+    settings.validate();
+    zero::ensure(zero::Settings::parse(settings.dump(), ranks) == settings,
+                 "settings that are read back equal");
   } catch (const zero::ConfigError&) {
   }
   return 0;

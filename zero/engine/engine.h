@@ -25,7 +25,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/group.h"
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"

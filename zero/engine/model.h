@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/optim/optimizer.h"

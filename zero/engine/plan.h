@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/engine/model.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/tiers.h"

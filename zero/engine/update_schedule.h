@@ -47,7 +47,7 @@
 #include <string_view>
 #include <vector>
 
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/unit_plan.h"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/config/json.h"
 #include "zero/models/architectures.h"
 
 namespace zero::train {
@@ -19,9 +20,11 @@ using Json = nlohmann::ordered_json;
 constexpr std::array kFolderOptions{"out", "overwrite", "resume"};
 
 Json json_of(const RunSettings& run) {
-  auto options = Json::parse(dump(run.options));
+  auto engine = Json::parse(run.settings.dump());
+  auto options = engine.at("train");
+  engine.erase("train");
   for (const char* key : kFolderOptions) options.erase(key);
-  return {{"engine", Json::parse(run.config.dump())},
+  return {{"engine", std::move(engine)},
           {"train", std::move(options)},
           {"model", Json::parse(run.model)}};
 }
@@ -75,14 +78,14 @@ Json sizes_of(const std::string& model, const std::string& source) {
 void check_same_model(const std::filesystem::path& checkpoint, const Json& saved,
                       const RunSettings& run) {
   const auto before = sizes_of(saved.dump(), checkpoint.string());
-  const auto now = sizes_of(run.model, run.options.model);
+  const auto now = sizes_of(run.model, run.settings.program.model);
   for (const auto& [key, value] : before.items()) {
     const auto& here = now.value(key, Json());
     if (here == value) continue;
     throw ConfigError(fmt::format(
         "{} is of a model whose {} is {}, but that of {} is {}. Leave out --model and --vocab-size "
         "to go on with the checkpoint's model, or give another --out to train this one.",
-        checkpoint.string(), key, value.dump(), run.options.model, here.dump()));
+        checkpoint.string(), key, value.dump(), run.settings.program.model, here.dump()));
   }
 }
 
@@ -91,9 +94,9 @@ void check_same_model(const std::filesystem::path& checkpoint, const Json& saved
 std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader) {
   const Json record{{"step", step},
                     {"world_size", run.ranks},
-                    {"stage", run.config.stage},
-                    {"unit_bytes", run.config.unit_bytes},
-                    {"tile_elements", run.config.tile_elements},
+                    {"stage", run.settings.engine.stage},
+                    {"unit_bytes", run.settings.engine.unit_bytes},
+                    {"tile_elements", run.settings.model.tile_elements.value_or(0)},
                     {"loader", Json::parse(loader.to_json())},
                     {"settings", json_of(run)}};
   return record.dump(2) + "\n";
@@ -102,10 +105,10 @@ std::string checkpoint_record(const RunSettings& run, int64_t step, const Loader
 ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
   const auto record = read_record(folder);
   const int64_t step = folder.last_checkpoint().value();
-  if (step >= run.options.steps) {
+  if (step >= run.settings.program.steps) {
     throw ConfigError(
         fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
-                    run.options.out, step, run.options.steps));
+                    run.settings.program.out, step, run.settings.program.steps));
   }
   const auto path = folder.checkpoint(step);
   const auto expect = [&](const char* key, const char* option, int64_t here) {
@@ -116,9 +119,9 @@ ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
   };
   try {
     expect("world_size", "--nproc", run.ranks);
-    expect("stage", "--stage", run.config.stage);
-    expect("unit_bytes", "--bucket-size", run.config.unit_bytes);
-    expect("tile_elements", "--tile-elements", run.config.tile_elements);
+    expect("stage", "--stage", run.settings.engine.stage);
+    expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);
+    expect("tile_elements", "--tile-elements", run.settings.model.tile_elements.value_or(0));
     ResumePoint point{step, LoaderState::from_json(record.at("loader").dump()), {}};
     if (!record.contains("settings")) {
       point.changes.emplace_back(
@@ -152,7 +155,7 @@ std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
 
 std::string override_settings(std::string_view saved, std::string_view file) {
   auto merged = Json::parse(saved);
-  const auto over = Json::parse(file, nullptr, true, true);
+  const auto over = fields::parse_json(file, "The configuration file");
   if (over.contains("optimizer")) merged.erase("optimizer");
   if (over.contains("train_batch_size")) {
     merged.erase("train_micro_batch_size_per_gpu");

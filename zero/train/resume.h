@@ -7,18 +7,16 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/config/settings.h"
 #include "zero/data/token_loader.h"
-#include "zero/engine/config.h"
-#include "zero/train/options.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
 
 /// The settings with which a run was started.
 struct RunSettings {
-  Config config;
-  Options options;
-  std::string model;  ///< its sizes: the JSON text of its config.json
+  Settings settings;
+  std::string model;  ///< the model's sizes: the JSON text of its config.json
   int ranks = 1;
 };
 

@@ -45,13 +45,8 @@ double seconds_since(Clock::time_point begin) {
 
 // --- What the parts of a run are made from ---
 
-Options checked(Options options) {
-  options.validate();
-  return options;
-}
-
-int64_t micro_batch_of(const Config& config) {
-  return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
+int64_t micro_batch_of(const Options& options) {
+  return options.micro_batch_size.value_or(kDefaultMicroBatch);
 }
 
 bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
@@ -96,12 +91,12 @@ Dataset open_data(const Options& options) {
 /// another takes that of the data.
 std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const Dataset& data) {
   auto sizes = language_model_config(options.model);
-  if (options.vocab_size > 0) {
-    sizes->set_vocab_size(options.vocab_size);
+  if (options.vocab_size) {
+    sizes->set_vocab_size(*options.vocab_size);
   } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
     sizes->set_vocab_size(data.vocab_size);
   }
-  if (options.dropout >= 0) sizes->set_dropout(options.dropout);
+  if (options.dropout) sizes->set_dropout(*options.dropout);
   if (options.seq > sizes->context()) {
     throw ConfigError(
         fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
@@ -116,10 +111,9 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
   return sizes;
 }
 
-LoaderOptions loader_options(const Options& options, const Config& config, int rank, int ranks,
-                             int64_t vocabulary) {
+LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_t vocabulary) {
   return {.sequence = options.seq,
-          .micro_batch = micro_batch_of(config),
+          .micro_batch = micro_batch_of(options),
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
@@ -127,13 +121,13 @@ LoaderOptions loader_options(const Options& options, const Config& config, int r
 }
 
 /// What a step of this run needs.
-StepSize step_size(const Options& options, const LanguageModelConfig& sizes, const Config& config,
-                   int ranks) {
+StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {
+  const auto& [config, model, options] = settings;
   const auto bytes =
-      sizes.activation_bytes(micro_batch_of(config) * options.seq, config.bf16 ? 2 : 4);
+      sizes.activation_bytes(micro_batch_of(options) * options.seq, config.bf16 ? 2 : 4);
   // A recomputed layer keeps its input alone; one at a time has all.
-  const auto& recompute = config.activation_checkpointing;
-  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every;
+  const auto& recompute = model.activation_checkpointing;
+  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
   const int64_t again = every > 0 ? at::ceil_div(sizes.layers(), every) : 0;
   const int64_t kept =
       config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
@@ -146,9 +140,9 @@ StepSize step_size(const Options& options, const LanguageModelConfig& sizes, con
           .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
 }
 
-std::shared_ptr<ActivationStore> activation_store(const Config& config) {
-  const auto& chosen = config.activation_checkpointing;
-  if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
+std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing& chosen,
+                                                  const Config& config) {
+  if (!chosen.every && !config.layer_major_accumulation) return nullptr;
   if (chosen.nvme) {
     return std::make_shared<DiskActivations>(
         DiskActivationOptions{.folder = chosen.nvme_path,
@@ -160,8 +154,9 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   return nullptr;
 }
 
-std::unique_ptr<LanguageModel> build_model(const Options& options, const Dataset& data,
-                                           const Config& config, comm::Group& group) {
+std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
+                                           comm::Group& group) {
+  const auto& [config, model_settings, options] = settings;
   const auto sizes = model_config(options, data);
   const int64_t parameters = sizes->parameter_count();
   check_budget(config, parameters, group.size());
@@ -175,7 +170,7 @@ std::unique_ptr<LanguageModel> build_model(const Options& options, const Dataset
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   auto model = sizes->build();
-  tile_linears(model->module(), config.tile_elements);
+  tile_linears(model->module(), model_settings.tile_elements.value_or(0));
   return model;
 }
 
@@ -196,11 +191,10 @@ optim::WarmupDecay schedule_of(const Options& options, const Config& config) {
                                config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
   optim::WarmupDecay schedule;
   schedule.lr = lr;
-  schedule.min_lr = options.min_lr < 0 ? lr / 10 : options.min_lr;
-  schedule.warmup_steps =
-      options.warmup < 0 ? std::min<int64_t>(200, options.steps / 10) : options.warmup;
+  schedule.min_lr = options.min_lr.value_or(lr / 10);
+  schedule.warmup_steps = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
   schedule.total_steps = options.steps;
-  schedule.decay = decay_from(options.schedule);
+  schedule.decay = options.schedule;
   optim::check(schedule);
   return schedule;
 }
@@ -215,48 +209,53 @@ uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
   return x * 0xd6e8feb86659fd93u;
 }
 
-RunSettings settings_of(const Options& options, const Config& config, const Dataset& data,
-                        int ranks) {
-  RunSettings run{config, options, model_config(options, data)->to_json(), ranks};
-  run.config.micro_batch_size = micro_batch_of(config);
-  if (!run.config.optimizer) run.config.optimizer = kDefaultOptimizer;
-  return run;
+/// The settings with what a run has in place of what they leave open.
+Settings completed(Settings settings) {
+  settings.program.validate();
+  settings.validate();
+  settings.program.micro_batch_size = micro_batch_of(settings.program);
+  if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
+  return settings;
+}
+
+RunSettings run_settings(const Settings& settings, const Dataset& data, int ranks) {
+  return {settings, model_config(settings.program, data)->to_json(), ranks};
 }
 
 }  // namespace
 
-void check_run(const Options& options, const Config& config, int ranks) {
-  options.validate();
-  config.validate();
+void check_run(const Settings& given, int ranks) {
+  const auto settings = completed(given);
+  const auto& [config, model_settings, options] = settings;
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model->vocab_size()));
+  TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   if (options.resume) {
-    loader.restore(resume_point(folder, settings_of(options, config, data, ranks)).loader);
+    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).loader);
   }
   if (options.eval_tokens > 0)
     (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
-  const auto size = step_size(options, *model, config, ranks);
+  const auto size = step_size(settings, *model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
 }
 
-Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
                  std::vector<std::unique_ptr<Monitor>> more)
-    : options_(checked(std::move(options))),
+    : settings_{completed(given), "", 1},
+      options_(settings_.settings.program),
       group_(std::move(group)),
       folder_(options_.out),
       data_(open_data(options_)),
-      schedule_(schedule_of(options_, config)) {
-  config.micro_batch_size = micro_batch_of(config);
-  settings_ = settings_of(options_, config, data_, group_->size());
-  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+      schedule_(schedule_of(options_, settings_.settings.engine)) {
+  settings_ = run_settings(settings_.settings, data_, group_->size());
+  if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_)->vocab_size();
-  train_loader_.emplace(
-      data_.train, loader_options(options_, config, group_->rank(), group_->size(), vocabulary));
+  train_loader_.emplace(data_.train,
+                        loader_options(options_, group_->rank(), group_->size(), vocabulary));
   if (options_.eval_tokens > 0)
     validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
   comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
@@ -268,15 +267,17 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
-  auto size = step_size(options_, *model_config(options_, data_), config, group_->size());
+  auto chosen = settings_.settings;
+  auto size = step_size(chosen, *model_config(options_, data_), group_->size());
   size.available = memory_of_rank(*group_);
-  auto tiers = choose_tiers(config, size);
-  config = std::move(tiers.config);
+  auto tiers = choose_tiers(chosen.engine, size);
+  chosen.engine = std::move(tiers.config);
   tiers_reason_ = std::move(tiers.reason);
-  model_ = build_model(options_, data_, config, *group_);
-  activations_ = activation_store(config);
-  model_->recompute(
-      {.every = config.activation_checkpointing.every, .options = {.store = activations_}});
+  const auto& config = chosen.engine;
+  const auto& recompute = chosen.model.activation_checkpointing;
+  model_ = build_model(chosen, data_, *group_);
+  activations_ = activation_store(recompute, config);
+  model_->recompute({.every = recompute.every.value_or(0), .options = {.store = activations_}});
   engine_.emplace(model_->module(), parameter_groups(model_->module(), config), config, group_);
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
@@ -302,10 +303,10 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
-    if (options_.eval_every > 0 && step_ % options_.eval_every == 0 && step_ < options_.steps)
+    if (options_.eval_every && step_ % *options_.eval_every == 0 && step_ < options_.steps)
       report_validation();
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.save_every > 0 && (step_ % options_.save_every == 0 || last)) save_checkpoint();
+    if (options_.save_every && (step_ % *options_.save_every == 0 || last)) save_checkpoint();
   }
   return finish(seconds_since(begin));
 }
@@ -428,8 +429,7 @@ std::optional<ValidationReport> Trainer::validate() {
   double sum = 0;
   for (int64_t done = 0; done < count;) {
     if (agree_to_stop()) return std::nullopt;
-    const int64_t rows =
-        std::min(engine_->config().micro_batch_size, at::ceil_div(count - done, ranks));
+    const int64_t rows = std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
     const auto losses = validate_pass(done + group_->rank() * rows, rows);
     for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
       sum += losses[static_cast<size_t>(row)];
@@ -512,8 +512,7 @@ void Trainer::report_run() {
 }
 
 int64_t Trainer::tokens_per_step() const {
-  const auto& config = engine_->config();
-  return group_->size() * config.gradient_accumulation_steps * config.micro_batch_size *
+  return group_->size() * engine_->config().gradient_accumulation_steps * micro_batch_of(options_) *
          options_.seq;
 }
 
@@ -529,7 +528,7 @@ RunInfo Trainer::describe() const {
   run.stage = config.stage;
   run.ranks = group_->size();
   run.threads = at::get_num_threads();
-  run.micro_batch = config.micro_batch_size;
+  run.micro_batch = micro_batch_of(options_);
   run.sequence = options_.seq;
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
@@ -540,8 +539,13 @@ RunInfo Trainer::describe() const {
   run.train_tokens = data_.train.size();
   run.validation_tokens = data_.validation.size();
   using Json = nlohmann::ordered_json;
-  run.config_json = Json{{"engine", Json::parse(config.dump())},
-                         {"train", Json::parse(dump(options_))},
+  auto settings = settings_.settings;
+  settings.engine = config;  // with the tiers that a budget chose
+  auto engine = Json::parse(settings.dump());
+  auto train = engine.at("train");
+  engine.erase("train");
+  run.config_json = Json{{"engine", std::move(engine)},
+                         {"train", std::move(train)},
                          {"model", Json::parse(sizes.to_json())}}
                         .dump();
   return run;
@@ -560,7 +564,7 @@ void Trainer::sample() {
       {.tokens = options_.sample_tokens,
        .context = options_.seq,
        .temperature = options_.temperature,
-       .top_k = options_.top_k,
+       .top_k = options_.top_k.value_or(0),
        .seed = static_cast<uint64_t>(options_.seed),
        .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {

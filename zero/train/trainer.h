@@ -1,10 +1,10 @@
 // The training loop: a language model on tokens, with its states partitioned as the engine's
 // configuration says.
 //
-//   zero::train::Options options{.model = "gpt2-nano", .data = "text.txt", .out = "run"};
-//   zero::Config config;
-//   config.stage = 3;
-//   zero::train::Trainer trainer(options, config, zero::init());
+//   zero::Settings settings{
+//       .engine = {.stage = 3},
+//       .program = {.model = "gpt2-nano", .data = "text.txt", .out = "run"}};
+//   zero::train::Trainer trainer(settings, zero::init());
 //   trainer.train();
 #pragma once
 
@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/config/settings.h"
 #include "zero/data/dataset.h"
 #include "zero/data/token_loader.h"
-#include "zero/engine/config.h"
 #include "zero/engine/engine.h"
 #include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
@@ -41,7 +41,7 @@ inline constexpr int64_t kDefaultMicroBatch = 8;
 /// Checks what one process can check before ranks are started: options, data, output folder, the
 /// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
 /// ConfigError, DataError or OutOfMemory.
-void check_run(const Options& options, const Config& config, int ranks);
+void check_run(const Settings& settings, int ranks);
 
 class Trainer {
  public:
@@ -53,7 +53,7 @@ class Trainer {
   /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
   /// StoreError; a rank that stops because of another's failure throws an Error that is a
   /// comm::PeerFailure too.
-  Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+  Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
   /// Trains to the last step or until SIGINT, SIGTERM or SIGHUP reaches any rank; then writes the
@@ -104,8 +104,8 @@ class Trainer {
   void resume();
   int finish(double seconds);
 
-  Options options_;
   RunSettings settings_;
+  Options options_;
   std::shared_ptr<comm::Group> group_;
   RunFolder folder_;
   std::vector<std::unique_ptr<Monitor>> monitors_;  ///< empty on ranks other than 0

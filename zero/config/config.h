@@ -1,4 +1,4 @@
-// The engine's configuration: a value, or a JSON file with DeepSpeed's keys.
+// The engine's configuration: a value, or part of a JSON file with DeepSpeed's keys.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct OffloadParam {
   OffloadDevice device = OffloadDevice::none;
   /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
   /// are striped by the measured speed of their disks.
-  std::string nvme_path;
+  std::string nvme_path{};
   /// Slices that are read from disk ahead of their all-gather.
   int64_t buffer_count = 5;
   /// Elements of a rank's slices that stay in host memory all the same.
@@ -40,7 +40,7 @@ struct OffloadOptimizer {
   OffloadDevice device = OffloadDevice::none;
   /// As in OffloadParam. Where both are on disk, a rank's states are striped over the folders of
   /// both.
-  std::string nvme_path;
+  std::string nvme_path{};
   /// Blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
@@ -65,28 +65,13 @@ struct Aio {
   bool operator==(const Aio&) const = default;
 };
 
-/// Recomputation in backward: DeepSpeed's `activation_checkpointing` section, for the model that a
-/// program builds (`zero train`). The engine itself does not use it.
-struct ActivationCheckpointing {
-  /// The first of every so many blocks is recomputed; 0: none.
-  int64_t every = 0;
-  /// The blocks' inputs live in one buffer that every step uses again.
-  bool contiguous_memory_optimization = false;
-  /// They live in files, in a private folder inside `nvme_path`.
-  bool nvme = false;
-  std::string nvme_path{};
-  bool operator==(const ActivationCheckpointing&) const = default;
-};
-
+/// What the engine uses. zero/config/settings.h has what a model and `zero train` take beside it.
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
   /// (and parameters).
   int stage = 0;
   /// Micro-batches whose gradients are added before an update (k).
   int64_t gradient_accumulation_steps = 1;
-  /// Samples a rank passes at a time; 0 where the program decides. The engine itself does not use
-  /// it.
-  int64_t micro_batch_size = 0;
   /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
   double gradient_clipping = 1.0;
   /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
@@ -130,28 +115,23 @@ struct Config {
   /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
   /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
   int64_t device_memory = 0;
-  OffloadParam offload_param;
-  OffloadOptimizer offload_optimizer;
-  Aio aio;
-  ActivationCheckpointing activation_checkpointing;
-  /// Linear layers whose weight has more elements are split into tiles of at most as many, each a
-  /// parameter of its own (memory-centric tiling), in the model that a program builds (`zero
-  /// train`); 0: none. The engine itself does not use it:
-  /// tile_linears(*model, config.tile_elements).
-  int64_t tile_elements = 0;
+  OffloadParam offload_param{};
+  OffloadOptimizer offload_optimizer{};
+  Aio aio{};
   /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;
-  /// Each rank after the first continues from its own random seed (the current one plus its rank),
-  /// so that dropout differs.
-  bool seed_by_rank = true;
+  /// Constructing the engine gives each rank after the first a random seed of its own (the current
+  /// one plus its rank), so that dropout differs. Otherwise the generator stays as it is.
+  bool seed_by_rank = false;
   /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
-  std::optional<Optimizer> optimizer;
+  std::optional<Optimizer> optimizer{};
 
-  /// Reads a JSON file (comments allowed). Throws ConfigError naming the key, its value and the
-  /// nearest known key. Top-level keys in `foreign` belong to the caller and are passed over.
-  /// `world_size` serves the batch rule: train_batch_size == train_micro_batch_size_per_gpu x
-  /// gradient_accumulation_steps x world_size.
+  /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file
+  /// (comments allowed). Throws ConfigError naming the key, its value and the nearest known key.
+  /// Top-level keys in `foreign` belong to the caller and are passed over. `world_size` serves the
+  /// batch rule: train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x
+  /// world_size.
   static Config load(const std::string& path, int world_size,
                      std::span<const std::string> foreign = {});
   /// The same from text; `origin` names it in errors.
