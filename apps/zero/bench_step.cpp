@@ -30,6 +30,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine.h"
+#include "zero/models/architectures.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/train/accounts.h"
 #include "zero/train/trainer.h"
@@ -118,7 +119,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
 
 /// The model's sizes. Throws ConfigError where it cannot take the sequences.
 Gpt2Config model_of(const Options& options) {
-  auto sizes = Gpt2Config::load(options.model);
+  auto sizes =
+      Gpt2Config::from_json(language_model_config(options.model)->to_json(), options.model);
   if (options.seq > sizes.context) {
     throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.",
                                   options.seq, options.model, sizes.context));

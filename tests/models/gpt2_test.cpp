@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "zero/base/error.h"
@@ -313,21 +311,9 @@ TEST(Gpt2Config, ReadsHuggingFacesFile) {
 }
 
 TEST(Gpt2Config, NamesTheNearestPreset) {
-  EXPECT_THAT([] { Gpt2Config::load("gpt2-nono"); },
+  EXPECT_THAT([] { Gpt2Config::preset("gpt2-nono"); },
               ThrowsMessage<ConfigError>(HasSubstr("Did you mean 'gpt2-nano'?")));
-  EXPECT_EQ(Gpt2Config::load("gpt2-nano").width, 384);
-}
-
-TEST(Gpt2Config, LoadsAFile) {
-  const auto path = std::filesystem::temp_directory_path() /
-                    ("gpt2_test_" + std::to_string(::getpid()) + ".json");
-  std::ofstream(path) << small().to_json();
-  EXPECT_EQ(Gpt2Config::load(path.string()), small());
-  std::filesystem::remove(path);
-  EXPECT_THAT([&] { Gpt2Config::load(path.string()); },
-              ThrowsMessage<ConfigError>(HasSubstr("cannot be read")));
-  EXPECT_THROW(Gpt2Config::load(std::filesystem::temp_directory_path().string() + "/"),
-               ConfigError);
+  EXPECT_EQ(Gpt2Config::preset("gpt2-nano").width, 384);
 }
 
 TEST(Gpt2Config, NamesTheKeyThatIsWrong) {

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
+
+#include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/models/architectures.h"
 #include "zero/models/gpt2/gpt2.h"
@@ -29,6 +32,15 @@ TEST(LanguageModels, AreFoundByNameAndByModelType) {
   EXPECT_EQ(language_model_config("gpt2")->parameter_count(), 124439808);
   EXPECT_FALSE(language_model_config("gpt2")->takes_vocabulary_of_data());
   EXPECT_TRUE(language_model_config("gpt2-nano")->takes_vocabulary_of_data());
+}
+
+TEST(LanguageModels, AreReadFromAFile) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "sizes.json";
+  std::ofstream(path) << kTiny;
+  EXPECT_EQ(language_model_config(path)->to_json(),
+            language_model_config_from_json(kTiny, "text")->to_json());
+  EXPECT_THROW(language_model_config(folder.path().string() + "/"), ConfigError);
 }
 
 TEST(LanguageModels, ThatAreNotKnownAreRefusedWithTheNearestAndTheKnownOnes) {

@@ -11,10 +11,10 @@ namespace zero::train {
 // A validation of n tokens takes ceil(n / T) of the S sequences of T tokens that the text has (all
 // where n is larger): sequence i is the one in the middle of the i-th of as many equal parts of the
 // text. Each passes the model by itself, and the mean of their losses is summed in fp64 in the
-// order of the text. So the result depends neither on the number of ranks nor on the micro-batch:
-// a matrix product over several sequences may add in another order than one over a single one.
-// That costs nothing at stage 3: a rank's sequences, a micro-batch of them at a time, all pass one
-// layer before the next.
+// order of the text. So the result depends neither on the number of ranks (with as many threads
+// each) nor on the micro-batch: a matrix product over several sequences may add in another order
+// than one over a single one. Stage 3 gathers no more for it: a rank's sequences, a micro-batch of
+// them at a time, all pass one layer before the next.
 class Validation {
  public:
   /// `tokens` of the text are to be read. Throws DataError as TokenLoader.

@@ -64,9 +64,6 @@ struct Gpt2Config {
   static Gpt2Config preset(std::string_view name);
   static const std::vector<std::string>& preset_names();
 
-  /// A preset's name, or the path of a JSON file (anything that ends in .json or contains a slash).
-  static Gpt2Config load(std::string_view name_or_file);
-
   bool operator==(const Gpt2Config&) const = default;
 };
 

@@ -1,9 +1,7 @@
 #include <fmt/format.h>
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <type_traits>
 
 #include "zero/base/error.h"
@@ -198,23 +196,9 @@ const std::vector<std::string>& Gpt2Config::preset_names() {
 Gpt2Config Gpt2Config::preset(std::string_view name) {
   const auto found = presets().find(name);
   if (found != presets().end()) return found->second;
-  throw ConfigError(fmt::format(
-      "There is no model named '{}'.{} Known models: {}; or give the path of a config.json.", name,
-      did_you_mean(name, preset_names()), fmt::join(preset_names(), ", ")));
-}
-
-Gpt2Config Gpt2Config::load(std::string_view name_or_file) {
-  if (!name_or_file.ends_with(".json") && name_or_file.find('/') == std::string_view::npos) {
-    return preset(name_or_file);
-  }
-  std::ifstream file{std::string(name_or_file)};
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    throw ConfigError(
-        fmt::format("The model configuration {} cannot be read. Give a JSON file or one of: {}.",
-                    name_or_file, fmt::join(preset_names(), ", ")));
-  }
-  return from_json(text.str(), name_or_file);
+  throw ConfigError(fmt::format("There is no GPT-2 named '{}'.{} There are {}.", name,
+                                did_you_mean(name, preset_names()),
+                                fmt::join(preset_names(), ", ")));
 }
 
 }  // namespace zero
