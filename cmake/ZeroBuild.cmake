@@ -37,8 +37,8 @@ if(NOT ZERO_SANITIZE STREQUAL "thread")
   target_compile_options(zero_private INTERFACE -fopenmp)
 endif()
 
-# LibTorch's include folder brings its own fmt headers, which hide the system's and break spdlog. A folder of links to
-# the system's headers, searched first, restores them.
+# LibTorch's include folder brings its own fmt headers, which hide those of the system's library that is
+# linked. A folder of links to the system's headers, searched first, restores them.
 function(zero_shadow_bundled_headers)
   set(shadow ${CMAKE_BINARY_DIR}/shadow)
   file(MAKE_DIRECTORY ${shadow})
@@ -46,8 +46,8 @@ function(zero_shadow_bundled_headers)
   find_path(FMT_HEADERS fmt/core.h PATHS ${fmt_include} /usr/include NO_DEFAULT_PATH REQUIRED)
   file(CREATE_LINK ${FMT_HEADERS}/fmt ${shadow}/fmt SYMBOLIC)
   include_directories(BEFORE SYSTEM ${shadow})  # a folder's includes come before those of its targets' dependencies
-  target_link_libraries(zero_private INTERFACE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11
-                        PkgConfig::HWY Threads::Threads)
+  target_link_libraries(zero_private INTERFACE fmt::fmt nlohmann_json::nlohmann_json CLI11::CLI11 PkgConfig::HWY
+                        Threads::Threads)
 endfunction()
 
 # zero_program(name SOURCES ...): a program of ours, linked to libzero, with the shared precompiled header.

@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 packages=(
   g++ cmake ninja-build pkg-config ccache                                  # tools
   ca-certificates python3-pip unzip                                        # to fetch LibTorch
-  libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libspdlog-dev libxxhash-dev
+  libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libxxhash-dev
   nlohmann-json3-dev
   libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin                   # tests and benchmarks
   bible-kjv                                                                # the text of `make demo`
