@@ -247,8 +247,11 @@ class FullPipe {
     return all;
   }
   void wait_until_full() const {
-    for (int bytes = 0; bytes < fcntl(reader_.get(), F_GETPIPE_SZ) - 4096; usleep(10000))
+    const auto deadline = steady_clock::now() + seconds(60);
+    for (int bytes = 0; bytes < fcntl(reader_.get(), F_GETPIPE_SZ) - 4096; usleep(10000)) {
       ASSERT_EQ(ioctl(reader_.get(), FIONREAD, &bytes), 0);
+      ASSERT_LT(steady_clock::now(), deadline) << "only " << bytes << " bytes came";
+    }
   }
   void close() { reader_.close(); }
 
