@@ -149,6 +149,51 @@ TEST(LifecycleReplaced, AtStageThreeItIsAnErrorAndTheFormerOneGoesOn) {
   });
 }
 
+TEST(LifecycleReplaced, AnUpdateUnderWayIsCompletedBefore) {
+  for (int stage = 0; stage <= 2; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto c = config(stage);
+      c.offload_optimizer.delayed_update_after = 1;
+      const auto run = [&](bool replace) {
+        auto net = std::make_shared<Net>();
+        auto engine = std::make_unique<Engine>(net, AdamW{.lr = 1e-2}, c, group);
+        train(*engine, *net, 3);
+        if (replace) {
+          engine = std::make_unique<Engine>(net, AdamW{.lr = 1e-2}, c, group);
+        } else {
+          engine->complete_update();
+        }
+        return copies(net->parameters());
+      };
+      expect_equal(run(true), run(false));
+    });
+  }
+}
+
+TEST(LifecycleReplaced, AScopeMayOutliveItsEngineButNotAnother) {
+  at_every_stage(2, [&](int stage, auto group) {
+    auto net = std::make_shared<Net>();
+    auto engine = std::make_unique<Engine>(net, AdamW{}, config(stage), group);
+    const auto value = torch::full({29}, 0.5);
+    auto scope = std::make_unique<Gathered>(*engine, net->parameters(), Gathered::Access::write);
+    EXPECT_THAT(message_of<Error>([&] { Engine another(net, AdamW{}, config(stage), group); }),
+                HasSubstr(stage == 3 ? "still lives" : "zero::Gathered scope"));
+    {
+      const torch::NoGradGuard guard;
+      net->b->bias.copy_(value);
+    }
+    engine.reset();
+    EXPECT_TRUE(torch::equal(net->b->bias.detach().clone(), value));
+    scope->close();
+    if (stage < 3) {
+      EXPECT_TRUE(torch::equal(net->b->bias.detach(), value));
+    } else {
+      EXPECT_THAT(message_of<std::exception>([&] { net->b->bias.sum(); }),
+                  HasSubstr("no longer exists"));
+    }
+  });
+}
+
 // --- Constructors that fail.
 
 TEST(LifecycleConstructor, WhereItFailsTheModelIsAsItWas) {
@@ -160,6 +205,8 @@ TEST(LifecycleConstructor, WhereItFailsTheModelIsAsItWas) {
       const auto before = copies(net->parameters());
       auto c = config(stage);
       c.device_memory = bytes;
+      // On one rank it is this that makes stage 3.
+      if (stage == 3) c.offload_param.device = OffloadDevice::cpu;
       c.offload_optimizer.delayed_update_after = 1;
       try {
         const Engine engine(net, AdamW{}, c);

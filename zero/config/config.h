@@ -74,7 +74,8 @@ struct Config {
   int64_t gradient_accumulation_steps = 1;
   /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
   double gradient_clipping = 1.0;
-  /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
+  /// Parameters and gradients in bf16 (buffers keep their dtype), with fp32 master weights in the
+  /// optimizer states.
   bool bf16 = false;
   /// Of those only the lower halves are kept, beside bf16 parameters that are the upper ones: Note
   /// [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then need the

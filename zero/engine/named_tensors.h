@@ -15,8 +15,9 @@ namespace zero {
 struct NamedTensors {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  /// Lists them as they are now, for whoever wants to know whether any has come: nothing once the
-  /// module is gone. Null where that cannot be known (a module that was given by reference).
+  /// Lists the parameters as they are now, for whoever wants to know whether any has come: nothing
+  /// once the module is gone. Null where that cannot be known (a module that was given by
+  /// reference).
   std::function<NamedTensors()> again = {};
 };
 
@@ -36,7 +37,7 @@ NamedTensors named_tensors(const Model& model) {
     return tensors;
   };
   const auto list = [collect](const auto& module) -> NamedTensors {
-    return {collect(module.named_parameters()), collect(module.named_buffers())};
+    return {collect(module.named_parameters()), {}};
   };
   const auto again = [list](const auto& shared) -> std::function<NamedTensors()> {
     return [list, weak = std::weak_ptr(shared)] {
@@ -45,15 +46,19 @@ NamedTensors named_tensors(const Model& model) {
     };
   };
   NamedTensors tensors;
+  const auto take = [&](const auto& module) {
+    tensors = list(module);
+    tensors.buffers = collect(module.named_buffers());
+  };
   if constexpr (requires { model->named_parameters(); }) {
-    tensors = list(*model);
+    take(*model);
     if constexpr (requires { model.ptr(); }) {
       tensors.again = again(model.ptr());  // a holder
     } else if constexpr (requires { std::weak_ptr(model); }) {
       tensors.again = again(model);
     }
   } else {
-    tensors = list(model);
+    take(model);
     // A TorchScript module is a handle.
     if constexpr (requires { model._ivalue(); })
       tensors.again = [list, model] { return list(model); };
