@@ -34,6 +34,7 @@ class PlainBackend final : public c10d::Backend {
  public:
   PlainBackend(int rank, int size, Table& table) : c10d::Backend(rank, size), table_(table) {}
   const std::string getBackendName() const override { return "plain"; }
+  int calls = 0;
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions&) override {
@@ -89,6 +90,7 @@ class PlainBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& input,
                                           const std::function<void()>& read) {
+    ++calls;
     table_.inputs[static_cast<size_t>(rank_)] = input;
     table_.barrier.arrive_and_wait();
     read();
@@ -263,6 +265,32 @@ TEST(GroupOverAnotherBackend, ReportsItsErrorsAsCommErrorsThatNameTheCall) {
   EXPECT_EQ(error_of([&] { group.barrier(); }), "barrier failed on rank 0: the cable is unplugged");
   EXPECT_THROW(group.reduce_scatter(tensor.narrow(0, 0, 1), other), OutOfMemory)
       << "ours are left as they are";
+}
+
+TEST(GroupOverAnotherBackend, SendsControlCallsOverTheControlBackend) {
+  Table data_table(2);
+  Table control_table(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto data = c10::make_intrusive<PlainBackend>(rank, 2, data_table);
+      const auto control = c10::make_intrusive<PlainBackend>(rank, 2, control_table);
+      Group group(Transport{.data = data, .control = control});
+      const auto asked = control->calls;  // where the ranks are
+      EXPECT_EQ(data->calls, 0);
+      auto tensor = at::full({4}, 1.0f);
+      group.all_reduce(tensor).wait();
+      EXPECT_EQ(data->calls, 1);
+      EXPECT_EQ(control->calls, asked);
+      auto all = at::full({8}, 0.0f);
+      group.all_gather_control(all, tensor);
+      group.all_reduce_control(tensor);
+      group.barrier();
+      EXPECT_EQ(data->calls, 1);
+      EXPECT_EQ(control->calls, asked + 3);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
 }
 
 }  // namespace

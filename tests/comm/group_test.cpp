@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/gather_records.h"
 #include "zero/comm/group.h"
 #include "zero/comm/reduce_kernels.h"
 
@@ -194,6 +195,49 @@ TEST(Group, KnowsThatAllItsRanksAreOnThisHost) {
     EXPECT_EQ(group->local_rank(), group->rank());
     EXPECT_EQ(group->local_size(), 3);
   });
+}
+
+TEST(Topology, IsHostsTimesRanksAHost) {
+  const std::vector<int64_t> hosts{7, 7, 7, 5, 5, 5};
+  const auto fourth = Topology::of(hosts, 4);
+  EXPECT_EQ(fourth.hosts, 2);
+  EXPECT_EQ(fourth.host, 1);
+  EXPECT_EQ(fourth.local_size, 3);
+  EXPECT_EQ(fourth.local_rank, 1);
+  EXPECT_TRUE(fourth.regular);
+  EXPECT_EQ(Topology::of(hosts, 0).host, 0);
+  const auto one = Topology::of(std::vector<int64_t>{3, 3}, 1);
+  EXPECT_EQ(one.hosts, 1);
+  EXPECT_EQ(one.local_rank, 1);
+  EXPECT_TRUE(one.regular);
+}
+
+TEST(Topology, IsIrregularWhereHostsDifferOrRanksAlternate) {
+  const auto uneven = Topology::of(std::vector<int64_t>{1, 1, 2}, 2);
+  EXPECT_FALSE(uneven.regular);
+  EXPECT_EQ(uneven.local_size, 1);
+  EXPECT_EQ(uneven.host, 1);
+  const auto alternating = Topology::of(std::vector<int64_t>{1, 2, 1, 2}, 3);
+  EXPECT_FALSE(alternating.regular);
+  EXPECT_EQ(alternating.hosts, 2);
+  EXPECT_EQ(alternating.local_rank, 1);
+  EXPECT_EQ(alternating.local_size, 2);
+}
+
+TEST(Group, SharesItsAccountsWithAnotherOfItsRank) {
+  run_as_threads(2, [](std::shared_ptr<Group> group) {
+    const auto alone = single(group->accounts());
+    const auto tensor = alone->empty(10, at::kFloat, Category::gradients);
+    EXPECT_EQ(group->ledger()->usage(Category::gradients).current, 40);
+    EXPECT_EQ(&group->traffic(), &alone->traffic());
+  });
+}
+
+TEST(GroupOfOne, ExchangesRecordsForNothing) {
+  const auto group = single();
+  EXPECT_EQ(gather_records(*group, 5, "numbers"), std::vector<int>{5});
+  EXPECT_EQ(first_failure(*group, true, "failures"), 0);
+  EXPECT_EQ(group->traffic().count(Collective::control).calls, 0);
 }
 
 TEST(GroupOfOne, CopiesAndCountsNoBytes) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
-#include "zero/comm/shm_control.h"
 
 namespace zero::comm {
 

@@ -15,10 +15,12 @@
 
 namespace zero::comm {
 
-/// Every rank's `mine`, in rank order. Counted as control. Blocks. Collective.
+/// Every rank's `mine`, in rank order. Counted as control; in a group of one nothing is. Blocks.
+/// Collective.
 template <class Record>
 std::vector<Record> gather_records(Group& group, const Record& mine, std::string_view label) {
   static_assert(std::is_trivially_copyable_v<Record>);
+  if (group.size() == 1) return {mine};
   const auto size = static_cast<int64_t>(sizeof(Record));
   const auto input = at::empty({size}, at::kByte);
   const auto output = at::empty({size * group.size()}, at::kByte);

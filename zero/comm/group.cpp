@@ -20,7 +20,6 @@
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
 #include "zero/comm/shm_window.h"
-#include "zero/comm/transport.h"
 #include "zero/comm/wait_clock.h"
 
 namespace zero::comm {
@@ -63,17 +62,13 @@ void copy_slice(const at::Tensor& output, const at::Tensor& input) {
 }  // namespace
 
 struct Group::Impl {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  Transport* transport = nullptr;  // the backend, where it is ours
+  Transport transport;
   OwnerProcess owner;
   GroupOptions options;
+  Accounts accounts;
   int rank = 0;
   int size = 1;
-  int local_rank = 0;
-  int local_size = 1;
-  std::shared_ptr<Traffic> traffic;
-  std::shared_ptr<Ledger> ledger;
-  std::shared_ptr<WaitClock> clock;
+  Topology topology;
   std::mutex issue;                    // an announcement and its call belong together
   std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
 
@@ -85,13 +80,14 @@ struct Group::Impl {
     const std::lock_guard lock(issue);
     CallName call{what, std::string(label), rank};
     try {
-      if (transport != nullptr) {
-        transport->announce(label, counted, counted == Collective::control);
+      if (ours()) {
+        transport.announcements->announce(
+            {FixedText<72>(label), counted, counted == Collective::control});
       }
       auto work = issue_call();
       one_tensor.clear();
-      traffic->add(counted, logical_bytes, transport != nullptr ? 0 : logical_bytes);
-      return {std::move(work), clock, std::move(call)};
+      accounts.traffic->add(counted, logical_bytes, ours() ? 0 : logical_bytes);
+      return {std::move(work), accounts.clock, std::move(call)};
     } catch (...) {
       one_tensor.clear();
       rethrow_named(call);
@@ -99,8 +95,14 @@ struct Group::Impl {
   }
 
   Work done(Collective collective) const {
-    traffic->add(collective, 0, 0);
+    accounts.traffic->add(collective, 0, 0);
     return {};
+  }
+
+  // Whether the backends are libzero's own.
+  bool ours() const { return transport.announcements != nullptr; }
+  c10d::Backend& backend_of(Collective collective) const {
+    return collective == Collective::control ? *transport.control : *transport.data;
   }
 
   void check_defined(const char* what, const at::Tensor& tensor) const {
@@ -133,31 +135,24 @@ struct Group::Impl {
   Work all_gather(Collective collective, at::Tensor output, at::Tensor input,
                   std::string_view label);
   Work all_reduce(Collective collective, at::Tensor tensor, std::string_view label);
-  void find_local_ranks();
+  Topology find_topology() const;
 };
 
-Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
+Group::Group(Transport transport, GroupOptions options, Accounts accounts)
     : impl_(std::make_unique<Impl>()) {
+  impl_->transport = std::move(transport);
   impl_->options = options;
-  impl_->backend = std::move(backend);
-  if (impl_->backend) {
-    impl_->rank = impl_->backend->getRank();
-    impl_->size = impl_->backend->getSize();
-    impl_->transport = dynamic_cast<Transport*>(impl_->backend.get());
-  }
-  if (impl_->transport != nullptr) {
-    impl_->traffic = impl_->transport->traffic();
-    impl_->ledger = impl_->transport->ledger();
-    impl_->clock = impl_->transport->clock();
-    impl_->local_rank = impl_->rank;
-    impl_->local_size = impl_->size;
-  } else {
-    impl_->traffic = std::make_shared<Traffic>();
-    impl_->ledger = std::make_shared<Ledger>();
-    impl_->clock = std::make_shared<WaitClock>();
-    if (impl_->size > 1) impl_->find_local_ranks();
-  }
+  impl_->accounts = std::move(accounts);
+  if (!impl_->transport.data) return;
+  if (!impl_->transport.control) impl_->transport.control = impl_->transport.data;
+  impl_->rank = impl_->transport.data->getRank();
+  impl_->size = impl_->transport.data->getSize();
+  impl_->topology =
+      impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
 }
+
+Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
+    : Group(Transport{.data = std::move(backend)}, options) {}
 
 // What a forked child has is a copy: threads and peers are its parent's.
 Group::~Group() {
@@ -165,41 +160,35 @@ Group::~Group() {
 }
 
 // Over another backend the ranks tell each other which host they are on.
-void Group::Impl::find_local_ranks() {
+Topology Group::Impl::find_topology() const {
+  if (size == 1) return {};
   auto own = at::empty({1}, at::kLong);
   auto all = at::empty({size}, at::kLong);
   own.fill_(static_cast<int64_t>(std::hash<std::string>{}(Process::self().machine)));
-  run("all_gather", Collective::control, 0, "hosts", [&] {
-    return backend->_allgather_base(all, own);
-  }).wait();
-  traffic->reset();
-  const auto* hosts = all.const_data_ptr<int64_t>();
-  local_rank = 0;
-  local_size = 0;
-  for (int r = 0; r < size; ++r) {
-    if (hosts[r] != hosts[rank]) continue;
-    if (r < rank) ++local_rank;
-    ++local_size;
+  try {
+    if (const auto work = transport.control->_allgather_base(all, own)) work->wait();
+  } catch (...) {
+    rethrow_named({"all_gather", "hosts", rank});
   }
+  return Topology::of({all.const_data_ptr<int64_t>(), static_cast<size_t>(size)}, rank);
 }
 
 int Group::rank() const { return impl_->rank; }
 int Group::size() const { return impl_->size; }
-int Group::local_rank() const { return impl_->local_rank; }
-int Group::local_size() const { return impl_->local_size; }
+const Topology& Group::topology() const { return impl_->topology; }
 
 at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) {
-  if (impl_->transport != nullptr) return impl_->transport->empty(numel, dtype, category);
-  return private_tensor(numel, dtype, impl_->ledger, category);
+  if (impl_->transport.memory) return impl_->transport.memory->empty(numel, dtype, category);
+  return private_tensor(numel, dtype, ledger(), category);
 }
 
 std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category category) {
-  if (impl_->transport != nullptr) {
-    const ClockedScope clocked(*impl_->clock);
-    return impl_->transport->window(bytes, slots, category);
+  if (impl_->transport.windows) {
+    const ClockedScope clocked(*impl_->accounts.clock);
+    return impl_->transport.windows->make(bytes, slots, category);
   }
   if (impl_->size > 1) return nullptr;
-  return std::make_unique<SingleWindow>(bytes, slots, impl_->ledger, category);
+  return std::make_unique<SingleWindow>(bytes, slots, ledger(), category);
 }
 
 Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
@@ -216,7 +205,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   return run("all_gather", collective, bytes, label, [&] {
     c10d::AllgatherOptions call;
     call.timeout = options.timeout;
-    return backend->_allgather_base(output, input, call);
+    return backend_of(collective)._allgather_base(output, input, call);
   });
 }
 
@@ -228,7 +217,7 @@ Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::stri
     c10d::AllreduceOptions call;
     call.timeout = options.timeout;
     one_tensor.assign(1, tensor);
-    return backend->allreduce(one_tensor, call);
+    return backend_of(collective).allreduce(one_tensor, call);
   });
 }
 
@@ -252,11 +241,11 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   return impl_->run(
       "reduce_scatter", Collective::reduce_scatter, bytes, label,
       [&]() -> c10::intrusive_ptr<c10d::Work> {
-        if (impl_->transport != nullptr || input.scalar_type() == output.scalar_type()) {
-          return impl_->backend->_reduce_scatter_base(output, input, call);
+        if (impl_->ours() || input.scalar_type() == output.scalar_type()) {
+          return impl_->transport.data->_reduce_scatter_base(output, input, call);
         }
         auto converted = input.to(output.scalar_type());  // another backend reduces one dtype only
-        auto work = impl_->backend->_reduce_scatter_base(output, converted, call);
+        auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
         return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
       });
 }
@@ -278,7 +267,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
     call.rootRank = root;
     call.timeout = impl_->options.timeout;
     impl_->one_tensor.assign(1, tensor);
-    return impl_->backend->broadcast(impl_->one_tensor, call);
+    return impl_->transport.data->broadcast(impl_->one_tensor, call);
   });
 }
 
@@ -296,7 +285,7 @@ Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view lab
     c10d::AllToAllOptions call;
     call.timeout = impl_->options.timeout;
     std::vector<int64_t> equal_slices;
-    return impl_->backend->alltoall_base(output, input, equal_slices, equal_slices, call);
+    return impl_->transport.data->alltoall_base(output, input, equal_slices, equal_slices, call);
   });
 }
 
@@ -310,7 +299,7 @@ void Group::barrier(std::string_view label) {
             [&] {
               c10d::BarrierOptions call;
               call.timeout = impl_->options.timeout;
-              return impl_->backend->barrier(call);
+              return impl_->transport.control->barrier(call);
             })
       .wait();
 }
@@ -323,14 +312,18 @@ void Group::all_reduce_control(at::Tensor tensor, std::string_view label) {
   impl_->all_reduce(Collective::control, std::move(tensor), label).wait();
 }
 
-Traffic& Group::traffic() { return *impl_->traffic; }
-const std::shared_ptr<Ledger>& Group::ledger() const { return impl_->ledger; }
+const Accounts& Group::accounts() const { return impl_->accounts; }
+Traffic& Group::traffic() { return *impl_->accounts.traffic; }
+const std::shared_ptr<Ledger>& Group::ledger() const { return impl_->accounts.ledger; }
 
 double Group::wait_ms() const {
-  return static_cast<double>(impl_->clock->nanoseconds.load(std::memory_order_relaxed)) * 1e-6;
+  return static_cast<double>(impl_->accounts.clock->nanoseconds.load(std::memory_order_relaxed)) *
+         1e-6;
 }
 
-std::shared_ptr<Group> single() { return std::make_shared<Group>(nullptr); }
+std::shared_ptr<Group> single(Accounts accounts) {
+  return std::make_shared<Group>(Transport{}, GroupOptions{}, std::move(accounts));
+}
 
 std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
                                            int size, GroupOptions options) {
@@ -338,9 +331,10 @@ std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store
     throw CommError(fmt::format("There is no rank {} in a group of {}.", rank, size));
   }
   if (size == 1) return std::make_shared<Group>(nullptr, options);
+  const Accounts accounts;
   return std::make_shared<Group>(
-      c10::make_intrusive<ShmBackend>(meet(*store, rank, size, options.timeout), options.timeout),
-      options);
+      shared_memory_transport(meet(*store, rank, size, options.timeout), options.timeout, accounts),
+      options, accounts);
 }
 
 }  // namespace zero::comm

@@ -17,7 +17,10 @@
 #include <string_view>
 
 #include "zero/base/ledger.h"
+#include "zero/comm/accounts.h"
+#include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
+#include "zero/comm/transport.h"
 #include "zero/comm/work.h"
 
 namespace zero::comm {
@@ -62,9 +65,12 @@ class Window {
   virtual void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) = 0;
 };
 
+/// Owns what it counts (Accounts) and knows where its ranks are (Topology); a Transport carries it.
 class Group {
  public:
-  /// Over any c10d backend; `backend` null means a group of one.
+  /// `accounts` are the group's own, or another's of this rank that shall count this one's too.
+  Group(Transport transport, GroupOptions options = {}, Accounts accounts = {});
+  /// Over any c10d backend, data and control; `backend` null means a group of one.
   Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options = {});
   virtual ~Group();
   Group(const Group&) = delete;
@@ -72,9 +78,11 @@ class Group {
 
   int rank() const;
   int size() const;
-  /// Ranks per host and this rank's place among them (for thread counts and logs).
-  int local_rank() const;
-  int local_size() const;
+  /// Which ranks share a host.
+  const Topology& topology() const;
+  /// Ranks of this host and this rank's place among them (for thread counts and logs).
+  int local_rank() const { return topology().local_rank; }
+  int local_size() const { return topology().local_size; }
 
   /// A 1-D tensor of `numel` elements, uninitialised, on which collectives work in place: the peers
   /// read it where it is. Charged to `category` of the ledger while its storage lives. A group of
@@ -115,6 +123,8 @@ class Group {
   void all_gather_control(at::Tensor output, at::Tensor input, std::string_view label = "");
   void all_reduce_control(at::Tensor tensor, std::string_view label = "");
 
+  /// All that is counted, for another group of this rank.
+  const Accounts& accounts() const;
   /// Calls and bytes by collective.
   Traffic& traffic();
   /// Bytes by category. The engine charges this ledger too.
@@ -129,7 +139,7 @@ class Group {
 };
 
 /// A group of one: every collective returns at once, nothing is shared.
-std::shared_ptr<Group> single();
+std::shared_ptr<Group> single(Accounts accounts = {});
 
 /// The shared-memory group of `size` ranks of this host that meet in `store`. Collective. Throws
 /// CommError where the ranks are not on one host, or a rank does not arrive within the timeout.

@@ -8,11 +8,12 @@
 #include <string_view>
 
 #include "zero/comm/peers.h"
+#include "zero/comm/transport.h"
 
 namespace zero::comm {
 
 /// Thread-safe. The first failure stands: it is told to the peers, and every later call throws it.
-class Health {
+class Health final : public Liveness {
  public:
   explicit Health(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
   /// Throws the failure, if there was one.
@@ -21,8 +22,7 @@ class Health {
   std::exception_ptr failure() const;
   /// Records an exception that a call ended with.
   void fail(const std::exception_ptr& error) noexcept;
-  /// This rank gives up of its own accord.
-  void abandon(std::string_view why);
+  void abandon(std::string_view why) override;
 
  private:
   std::shared_ptr<Peers> peers_;

@@ -53,13 +53,14 @@ bool slice_or_apart(const at::Tensor& part, const at::Tensor& whole, int rank) {
 
 }  // namespace
 
-ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout)
+ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout, const Accounts& accounts)
     : c10d::Backend(meeting.peers->rank(), meeting.peers->size()),
       peers_(std::move(meeting.peers)),
       health_(std::make_shared<Health>(peers_)),
       arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank())),
+      accounts_(accounts),
       timeout_(timeout),
-      collectives_(peers_, arena_, ledger_, traffic_),
+      collectives_(peers_, arena_, accounts.ledger, accounts.traffic),
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
 
 ShmBackend::~ShmBackend() {
@@ -69,19 +70,9 @@ ShmBackend::~ShmBackend() {
   }
   // While an exception passes, what is still queued would wait for peers that this rank is about to
   // leave.
-  if (std::uncaught_exceptions() > 0) abandon("it left because of an exception");
+  if (std::uncaught_exceptions() > 0) health_->abandon("it left because of an exception");
   queue_->close();
   peers_->post_left();
-}
-
-void ShmBackend::announce(std::string_view label, Collective counted, bool awaited) {
-  const std::lock_guard lock(mutex_);
-  announced_ = {FixedText<72>(label), counted, awaited};
-}
-
-ShmBackend::Announcement ShmBackend::take_announcement() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(announced_, {});
 }
 
 c10::intrusive_ptr<IssuedCall> ShmBackend::issue(Call call, const Announcement& announced,
@@ -110,7 +101,7 @@ std::exception_ptr ShmBackend::run(Call& call) noexcept {
 }
 
 void ShmBackend::refuse(Op op, const std::string& why) {
-  const auto announced = take_announcement();
+  const auto announced = announcements_->take();
   const auto label = announced.label.view();
   throw CommError(fmt::format("{}{} on rank {}: {}", name(op),
                               label.empty() ? "" : fmt::format(" '{}'", label), getRank(), why));
@@ -159,7 +150,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(at::Tensor& output, a
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
@@ -181,7 +172,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(std::vector<at::Tensor>& tensors,
@@ -194,7 +185,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(std::vector<at::Tensor>& te
   call.op = op;
   call.output = tensors[0];
   call.input = tensors[0];
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(std::vector<at::Tensor>& tensors,
@@ -210,7 +201,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(std::vector<at::Tensor>& te
   call.output = tensors[0];
   call.input = tensors[0];
   call.root = static_cast<int>(options.rootRank);
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -236,17 +227,13 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(at::Tensor& output, at:
   call.op = op;
   call.output = output;
   call.input = input;
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.op = Op::barrier;
-  return issue(std::move(call), take_announcement(), options.asyncOp, options.timeout);
-}
-
-at::Tensor ShmBackend::empty(int64_t numel, at::ScalarType dtype, Category category) {
-  return shared_tensor(arena_, numel, dtype, ledger_, category);
+  return issue(std::move(call), announcements_->take(), options.asyncOp, options.timeout);
 }
 
 std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Category category) {
@@ -266,9 +253,48 @@ std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Categor
   return std::make_unique<ShmWindow>(
       peers_, health_, arena_->mapping(), std::move(done.window_block),
       std::move(done.window_offsets), shape,
-      std::array{Charge(ledger_, category, bytes / getSize()),
-                 Charge(ledger_, Category::communication, shape.epochs_bytes())},
-      timeout_, clock_);
+      std::array{Charge(accounts_.ledger, category, bytes / getSize()),
+                 Charge(accounts_.ledger, Category::communication, shape.epochs_bytes())},
+      timeout_, accounts_.clock);
+}
+
+namespace {
+
+class ArenaMemory final : public Memory {
+ public:
+  ArenaMemory(std::shared_ptr<Arena> arena, std::shared_ptr<Ledger> ledger)
+      : arena_(std::move(arena)), ledger_(std::move(ledger)) {}
+  at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) override {
+    return shared_tensor(arena_, numel, dtype, ledger_, category);
+  }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Ledger> ledger_;
+};
+
+class ShmWindows final : public Windows {
+ public:
+  explicit ShmWindows(c10::intrusive_ptr<ShmBackend> backend) : backend_(std::move(backend)) {}
+  std::unique_ptr<Window> make(int64_t bytes, int64_t slots, Category category) override {
+    return backend_->window(bytes, slots, category);
+  }
+
+ private:
+  c10::intrusive_ptr<ShmBackend> backend_;
+};
+
+}  // namespace
+
+Transport shared_memory_transport(Meeting meeting, std::chrono::milliseconds timeout,
+                                  const Accounts& accounts) {
+  const auto backend = c10::make_intrusive<ShmBackend>(std::move(meeting), timeout, accounts);
+  return {.data = backend,
+          .control = backend,
+          .memory = std::make_shared<ArenaMemory>(backend->arena(), accounts.ledger),
+          .windows = std::make_shared<ShmWindows>(backend),
+          .liveness = backend->health(),
+          .announcements = backend->announcements()};
 }
 
 }  // namespace zero::comm

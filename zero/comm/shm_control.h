@@ -13,6 +13,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "zero/comm/fixed_text.h"
+
 namespace zero::comm {
 
 /// A trivially copyable value in shared memory, read and written word by word.
@@ -36,20 +38,6 @@ class SharedValue {
 
  private:
   std::array<std::atomic<uint64_t>, sizeof(T) / sizeof(uint64_t)> words_{};
-};
-
-/// A text of at most N-1 bytes; longer ones are cut.
-template <size_t N>
-struct FixedText {
-  std::array<char, N> bytes{};
-
-  FixedText() = default;
-  explicit FixedText(std::string_view text) {
-    const auto length = text.size() < N ? text.size() : N - 1;
-    std::memcpy(bytes.data(), text.data(), length);
-  }
-  std::string_view view() const { return {bytes.data(), strnlen(bytes.data(), N)}; }
-  bool operator==(const FixedText& other) const { return view() == other.view(); }
 };
 
 enum class Op : uint8_t {

@@ -62,15 +62,16 @@ void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>&
   const auto store = c10::make_intrusive<c10d::HashStore>();
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
-    c10::intrusive_ptr<ShmBackend> backend;
+    Transport transport;
     try {
-      backend = c10::make_intrusive<ShmBackend>(meet(*store, rank, size, options.timeout),
-                                                options.timeout);
-      body(std::make_shared<Group>(backend, options));
+      const Accounts accounts;
+      transport = shared_memory_transport(meet(*store, rank, size, options.timeout),
+                                          options.timeout, accounts);
+      body(std::make_shared<Group>(transport, options, accounts));
     } catch (...) {
       const auto error = std::current_exception();
       failure.report(error, is_own(error, rank));
-      if (backend) backend->abandon(message_of(error));
+      if (transport.liveness) transport.liveness->abandon(message_of(error));
     }
   };
   // They begin when all are there: a rank whose thread is refused would be waited for.

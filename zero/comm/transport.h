@@ -1,38 +1,84 @@
-// What libzero's own backend does beyond c10d's interface. Group finds it by a dynamic_cast; other
-// backends lack it.
+// What carries a group: five roles, of which a transport fills those that it can.
 #pragma once
 
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "zero/base/ledger.h"
-#include "zero/comm/group.h"
+#include "zero/comm/fixed_text.h"
 #include "zero/comm/traffic.h"
 
 namespace zero::comm {
 
-struct WaitClock;
+class Window;
 
-class Transport {
+/// Memory on which collectives work in place.
+class Memory {
  public:
-  virtual ~Transport() = default;
-  /// What the next collective is for: its label, where its copied bytes are counted, and whether
-  /// the caller waits for it at once, so that no other thread need be woken to run it.
-  virtual void announce(std::string_view label, Collective counted, bool awaited) = 0;
+  virtual ~Memory() = default;
   /// See Group::empty.
   virtual at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) = 0;
+};
+
+/// Arrays that the ranks share.
+class Windows {
+ public:
+  virtual ~Windows() = default;
   /// See Group::window.
-  virtual std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category) = 0;
+  virtual std::unique_ptr<Window> make(int64_t bytes, int64_t slots, Category category) = 0;
+};
+
+/// Whether the ranks are well, as they tell each other.
+class Liveness {
+ public:
+  virtual ~Liveness() = default;
   /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
+};
 
-  virtual const std::shared_ptr<Traffic>& traffic() const = 0;
-  virtual const std::shared_ptr<Ledger>& ledger() const = 0;
-  virtual const std::shared_ptr<WaitClock>& clock() const = 0;
+/// What a backend's next call is for, which c10d's interface does not say.
+struct Announcement {
+  FixedText<72> label{};
+  std::optional<Collective> counted{};  ///< where its copied bytes are counted
+  bool awaited = false;  ///< by its caller at once: no other thread need be woken to run it
+};
+
+/// From the group to a backend of ours. Thread-safe.
+class Announcements {
+ public:
+  void announce(const Announcement& next) {
+    const std::lock_guard lock(mutex_);
+    next_ = next;
+  }
+  /// It serves one call, be that issued or refused.
+  Announcement take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(next_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  Announcement next_;
+};
+
+/// A role that is null is left to the group: memory of its own, no windows, no word to the peers.
+/// Without a backend it is a group of one.
+struct Transport {
+  c10::intrusive_ptr<c10d::Backend> data{};     ///< collectives of tensors
+  c10::intrusive_ptr<c10d::Backend> control{};  ///< scalars, checks, barriers; null: as `data`
+  std::shared_ptr<Memory> memory{};
+  std::shared_ptr<Windows> windows{};
+  std::shared_ptr<Liveness> liveness{};
+  /// Of both backends, which then count the bytes that they copy.
+  std::shared_ptr<Announcements> announcements{};
 };
 
 }  // namespace zero::comm

@@ -1,0 +1,20 @@
+// What a group's rank counts.
+#pragma once
+
+#include <memory>
+
+#include "zero/base/ledger.h"
+#include "zero/comm/traffic.h"
+#include "zero/comm/wait_clock.h"
+
+namespace zero::comm {
+
+/// Made by a group, or shared by several of one rank; tensors and transports that count in them may
+/// outlive it.
+struct Accounts {
+  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();       ///< bytes by category
+  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();    ///< calls and bytes
+  std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();  ///< time spent waiting
+};
+
+}  // namespace zero::comm

@@ -1,0 +1,25 @@
+// A text that has room of its own, for records and for what must not allocate.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+
+namespace zero::comm {
+
+/// A text of at most N-1 bytes; longer ones are cut.
+template <size_t N>
+struct FixedText {
+  std::array<char, N> bytes{};
+
+  FixedText() = default;
+  explicit FixedText(std::string_view text) {
+    const auto length = text.size() < N ? text.size() : N - 1;
+    std::memcpy(bytes.data(), text.data(), length);
+  }
+  std::string_view view() const { return {bytes.data(), strnlen(bytes.data(), N)}; }
+  bool operator==(const FixedText& other) const { return view() == other.view(); }
+};
+
+}  // namespace zero::comm
