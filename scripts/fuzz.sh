@@ -24,10 +24,11 @@ run() {
   if ((status != 0)); then tail -n 60 "$folder/$name.log"; fi
   return $status
 }
-failed=0
+failed=0 pids=()
 for name in "${names[@]}"; do
-  if (($(jobs -pr | wc -l) == 2)); then wait -n || failed=1; fi
+  while (($(jobs -pr | wc -l) >= 2)); do sleep 1; done
   run "$name" &
+  pids+=($!)
 done
-while (($(jobs -p | wc -l) > 0)); do wait -n || failed=1; done
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 exit $failed

@@ -3,6 +3,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/ledger.h"
+#include "zero/checkpoint/safetensors.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/config/settings.h"
@@ -12,5 +13,6 @@
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/schedule.h"
 #include "zero/store/build_on_disk.h"
 #include "zero/train/layer_major.h"

@@ -26,10 +26,10 @@
 #include "apps/zero/ranks.h"
 #include "zero/base/error.h"
 #include "zero/base/host_memory.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/gather_records.h"
 #include "zero/comm/traffic.h"
-#include "zero/train/agreement.h"
 
 namespace zero::app::benchmarks {
 namespace {
@@ -387,7 +387,7 @@ int run(comm::Group& group, const Options& options) {
       }
     }
   }
-  train::on_rank_zero(group, [&] {
+  comm::agree_on_rank_zero(group, "Writing the results", [&] {
     options.json.write("collectives", start,
                        {{"ranks", n},
                         {"threads", options.threads},

@@ -27,11 +27,11 @@
 #include "apps/zero/ranks.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/train/accounts.h"
-#include "zero/train/agreement.h"
 #include "zero/train/trainer.h"
 
 namespace zero::app::benchmarks {
@@ -448,7 +448,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
     fmt::print(" tok/s\n");
     std::fflush(stdout);
   }
-  train::on_rank_zero(*ranks, [&] {
+  comm::agree_on_rank_zero(*ranks, "Writing the results", [&] {
     print_speed(all);
     print_memory(all);
     Json results = Json::array();

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -76,6 +77,7 @@ int report(const std::exception& error) {
     message = message.substr(0, message.find('\n'));
   }
   std::fflush(stdout);
+  if (isatty(STDERR_FILENO) == 1) std::fputs("\r\033[K", stderr);  // another rank's progress bar
   // Not fmt::print, which throws where nobody reads any more.
   std::fputs(fmt::format("zero: error: {}\n", message).c_str(), stderr);
   return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;

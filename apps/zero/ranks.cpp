@@ -7,8 +7,8 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/launcher.h"
-#include "zero/train/agreement.h"
 
 namespace zero::app {
 namespace {
@@ -18,7 +18,7 @@ int run_rank(bool alone, const std::function<int(const std::shared_ptr<comm::Gro
   const auto group = zero::init();
   try {
     return body(group);
-  } catch (const train::StoppedByPeer&) {
+  } catch (const comm::PeerFailure&) {
     // The peer reports. Its launcher should see it end first, so that its status is the job's.
     try {
       group->barrier("the end of a failed run");

@@ -1,7 +1,10 @@
 #include "zero/comm/rendezvous.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,11 +12,14 @@
 #include <csignal>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "tests/support/run_program.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/comm/peers.h"
+#include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
@@ -22,7 +28,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Variables = std::map<std::string, std::string>;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 Job job_of(const Variables& variables) {
   return job_from_environment([&](const std::string& name) -> std::optional<std::string> {
@@ -76,6 +84,17 @@ TEST(JobFromEnvironment, ReadsTorchrun) {
   EXPECT_NE(job_of(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "2")).prefix,
             job_of(kTorchrun).prefix)
       << "a restarted job must not meet its predecessor's keys";
+}
+
+TEST(JobFromEnvironment, PutsTheLaunchersTokenIntoThePrefix) {
+  const auto token = random_token();
+  const auto job = job_of(with(kTorchrun, kTokenVariable, token));
+  EXPECT_THAT(job.prefix, EndsWith("/" + token));
+  EXPECT_THAT(job.prefix, StartsWith(job_of(kTorchrun).prefix));
+  for (const std::string wrong : {"", "abc", "../../../../../../../../../../etc"}) {
+    const auto complaint = complaint_about(with(kTorchrun, kTokenVariable, wrong));
+    EXPECT_THAT(complaint, AllOf(HasSubstr(kTokenVariable), HasSubstr("32 hexadecimal digits")));
+  }
 }
 
 TEST(JobFromEnvironment, ReadsOpenMpi) {
@@ -239,11 +258,15 @@ TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
   const Job leftover = job(2);
   const Zombie zombie;
   // A process that has ended, one whose end its parent has not asked for yet, one that runs but was
-  // started at another moment, and garbage.
+  // started at another moment, one that gives no token, and garbage.
+  const auto self = std::to_string(getpid());
+  const auto token = " " + random_token() + "\n";
   for (const std::string& text :
-       {port + " 4194304 1\n",
-        port + " " + std::to_string(zombie.pid()) + " " + std::to_string(zombie.started()) + "\n",
-        port + " " + std::to_string(getpid()) + " 1\n", std::string("garbage")}) {
+       {port + " 4194304 1" + token,
+        port + " " + std::to_string(zombie.pid()) + " " + std::to_string(zombie.started()) + token,
+        port + " " + self + " 1" + token,
+        port + " " + self + " " + std::to_string(start_time(getpid()).value_or(0)) + " abc\n",
+        std::string("garbage")}) {
     test::write_file(only_file(), text);
     for (const auto& message : meet_all(leftover, {0, 1}, seconds(20), folder_.path()))
       EXPECT_EQ(message, "");
@@ -290,6 +313,90 @@ TEST_F(Meet, HostsAStoreAtTheAddressItIsGiven) {
   }();  // free, now that it is closed
   for (const auto& message : meet_all(addressed, {0, 1}, seconds(20), folder_.path(), 2))
     EXPECT_EQ(message, "");
+}
+
+/// Whether somebody listens at `address`.
+bool listens(const char* address, uint16_t port) {
+  const Descriptor client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in there{};
+  there.sin_family = AF_INET;
+  there.sin_port = htons(port);
+  inet_pton(AF_INET, address, &there.sin_addr);
+  return connect(client.get(), reinterpret_cast<const sockaddr*>(&there), sizeof(there)) == 0;
+}
+
+TEST_F(Meet, ListensAtTheAddressItIsGivenAlone) {
+  Job addressed = job(2);
+  addressed.host = kLoopback;
+  addressed.port = [] { return host_local_store(seconds(1)).port; }();
+  c10::intrusive_ptr<c10d::Store> hosted;
+  std::thread rank_zero([&] { hosted = join_store(addressed, seconds(60), folder_.path()); });
+  while (!listens(kLoopback, addressed.port)) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_FALSE(listens("127.0.0.2", addressed.port)) << "another address of this host";
+  Job other = addressed;
+  other.rank = 1;
+  join_store(other, seconds(60), folder_.path());
+  rank_zero.join();
+}
+
+TEST_F(Meet, ListensNowhereWhereTheAddressIsAnotherHosts) {
+  Job elsewhere = job(2);
+  elsewhere.host = "192.0.2.1";  // kept for examples: nobody has it
+  elsewhere.port = [] { return host_local_store(seconds(1)).port; }();
+  EXPECT_THAT(meet_all(elsewhere, {0}, seconds(20), folder_.path())[0],
+              AllOf(HasSubstr("could not open the job's store at 192.0.2.1"),
+                    HasSubstr("an address of this host")));
+}
+
+TEST_F(Meet, PutsKeysBehindATokenThatRankZeroMakes) {
+  const auto local = host_local_store(seconds(20));
+  Job client = job(2);
+  client.host = kLoopback;
+  client.port = local.port;
+  client.launcher_hosts_store = true;
+  // Somebody who knows where the job's keys begin writes what ranks will look for.
+  local.store->set("p/1/word", "of a stranger");
+  std::vector<bool> found(2);
+  std::vector<std::thread> ranks;
+  std::mutex mutex;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, mine = client, rank]() mutable {
+      mine.rank = rank;
+      const auto store = join_store(mine, seconds(60), folder_.path());
+      const bool seen = store->check({"word"});
+      const std::lock_guard lock(mutex);
+      found[static_cast<size_t>(rank)] = seen;
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_THAT(found, ::testing::Each(false));
+}
+
+TEST_F(Meet, RefusesARollCallThatAnotherHasEnded) {
+  const auto local = host_local_store(seconds(20));
+  Job client = job(2);
+  client.host = kLoopback;
+  client.port = local.port;
+  client.launcher_hosts_store = true;
+  local.store->set("p/1/complete", "go on");
+  EXPECT_THAT(meet_all(client, {1}, seconds(20), folder_.path())[0],
+              HasSubstr("that rank 0 did not write"));
+}
+
+TEST(Launch, GivesAllRanksOneTokenThatIsNewEachTime) {
+  const auto tokens = [] {
+    const auto outcome = test::run({ZERO_PROGRAM, "launch", "-n", "2", "--logs", "prefix", "--",
+                                    "sh", "-c", std::string("echo token=$") + kTokenVariable});
+    std::vector<std::string> found;
+    for (size_t at = 0; (at = outcome.out.find("token=", at)) != std::string::npos; ++at)
+      found.push_back(outcome.out.substr(at + 6, 32));
+    return found;
+  };
+  const auto first = tokens();
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_TRUE(is_token(first[0]));
+  EXPECT_EQ(first[0], first[1]);
+  EXPECT_NE(first[0], tokens().at(0));
 }
 
 TEST_F(Meet, NamesAnAddressThatCannotBeReached) {

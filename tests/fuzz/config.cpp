@@ -12,13 +12,13 @@ std::vector<std::string> seeds() {
   return {
       "\1" + Settings().dump(),
       "\4{}",
-      R"({"train_batch_size": 48, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps":
+      R"(/{"train_batch_size": 48, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps":
           1, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3,
           "stage3_max_live_parameters": 1e9, "offload_param": {"device": "nvme", "nvme_path": "/tmp"},
           "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "aio": {"block_size": 1048576},
           "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}})",
-      "\2{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"lr\": 0.1, \"momentum\": 0.9}}, "
-      "\"gradient_clipping\": 0, /* a comment */ \"memory_budget\": \"6GB\"}",
+      R"(2{"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+           "gradient_clipping": 0, /* a comment */ "memory_budget": "6GB"})",
       "\1{\"zero_optimization\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}",
   };
 }

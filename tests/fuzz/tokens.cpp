@@ -34,7 +34,7 @@ void read(const TokenFile& file) {
 }
 
 void attempt(const TemporaryFolder& folder, unsigned choice, const std::string& bytes) {
-  switch (choice % 6) {
+  switch (choice % 7) {
     case 0:
       return read(TokenFile(folder.write("file/a.bin", bytes)));
     case 1:
@@ -52,6 +52,17 @@ void attempt(const TemporaryFolder& folder, unsigned choice, const std::string& 
     case 4: {
       const auto data = open_dataset(folder.write("split/a.bin", bytes));
       ensure(data.train.size() > 0 && data.validation.size() > 0, "a split");
+      return;
+    }
+    case 5: {  // cut in three
+      const size_t third = bytes.size() / 3;
+      folder.write("shards/x_train_000001.bin", bytes.substr(0, third));
+      folder.write("shards/x_train_000002.bin", bytes.substr(third, third));
+      folder.write("shards/x_val_000000.bin", bytes.substr(2 * third));
+      const auto data = open_dataset(folder.path() / "shards");
+      ensure(data.train.tokens->files() == 2, "two shards");
+      std::vector<int64_t> tokens(static_cast<size_t>(data.train.size()));
+      data.train.tokens->read(0, tokens);
       return;
     }
     default: {
@@ -76,7 +87,8 @@ std::vector<std::string> seeds() {
       "\3{\"vocab_size\": -1, \"tokenizer\": " + std::string(200, '[') + std::string(200, ']') +
           "}",
       "\4" + tokens + tokens + tokens,
-      "\5{\"sample\": 3, \"sequence\": 8, \"sequences\": 100, \"seed\": 1337}",
+      "\5" + tokens + tokens + tokens,
+      "\6{\"sample\": 3, \"sequence\": 8, \"sequences\": 100, \"seed\": 1337}",
   };
 }
 

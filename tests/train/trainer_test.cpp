@@ -124,10 +124,20 @@ TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
 
 TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
   Trainer trainer(settings(), comm::single());
-  const auto first = trainer.validate();
-  EXPECT_EQ(trainer.validate().loss, first.loss);
+  const auto first = trainer.validate().value();
+  EXPECT_EQ(trainer.validate().value().loss, first.loss);
   trainer.train_step();
-  EXPECT_LT(trainer.validate().loss, first.loss);
+  EXPECT_LT(trainer.validate().value().loss, first.loss);
+}
+
+TEST_F(TrainerTest, ValidatesTheWeightsThatItSavesWhereUpdatesAreDelayed) {
+  Heard heard;
+  config_.offload_optimizer.device = OffloadDevice::nvme;
+  config_.offload_optimizer.nvme_path = folder_.path();
+  config_.offload_optimizer.delayed_update_after = 1;
+  Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
+  trainer.train();
+  EXPECT_EQ(heard.validations.back().loss, trainer.validate().value().loss);
 }
 
 TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
@@ -139,7 +149,7 @@ TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
     options_.val_data = folder_ / "validation.txt";
     options_.overwrite = true;
     Trainer trainer(settings(), comm::single());
-    const auto report = trainer.validate();
+    const auto report = trainer.validate().value();
     EXPECT_EQ(report.tokens, 320);
     return report.loss;
   };
@@ -156,7 +166,7 @@ TEST_F(TrainerTest, ValidatesOnTheWholeTextWhereThatIsShorter) {
   options_.val_data = options_.data;
   Trainer trainer(settings(), comm::single());
   const auto size = static_cast<int64_t>(std::filesystem::file_size(options_.data));
-  EXPECT_EQ(trainer.validate().tokens, (size - 1) / options_.seq * options_.seq);
+  EXPECT_EQ(trainer.validate().value().tokens, (size - 1) / options_.seq * options_.seq);
 }
 
 TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {

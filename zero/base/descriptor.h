@@ -22,6 +22,8 @@ class Descriptor {
   ~Descriptor() { close(); }
 
   int get() const { return fd_; }
+  /// Gives the descriptor up, to somebody who will close it.
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
   void close() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

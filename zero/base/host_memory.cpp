@@ -3,7 +3,6 @@
 #include <ATen/ceil_div.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,6 +11,7 @@
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/host_space.h"
+#include "zero/base/memory_mapping.h"
 
 namespace zero {
 
@@ -19,48 +19,24 @@ namespace {
 
 constexpr size_t kColourBytes = size_t{5} << 12;  // between two colours
 
-// An anonymous mapping. One larger than a huge page starts on a multiple of it, for which up to
-// that much address space (not memory) is given up, or `colour` after that.
-class Mapping {
- public:
-  Mapping(size_t bytes, int64_t colour) {
-    const bool huge = bytes >= HostSpace::kHugePage;
-    const size_t offset = huge ? static_cast<size_t>(colour) * kColourBytes : 0;
-    length_ = bytes + (huge ? HostSpace::kHugePage + offset : 0);
-    base_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base_ == MAP_FAILED) {
-      throw OutOfMemory(fmt::format("The system has no {} of memory left for this rank.",
-                                    format_bytes(static_cast<double>(bytes))));
-    }
-    data_ = base_;
-    if (huge) {
-      const auto address = reinterpret_cast<uintptr_t>(base_);
-      const auto border = at::round_up(address, HostSpace::kHugePage);
-      // Advice: without huge pages the memory is the same.
-      madvise(reinterpret_cast<void*>(border), offset + bytes, MADV_HUGEPAGE);
-      data_ = reinterpret_cast<void*>(border + offset);
-    }
-  }
-  ~Mapping() { munmap(base_, length_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* base_;
-  void* data_;
-  size_t length_;
-};
-
 }  // namespace
 
 at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category, int64_t colour) {
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  auto mapping =
-      std::make_shared<Mapping>(static_cast<size_t>(std::max<int64_t>(bytes, 1)), colour);
+  const auto wanted = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  const bool huge = wanted >= MemoryMapping::kHugePage;
+  const size_t skipped = huge ? static_cast<size_t>(colour) * kColourBytes : 0;
+  auto mapping = std::make_shared<MemoryMapping>(
+      MemoryMapping::Request{.bytes = skipped + wanted,
+                             .alignment = huge ? MemoryMapping::kHugePage : MemoryMapping::kPage});
+  if (!*mapping) {
+    throw OutOfMemory(fmt::format("The system has no {} of memory left for this rank.",
+                                  format_bytes(static_cast<double>(bytes))));
+  }
+  if (huge) mapping->advise_huge(skipped + wanted);
   auto charge = std::make_shared<Charge>(std::move(ledger), category, bytes);
-  void* data = mapping->data();
+  void* data = mapping->data() + skipped;
   return at::from_blob(
       data, {numel}, [mapping = std::move(mapping), charge = std::move(charge)](void*) {},
       at::TensorOptions().dtype(dtype));

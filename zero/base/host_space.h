@@ -3,8 +3,8 @@
 // Note [Host space]
 // The range is far larger than the machine's memory and costs nothing until it is touched, so that
 // a large block always finds room however the used ones lie: holes cannot make an allocation fail,
-// only keep memory resident that nobody uses. Blocks are cut best fit from the holes, neighbouring
-// holes are merged. Blocks that outlive most others are cut from the high end of what has been
+// only keep memory resident that nobody uses. Blocks are cut best fit from the holes
+// (range_heap.h). Blocks that outlive most others are cut from the high end of what has been
 // touched, so that they leave no holes between those that come and go. What has been touched stays
 // resident, by huge pages, so that the next step finds its memory mapped; resident memory above a
 // limit is given back from the largest holes.
@@ -12,26 +12,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
-#include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "zero/base/memory_mapping.h"
+#include "zero/base/range_heap.h"
 
 namespace zero {
 
 /// Not thread-safe.
 class HostSpace {
  public:
-  static constexpr size_t kPage = 4096;
-  static constexpr size_t kHugePage = size_t{2} << 20;
+  static constexpr size_t kPage = MemoryMapping::kPage;
+  static constexpr size_t kHugePage = MemoryMapping::kHugePage;
 
   /// Reserves addresses for four times the machine's memory, or for what a limit on address space
   /// allows.
   HostSpace();
-  ~HostSpace();
-  HostSpace(const HostSpace&) = delete;
-  HostSpace& operator=(const HostSpace&) = delete;
 
   /// A block of `bytes` rounded up to pages, on a page's border; null if the machine never has as
   /// much memory as would be in use then. What was resident before may hold old values. `lasting`:
@@ -39,7 +35,9 @@ class HostSpace {
   void* take(size_t bytes, bool lasting = false);
   /// Its size if `data` is a block, or 0.
   size_t size_of(void* data) const;
-  bool contains(const void* data) const { return data >= base_ && data < base_ + bytes_; }
+  bool contains(const void* data) const {
+    return data >= mapping_.data() && data < mapping_.data() + mapping_.bytes();
+  }
   /// Gives a block back; it stays resident.
   void give(void* data);
   /// Gives back the pages of a block that its bytes [begin, end) do not touch, and returns where
@@ -49,32 +47,22 @@ class HostSpace {
   /// Gives memory that nobody uses back to the system until at most `bytes` are resident.
   void limit_resident(size_t bytes);
 
-  size_t used() const { return used_; }
+  size_t used() const { return heap_.used(); }
   /// Whole huge pages that have been touched and not given back.
   size_t resident() const { return resident_; }
   /// Times that `take` needed memory that was not resident.
   int64_t system_requests() const { return system_requests_; }
 
  private:
-  using Holes = std::map<std::byte*, size_t>;  // by address
-  std::byte* best_fit(size_t bytes) const;
-  std::byte* high_end(size_t bytes) const;
-  void add_hole(std::byte* begin, size_t bytes);
-  void remove_hole(Holes::iterator hole);
-  bool touch(std::byte* begin, size_t bytes);
-  void release(std::byte* begin, size_t bytes, size_t most);
+  size_t offset_of(const void* data) const;
+  bool touch(size_t begin, size_t bytes);
+  void release(size_t begin, size_t bytes, size_t most);
 
-  std::byte* reserved_ = nullptr;
-  size_t reserved_bytes_ = 0;
-  std::byte* base_ = nullptr;
-  size_t bytes_ = 0;
-  size_t machine_ = 0;  // bytes of memory and swap
-  Holes holes_;
-  std::set<std::pair<size_t, std::byte*>> holes_by_size_;
-  std::unordered_map<void*, size_t> blocks_;
+  MemoryMapping mapping_;
+  RangeHeap heap_;                    // of the offsets in the mapping
+  size_t machine_ = 0;                // bytes of memory and swap
   std::vector<bool> resident_pages_;  // by huge page of the range
   size_t resident_end_ = 0;           // behind the last of them
-  size_t used_ = 0;
   size_t resident_ = 0;
   int64_t system_requests_ = 0;
 };

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "zero/base/file_limit.h"
+
 namespace zero {
 namespace {
 
@@ -34,19 +36,21 @@ OutputFile::OutputFile(std::filesystem::path path, Fail fail)
 OutputFile::~OutputFile() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(temporary_.c_str());
+  if (owner_.here()) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::report(const char* what) const {
   const int code = errno;
-  const char* remedy = code == ENOSPC || code == EDQUOT
-                           ? " Free some space, or write to another disk."
-                           : " Check that the folder exists and may be written.";
+  const std::string remedy =
+      code == ENOSPC || code == EDQUOT  ? " Free some space, or write to another disk."
+      : code == EFBIG && largest_file() ? file_limit_remedy()
+                                        : " Check that the folder exists and may be written.";
   fail_(fmt::format("Cannot {} {}: {}.{}", what, path_.string(), std::strerror(code), remedy));
   std::abort();  // `fail_` throws
 }
 
 void OutputFile::put(uint64_t offset, const std::byte* data, size_t size) {
+  if (size > 0 && beyond_file_limit(static_cast<int64_t>(offset + size))) report("write");
   while (size > 0) {
     const auto written = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;

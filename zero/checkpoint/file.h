@@ -8,6 +8,7 @@
 #include <string>
 
 #include "zero/base/descriptor.h"
+#include "zero/base/owner_process.h"
 
 namespace zero {
 
@@ -22,7 +23,8 @@ template <typename Exception>
 
 /// A file that appears under its name only when it is complete and on the disk: it is written under
 /// a temporary name in the same folder, synced, and renamed, and then the folder is synced. Every
-/// failure, a full disk among them, is reported with the path and the system's reason. Destroyed
+/// failure, a full disk and a limit on files (ulimit -f) among them, is reported with the path and
+/// the system's reason. Destroyed
 /// before `commit`, it leaves nothing behind. One thread at a time.
 class OutputFile {
  public:
@@ -49,6 +51,7 @@ class OutputFile {
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   Fail fail_;
+  OwnerProcess owner_;
   int descriptor_ = -1;
   uint64_t size_ = 0;
   size_t buffered_ = 0;

@@ -4,12 +4,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,8 +21,8 @@
 namespace zero::comm {
 namespace {
 
-constexpr int64_t kPage = 4096;
-constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr auto kPage = static_cast<int64_t>(MemoryMapping::kPage);
+constexpr auto kHugePage = static_cast<int64_t>(MemoryMapping::kHugePage);
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25  // Linux 6.1
 #endif
@@ -32,6 +34,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 // third more time. This many bytes, times a rank, change two or more of those bits.
 constexpr int64_t kSkew = int64_t{34} << 20;
 constexpr int64_t kMostVirtual = int64_t{8} << 40;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // Below this an allocation cannot bring the machine down, and the look at the free memory costs
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
@@ -44,25 +47,6 @@ int reserve(int file, int64_t offset, int64_t bytes) {
   }
 }
 
-struct Reservation {
-  void* base = nullptr;
-  size_t bytes = 0;
-  void* aligned = nullptr;  // to a huge page
-};
-
-// Address space, without memory, for `bytes` bytes that start on a multiple of a huge page.
-Reservation reserve_addresses(int64_t bytes) {
-  Reservation space;
-  space.bytes = static_cast<size_t>(bytes + kHugePage);
-  space.base =
-      mmap(nullptr, space.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (space.base == MAP_FAILED) return {};
-  const auto address = reinterpret_cast<uintptr_t>(space.base);
-  constexpr auto kUnit = static_cast<uintptr_t>(kHugePage);
-  space.aligned = reinterpret_cast<void*>(at::round_up(address, kUnit));
-  return space;
-}
-
 }  // namespace
 
 ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physical_bytes) {
@@ -73,8 +57,18 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
   return {at::round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
 }
 
+bool ArenaLayout::valid(int64_t least_control_bytes) const {
+  return ranks > 0 && control_bytes == at::round_up(least_control_bytes, kPage) &&
+         region_bytes > 0 && region_bytes % kPage == 0 && region_bytes <= kMostVirtual / ranks;
+}
+
+bool ArenaLayout::holds(int64_t offset, int64_t bytes, int first, int last) const {
+  return bytes >= 0 && offset >= region_offset(first) && offset <= region_offset(last) &&
+         bytes <= region_offset(last) - offset;
+}
+
 std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
-  Descriptor file(memfd_create("libzero", MFD_CLOEXEC));
+  Descriptor file(memfd_create("libzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ftruncate(file.get(), layout.total_bytes()) != 0) {
     throw OutOfMemory(
         fmt::format("Cannot make the shared memory of {} ranks (memfd of {}): {}.", layout.ranks,
@@ -85,78 +79,77 @@ std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
                                   format_bytes(static_cast<double>(layout.control_bytes)),
                                   std::strerror(error)));
   }
+  // From here on nobody who holds the file can cut it under its users.
+  ensure(fcntl(file.get(), F_ADD_SEALS, kSeals) == 0, "the kernel does not seal a fresh memfd");
   return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
 }
 
 std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layout) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size != layout.total_bytes() || status.st_uid != geteuid()) {
+    throw CommError(
+        fmt::format("The file that was passed as the shared memory of {} ranks is not that: it has "
+                    "{} bytes and "
+                    "belongs to user {}, but {} bytes of user {} are expected.",
+                    layout.ranks, status.st_size, status.st_uid, layout.total_bytes(), geteuid()));
+  }
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    throw CommError(
+        fmt::format("The file that was passed as the shared memory of {} ranks is not a memfd of a "
+                    "size that is sealed.",
+                    layout.ranks));
+  }
   return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
 }
 
 Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
-    : file_(std::move(file)), layout_(layout) {
-  const auto space = reserve_addresses(layout_.total_bytes());
-  reserved_ = space.base;
-  reserved_bytes_ = space.bytes;
-  void* base =
-      space.base == nullptr
-          ? MAP_FAILED
-          : mmap(space.aligned, static_cast<size_t>(layout_.total_bytes()), PROT_READ | PROT_WRITE,
-                 MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_.get(), 0);
-  if (base == MAP_FAILED) {
-    if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
-    throw OutOfMemory(fmt::format(
-        "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
-        "address space (ulimit -v) must be lifted; no memory is used by it.",
-        format_bytes(static_cast<double>(layout_.total_bytes())), layout_.ranks,
-        std::strerror(errno)));
-  }
-  base_ = static_cast<std::byte*>(base);
+    : file_(std::move(file)),
+      layout_(layout),
+      memory_({.bytes = static_cast<size_t>(layout.total_bytes()),
+               .alignment = MemoryMapping::kHugePage,
+               .counted = false,
+               .file = file_.get(),
+               .shared = true}) {
+  if (memory_) return;
+  throw OutOfMemory(fmt::format(
+      "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
+      "address space (ulimit -v) must be lifted; no memory is used by it.",
+      format_bytes(static_cast<double>(layout_.total_bytes())), layout_.ranks,
+      std::strerror(memory_.error())));
 }
 
-Mapping::~Mapping() {
-  if (base_ != nullptr) munmap(reserved_, reserved_bytes_);
-}
-
-PrivateView::PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes)
-    : mapping_(std::move(mapping)), bytes_(static_cast<size_t>(at::round_up(bytes, kPage))) {
-  if (bytes_ == 0) return;
-  const auto space = reserve_addresses(static_cast<int64_t>(bytes_));
-  reserved_ = space.base;
-  reserved_bytes_ = space.bytes;
-  void* data = space.base == nullptr
-                   ? MAP_FAILED
-                   : mmap(space.aligned, bytes_, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, mapping_->file(), offset);
-  if (data == MAP_FAILED) {
-    const int error = errno;
-    if (reserved_ != nullptr) munmap(reserved_, reserved_bytes_);
-    throw OutOfMemory(fmt::format("Cannot map {} of shared memory for reading: {}.",
-                                  format_bytes(static_cast<double>(bytes)), std::strerror(error)));
-  }
-  data_ = static_cast<std::byte*>(data);
-}
-
-PrivateView::~PrivateView() {
-  if (data_ != nullptr) munmap(reserved_, reserved_bytes_);
+PrivateView::PrivateView(const Mapping& mapping, int64_t offset, int64_t bytes)
+    : memory_({.bytes = static_cast<size_t>(at::round_up(bytes, kPage)),
+               .alignment = MemoryMapping::kHugePage,
+               .counted = false,
+               .file = mapping.file(),
+               .file_offset = offset}) {
+  if (memory_.error() == 0) return;
+  throw OutOfMemory(fmt::format("Cannot map {} of shared memory for reading: {}.",
+                                format_bytes(static_cast<double>(bytes)),
+                                std::strerror(memory_.error())));
 }
 
 void PrivateView::discard() {
-  if (data_ != nullptr) madvise(data_, bytes_, MADV_DONTNEED);
+  if (memory_) memory_.discard(0, memory_.bytes());
 }
 
 int64_t Mapping::offset_of(const void* address, int64_t bytes) const {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   const auto first = reinterpret_cast<uintptr_t>(at(layout_.control_bytes));
   const auto last =
-      reinterpret_cast<uintptr_t>(base_) + static_cast<uintptr_t>(layout_.total_bytes());
+      reinterpret_cast<uintptr_t>(memory_.data()) + static_cast<uintptr_t>(layout_.total_bytes());
   if (begin < first || begin + static_cast<uintptr_t>(bytes) > last) return -1;
-  return static_cast<int64_t>(begin - reinterpret_cast<uintptr_t>(base_));
+  return static_cast<int64_t>(begin - reinterpret_cast<uintptr_t>(memory_.data()));
 }
 
 Arena::Arena(std::shared_ptr<Mapping> mapping, int rank)
-    : mapping_(std::move(mapping)), rank_(rank) {
-  holes_.emplace(mapping_->layout().region_offset(rank_), mapping_->layout().region_bytes);
-}
+    : mapping_(std::move(mapping)),
+      rank_(rank),
+      heap_(static_cast<size_t>(mapping_->layout().region_offset(rank)),
+            static_cast<size_t>(mapping_->layout().region_bytes)) {}
 
 int64_t Arena::allocate(int64_t bytes) {
   const auto refuse = [&](const std::string& why) {
@@ -175,28 +168,14 @@ int64_t Arena::allocate(int64_t bytes) {
                          format_bytes(static_cast<double>(memory.available)), memory.reason));
     }
   }
-  int64_t offset = -1;
+  std::optional<size_t> place;
   {
     const std::lock_guard lock(mutex_);
-    auto best = holes_.end();
-    for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
-      const auto skipped = at::round_up(hole->first, alignment) - hole->first;
-      if (hole->second >= skipped + rounded &&
-          (best == holes_.end() || hole->second < best->second))
-        best = hole;
-    }
-    if (best != holes_.end()) {
-      const auto [begin, length] = *best;
-      offset = at::round_up(begin, alignment);
-      holes_.erase(best);
-      if (offset > begin) holes_.emplace(begin, offset - begin);
-      if (const auto rest = begin + length - offset - rounded; rest > 0)
-        holes_.emplace(offset + rounded, rest);
-      blocks_.emplace(offset, rounded);
-      allocated_ += rounded;
-    }
+    place = heap_.best_fit(static_cast<size_t>(rounded), static_cast<size_t>(alignment));
+    if (place) heap_.take(*place, static_cast<size_t>(rounded));
   }
-  if (offset < 0) refuse("this rank's region is full");
+  if (!place) refuse("this rank's region is full");
+  const auto offset = static_cast<int64_t>(*place);
   if (const int error = reserve(mapping_->file(), offset, rounded); error != 0) {
     free(offset);
     refuse(std::strerror(error));
@@ -211,33 +190,18 @@ int64_t Arena::allocate(int64_t bytes) {
 
 void Arena::free(int64_t offset) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto block = blocks_.find(offset);
-  ensure(block != blocks_.end(), "a block of the arena is freed twice");
-  auto [begin, bytes] = *block;
-  blocks_.erase(block);
-  allocated_ -= bytes;
-  while (fallocate(mapping_->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, bytes) !=
+  const auto bytes = static_cast<int64_t>(heap_.size_of(static_cast<size_t>(offset)));
+  ensure(bytes > 0, "a block of the arena is freed twice");
+  while (fallocate(mapping_->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes) !=
          0) {
     ensure(errno == EINTR, "the kernel refuses to free shared memory");
   }
-  auto next = holes_.lower_bound(begin);
-  if (next != holes_.end() && begin + bytes == next->first) {
-    bytes += next->second;
-    next = holes_.erase(next);
-  }
-  if (next != holes_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == begin) {
-      previous->second += bytes;
-      return;
-    }
-  }
-  holes_.emplace(begin, bytes);
+  heap_.give(static_cast<size_t>(offset));
 }
 
 int64_t Arena::allocated_bytes() const {
   const std::lock_guard lock(mutex_);
-  return allocated_;
+  return static_cast<int64_t>(heap_.used());
 }
 
 int64_t physical_memory() {

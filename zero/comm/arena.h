@@ -13,11 +13,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 
 #include "zero/base/descriptor.h"
+#include "zero/base/memory_mapping.h"
+#include "zero/base/range_heap.h"
 
 namespace zero::comm {
 
@@ -32,6 +33,10 @@ struct ArenaLayout {
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
   int64_t total_bytes() const { return region_offset(ranks); }
+  /// Whether `choose` could have returned it for as many bytes of control.
+  bool valid(int64_t least_control_bytes) const;
+  /// Whether `bytes` bytes at `offset` lie in the regions of the ranks [first, last).
+  bool holds(int64_t offset, int64_t bytes, int first, int last) const;
 };
 
 /// The file, mapped. Ranks that are threads of one process share one Mapping.
@@ -39,15 +44,15 @@ class Mapping {
  public:
   /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
   static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
-  /// Maps a file that another process made. Throws OutOfMemory.
+  /// Maps a file that another process made with `create`. Throws CommError where the file is none
+  /// of that layout, or could still change its size; OutOfMemory.
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
-  ~Mapping();
 
   const ArenaLayout& layout() const { return layout_; }
   int file() const { return file_.get(); }
-  std::byte* at(int64_t offset) const { return base_ + offset; }
+  std::byte* at(int64_t offset) const { return memory_.data() + offset; }
   /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
   /// regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
@@ -56,9 +61,7 @@ class Mapping {
   Mapping(Descriptor file, const ArenaLayout& layout);
   Descriptor file_;
   ArenaLayout layout_;
-  void* reserved_ = nullptr;
-  size_t reserved_bytes_ = 0;
-  std::byte* base_ = nullptr;
+  MemoryMapping memory_;
 };
 
 /// Bytes of the file as this rank alone sees them: what it writes stays with it (copy on write, by
@@ -66,27 +69,21 @@ class Mapping {
 class PrivateView {
  public:
   /// Throws OutOfMemory.
-  PrivateView(std::shared_ptr<Mapping> mapping, int64_t offset, int64_t bytes);
-  PrivateView(const PrivateView&) = delete;
-  PrivateView& operator=(const PrivateView&) = delete;
-  ~PrivateView();
-  std::byte* data() const { return data_; }
+  PrivateView(const Mapping& mapping, int64_t offset, int64_t bytes);
+  std::byte* data() const { return memory_.data(); }
   /// Gives the written pages up: the file shows through again.
   void discard();
 
  private:
-  std::shared_ptr<Mapping> mapping_;
-  void* reserved_ = nullptr;
-  size_t reserved_bytes_ = 0;
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
+  MemoryMapping memory_;
 };
 
-/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit, neighbours merged.
+/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit (range_heap.h).
 /// Blocks of 2 MiB or more start on a multiple of it and are made of huge pages where the kernel
 /// agrees. Thread-safe.
 class Arena {
  public:
+  static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
   Arena(std::shared_ptr<Mapping> mapping, int rank);
   /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory.
   int64_t allocate(int64_t bytes);
@@ -100,9 +97,7 @@ class Arena {
   std::shared_ptr<Mapping> mapping_;
   int rank_;
   mutable std::mutex mutex_;
-  std::map<int64_t, int64_t> holes_;   // offset -> bytes
-  std::map<int64_t, int64_t> blocks_;  // offset -> bytes
-  int64_t allocated_ = 0;
+  RangeHeap heap_;  // of the offsets in the file
 };
 
 /// Bytes of this machine's memory.

@@ -34,18 +34,12 @@ void Health::fail(const std::exception_ptr& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   failure_ = error;
-  origin_ = origin;
   peers_->post_failure(origin, cause);
 }
 
 void Health::abandon(std::string_view why) {
   const auto cause = fmt::format("{} failed: {}", peers_->who(peers_->rank()), why);
   fail(std::make_exception_ptr(PeerError(peers_->rank(), cause, cause)));
-}
-
-int Health::origin() const {
-  const std::lock_guard lock(mutex_);
-  return origin_;
 }
 
 }  // namespace zero::comm

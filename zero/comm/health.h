@@ -23,14 +23,11 @@ class Health {
   void fail(const std::exception_ptr& error) noexcept;
   /// This rank gives up of its own accord.
   void abandon(std::string_view why);
-  /// The rank that the failure began with, or -1 while all is well.
-  int origin() const;
 
  private:
   std::shared_ptr<Peers> peers_;
   mutable std::mutex mutex_;
   std::exception_ptr failure_;
-  int origin_ = -1;
 };
 
 }  // namespace zero::comm

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
@@ -113,6 +114,15 @@ Job torchrun_job(const Lookup& lookup) {
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.prefix = fmt::format(
       "zero/attempt_{}", variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, Variables::kMost));
+  if (const auto token = lookup(kTokenVariable)) {
+    if (!is_token(*token)) {
+      throw ConfigError(fmt::format(
+          "The environment variable {} has {} characters that are not a token; it should "
+          "be the 32 hexadecimal digits that `zero launch` sets. Unset it.",
+          kTokenVariable, token->size()));
+    }
+    job.prefix += "/" + *token;
+  }
   return job;
 }
 

@@ -19,7 +19,8 @@ struct Job {
   uint16_t port = 0;                  ///< 0: rank 0 chooses, and says which in a file
   bool launcher_hosts_store = false;  ///< then every rank is a client of it
   std::string key{};                  ///< this job's name among the jobs of this host and user
-  /// Of the keys in the store: a restarted job must not read its predecessor's.
+  /// Of the keys in the store: a restarted job must not read its predecessor's. Ends with the
+  /// launcher's token where there is one.
   std::string prefix{};
 };
 
@@ -28,7 +29,8 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 std::optional<std::string> environment_variable(const std::string& name);
 
 /// What the environment says. The first of these that is there decides: RANK or WORLD_SIZE
-/// (torchrun, `zero launch`), OMPI_COMM_WORLD_* (mpirun), PMI_* (MPICH), SLURM_* inside a job step.
+/// (torchrun, `zero launch`, which also sets kTokenVariable), OMPI_COMM_WORLD_* (mpirun), PMI_*
+/// (MPICH), SLURM_* inside a job step.
 /// Throws ConfigError for a variable that is missing or cannot be used, with its name, its value
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);

@@ -139,8 +139,10 @@ std::optional<Peers::Trouble> Peers::find_trouble(int awaited) const {
   for (int r = 0; r < size(); ++r) {
     if (slot(r).current_state() != RankState::failed) continue;
     const auto failure = slot(r).failure.load();
-    Trouble trouble{static_cast<int>(failure.origin), std::string(failure.message.view())};
-    if (failure.origin == r) return trouble;
+    const bool known = failure.origin >= 0 && failure.origin < size();
+    Trouble trouble{known ? static_cast<int>(failure.origin) : r,
+                    std::string(failure.message.view())};
+    if (trouble.origin == r) return trouble;
     follow_up = std::move(trouble);
   }
   if (follow_up) return follow_up;

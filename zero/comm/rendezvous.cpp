@@ -23,6 +23,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/comm/peers.h"
+#include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
@@ -46,11 +47,18 @@ class StoreFile {
 
   const fs::path& path() const { return path_; }
 
+  /// What it says: where rank 0 listens, and the token that its keys begin with.
+  struct Word {
+    uint16_t port = 0;
+    std::string token;
+  };
+
   /// Replaces whatever is there in one step.
-  void write(uint16_t port) const {
+  void write(const Word& word) const {
     const auto temporary = path_.string() + fmt::format(".{}", getpid());
     std::ofstream file(temporary, std::ios::trunc);
-    file << port << ' ' << getpid() << ' ' << start_time(getpid()).value_or(0) << '\n';
+    file << word.port << ' ' << getpid() << ' ' << start_time(getpid()).value_or(0) << ' '
+         << word.token << '\n';
     file.close();
     if (!file || std::rename(temporary.c_str(), path_.c_str()) != 0) {
       std::remove(temporary.c_str());
@@ -73,14 +81,16 @@ class StoreFile {
     }
   }
 
-  /// The port, if the process that wrote the file still runs.
-  std::optional<uint16_t> read() const {
+  /// What it says, if the process that wrote the file still runs.
+  std::optional<Word> read() const {
     std::ifstream file(path_);
-    uint16_t port = 0;
+    Word word;
     pid_t pid = 0;
     uint64_t started = 0;
-    if (!(file >> port >> pid >> started) || start_time(pid) != started) return std::nullopt;
-    return port;
+    if (!(file >> word.port >> pid >> started >> word.token) || start_time(pid) != started ||
+        !is_token(word.token))
+      return std::nullopt;
+    return word;
   }
 
   void remove() const {
@@ -104,17 +114,24 @@ std::string seconds(std::chrono::milliseconds time) {
   return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
 }
 
-/// One attempt to connect, of at most a second: the reason why it failed, or "" where someone
-/// listens.
-std::string try_to_connect(const std::string& host, uint16_t port) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// The addresses of `host`; where it has none, null, and `reason` says why.
+Addresses find_addresses(const std::string& host, uint16_t port, std::string& reason) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (status != 0) return gai_strerror(status);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
-  std::string reason = "it has no address";
-  for (const auto* address = found; address != nullptr; address = address->ai_next) {
+  reason = status != 0 ? gai_strerror(status) : "it has no address";
+  return {status == 0 ? found : nullptr, freeaddrinfo};
+}
+
+/// One attempt to connect, of at most a second: the reason why it failed, or "" where someone
+/// listens.
+std::string try_to_connect(const std::string& host, uint16_t port) {
+  std::string reason;
+  const auto addresses = find_addresses(host, port, reason);
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) continue;
     int error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
@@ -162,6 +179,35 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Job& job, const std::string&
   }
 }
 
+/// A socket that listens on one address alone; where it is empty, why.
+struct Listener {
+  Descriptor socket{};
+  std::string reason{};
+  bool taken = false;  // by another socket
+};
+
+/// On the first address of `host` that is this machine's; c10d would listen on all of the
+/// machine's.
+Listener listen_at(const std::string& host, uint16_t port) {
+  Listener result;
+  const auto addresses = find_addresses(host, port, result.reason);
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    Descriptor listener(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1;  // connections of an earlier job may linger on the port
+    if (listener && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        bind(listener.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        listen(listener.get(), SOMAXCONN) == 0) {
+      result.socket = std::move(listener);
+      break;
+    }
+    const int error = errno;
+    result.reason = std::strerror(error);
+    result.taken = error == EADDRINUSE;
+    if (result.taken) break;  // at the next address the ranks would not look first
+  }
+  return result;
+}
+
 c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, uint16_t port,
                                            std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -170,21 +216,33 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, uint16_t por
   options.waitWorkers = false;
   options.timeout = timeout;
   options.multiTenant = true;  // a second group of this process uses the same server
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
+  const auto give_up = [&](const std::string& reason) {
     throw CommError(
         fmt::format("Rank 0 could not open the job's store at {}:{}: {}. MASTER_ADDR should be an "
                     "address of this host and "
                     "MASTER_PORT a port that no other program uses.",
-                    host, port, first_line(error)));
+                    host, port, reason));
+  };
+  auto listener = listen_at(host, port);
+  if (listener.socket) {
+    options.masterListenFd = listener.socket.release();  // the server closes it
+  } else if (!listener.taken) {
+    give_up(listener.reason);
+  }
+  // c10d knows whether it is this process that has the port; if not, it cannot listen either.
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    give_up(first_line(error));
+    throw;
   }
 }
 
-uint16_t wait_for_port(const StoreFile& file, const Job& job, std::chrono::milliseconds timeout) {
+StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
+                              std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   for (;;) {
-    if (const auto port = file.read()) return *port;
+    if (auto word = file.read()) return *word;
     if (Clock::now() >= deadline) {
       throw CommError(
           fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
@@ -208,13 +266,23 @@ class RollCall {
       : store_(store), job_(job), timeout_(timeout) {}
 
   /// Blocks until all ranks are there; rank 0 calls `all_arrived` before it lets the others go on.
-  /// Throws c10::Error where the store is lost.
-  void hold(const std::function<void()>& all_arrived) {
+  /// Returns a token that rank 0 has made for this meeting. Throws c10::Error where the store is
+  /// lost.
+  std::string hold(const std::function<void()>& all_arrived) {
     store_.set(here(job_.rank), "");
     wait_for(job_.rank == 0 ? all() : std::vector<std::string>{kComplete});
-    if (job_.rank != 0) return;
-    all_arrived();
-    store_.set(kComplete, "");
+    if (job_.rank == 0) {
+      auto token = random_token();
+      all_arrived();
+      store_.set(kComplete, token);
+      return token;
+    }
+    auto token = store_.get_to_str(kComplete);
+    if (is_token(token)) return token;
+    throw CommError(
+        fmt::format("Rank {} found {} bytes that rank 0 did not write in the job's store at the "
+                    "roll call. Does another program use the same store, address or port?",
+                    job_.rank, token.size()));
   }
 
  private:
@@ -256,17 +324,24 @@ class RollCall {
   std::chrono::milliseconds timeout_;
 };
 
+/// The store of `job`; its keys begin with `prefix`, to which the file's token is added.
 c10::intrusive_ptr<c10d::Store> open_store(const Job& job, const StoreFile& file,
-                                           std::chrono::milliseconds timeout) {
+                                           std::chrono::milliseconds timeout, std::string& prefix) {
   const bool host_it = job.rank == 0 && !job.launcher_hosts_store;
   if (job.port != 0) {
     return host_it ? host_store(job.host, job.port, timeout)
                    : connect_store(job, job.host, job.port, timeout);
   }
-  if (!host_it) return connect_store(job, kLoopback, wait_for_port(file, job, timeout), timeout);
+  if (!host_it) {
+    const auto word = wait_for_word(file, job, timeout);
+    prefix += "/" + word.token;
+    return connect_store(job, kLoopback, word.port, timeout);
+  }
   const auto local = host_local_store(timeout);
+  const StoreFile::Word word{local.port, random_token()};
+  prefix += "/" + word.token;
   file.remove_abandoned();
-  file.write(local.port);
+  file.write(word);
   return local.store;
 }
 
@@ -302,14 +377,14 @@ c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::millisec
                                            const fs::path& folder) {
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> c10::intrusive_ptr<c10d::Store> {
-    auto store = open_store(job, file, patience);
+    auto prefix = job.prefix;
+    auto store = open_store(job, file, patience, prefix);
     // A process may make several groups, one after the other on every rank: each has keys of its
     // own.
-    const int64_t generation = store->add(fmt::format("{}/meetings/{}", job.prefix, job.rank), 1);
-    store =
-        c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", job.prefix, generation), store);
-    RollCall(*store, job, timeout).hold([&] { file.remove(); });
-    return store;
+    const int64_t generation = store->add(fmt::format("{}/meetings/{}", prefix, job.rank), 1);
+    store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, generation), store);
+    const auto token = RollCall(*store, job, timeout).hold([&] { file.remove(); });
+    return c10::make_intrusive<c10d::PrefixStore>(token, store);
   };
   try {
     try {
@@ -330,18 +405,12 @@ c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::millisec
 }
 
 LocalStore host_local_store(std::chrono::milliseconds timeout) {
-  // c10d would listen on every interface; a socket of our own does not.
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  auto listener = listen_at(kLoopback, 0);
   sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener < 0 || bind(listener, generic, length) != 0 || listen(listener, SOMAXCONN) != 0 ||
-      getsockname(listener, generic, &length) != 0) {
-    const int error = errno;
-    if (listener >= 0) close(listener);
-    throw CommError(fmt::format("Cannot listen on {}: {}.", kLoopback, std::strerror(error)));
+  if (!listener.socket ||
+      getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw CommError(fmt::format("Cannot listen on {}: {}.", kLoopback, listener.reason));
   }
   LocalStore local;
   local.port = ntohs(address.sin_port);
@@ -350,7 +419,7 @@ LocalStore host_local_store(std::chrono::milliseconds timeout) {
   options.isServer = true;
   options.waitWorkers = false;
   options.timeout = timeout;
-  options.masterListenFd = listener;  // the server closes it
+  options.masterListenFd = listener.socket.release();  // the server closes it
   try {
     local.store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
   } catch (const c10::Error& error) {

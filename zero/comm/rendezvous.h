@@ -12,6 +12,14 @@
 // 3. Roll call: each rank signs in; rank 0 removes the file once all have, and tells the others to
 // go on. Whoever is
 //    missing when the time is up is named by every rank that is there.
+//
+// Note [Trust]
+// A store answers whoever reaches it. So it listens on one address alone: the loopback interface,
+// or the one that MASTER_ADDR names; and the job's keys begin with a random token, which the ranks
+// have from their launcher's environment, from the file, or, under other launchers, from rank 0 at
+// the roll call. Who sees the store's keys or guesses right can still keep a job from starting, but
+// not more: memory is passed over a socket of which the kernel says which user and process is at
+// the other end (shm_meeting.cpp), and what peers write there is checked before it is used.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

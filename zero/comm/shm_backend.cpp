@@ -255,7 +255,7 @@ std::unique_ptr<Window> ShmBackend::window(int64_t bytes, int64_t slots, Categor
   call.op = Op::window;
   call.window_bytes = bytes;
   call.window_slots = slots;
-  call.window_own_bytes = shape.block_bytes(getRank());
+  for (int r = 0; r < getSize(); ++r) call.window_block_bytes.push_back(shape.block_bytes(r));
   // What is announced is another thread's collective.
   const auto issued = issue(std::move(call), {}, false, c10d::kUnsetTimeout);
   auto& done = issued->call();

@@ -53,7 +53,6 @@ class ShmBackend final : public c10d::Backend, public Transport {
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) override;
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category) override;
   void abandon(std::string_view why) override { health_->abandon(why); }
-  int failure_origin() const override { return health_->origin(); }
   const std::shared_ptr<Traffic>& traffic() const override { return traffic_; }
   const std::shared_ptr<Ledger>& ledger() const override { return ledger_; }
   const std::shared_ptr<WaitClock>& clock() const override { return clock_; }

@@ -116,7 +116,8 @@ void Collectives::begin(Call& call) {
   if (call.op == Op::window) {
     own_.input_bytes = call.window_bytes;
     own_.output_bytes = call.window_slots;
-    call.window_block = std::make_unique<SharedBlock>(arena_, call.window_own_bytes);
+    call.window_block = std::make_unique<SharedBlock>(
+        arena_, call.window_block_bytes[static_cast<size_t>(peers_->rank())]);
     own_.data_offset = call.window_block->offset();
   } else if (call.input.defined()) {
     own_.input_bytes = input_bytes(call);
@@ -147,6 +148,7 @@ void Collectives::begin(Call& call) {
     records_[static_cast<size_t>(r)] = peers_->slot(r).calls[sequence_ % 2].load();
   }
   check_matching();
+  check_places(call);
 }
 
 void Collectives::ensure_staging() {
@@ -197,6 +199,46 @@ void Collectives::check_matching() const {
                   "issue the same collectives, of the "
                   "same sizes, dtypes and labels, in the same order, but these were called:{}",
                   peers_->rank(), table));
+}
+
+void Collectives::distrust(int rank, const std::string& what) const {
+  throw CommError(
+      fmt::format("Rank {} has written {} into the shared memory, for {}; rank {} does not use it. "
+                  "Does something in that rank's program write where it should not?",
+                  rank, what, own_.describe(), peers_->rank()));
+}
+
+void Collectives::check_place(int rank, std::string_view what, int64_t offset, int64_t bytes,
+                              int first, int last) const {
+  if (arena_->mapping()->layout().holds(offset, bytes, first, last)) return;
+  distrust(rank, fmt::format("that its {} is {} bytes at {}", what, bytes, offset));
+}
+
+// Of peers' records, which match this rank's, the places that it will read and write.
+void Collectives::check_places(const Call& call) const {
+  const int n = peers_->size();
+  for (int r = 0; r < n; ++r) {
+    if (r == peers_->rank()) continue;
+    const auto& record = records_[static_cast<size_t>(r)];
+    if (call.op == Op::window) {
+      check_place(r, "block of the window", record.data_offset,
+                  call.window_block_bytes[static_cast<size_t>(r)], r, r + 1);
+      if (record.data_offset % Arena::kGranularity != 0)
+        distrust(r, fmt::format("that its block of the window is at {}", record.data_offset));
+      continue;
+    }
+    const bool read = record.input_bytes > 0 && (call.op != Op::broadcast || call.root == r);
+    if (!read) continue;
+    if (record.data_offset >= 0) {
+      check_place(r, "input", record.data_offset, record.input_bytes, 0, n);
+    } else {
+      check_place(r, "staging buffer", record.staging_offset, 2 * kHalf, r, r + 1);
+    }
+    // Where nothing is staged, an all-reduce writes every rank's tensor.
+    const bool written = call.op == Op::all_reduce && record.data_offset >= 0;
+    if (record.output_offset >= 0 || written)
+      check_place(r, "output", record.output_offset, record.output_bytes, 0, n);
+  }
 }
 
 const std::byte* Collectives::peer_bytes(int rank, int64_t offset_in_place, int half,
@@ -268,6 +310,7 @@ void Collectives::add_together(const Call& call, const std::function<Share(int)>
       while (all_active()) {
         const int64_t piece = peers_->slot(r).claimed.fetch_add(1, std::memory_order_relaxed);
         if (piece >= pieces(share.bytes)) break;
+        if (piece < 0) distrust(r, fmt::format("{} as the pieces of its share", piece));
         add_piece(call, share, piece);
       }
     }

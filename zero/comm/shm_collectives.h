@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/base/ledger.h"
@@ -29,7 +30,7 @@ struct Call {
   int root = 0;
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
-  int64_t window_own_bytes = 0;               ///< of this rank's block
+  std::vector<int64_t> window_block_bytes;    ///< of each rank's block
   std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
   std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
   Collective counted = Collective::control;
@@ -57,6 +58,10 @@ class Collectives {
   void stage_first(const Call& call);
   void sync();
   void check_matching() const;
+  void check_places(const Call& call) const;
+  void check_place(int rank, std::string_view what, int64_t offset, int64_t bytes, int first,
+                   int last) const;
+  [[noreturn]] void distrust(int rank, const std::string& what) const;
   bool any_staged() const;
   void ensure_staging();
   std::byte* staging(int half) const;

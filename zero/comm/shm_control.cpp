@@ -13,7 +13,8 @@ std::string_view name(Op op) {
   static constexpr std::array<std::string_view, 8> kNames{
       "nothing",   "all_gather", "reduce_scatter", "all_reduce",
       "broadcast", "all_to_all", "barrier",        "window"};
-  return kNames[static_cast<size_t>(op)];
+  const auto index = static_cast<size_t>(op);
+  return index < kNames.size() ? kNames[index] : "an unknown collective";
 }
 
 bool CallRecord::matches(const CallRecord& other) const {

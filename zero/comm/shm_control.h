@@ -2,7 +2,7 @@
 //
 // Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
 // (a torn text can only spoil the wording of an error). A rank writes its own slot alone, but for
-// `claimed`.
+// `claimed`. Whoever reads another's slot checks what he reads before he uses it.
 #pragma once
 
 #include <array>
@@ -107,8 +107,11 @@ struct alignas(64) RankSlot {
   /// Synchronisation points passed; the futex that peers sleep on, on a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 
+  /// A rank whose word is none of the three counts as active: whoever waits for it finds out.
   RankState current_state() const {
-    return static_cast<RankState>(state.load(std::memory_order_acquire));
+    const auto word = state.load(std::memory_order_acquire);
+    return word <= static_cast<uint32_t>(RankState::failed) ? static_cast<RankState>(word)
+                                                            : RankState::active;
   }
   CallRecord last_call() const { return calls[started.load(std::memory_order_acquire) % 2].load(); }
 };

@@ -3,14 +3,16 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
@@ -41,18 +44,10 @@ Registry& registry() {
   return registry;
 }
 
-std::string random_nonce() {
-  std::array<unsigned char, 16> bytes{};
-  ensure(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
-         "the kernel gives no random bytes");
-  std::string text;
-  for (const auto byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
-// An abstract unix socket's address: no file, gone with its descriptor.
+// An abstract unix socket's address: no file, gone with its descriptor. The nonce is a token.
 std::pair<sockaddr_un, socklen_t> socket_address(const std::string& nonce) {
   const auto name = "libzero-" + nonce;
+  ensure(name.size() < sizeof(sockaddr_un::sun_path), "a unix socket's name is too long");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
@@ -82,7 +77,7 @@ void send_descriptor(int socket, int fd) {
   [[maybe_unused]] const auto sent = sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-// The descriptor that came, or none if the message brought none.
+// The descriptor that came, or none if the message brought none or several.
 Descriptor receive_descriptor(int socket) {
   char byte = 0;
   iovec data{.iov_base = &byte, .iov_len = 1};
@@ -94,16 +89,22 @@ Descriptor receive_descriptor(int socket) {
   message.msg_controllen = sizeof control;
   if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0) return Descriptor();
   const auto* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return Descriptor();
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return Descriptor(fd);
+  if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+    return Descriptor();
+  std::array<int, 2> fds{-1, -1};  // the alignment of `control` leaves room for a second
+  std::memcpy(fds.data(), CMSG_DATA(header),
+              std::min<size_t>(header->cmsg_len - CMSG_LEN(0), sizeof fds));
+  Descriptor file(fds[0]);
+  const Descriptor other(fds[1]);
+  return other || (message.msg_flags & MSG_CTRUNC) != 0 ? Descriptor() : std::move(file);
 }
 
-bool same_user(int socket) {
-  ucred peer{};
+// Who is at the other end of a unix socket, as the kernel says.
+ucred peer_of(int socket) {
+  ucred peer{.pid = -1, .uid = static_cast<uid_t>(-1), .gid = static_cast<gid_t>(-1)};
   socklen_t length = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) peer.pid = -1;
+  return peer;
 }
 
 // What a rank posts about itself.
@@ -112,13 +113,22 @@ std::string encode(const Process& process) {
                      process.machine);
 }
 
-Process decode(const std::string& text) {
+constexpr size_t kLongestName = 1024;  // of a host or a machine
+
+Process decode(const std::string& text, int rank) {
   Process process;
   std::istringstream lines(text);
   lines >> process.pid >> process.start_time;
   lines.ignore();
   std::getline(lines, process.host);
   std::getline(lines, process.machine);
+  if (!lines || process.pid <= 0 || process.pid > std::numeric_limits<pid_t>::max() ||
+      process.host.size() > kLongestName || process.machine.size() > kLongestName) {
+    throw CommError(
+        fmt::format("What the job's store says about the process of rank {} is not what a rank "
+                    "writes ({} bytes). Does another program use the same store?",
+                    rank, text.size()));
+  }
   return process;
 }
 
@@ -215,7 +225,7 @@ class Meeter {
           ++r;
           continue;
         }
-        const auto process = decode(store_.get_to_str(key("process", *r)));
+        const auto process = decode(store_.get_to_str(key("process", *r)), *r);
         // Only processes of this host can be looked at.
         if (process.machine == Process::self().machine) watches_.emplace(*r, Watch(process));
         processes_.emplace(*r, process);
@@ -255,7 +265,7 @@ class Meeter {
 
   // Rank 0 makes the memory and hands it to every other process over a socket.
   Meeting host() {
-    const auto nonce = random_nonce();
+    const auto nonce = random_token();
     Meeting meeting;
     meeting.mapping =
         Mapping::create(ArenaLayout::choose(size_, control_bytes(size_), physical_memory()));
@@ -286,7 +296,8 @@ class Meeter {
       pollfd ready{.fd = listener.get(), .events = POLLIN, .revents = 0};
       if (poll(&ready, 1, 5) > 0) {
         const Descriptor peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        if (peer && same_user(peer.get())) send_descriptor(peer.get(), meeting.mapping->file());
+        if (peer && is_joiner(peer_of(peer.get())))
+          send_descriptor(peer.get(), meeting.mapping->file());
       }
       if (Clock::now() >= std::min(next_check, deadline_)) {
         check_joining(*meeting.peers, missing);
@@ -297,11 +308,19 @@ class Meeter {
   }
 
   Meeting join() {
-    std::istringstream text(wait_for(key("arena", 0), "rank 0 to make the memory"));
+    const auto said = wait_for(key("arena", 0), "rank 0 to make the memory");
+    std::istringstream text(said);
     std::string nonce;
     ArenaLayout layout;
     text >> nonce >> layout.control_bytes >> layout.region_bytes;
     layout.ranks = size_;
+    if (!text || !is_token(nonce) || !layout.valid(control_bytes(size_))) {
+      throw CommError(
+          fmt::format("What the job's store says about the memory of rank 0 is not what a rank of "
+                      "this version writes ({} bytes). Do all ranks run the same program, and does "
+                      "another one use the same store?",
+                      said.size()));
+    }
     Meeting meeting;
     if (processes_.at(0) == processes_.at(rank_)) {
       const std::lock_guard lock(registry().mutex);
@@ -309,7 +328,7 @@ class Meeter {
       if (!meeting.mapping)
         throw CommError("Rank 0 gave up while the shared-memory group was made.");
     } else {
-      meeting.mapping = Mapping::open(receive(nonce), layout);
+      meeting.mapping = open(receive(nonce), layout);
     }
     meeting.peers = make_peers();
     meeting.peers->attach(meeting.mapping);
@@ -323,6 +342,31 @@ class Meeter {
     return meeting;
   }
 
+  // Whether the process at the other end is a rank that has the memory still to come.
+  bool is_joiner(const ucred& peer) const {
+    return peer.uid == geteuid() && peer.pid != getpid() &&
+           std::any_of(processes_.begin(), processes_.end(),
+                       [&](const auto& entry) { return entry.second.pid == peer.pid; });
+  }
+
+  // Nothing is taken from anybody but rank 0.
+  void check_host(const ucred& peer, const std::string& nonce) const {
+    if (peer.uid == geteuid() && peer.pid == processes_.at(0).pid) return;
+    throw CommError(
+        fmt::format("Rank {} of {} found process {} of user {} at the socket of rank 0, which is "
+                    "process {} of user {} (abstract socket libzero-{}); it takes no memory from "
+                    "there.",
+                    rank_, size_, peer.pid, peer.uid, processes_.at(0).pid, geteuid(), nonce));
+  }
+
+  static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout) {
+    try {
+      return Mapping::open(std::move(file), layout);
+    } catch (const CommError& error) {
+      throw CommError(fmt::format("Rank 0 passed what is not its memory. {}", error.what()));
+    }
+  }
+
   Descriptor receive(const std::string& nonce) {
     for (;;) {
       Descriptor socket_to_host(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -332,6 +376,7 @@ class Meeter {
       setsockopt(socket_to_host.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
       const auto [address, length] = socket_address(nonce);
       if (connect(socket_to_host.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+        check_host(peer_of(socket_to_host.get()), nonce);
         if (auto file = receive_descriptor(socket_to_host.get())) return file;
       } else if (errno == ECONNREFUSED) {
         std::this_thread::sleep_for(milliseconds(10));  // its end is reported below

@@ -46,7 +46,7 @@ ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> healt
       offsets_(std::move(offsets)),
       shape_(shape),
       charges_(std::move(charges)),
-      view_(std::make_shared<PrivateView>(mapping_, offsets_[0], shape.bytes)),
+      view_(std::make_shared<PrivateView>(*mapping_, offsets_[0], shape.bytes)),
       timeout_(timeout),
       clock_(std::move(clock)) {}
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/group.h"
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
@@ -36,13 +37,16 @@ class FirstFailure {
   bool own_ = false;
 };
 
-std::string message_of(const std::exception_ptr& error) {
+// Whether `error` began with this rank, and is not what another's failure has led to.
+bool is_own(const std::exception_ptr& error, int rank) {
   try {
     std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
+  } catch (const PeerFailure&) {
+    return false;
+  } catch (const PeerError& known) {
+    return known.origin() == rank;
   } catch (...) {
-    return "an exception of unknown type";
+    return true;
   }
 }
 
@@ -62,8 +66,7 @@ void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>&
       body(std::make_shared<Group>(backend, options));
     } catch (...) {
       const auto error = std::current_exception();
-      const auto origin = backend ? backend->failure_origin() : -1;
-      failure.report(error, origin == -1 || origin == rank);
+      failure.report(error, is_own(error, rank));
       if (backend) backend->abandon(message_of(error));
     }
   };

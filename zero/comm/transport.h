@@ -29,8 +29,6 @@ class Transport {
   /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
-  /// The rank whose trouble made this rank give up, or -1 while all is well.
-  virtual int failure_origin() const = 0;
 
   virtual const std::shared_ptr<Traffic>& traffic() const = 0;
   virtual const std::shared_ptr<Ledger>& ledger() const = 0;

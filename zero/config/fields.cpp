@@ -443,8 +443,8 @@ void add_program(All& all) {
   Rows train(all, Part::program, "train", &Settings::program);
   using Program = ProgramSettings;
   train.add("model",
-            {.sentence = "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face "
-                         "config.json",
+            {.sentence = "Sizes of the model, whose initial weights are random: gpt2, gpt2-medium, "
+                         "gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face config.json",
              .option = "--model",
              .not_empty = true},
             &Program::model);

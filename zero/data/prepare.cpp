@@ -1,7 +1,6 @@
 #include "zero/data/prepare.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/checkpoint/whole_folder.h"
 #include "zero/data/filter.h"
 #include "zero/data/foreign.h"
 #include "zero/data/round_trip.h"
@@ -172,70 +172,24 @@ int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const Fil
 // All that a preparation writes.
 constexpr std::string_view kFiles[] = {"train.bin", "val.bin", "tokenizer.model", "meta.json"};
 
-// A folder that is written under another name, and removed unless it is published.
-class OutputFolder {
- public:
-  OutputFolder(fs::path path, bool overwrite) : path_(std::move(path)) {
-    if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
-    std::error_code error;
-    if (fs::exists(path_, error) && !fs::is_directory(path_, error)) {
-      throw DataError(fmt::format("The output {} exists and is not a folder.", path_.string()));
-    }
-    replaces_ = fs::exists(path_, error) && !fs::is_empty(path_, error);
-    if (replaces_) check_replaceable(overwrite);
-    temporary_ = path_;
-    temporary_ += fmt::format(".{}.tmp", ::getpid());
-    fs::remove_all(temporary_, error);
-    fs::create_directories(temporary_, error);
-    if (error)
-      throw DataError(fmt::format("Cannot create {}: {}.", temporary_.string(), error.message()));
+// Only what a preparation wrote is replaced, whatever the path was meant to be.
+void check_replaceable(const fs::path& folder, bool overwrite) {
+  const auto refuse = [&](std::string_view why) {
+    throw DataError(fmt::format("The output folder {} exists and {}.", folder.string(), why));
+  };
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
+  if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
+  if (!fs::exists(folder / "meta.json", error))
+    refuse("holds no meta.json, so no preparation wrote it. Choose another");
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
+    refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
+                       name));
   }
-  OutputFolder(const OutputFolder&) = delete;
-  OutputFolder& operator=(const OutputFolder&) = delete;
-  ~OutputFolder() {
-    std::error_code error;
-    fs::remove_all(temporary_, error);
-  }
-
-  const fs::path& temporary() const { return temporary_; }
-
-  void publish() {
-    sync_folder(temporary_, &fail<DataError>);
-    auto old = path_;
-    old += fmt::format(".{}.old", ::getpid());
-    std::error_code error;
-    if (replaces_) fs::rename(path_, old, error);
-    if (!error) fs::rename(temporary_, path_, error);
-    if (error)
-      throw DataError(fmt::format("Cannot complete {}: {}.", path_.string(), error.message()));
-    const auto parent = path_.parent_path();
-    sync_folder(parent.empty() ? fs::path(".") : parent, &fail<DataError>);
-    if (replaces_) fs::remove_all(old, error);
-  }
-
- private:
-  // Only what a preparation wrote is replaced, whatever the path was meant to be.
-  void check_replaceable(bool overwrite) const {
-    const auto refuse = [this](std::string_view why) {
-      throw DataError(fmt::format("The output folder {} exists and {}.", path_.string(), why));
-    };
-    if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
-    std::error_code error;
-    if (!fs::exists(path_ / "meta.json", error))
-      refuse("holds no meta.json, so no preparation wrote it. Choose another");
-    for (const auto& entry : fs::directory_iterator(path_, error)) {
-      const std::string name = entry.path().filename();
-      if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
-      refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
-                         name));
-    }
-    if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
-  }
-
-  fs::path path_;
-  fs::path temporary_;
-  bool replaces_ = false;
-};
+  if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
+}
 
 void write_file(const fs::path& path, std::string_view bytes) {
   OutputFile file(path, &fail<DataError>);
@@ -305,18 +259,19 @@ PrepareResult prepare(const PrepareOptions& options) {
                     "their last {}. Give more text or another fraction.",
                     boundary == 0 ? "training" : "validation", text.size(), validation));
   }
-  OutputFolder folder(options.output, options.overwrite);
+  check_replaceable(options.output, options.overwrite);
+  WholeFolder folder(options.output, &fail<DataError>);
   PrepareResult result;
   const auto tokenizer =
-      make_tokenizer(options, text.pieces(0, boundary), folder.temporary() / "tokenizer.model",
+      make_tokenizer(options, text.pieces(0, boundary), folder.path() / "tokenizer.model",
                      result.tokenizer_changed);
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
   result.train_tokens =
-      write_tokens(folder.temporary() / "train.bin", tokenizer, text.pieces(0, boundary));
+      write_tokens(folder.path() / "train.bin", tokenizer, text.pieces(0, boundary));
   result.validation_tokens =
-      write_tokens(folder.temporary() / "val.bin", tokenizer, text.pieces(boundary, text.size()));
+      write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()));
 
   const nlohmann::ordered_json meta{{"tokenizer", by_bytes ? "bytes" : "tokenizer.model"},
                                     {"vocab_size", result.vocab_size},
@@ -325,8 +280,8 @@ PrepareResult prepare(const PrepareOptions& options) {
                                     {"train_bytes", result.train_bytes},
                                     {"validation_bytes", result.validation_bytes}};
   const auto json = meta.dump(2) + "\n";
-  write_file(folder.temporary() / "meta.json", json);
-  folder.publish();
+  write_file(folder.path() / "meta.json", json);
+  folder.commit();
   return result;
 }
 

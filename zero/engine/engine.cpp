@@ -13,7 +13,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
-#include "zero/comm/gather_records.h"
+#include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 #include "zero/paging/pager.h"
@@ -48,21 +48,10 @@ std::unique_ptr<store::DiskTier> make_disk(const std::vector<UnitPlan>& plans, c
                .queue_depth = static_cast<int>(config.aio.queue_depth),
                .uring = config.aio.use_io_uring,
                .checksums = config.aio.checksums}};
-  std::unique_ptr<store::DiskTier> made;
-  std::string failure;
-  try {
-    made = std::make_unique<store::DiskTier>(StateTable::units_on_disk(plans, hides), options,
+  return comm::agree<StoreError>(group, "Making files for states", [&] {
+    return std::make_unique<store::DiskTier>(StateTable::units_on_disk(plans, hides), options,
                                              group.ledger());
-  } catch (const StoreError& error) {
-    failure = error.what();
-  }
-  const auto failed = comm::first_failure(group, !failure.empty(), "files for states");
-  if (!failure.empty()) throw StoreError(failure);
-  if (failed) {
-    throw StoreError(fmt::format(
-        "Rank {} could not make its file for states; its own message says why.", *failed));
-  }
-  return made;
+  });
 }
 
 std::vector<OptimizerGroup> with_rates(const std::vector<Optimizer>& optimizers) {
@@ -93,11 +82,21 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   model.take_over();
   model.own_storages();
   model.broadcast(group());
+  try {
+    make_table();
+    make_gather();
+    // At stage 3 the arrays of gradients are slices, and most come later: so nothing is left to be
+    // refused once parameters move.
+    if (placement.sharded.parameters) make_reduce();
+    move_in();
+    if (!placement.sharded.parameters) make_reduce();
+    make_updates();
+    start();
+  } catch (...) {
+    model.disown();
+    throw;
+  }
   seed_ranks();
-  make_table();
-  make_flows();
-  move_in();
-  start();
 }
 
 Engine::Impl::~Impl() { model.leave(); }
@@ -117,7 +116,7 @@ void Engine::Impl::make_table() {
       StateTable::Options{.hides = timing.hides(), .in_place = config.one_sided_gather && shares});
 }
 
-void Engine::Impl::make_flows() {
+void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / group().size();
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
@@ -128,6 +127,9 @@ void Engine::Impl::make_flows() {
                           .complete = [this](int64_t unit, bool beforehand) {
                             return schedule->complete(unit, beforehand);
                           }});
+}
+
+void Engine::Impl::make_reduce() {
   HandOver hand_over;
   if (timing.in_backward) {
     hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
@@ -138,6 +140,9 @@ void Engine::Impl::make_flows() {
                           .unit_bytes = config.unit_bytes,
                           .doubled = timing.delayed_after.has_value(),
                           .hand_over = std::move(hand_over)});
+}
+
+void Engine::Impl::make_updates() {
   update = std::make_unique<UpdateFlow>(layout, *table, with_rates(model.optimizers()),
                                         model.group_of());
   schedule = std::make_unique<UpdateSchedule>(
@@ -149,30 +154,31 @@ void Engine::Impl::make_flows() {
           .publish = [this](int64_t unit) { publish(unit); }});
 }
 
-// From here on the model's values live in the table.
 void Engine::Impl::move_in() {
-  for (int64_t i = 0; i < model.size(); ++i) {
-    const auto& parameter = model.parameter(i);
-    const int64_t u = layout.unit_of(i);
-    const auto& plan = table->plan(u);
-    const auto original = flat_view(parameter);
-    // The master weights come from the original values, not from the rounded ones.
-    if (plan.own_master()) table->set_master(i, original);
-    if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
-    gather->take(i, parameter);
-  }
-  model.tie();
-  for (int64_t u = 0; u < layout.unit_count(); ++u) table->follow(u);
-  if (config.bf16) {
-    for (const auto& [name, buffer] : model.buffers()) {
-      if (buffer.scalar_type() == at::kFloat) buffer.set_data(buffer.detach().to(at::kBFloat16));
+  const auto move = [&] {
+    for (int64_t i = 0; i < model.size(); ++i) {
+      const auto& parameter = model.parameter(i);
+      const int64_t u = layout.unit_of(i);
+      const auto& plan = table->plan(u);
+      const auto original = flat_view(parameter);
+      // The master weights come from the original values, not from the rounded ones.
+      if (plan.own_master()) table->set_master(i, original);
+      if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
+      gather->take(i, parameter);
     }
+    model.tie();
+    for (int64_t u = 0; u < layout.unit_count(); ++u) table->follow(u);
+  };
+  if (table->disk() == nullptr) {
+    move();
+  } else {  // which may fail on one rank alone
+    comm::agree<StoreError>(group(), "Writing parameters to the disk", move);
   }
 }
 
 void Engine::Impl::start() {
   gather->start(model.parameters());
-  model.settle(gather->pager() != nullptr, *reduce, {});
+  model.settle(gather->pager() != nullptr, *reduce);
   if (spends_budget()) {
     // What the construction held is not what a step holds.
     group().ledger()->reset_peaks();
@@ -188,10 +194,30 @@ void Engine::Impl::start() {
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
                std::shared_ptr<comm::Group> group)
-    : impl_(std::make_unique<Impl>(std::move(tensors), groups, std::move(config),
-                                   std::move(group))) {}
+    : impl_(
+          std::make_shared<Impl>(std::move(tensors), groups, std::move(config), std::move(group))) {
+  if (pager() == nullptr) impl_->model.allow_take_over([this] { release(); });
+}
 
 Engine::~Engine() = default;
+
+// Another engine takes the model over.
+void Engine::release() {
+  if (impl_.shared().use_count() > 1) {
+    throw Error(
+        "The model was given to another Engine while a zero::Gathered scope of its Engine is open. "
+        "Close it before.");
+  }
+  impl_->complete_update("the start of another Engine");
+  impl_.reset();
+}
+
+Engine::Impl& Engine::Held::operator*() const {
+  if (impl_) return *impl_;
+  throw Error(
+      "The model of this Engine was taken over by another Engine, constructed after it. Use that "
+      "one; this one can only be destroyed.");
+}
 
 std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
   if (!config.optimizer) {
@@ -303,10 +329,19 @@ double Engine::Impl::mean_scale() const {
 StepResult Engine::step() {
   auto& impl = *impl_;
   const c10::NoGradGuard no_grad;
-  // Not more: a `step` that was refused may be called again.
+  // Refusals come first: a `step` that was refused may be called again.
+  impl.model.check();
+  if (impl.reduce->only_foreign()) {
+    throw Error(
+        "Engine::step without Engine::backward: the gradients since the last step came from other "
+        "backward passes, and were dropped. Call engine.backward(loss) in the place of "
+        "loss.backward(); or Engine::zero_grad, where nothing was to be learnt from them.");
+  }
   const int64_t k = impl.config.gradient_accumulation_steps;
   impl.micro_batches = std::min(impl.micro_batches + 1, k);
   if (impl.micro_batches < k) return {.step = impl.steps};
+  impl.model.check_names();
+  if (const auto* pages = pager()) pages->check_unpinned();
   impl.reduce->finish();
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
@@ -344,9 +379,20 @@ StepResult Engine::step() {
   }
   impl.gather->finish_publish();
   impl.reduce->clear();
+  impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;
 }
+
+void Engine::zero_grad() {
+  auto& impl = *impl_;
+  impl.check_between_steps("Engine::zero_grad");
+  impl.reduce->clear();
+  impl.micro_batches = 0;
+}
+
+void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
+BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }
 
 OptimizerGroup& Engine::Impl::parameter_group(size_t index) const {
   auto& groups = update->groups();

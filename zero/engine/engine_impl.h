@@ -29,7 +29,10 @@ struct Engine::Impl {
   // Construction, after the plan: makes the table and the flows, and moves the model's values in.
   void seed_ranks() const;
   void make_table();
-  void make_flows();
+  void make_gather();
+  void make_reduce();
+  void make_updates();
+  /// The model's values go to the table.
   void move_in();
   void start();
 
@@ -51,8 +54,8 @@ struct Engine::Impl {
   /// Writes of the user since the last step go from gathered copies to the shards and master
   /// weights.
   void commit_writes();
-  /// Throws Error naming a trainable parameter that the user wrote since the last step; once for
-  /// each write.
+  /// Throws Error, on every rank, naming a trainable parameter that a rank's user wrote since the
+  /// last step; once for each write. Collective.
   void refuse_writes(std::string_view when);
   /// Gathered units are about to be out of date. Throws Error where one is pinned.
   void invalidate();
@@ -61,14 +64,17 @@ struct Engine::Impl {
   void publish(int64_t unit);
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
-  /// Runs `write`, which may change owned elements, while no rank reads the parameters, and shows
-  /// the result to all. Collective.
-  void change_parameters(std::string_view label, const std::function<void()>& write);
+  /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters,
+  /// and shows these and what users have written to all. Collective.
+  void change_parameters(
+      std::string_view label, const std::function<void()>& write = [] {},
+      const std::vector<int64_t>& units = {});
+  /// By unit: `units`, and what any rank's user or an update under way has changed. Collective
+  /// where parameters are replicated and updated in slices: then only these are gathered.
+  std::vector<uint8_t> changed_units(std::string_view label, const std::vector<int64_t>& units);
   /// As `change_parameters`, where `write` replaces every state: whatever the step of now has made
   /// is dropped, complete or not. No update runs. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
-  /// The part that both share, when nobody reads the parameters any more.
-  void show(const std::function<void()>& write);
   /// Throws ConfigError where an update in backward uses gradients up.
   void check_gradients_kept() const;
   /// Throws Error where gradients are under way that a save would not have.
@@ -115,6 +121,7 @@ struct Engine::Impl {
   int64_t micro_batches = 0;                 // since the last boundary
   int64_t steps = 0;
   bool budget_spent = false;
+  BufferPolicy buffer_policy = BufferPolicy::per_rank;
 };
 
 }  // namespace zero

@@ -13,7 +13,7 @@
 namespace zero {
 
 struct Gathered::Impl {
-  Engine::Impl* engine;
+  std::shared_ptr<Engine::Impl> engine;  // which may end before the scope
   Access access;
   std::optional<int> modifier_rank;
   std::vector<int64_t> parameters;
@@ -22,7 +22,7 @@ struct Gathered::Impl {
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access,
                    std::optional<int> modifier_rank)
-    : impl_(std::make_unique<Impl>(Impl{engine.impl_.get(), access, modifier_rank, {}, {}})),
+    : impl_(std::make_unique<Impl>(Impl{engine.impl_.shared(), access, modifier_rank, {}, {}})),
       exceptions_(std::uncaught_exceptions()) {
   const auto& model = engine.impl_->model;
   std::set<int64_t> units;
@@ -66,12 +66,17 @@ void Gathered::close() {
     }
     scope->pins.clear();
   }
-  engine.change_parameters("writes in zero::Gathered", [&] {
-    if (pager != nullptr) return;
-    for (const int64_t i : scope->parameters) {
-      if (engine.trainable(engine.layout.unit_of(i))) engine.table->refresh_master(i);
-    }
-  });
+  std::vector<int64_t> units;
+  for (const int64_t i : scope->parameters) units.push_back(engine.layout.unit_of(i));
+  engine.change_parameters(
+      "writes in zero::Gathered",
+      [&] {
+        if (pager != nullptr) return;
+        for (const int64_t i : scope->parameters) {
+          if (engine.model.trainable(i)) engine.table->refresh_master(i);
+        }
+      },
+      units);
 }
 
 Gathered::~Gathered() noexcept(false) {

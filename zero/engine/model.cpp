@@ -2,6 +2,7 @@
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -164,9 +165,19 @@ void Model::take_names(const NamedTensors& tensors) {
   shown_.insert(shown_.end(), tied.begin(), tied.end());
   if (parameters_.empty())
     throw ConfigError("The model has no parameters: there is nothing to train.");
-  for (const auto& buffer : tensors.buffers) {
-    if (buffer.second.defined()) buffers_.push_back(buffer);
+  const auto module_of = [](const std::string& name) {
+    return name.substr(0, name.rfind('.') + 1);
+  };
+  std::set<std::string> with_statistics;
+  for (const auto& [name, buffer] : tensors.buffers) {
+    if (!buffer.defined()) continue;
+    buffers_.emplace_back(name, buffer);
+    const auto module = module_of(name);
+    if (buffer.scalar_type() == at::kFloat &&
+        (name == module + "running_mean" || name == module + "running_var"))
+      with_statistics.insert(module);
   }
+  for (const auto& name : names_) stays_fp32_.push_back(with_statistics.contains(module_of(name)));
 }
 
 // Another engine that lives, and cannot give its parameters up.
@@ -205,7 +216,7 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   for (size_t g = 0; g < groups.size(); ++g) {
     optim::check(groups[g].optimizer);
     optimizers_.push_back(groups[g].optimizer);
-    if (groups[g].names.empty()) {
+    if (groups[g].names.empty() && !groups[g].matches) {
       if (rest != kNone)
         throw ConfigError(fmt::format(
             "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
@@ -220,6 +231,15 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
     }
   }
   for (size_t p = 0; p < parameters_.size(); ++p) {
+    const bool named = group_of_[p] != kNone;
+    for (size_t g = 0; g < groups.size() && !named; ++g) {
+      if (!groups[g].matches || !groups[g].matches(names_[p], parameters_[p])) continue;
+      if (group_of_[p] != kNone) {
+        throw ConfigError(
+            fmt::format("Parameter '{}' matches groups {} and {}.", names_[p], group_of_[p], g));
+      }
+      group_of_[p] = g;
+    }
     if (group_of_[p] != kNone) continue;
     if (rest == kNone && trainable_[p]) {
       throw ConfigError(
@@ -238,6 +258,15 @@ int64_t Model::index_of(std::string_view name) const {
   for (const auto& entry : index_) known.push_back(entry.first);
   throw ConfigError(
       fmt::format("The model has no parameter '{}'.{}", name, did_you_mean(name, known)));
+}
+
+std::vector<std::string> Model::names_of(int64_t index) const {
+  std::vector<std::string> names{name(index)};
+  for (const auto& [other, of] : index_) {
+    if (of == index && other != names.front()) names.push_back(other);
+  }
+  std::sort(names.begin() + 1, names.end());
+  return names;
 }
 
 std::optional<int64_t> Model::find(const at::Tensor& tensor) const {
@@ -284,9 +313,9 @@ void Model::take_over() {
     if (auto* hook = Hook::of(shown.tensor)) others.insert(&hook->model);
   }
   while (!others.empty()) {
-    const auto release = std::exchange((*others.begin())->release_, {});
+    const auto release = (*others.begin())->release_;  // which ends with its owner
     others.erase(others.begin());
-    release();  // which ends it
+    release();
   }
 }
 
@@ -306,11 +335,48 @@ void Model::own_storages() {
 void Model::broadcast(comm::Group& group) const {
   if (group.size() == 1) return;
   for (int64_t i = 0; i < size(); ++i) group.broadcast(flat_view(parameter(i)), 0, name(i)).wait();
-  for (const auto& [name, buffer] : buffers_) {
-    if (buffer.numel() == 0) continue;
-    auto value = buffer.detach().contiguous().clone();
-    group.broadcast(value.view({-1}), 0, name).wait();
-    buffer.detach().copy_(value);
+  synchronize_buffers(BufferPolicy::rank_0, group);
+}
+
+namespace {
+
+at::Tensor plain(const at::Tensor& buffer) {
+  const auto values = buffer.detach();
+  return values.is_complex() ? at::view_as_real(values) : values;
+}
+
+}  // namespace
+
+std::vector<Model::Buffer> Model::plain_buffers() const {
+  std::vector<Buffer> list;
+  for (const auto& [name, buffer] : buffers_) list.emplace_back(name, plain(buffer).contiguous());
+  return list;
+}
+
+void Model::set_buffer(size_t index, const at::Tensor& values) const {
+  auto target = plain(buffers_[index].second);
+  auto source = values;
+  for (int64_t d = 0; d < target.dim(); ++d) {  // expanded: one element stands for all
+    if (target.stride(d) != 0 || target.size(d) < 2) continue;
+    target = target.narrow(d, 0, 1);
+    source = source.narrow(d, 0, 1);
+  }
+  target.copy_(source);
+}
+
+void Model::synchronize_buffers(BufferPolicy policy, comm::Group& group) const {
+  if (policy == BufferPolicy::per_rank || group.size() == 1) return;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].second.numel() == 0) continue;
+    const auto& name = buffers_[i].first;
+    const auto values = plain(buffers_[i].second).contiguous().clone();
+    if (policy == BufferPolicy::average && values.is_floating_point()) {
+      group.all_reduce(values.view({-1}), name).wait();
+      values.div_(group.size());
+    } else {
+      group.broadcast(values.view({-1}), 0, name).wait();
+    }
+    set_buffer(i, values);
   }
 }
 
@@ -321,7 +387,7 @@ void Model::tie() const {
   }
 }
 
-void Model::settle(bool paged, GradientSink& sink, std::function<void()> release) {
+void Model::settle(bool paged, GradientSink& sink) {
   for (auto& shown : shown_) {
     const auto& tensor = shown.tensor;
     const auto& first = parameter(shown.parameter);
@@ -341,8 +407,20 @@ void Model::settle(bool paged, GradientSink& sink, std::function<void()> release
   for (int64_t i = 0; i < size(); ++i) versions_.push_back(version(i));
   paged_ = paged;
   sink_ = &sink;
-  release_ = std::move(release);
   hook();
+}
+
+void Model::disown() const {
+  for (int64_t i = 0; i < size(); ++i) {
+    const auto& tensor = parameter(i);
+    if (tensor.numel() == 0 || data_of(tensor) != nullptr || paging::page_of(tensor) != nullptr)
+      continue;
+    paging::orphan(*storage_of(tensor),
+                   fmt::format("Parameter '{}' was being sharded (ZeRO stage 3) by an Engine whose "
+                               "constructor failed, and its bytes went with it. Build the module "
+                               "anew.",
+                               name(i)));
+  }
 }
 
 void Model::hook() {

@@ -14,6 +14,12 @@
 // and the node of autograd that accumulates its gradient, so that this is the sum over all of them
 // before anybody sees it, as for one tensor that is used several times. Tensors that overlap
 // otherwise cannot be told apart by an optimizer, and are refused.
+//
+// Note [Buffers]
+// Buffers keep their dtype: running statistics and tables of angles lose too much in bf16. Batch
+// norm computes with statistics, weight and bias of one dtype, fp32 where its input is bf16; so
+// parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are its
+// own, unless a BufferPolicy says otherwise, and each rank saves its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -69,6 +75,8 @@ class Model {
   int64_t size() const { return static_cast<int64_t>(parameters_.size()); }
   /// The first name of each.
   const std::vector<std::string>& names() const { return names_; }
+  /// All of one.
+  std::vector<std::string> names_of(int64_t index) const;
   const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
   /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
@@ -77,6 +85,9 @@ class Model {
   std::optional<int64_t> find(const at::Tensor& tensor) const;
   /// It required a gradient when the engine was made.
   bool trainable(int64_t index) const { return trainable_[static_cast<size_t>(index)]; }
+
+  /// Its module has running statistics in fp32, and computes in that: Note [Buffers].
+  bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
 
   /// By parameter group.
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
@@ -102,9 +113,12 @@ class Model {
   /// The first tensor of each parameter has been moved: those tied to it follow.
   void tie() const;
   /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
-  /// changes are noticed, gradients go to `sink`, and another engine that takes the model over
-  /// calls `release`, which ends this; where there is none it cannot.
-  void settle(bool paged, GradientSink& sink, std::function<void()> release);
+  /// changes are noticed, and gradients go to `sink`.
+  void settle(bool paged, GradientSink& sink);
+  /// Taking over has failed: those whose bytes are gone say so when they are used.
+  void disown() const;
+  /// Another engine may take the model over, and calls `release`, which ends this.
+  void allow_take_over(std::function<void()> release) { release_ = std::move(release); }
   /// Ends that: gives the user's hooks their places back.
   void leave();
 
@@ -117,7 +131,20 @@ class Model {
   /// Puts the hooks where they belong, in front of those that the user has set since.
   void hook();
 
-  /// Parameters of those that are `wanted` (a predicate of the index) that operators have written
+  // Buffers. See Note [Buffers].
+
+  /// As a file holds them: dense, complex numbers as pairs.
+  std::vector<Buffer> plain_buffers() const;
+  /// Writes what `plain_buffers` gave, in any dtype.
+  void set_buffer(size_t index, const at::Tensor& plain) const;
+  /// Collective, but with BufferPolicy::per_rank.
+  void synchronize_buffers(BufferPolicy policy, comm::Group& group) const;
+
+  /// A parameter that operators have written since the last `take_written`.
+  bool written(int64_t index) const {
+    return version(index) != versions_[static_cast<size_t>(index)];
+  }
+  /// Parameters of those that are  `wanted` (a predicate of the index) that operators have written
   /// since the last call.
   template <class Wanted>
   std::vector<int64_t> take_written(const Wanted& wanted) {
@@ -153,7 +180,8 @@ class Model {
   std::vector<std::string> names_;
   std::vector<Buffer> buffers_;
   std::vector<bool> trainable_;
-  std::unordered_map<std::string, int64_t> index_;  // every name, tied ones too: into shown_
+  std::vector<bool> stays_fp32_;
+  std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
   std::vector<size_t> group_of_;

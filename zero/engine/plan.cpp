@@ -37,16 +37,17 @@ class Beyond {
 
 }  // namespace
 
-at::ScalarType dtype_in_engine(const at::Tensor& parameter, const Config& config) {
-  const auto dtype = parameter.scalar_type();
-  return config.bf16 && dtype == at::kFloat ? at::kBFloat16 : dtype;
+at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config) {
+  const auto dtype = model.parameter(parameter).scalar_type();
+  const bool narrows = config.bf16 && dtype == at::kFloat && !model.stays_fp32(parameter);
+  return narrows ? at::kBFloat16 : dtype;
 }
 
 partition::Layout lay_out(const Model& model, const Config& config, int ranks) {
   std::vector<partition::Parameter> described;
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& parameter = model.parameter(p);
-    const auto dtype = dtype_in_engine(parameter, config);
+    const auto dtype = dtype_in_engine(model, p, config);
     // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
     // differ within a unit.
     const auto& optimizer = model.optimizer_of(p);
@@ -87,7 +88,7 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto first = layout.unit(u).segments.front().parameter;
     UnitPlan plan;
-    plan.dtype = dtype_in_engine(model.parameter(first), config);
+    plan.dtype = dtype_in_engine(model, first, config);
     plan.trainable = model.trainable(first);
     plan.owned = owned(u);
     plan.parameters_at = parameters_at.of_next(plan.owned.size());

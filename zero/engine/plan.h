@@ -20,7 +20,7 @@ namespace zero {
 partition::Layout lay_out(const Model& model, const Config& config, int ranks);
 
 /// The dtype that the engine gives a parameter.
-at::ScalarType dtype_in_engine(const at::Tensor& parameter, const Config& config);
+at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config);
 
 /// Which states are sharded. One rank has nobody to shard with: every state is whole on it; what is
 /// elsewhere comes and goes all the same.

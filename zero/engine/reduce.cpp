@@ -166,6 +166,7 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) 
   }
   finished_ = false;
   in_pass_ = true;
+  passed_ = true;
   holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
   if (!sharded()) return;
@@ -221,6 +222,10 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   const at::NoGradGuard no_grad;
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   const std::lock_guard lock(mutex_);
+  if (!in_pass_) {
+    foreign_ = true;
+    return;
+  }
   const auto p = static_cast<size_t>(parameter);
   const int64_t u = layout_.unit_of(parameter);
   auto& unit = state(u);
@@ -517,7 +522,7 @@ void ReduceFlow::clear() {
     auto bucket = std::exchange(unit.bucket, at::Tensor());
     if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
   }
-  finished_ = false;
+  finished_ = passed_ = foreign_ = false;
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {

@@ -83,6 +83,9 @@ class ReduceFlow final : public GradientSink {
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
 
+  /// Gradients have come since the last step, but in no pass of this engine's: they were dropped.
+  bool only_foreign() const { return foreign_ && !passed_; }
+
   /// `holds`: no unit is reduced but by `release` and at the end; those of the parameters `shared`
   /// at the end.
   void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {});
@@ -188,6 +191,8 @@ class ReduceFlow final : public GradientSink {
   std::vector<uint8_t> present_;    // by parameter: some rank had
   bool holds_ = false;
   bool in_pass_ = false;  // of Engine::backward, not of the user's torch::autograd::grad
+  bool passed_ = false;   // there was one in this step
+  bool foreign_ = false;  // a gradient came outside
   bool finished_ = false;
   std::unique_ptr<BucketPool> pool_;
   std::vector<std::unique_ptr<GradientSums>> sums_;  // sharded: those that units use

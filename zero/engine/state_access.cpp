@@ -61,7 +61,7 @@ at::Tensor Engine::parameter(std::string_view name) {
   const HostScope not_refused;
   const int64_t i = impl_->model.index_of(name);
   const int64_t u = impl_->layout.unit_of(i);
-  impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
+  impl_->change_parameters("Engine::parameter");  // the user's writes so far count
   const auto state = impl_->trainable(u) ? State::master : State::parameters;
   const auto unit = impl_->full(u, impl_->table->read(u, state));
   return pick(unit, impl_->layout.segment_of(i), impl_->model.parameter(i));
@@ -75,10 +75,12 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   check_shape(value, like, name);
   const int64_t u = impl_->layout.unit_of(i);
   const auto values = flattened(value, like, at::kFloat);
-  impl_->change_parameters("Engine::set_parameter", [&] {
-    impl_->table->write_parameter(i, values, Tier::device);
-    if (impl_->trainable(u)) impl_->table->set_master(i, values);
-  });
+  impl_->change_parameters("Engine::set_parameter",
+                           [&] {
+                             impl_->table->write_parameter(i, values, Tier::device);
+                             if (impl_->model.trainable(i)) impl_->table->set_master(i, values);
+                           },
+                           {u});
 }
 
 at::Tensor Engine::gradient(std::string_view name) {
@@ -154,7 +156,7 @@ void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  impl_->change_parameters("Engine::visit_parameters", [] {});
+  impl_->change_parameters("Engine::visit_parameters");
   int64_t gathered = -1;
   at::Tensor unit;
   for (size_t p = 0; p < impl_->model.names().size(); ++p) {

@@ -1,21 +1,24 @@
 // Saving and loading the engine's states, sharded or in full.
 //
 // A sharded save is one file a rank, of the elements that the rank owns, by unit; at stage 0 rank
-// 0's file has everything. It is written to `folder`.partial and takes the place of an earlier save
-// only once every rank's file is complete.
+// 0's file has everything. They are in a WholeFolder: an earlier save is replaced only once every
+// rank's file is complete and on the disk.
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <optional>
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
-#include "zero/comm/gather_records.h"
+#include "zero/checkpoint/whole_folder.h"
+#include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 
@@ -27,24 +30,6 @@ namespace {
 
 constexpr const char* kSharded = "libzero sharded states 1";
 constexpr const char* kFull = "libzero full states 1";
-
-// Runs `work` on this rank; if it fails on any rank, all throw: that rank its own error, the others
-// one that names it.
-void together(comm::Group& group, std::string_view what, const std::function<void()>& work) {
-  std::string failure;
-  try {
-    work();
-  } catch (const CommError&) {
-    throw;  // the group itself has failed: nothing can be agreed on
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  const auto failed = comm::first_failure(group, !failure.empty(), what);
-  if (!failure.empty()) throw CheckpointError(failure);
-  if (failed)
-    throw CheckpointError(
-        fmt::format("{} failed on rank {}, which says why; nothing was changed.", what, *failed));
-}
 
 std::string shard_name(int rank, int ranks) {
   return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
@@ -85,6 +70,43 @@ void expect_tensor(const SafetensorsReader& file, const std::string& path,
   }
   throw CheckpointError(
       fmt::format("'{}' has no '{}': it is of another model or optimizer.", path, wanted.name));
+}
+
+// In any floating-point dtype where `like` has one.
+void expect_values(const SafetensorsReader& file, const std::string& path, const std::string& name,
+                   const at::Tensor& like) {
+  auto dtype = like.scalar_type();
+  for (const auto& info : file.tensors()) {
+    if (info.name == name && at::isFloatingType(info.dtype) && at::isFloatingType(dtype))
+      dtype = info.dtype;
+  }
+  expect_tensor(file, path, {name, dtype, like.sizes().vec()});
+}
+
+// Sizes and strides of each parameter, which say what its flat array means.
+nlohmann::json shapes_of(const Model& model) {
+  auto list = nlohmann::json::array();
+  for (const auto& each : model.parameters())
+    list.push_back({each.sizes().vec(), each.strides().vec()});
+  return list;
+}
+
+// Files of earlier versions do not say.
+void expect_shapes(const SafetensorsReader& file, const std::string& path, const Model& model) {
+  const auto found = file.metadata().find("shapes");
+  if (found == file.metadata().end()) return;
+  const auto theirs = nlohmann::json::parse(found->second, nullptr, false);
+  const auto ours = shapes_of(model);
+  for (size_t p = 0; p < ours.size(); ++p) {
+    const auto other = theirs.is_array() && p < theirs.size() ? theirs[p] : nlohmann::json();
+    if (other == ours[p]) continue;
+    const bool pair = other.is_array() && other.size() == 2;
+    const size_t differs = pair && other[0] == ours[p][0] ? 1 : 0;
+    throw CheckpointError(
+        fmt::format("'{}' holds parameter '{}' with {} {}, but the model has it with {}.", path,
+                    model.names()[p], differs == 1 ? "strides" : "shape",
+                    pair ? other[differs].dump() : other.dump(), ours[p][differs].dump()));
+  }
 }
 
 // A cell of the table in a sharded save: the elements that this rank owns.
@@ -130,11 +152,12 @@ std::map<std::string, std::string> description(const Engine& engine) {
 }
 
 // That, and the steps taken.
-std::map<std::string, std::string> header(const Engine& engine, const std::vector<int64_t>& counts,
-                                          const char* format) {
+std::map<std::string, std::string> header(const Engine& engine, const Model& model,
+                                          const std::vector<int64_t>& counts, const char* format) {
   auto header = description(engine);
   header["format"] = format;
   header["steps"] = std::to_string(engine.steps());
+  header["shapes"] = shapes_of(model).dump();
   header["parameter_steps"] = nlohmann::json(counts).dump();
   return header;
 }
@@ -163,17 +186,6 @@ StepCounts step_counts(const SafetensorsReader& file, const std::string& path, s
   }
 }
 
-// The folder of a save without a separator at its end, so that names can be put beside it.
-fs::path save_folder(const std::string& folder) {
-  fs::path target(folder);
-  while (target.has_relative_path() && (!target.has_filename() || target.filename() == "."))
-    target = target.parent_path();
-  if (const auto name = target.filename(); name.empty() || name == "." || name == "..")
-    throw CheckpointError(fmt::format(
-        "Engine::save was given '{}'. Name a folder of its own, as 'checkpoint'.", folder));
-  return target;
-}
-
 }  // namespace
 
 void Engine::save(const std::string& folder) {
@@ -181,49 +193,31 @@ void Engine::save(const std::string& folder) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save");
-  const auto target = save_folder(folder);
-  const fs::path partial(target.string() + ".partial");
-  impl.change_parameters("Engine::save", [] {});
+  const auto partial = WholeFolder::partial(folder);
+  std::optional<WholeFolder> whole;
+  impl.change_parameters("Engine::save");
   const int rank = impl.group().rank();
-  together(impl.group(), "Engine::save", [&] {
-    if (rank != 0) return;
-    fs::remove_all(partial);
-    fs::create_directories(partial);
+  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
+    if (rank == 0) whole.emplace(folder, &fail<CheckpointError>);
   });
-  const auto remove_partial = [&] {
-    std::error_code ignored;
-    if (rank == 0) fs::remove_all(partial, ignored);
-  };
-  try {
-    together(impl.group(), "Engine::save", [&] {
-      const auto cells = impl.placement.sharded.optimizer || rank == 0
-                             ? saved_cells(*impl.table, impl.layout.unit_count())
-                             : std::vector<SavedCell>{};
-      const auto buffers = rank == 0 ? impl.model.buffers() : std::vector<Model::Buffer>{};
-      std::vector<TensorInfo> infos;
-      for (const auto& cell : cells) infos.push_back(cell.info);
-      for (const auto& [name, buffer] : buffers)
-        infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-      SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
-                               header(*this, impl.update->steps(), kSharded));
-      for (const auto& cell : cells)
-        writer.write(cell.key, impl.table->read(cell.unit, cell.state));
-      for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
-      writer.commit();
-    });
-    together(impl.group(), "Engine::save", [&] {
-      if (rank != 0) return;
-      // An earlier save is moved aside first, so that one of the two is always whole.
-      const fs::path earlier(target.string() + ".earlier");
-      fs::remove_all(earlier);
-      if (fs::exists(target)) fs::rename(target, earlier);
-      fs::rename(partial, target);
-      fs::remove_all(earlier);
-    });
-  } catch (const CheckpointError&) {
-    remove_partial();
-    throw;
-  }
+  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
+    const auto cells = impl.placement.sharded.optimizer || rank == 0
+                           ? saved_cells(*impl.table, impl.layout.unit_count())
+                           : std::vector<SavedCell>{};
+    const auto buffers = impl.model.plain_buffers();
+    std::vector<TensorInfo> infos;
+    for (const auto& cell : cells) infos.push_back(cell.info);
+    for (const auto& [name, buffer] : buffers)
+      infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
+                             header(*this, impl.model, impl.update->steps(), kSharded));
+    for (const auto& cell : cells) writer.write(cell.key, impl.table->read(cell.unit, cell.state));
+    for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
+    writer.commit();
+  });
+  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
+    if (whole) whole->commit();
+  });
 }
 
 void Engine::load(const std::string& folder) {
@@ -233,11 +227,17 @@ void Engine::load(const std::string& folder) {
   const int owner = impl.placement.sharded.optimizer ? impl.group().rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group().size())).string();
   const auto first = (fs::path(folder) / shard_name(0, impl.group().size())).string();
+  const auto own =
+      (fs::path(folder) / shard_name(impl.group().rank(), impl.group().size())).string();
   std::unique_ptr<SafetensorsReader> file;
-  std::unique_ptr<SafetensorsReader> replicated;
+  std::unique_ptr<SafetensorsReader> with_buffers;
+  const auto buffers = impl.model.plain_buffers();
   const auto cells = saved_cells(*impl.table, impl.layout.unit_count());
   StepCounts counts;
-  together(impl.group(), "Engine::load", [&] {
+  comm::agree<CheckpointError>(impl.group(), "Engine::load", [&] {
+    if (impl.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
+  });
+  comm::agree<CheckpointError>(impl.group(), "Engine::load", [&] {
     if (!fs::exists(path)) {
       throw CheckpointError(
           fmt::format("'{}' does not exist. Engine::load resumes at the number of ranks that "
@@ -245,14 +245,17 @@ void Engine::load(const std::string& folder) {
                       path));
     }
     file = std::make_unique<SafetensorsReader>(path);
-    replicated = std::make_unique<SafetensorsReader>(first);
+    with_buffers = std::make_unique<SafetensorsReader>(own);
+    // Earlier versions saved rank 0's for all.
+    if (!buffers.empty() && !with_buffers->contains("buffer." + buffers.front().first))
+      with_buffers = std::make_unique<SafetensorsReader>(first);
     expect(path, "format", kSharded, metadata(*file, path, "format"));
     for (const auto& [key, value] : description(*this))
       expect(path, key, value, metadata(*file, path, key));
+    expect_shapes(*file, path, impl.model);
     for (const auto& cell : cells) expect_tensor(*file, path, cell.info);
-    for (const auto& [name, buffer] : impl.model.buffers())
-      expect_tensor(*replicated, first,
-                    {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    for (const auto& [name, buffer] : buffers)
+      expect_values(*with_buffers, own, "buffer." + name, buffer);
     counts = step_counts(*file, path, impl.model.names().size());
     impl.schedule->wait();
   });
@@ -260,8 +263,8 @@ void Engine::load(const std::string& folder) {
     impl.steps = counts.steps;
     impl.update->steps() = std::move(counts.by_parameter);
     for (const auto& cell : cells) load_cell(*impl.table, cell, file->read(cell.key));
-    for (const auto& [name, buffer] : impl.model.buffers())
-      buffer.detach().copy_(replicated->read("buffer." + name));
+    for (size_t i = 0; i < buffers.size(); ++i)
+      impl.model.set_buffer(i, with_buffers->read("buffer." + buffers[i].first));
   });
 }
 
@@ -270,10 +273,11 @@ void Engine::save_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
-  impl.change_parameters("Engine::save_full", [] {});
+  impl.change_parameters("Engine::save_full");
+  const auto buffers = impl.model.plain_buffers();
   const bool writes = impl.group().rank() == 0;
   std::unique_ptr<SafetensorsWriter> writer;
-  together(impl.group(), "Engine::save_full", [&] {
+  comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     if (!writes) return;
     std::vector<TensorInfo> infos;
     for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
@@ -285,10 +289,10 @@ void Engine::save_full(const std::string& path) {
                            impl.model.parameters()[p].sizes().vec()});
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
+    for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    writer = std::make_unique<SafetensorsWriter>(path, infos,
-                                                 header(*this, impl.update->steps(), kFull));
+    writer = std::make_unique<SafetensorsWriter>(
+        path, infos, header(*this, impl.model, impl.update->steps(), kFull));
   });
   // Rank 0 may fail to write in the middle; it still takes part in the gathers, and all learn of it
   // at the end.
@@ -321,9 +325,9 @@ void Engine::save_full(const std::string& path) {
     for (const auto name : names)
       gather_and_write(impl.table->read(u, *impl.table->find(u, name)), name);
   }
-  together(impl.group(), "Engine::save_full", [&] {
+  comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     if (!writes) return;
-    for (const auto& [name, buffer] : impl.model.buffers())
+    for (const auto& [name, buffer] : buffers)
       attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
     attempt([&] { writer->commit(); });
     if (!failure.empty()) throw CheckpointError(failure);
@@ -334,9 +338,10 @@ void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
+  const auto buffers = impl.model.plain_buffers();
   std::unique_ptr<SafetensorsReader> file;
   StepCounts counts;
-  together(impl.group(), "Engine::load_full", [&] {
+  comm::agree<CheckpointError>(impl.group(), "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);
     expect(path, "format", kFull, metadata(*file, path, "format"));
     for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
@@ -347,8 +352,7 @@ void Engine::load_full(const std::string& path) {
           expect_tensor(*file, path, {state_key(name, impl.model.names()[p]), at::kFloat, shape});
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
-      expect_tensor(*file, path, {"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
+    for (const auto& [name, buffer] : buffers) expect_values(*file, path, "buffer." + name, buffer);
     expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
     counts = step_counts(*file, path, impl.model.names().size());
@@ -376,8 +380,53 @@ void Engine::load_full(const std::string& path) {
         }
       }
     }
-    for (const auto& [name, buffer] : impl.model.buffers())
-      buffer.detach().copy_(file->read("buffer." + name));
+    for (size_t i = 0; i < buffers.size(); ++i)
+      impl.model.set_buffer(i, file->read("buffer." + buffers[i].first));
+  });
+}
+
+void Engine::load_weights(const std::string& path) {
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  auto& impl = *impl_;
+  const auto buffers = impl.model.plain_buffers();
+  std::unique_ptr<SafetensorsReader> file;
+  std::vector<std::string> keys;                           // by parameter
+  std::vector<std::pair<size_t, std::string>> of_buffers;  // that the file has
+  comm::agree<CheckpointError>(impl.group(), "Engine::load_weights", [&] {
+    file = std::make_unique<SafetensorsReader>(path);
+    for (int64_t p = 0; p < impl.model.size(); ++p) {
+      const auto names = impl.model.names_of(p);
+      const auto found = std::find_if(names.begin(), names.end(),
+                                      [&](const auto& name) { return file->contains(name); });
+      keys.push_back(found == names.end() ? names.front() : *found);
+      expect_values(*file, path, keys.back(), impl.model.parameter(p));
+    }
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      for (const auto& key : {"buffer." + buffers[i].first, buffers[i].first}) {
+        if (!file->contains(key)) continue;
+        expect_values(*file, path, key, buffers[i].second);
+        of_buffers.emplace_back(i, key);
+        break;
+      }
+    }
+    impl.schedule->wait();
+  });
+  impl.replace_states("Engine::load_weights", [&] {
+    impl.steps = 0;
+    impl.update->steps().assign(keys.size(), 0);
+    for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
+      const auto& plan = impl.table->plan(u);
+      for (size_t m = 0; m < plan.moments.size(); ++m)
+        impl.table->replace(u, moment(static_cast<int64_t>(m)), at::zeros({plan.owned.size()}));
+    }
+    for (int64_t p = 0; p < impl.model.size(); ++p) {
+      const auto values =
+          flattened(file->read(keys[static_cast<size_t>(p)]), impl.model.parameter(p), at::kFloat);
+      impl.table->write_parameter(p, values, Tier::device);
+      if (impl.model.trainable(p)) impl.table->set_master(p, values);
+    }
+    for (const auto& [i, key] : of_buffers) impl.model.set_buffer(i, file->read(key));
   });
 }
 

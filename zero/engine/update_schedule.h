@@ -116,6 +116,9 @@ class UpdateSchedule {
   /// Something is left that `finish` may complete at any time.
   bool left() const;
 
+  /// By unit: something of it is left.
+  const std::vector<uint8_t>& left_units() const { return left_; }
+
   /// Blocks until no update runs. Throws what one threw.
   void wait();
   /// Drops what is left of updates, of which none runs: all states are about to be replaced.

@@ -1,10 +1,14 @@
 // Writes to parameters: the user's, which become those of the table where a step or a scope ends,
 // and the engine's own, while no rank reads the parameters.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "zero/base/error.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/paging/pager.h"
 
@@ -54,29 +58,59 @@ void Engine::Impl::refuse_writes(std::string_view when) {
   } else {
     written = model.take_written(is_updated);
   }
-  if (written.empty()) return;
-  throw Error(
-      fmt::format("Parameter '{}' was written {}, which takes the place of what was written. Write "
-                  "it inside zero::Gathered or with Engine::set_parameter.",
-                  model.name(written.front()), when));
+  const auto all =
+      comm::gather_records(group(), written.empty() ? model.size() : written.front(), when);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == model.size()) continue;
+    throw Error(fmt::format(
+        "Parameter '{}' was written on rank {} {}, which takes the place of what was written. "
+        "Write it inside zero::Gathered or with Engine::set_parameter.",
+        model.name(all[rank]), rank, when));
+  }
 }
 
 void Engine::Impl::complete_update(std::string_view label) {
   if (schedule->delayed()) {
-    change_parameters(label, [] {});
+    change_parameters(label);
   } else {
     schedule->finish();
   }
 }
 
-void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
+std::vector<uint8_t> Engine::Impl::changed_units(std::string_view label,
+                                                 const std::vector<int64_t>& units) {
+  // At stage 3 to show a unit costs nothing, and at stage 0 there is nothing to show.
+  const bool gathers = placement.sharded.optimizer && !placement.sharded.parameters;
+  if (!gathers) return std::vector<uint8_t>(plans.size(), 1);
+  auto changed = schedule->left_units();
+  for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
+  for (int64_t i = 0; i < model.size(); ++i) {
+    if (model.written(i)) changed[static_cast<size_t>(layout.unit_of(i))] = 1;
+  }
+  const auto count = static_cast<int64_t>(changed.size());
+  auto mine = at::empty({count}, at::kByte);
+  std::copy(changed.begin(), changed.end(), mine.mutable_data_ptr<uint8_t>());
+  auto all = at::empty({group().size() * count}, at::kByte);
+  group().all_gather_control(all, mine, label);
+  const auto* theirs = all.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < all.numel(); ++i) changed[static_cast<size_t>(i % count)] |= theirs[i];
+  return changed;
+}
+
+void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write,
+                                     const std::vector<int64_t>& units) {
   const c10::NoGradGuard no_grad;
   check_between_steps(label);
   group().barrier(label);  // every rank has ended its gathers
+  const auto changed = changed_units(label, units);
   schedule->finish();
   commit_writes();
   invalidate();
-  show(write);
+  write();
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    if (changed[static_cast<size_t>(u)] != 0) gather->publish(u);
+  }
+  gather->finish_publish();
 }
 
 void Engine::Impl::replace_states(std::string_view label, const std::function<void()>& write) {
@@ -86,12 +120,8 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   schedule->discard();
   reduce->clear();
   micro_batches = 0;
-  show(write);
-}
-
-void Engine::Impl::show(const std::function<void()>& write) {
   write();
-  for (int64_t u = 0; u < layout.unit_count(); ++u) publish(u);
+  for (int64_t u = 0; u < layout.unit_count(); ++u) gather->publish(u);  // frozen ones, too
   gather->finish_publish();
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/ceil_div.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,16 +12,17 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/memory_mapping.h"
 #include "zero/store/reserved_file.h"
 
 namespace zero {
 
 namespace {
 
-constexpr size_t kPage = 4096;
 // Blocks that stay in memory: the one that is being filled, and the one that is being written.
 constexpr size_t kRecent = 2;
 
@@ -39,7 +39,7 @@ class MappedFile final : public BlockSource {
  private:
   struct Block {
     off_t offset = 0;
-    size_t bytes = 0;
+    MemoryMapping mapping;
   };
   void write_out(void* data);
 
@@ -69,18 +69,19 @@ MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
 
 void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const size_t whole = at::round_up(bytes, kPage);
+  const size_t whole = at::round_up(bytes, MemoryMapping::kPage);
   // So that a full disk is told here and not by a bus error later.
   store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_,
                  store::Use::mapped);
-  void* data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
-  if (data == MAP_FAILED) {
-    const int error = errno;
+  MemoryMapping mapping({.bytes = whole, .file = file_, .file_offset = end_, .shared = true});
+  if (!mapping) {
+    const int error = mapping.error();
     throw StoreError(fmt::format("Cannot map {} of the model that is built in {}: {} (errno {}).",
                                  format_bytes(static_cast<double>(bytes)), folder_,
                                  std::strerror(error), error));
   }
-  blocks_.emplace(data, Block{end_, whole});
+  void* const data = mapping.data();
+  blocks_.emplace(data, Block{end_, std::move(mapping)});
   end_ += static_cast<off_t>(whole);
   recent_.push_back(data);
   if (recent_.size() > kRecent) {
@@ -94,23 +95,23 @@ void* MappedFile::take(size_t bytes) {
 void MappedFile::write_out(void* data) {
   const auto block = blocks_.find(data);
   if (block == blocks_.end()) return;  // freed meanwhile
-  const auto& [offset, bytes] = block->second;
-  const auto length = static_cast<off_t>(bytes);
+  const auto& [offset, mapping] = block->second;
+  const auto length = static_cast<off_t>(mapping.bytes());
   // Advice, all of it: where it is refused the system writes and takes the pages when it needs
   // them.
   sync_file_range(file_, offset, length,
                   SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-  madvise(data, bytes, MADV_DONTNEED);
+  mapping.discard(0, mapping.bytes());
   posix_fadvise(file_, offset, length, POSIX_FADV_DONTNEED);
 }
 
 void MappedFile::give(void* data) noexcept {
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(data);
-  munmap(data, block->second.bytes);
-  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block->second.offset,
-            static_cast<off_t>(block->second.bytes));
+  const auto offset = block->second.offset;
+  const auto length = static_cast<off_t>(block->second.mapping.bytes());
   blocks_.erase(block);
+  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
+#include "zero/comm/agreement.h"
 #include "zero/data/tokenizer.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
@@ -28,7 +29,6 @@
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
-#include "zero/train/agreement.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
 #include "zero/train/stop.h"
@@ -254,11 +254,11 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   settings_ = run_settings(settings_.settings, data_, group_->size());
   if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_)->vocab_size();
-  train_loader_.emplace(
-      data_.train, loader_options(options_, group_->rank(), group_->size(), vocabulary));
+  train_loader_.emplace(data_.train,
+                        loader_options(options_, group_->rank(), group_->size(), vocabulary));
   if (options_.eval_tokens > 0)
     validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
     if (options_.resume) (void)resume_point(folder_, settings_);
@@ -289,6 +289,11 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
 
 int Trainer::train() {
   const StopSignals signals;
+  // What `signals_` points to, until this function is left.
+  const struct Watch {
+    const StopSignals*& watched;
+    ~Watch() { watched = nullptr; }
+  } watch{signals_};
   signals_ = &signals;
   report_run();
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
@@ -298,15 +303,11 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
+    if (options_.eval_every && step_ % *options_.eval_every == 0 && step_ < options_.steps)
+      report_validation();
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.eval_tokens > 0 && options_.eval_every && step_ % *options_.eval_every == 0 &&
-        !last) {
-      const auto validation = validate();
-      report([&](Monitor& monitor) { monitor.validation(validation); });
-    }
     if (options_.save_every && (step_ % *options_.save_every == 0 || last)) save_checkpoint();
   }
-  signals_ = nullptr;
   return finish(seconds_since(begin));
 }
 
@@ -376,7 +377,7 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   const auto of_rank = [&](int rank) { return all + rank * (k + 2); };
   Exchange result;
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (of_rank(rank)[k + 1] != 0) share_failure(*group_, monitor_failure_);
+    if (of_rank(rank)[k + 1] != 0) comm::share_failure(*group_, "Reporting", monitor_failure_);
     if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
   }
   // The same order at every stage, so that the mean is the same bit for bit.
@@ -386,7 +387,7 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   }
   result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
   if (!std::isfinite(result.mean_loss)) {
-    on_rank_zero(*group_, [&] {
+    comm::agree_on_rank_zero(*group_, "The step", [&] {
       for (auto& monitor : monitors_)
         monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
       throw Error(
@@ -401,7 +402,25 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   return result;
 }
 
-ValidationReport Trainer::validate() {
+void Trainer::report_validation() {
+  if (options_.eval_tokens == 0 || stop_signal_ != 0) return;
+  if (const auto validation = validate())
+    report([&](Monitor& monitor) { monitor.validation(*validation); });
+}
+
+bool Trainer::agree_to_stop() {
+  if (signals_ == nullptr) return false;
+  const auto mine = at::empty({1}, at::kInt);
+  const auto all = at::empty({group_->size()}, at::kInt);
+  *mine.mutable_data_ptr<int32_t>() = signals_->received();
+  group_->all_gather_control(all, mine, "signals");
+  for (int rank = 0; rank < group_->size() && stop_signal_ == 0; ++rank) {
+    stop_signal_ = all.const_data_ptr<int32_t>()[rank];
+  }
+  return stop_signal_ != 0;
+}
+
+std::optional<ValidationReport> Trainer::validate() {
   // Else it would pass uncounted. A delayed one is not for these weights.
   if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
   const EvaluationMode evaluation(model_->module());
@@ -409,14 +428,15 @@ ValidationReport Trainer::validate() {
   const int64_t ranks = group_->size();
   double sum = 0;
   for (int64_t done = 0; done < count;) {
-    const int64_t rows =
-        std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
+    if (agree_to_stop()) return std::nullopt;
+    const int64_t rows = std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
     const auto losses = validate_pass(done + group_->rank() * rows, rows);
     for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
       sum += losses[static_cast<size_t>(row)];
     done += ranks * rows;
   }
-  return {.step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
+  return ValidationReport{
+      .step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
 }
 
 std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
@@ -445,12 +465,8 @@ std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
 }
 
 int Trainer::finish(double seconds) {
-  const bool interrupted = stop_signal_ != 0;
-  if (!interrupted && options_.eval_tokens > 0) {
-    const auto validation = validate();
-    report([&](Monitor& monitor) { monitor.validation(validation); });
-  }
-  traffic_->complete_update();
+  traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
+  report_validation();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();
   report([&](Monitor& monitor) {
@@ -458,15 +474,15 @@ int Trainer::finish(double seconds) {
     monitor.traffic(traffic, traffic_->steps());
   });
   save_weights();
-  if (!interrupted && options_.sample_tokens > 0) sample();
+  if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
   const EndReport end{.steps = step_,
                       .seconds = seconds,
-                      .reason = interrupted
+                      .reason = stop_signal_ != 0
                                     ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
                                     : "finished",
                       .model_file = folder_.model()};
   report([&](Monitor& monitor) { monitor.end(end); });
-  share_failure(*group_, monitor_failure_);
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
   return stop_signal_;
 }
 
@@ -483,20 +499,21 @@ void Trainer::report_run() {
   const auto run = describe();
   const auto memory = collect_memory(*engine_);
   // Nothing refuses the run any more: the earlier one may go, and its log does with the first line.
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
     if (options_.overwrite) folder_.remove_other_checkpoints(-1);
     folder_.remove_left_overs();
+    if (options_.resume) folder_.cut_log(step_);
   });
   report([&](Monitor& monitor) {
     monitor.begin(run);
     monitor.initial_memory(memory);
   });
-  share_failure(*group_, monitor_failure_);
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
 }
 
 int64_t Trainer::tokens_per_step() const {
-  return group_->size() * engine_->config().gradient_accumulation_steps *
-         micro_batch_of(options_) * options_.seq;
+  return group_->size() * engine_->config().gradient_accumulation_steps * micro_batch_of(options_) *
+         options_.seq;
 }
 
 RunInfo Trainer::describe() const {
@@ -548,7 +565,8 @@ void Trainer::sample() {
        .context = options_.seq,
        .temperature = options_.temperature,
        .top_k = options_.top_k.value_or(0),
-       .seed = static_cast<uint64_t>(options_.seed)});
+       .seed = static_cast<uint64_t>(options_.seed),
+       .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));
@@ -564,7 +582,7 @@ void Trainer::save_checkpoint() {
   const auto path = folder_.checkpoint(step_);
   traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
-  on_rank_zero(*group_, [&] {
+  comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
     const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
     marker.write(text.data(), text.size());

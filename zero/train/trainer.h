@@ -51,12 +51,14 @@ class Trainer {
   /// console and DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier
   /// run's log and checkpoints go once nothing refuses this one; its weights stay until new ones
   /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
-  /// StoreError; a rank that stops because of another's failure throws StoppedByPeer.
+  /// StoreError; a rank that stops because of another's failure throws an Error that is a
+  /// comm::PeerFailure too.
   Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
   /// Trains to the last step or until SIGINT, SIGTERM or SIGHUP reaches any rank; then writes the
-  /// weights. Returns the signal, or 0. Collective.
+  /// weights. Such a signal also ends a validation or a sample under way. Returns the signal, or 0.
+  /// Collective.
   int train();
 
   /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
@@ -65,10 +67,10 @@ class Trainer {
   StepReport train_step();
   /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
   /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
-  /// Collective.
-  ValidationReport validate();
-  /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
-  /// not say how to decode them. Collective.
+  /// None where `train` was asked to stop meanwhile. Collective.
+  std::optional<ValidationReport> validate();
+  /// Generates `sample_tokens` from the prompt, fewer where `train` was asked to stop meanwhile,
+  /// and reports them; token numbers where the data does not say how to decode them. Collective.
   void sample();
   /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
   /// DIR/config.json, whole or not at all. Collective.
@@ -91,6 +93,9 @@ class Trainer {
   /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
   /// rank order; of the last one where there are not so many.
   std::vector<float> validate_pass(int64_t first, int64_t rows);
+  void report_validation();
+  /// Whether a signal asks `train` to stop, for all ranks alike; remembers it.
+  bool agree_to_stop();
   Exchange exchange(const std::vector<float>& losses);
   void report(const std::function<void(Monitor&)>& what);
   void report_run();

@@ -14,7 +14,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/safetensors.h"
-#include "zero/train/agreement.h"
+#include "zero/comm/agreement.h"
 
 namespace zero::train {
 namespace {
@@ -109,7 +109,7 @@ void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder
     write_text(folder.model_config(), model.config().to_json() + "\n");
   });
   file.reset();
-  share_failure(engine.group(), failure);
+  comm::share_failure<CheckpointError>(engine.group(), "Writing the weights", failure);
 }
 
 }  // namespace zero::train

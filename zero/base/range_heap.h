@@ -1,0 +1,56 @@
+// The blocks that are cut from a range, and the holes between them: bookkeeping alone, on numbers.
+//
+// A block is cut from the front of a hole; neighbouring holes are merged. All but `last_fit` takes
+// time logarithmic in the number of holes, as long as the best hole's front is aligned.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace zero {
+
+/// Not thread-safe.
+class RangeHeap {
+ public:
+  /// Nothing to cut from.
+  RangeHeap() = default;
+  /// Of the numbers [begin, begin + bytes).
+  RangeHeap(size_t begin, size_t bytes);
+
+  /// Where a block of `bytes` > 0 fits best: the first multiple of `alignment` in the smallest hole
+  /// that has room from there on, of equal ones the first. Nothing is taken yet.
+  std::optional<size_t> best_fit(size_t bytes, size_t alignment = 1) const;
+  /// The last `bytes` before `end` that lie in one hole.
+  std::optional<size_t> last_fit(size_t bytes, size_t end) const;
+  /// Cuts a block out of the hole in which it lies.
+  void take(size_t begin, size_t bytes);
+  /// The size of the block that begins there, or 0.
+  size_t size_of(size_t begin) const;
+  /// Makes the block that begins there a hole, and returns its size.
+  size_t give(size_t begin);
+  /// Leaves of the block that begins there the bytes [from, to) counted from its front, at least
+  /// one, and makes holes of the rest.
+  void keep(size_t begin, size_t from, size_t to);
+
+  /// Bytes of all blocks.
+  size_t used() const { return used_; }
+  /// The holes from the smallest to the largest: bytes and begin.
+  const std::set<std::pair<size_t, size_t>>& holes() const { return holes_by_size_; }
+
+ private:
+  using Holes = std::map<size_t, size_t>;  // begin -> bytes
+  void add_hole(size_t begin, size_t bytes);
+  void remove_hole(Holes::iterator hole);
+  void merge_hole(size_t begin, size_t bytes);
+
+  Holes holes_;
+  std::set<std::pair<size_t, size_t>> holes_by_size_;
+  std::unordered_map<size_t, size_t> blocks_;
+  size_t used_ = 0;
+};
+
+}  // namespace zero

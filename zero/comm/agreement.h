@@ -1,0 +1,98 @@
+// One rank's failure is everyone's.
+//
+// Note [Agreement]
+// A rank that cannot do its part (a full disk, a file that it cannot read) must not leave the
+// others waiting in the next collective, nor may they go on without it. So the ranks exchange
+// whether each has succeeded, and either all go on or all throw: a rank that failed its own error,
+// the others one of the kind that the caller chooses, with the first failed rank and what it said.
+// An error of the group itself passes straight through, since nothing can be agreed on any more;
+// the group tells the others.
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+
+namespace zero::comm {
+
+/// What a rank throws because another has failed is this too, whatever its kind: that rank reports
+/// the error, and a program need not print this one.
+class PeerFailure {
+ public:
+  virtual ~PeerFailure() = default;
+  /// The first rank that failed.
+  virtual int failed_rank() const = 0;
+};
+
+template <class Kind>
+class PeerFailureOf final : public Kind, public PeerFailure {
+ public:
+  PeerFailureOf(int rank, const std::string& message) : Kind(message), rank_(rank) {}
+  int failed_rank() const override { return rank_; }
+
+ private:
+  int rank_;
+};
+
+/// A rank's failure as the others hear of it.
+struct FailureElsewhere {
+  int rank = 0;
+  std::string message;
+};
+
+/// The exchange: rethrows `mine` where this rank has failed, else returns the first rank that has.
+/// A byte a rank where all is well. Collective.
+std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view what,
+                                                  const std::exception_ptr& mine);
+
+/// Returns where no rank has failed. Otherwise a rank whose failure `mine` is rethrows it, and the
+/// others throw a `Kind` that says "WHAT failed on rank R: ...". Collective.
+template <class Kind = Error>
+void share_failure(Group& group, std::string_view what, const std::exception_ptr& mine) {
+  static_assert(std::is_base_of_v<Error, Kind>);
+  if (const auto other = exchange_failures(group, what, mine))
+    throw PeerFailureOf<Kind>(other->rank, other->message);
+}
+
+/// Runs `work` on this rank and returns its result, where no rank's has failed; otherwise throws as
+/// `share_failure`. What `work` throws keeps its type; a CommError passes at once. Collective.
+template <class Kind = Error, class Work>
+std::invoke_result_t<const Work&> agree(Group& group, std::string_view what, const Work& work) {
+  using Result = std::invoke_result_t<const Work&>;
+  constexpr bool kReturns = !std::is_void_v<Result>;
+  std::conditional_t<kReturns, std::optional<Result>, std::monostate> result;
+  std::exception_ptr mine;
+  try {
+    if constexpr (kReturns) {
+      result.emplace(work());
+    } else {
+      work();
+    }
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    mine = std::current_exception();
+  }
+  share_failure<Kind>(group, what, mine);
+  if constexpr (kReturns) return std::move(*result);
+}
+
+/// The same of work that rank 0 does alone. Collective.
+template <class Kind = Error, class Work>
+void agree_on_rank_zero(Group& group, std::string_view what, const Work& work) {
+  agree<Kind>(group, what, [&] {
+    if (group.rank() == 0) work();
+  });
+}
+
+/// What an exception says, without a stack trace.
+std::string message_of(const std::exception_ptr& error);
+
+}  // namespace zero::comm

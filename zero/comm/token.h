@@ -1,0 +1,18 @@
+// Random names that nobody can guess.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace zero::comm {
+
+/// The environment variable in which a local launcher gives all ranks of a job the same token.
+inline constexpr const char* kTokenVariable = "ZERO_JOB_TOKEN";
+
+/// 128 random bits of the kernel's, as 32 hexadecimal digits in lower case.
+std::string random_token();
+
+/// Whether `text` could be a token: exactly as many digits, and nothing else.
+bool is_token(std::string_view text);
+
+}  // namespace zero::comm
