@@ -57,7 +57,7 @@ TEST(UpdateQueue, BindsTheUnitsThatItHasNamed) {
   EXPECT_EQ(held.queue.upcoming(0), 2);
   EXPECT_EQ(held.queue.upcoming(1), 1);
   EXPECT_EQ(held.queue.upcoming(2), 3);
-  EXPECT_EQ(held.queue.upcoming(3), -1);
+  EXPECT_EQ(held.queue.upcoming(3), std::nullopt);
   held.go();
   held.queue.wait_all();
   EXPECT_THAT(held.ran, ElementsAre(2, 1, 3));

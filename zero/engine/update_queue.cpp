@@ -39,13 +39,14 @@ void UpdateQueue::push(int64_t unit, std::function<void()> update) {
   thread_.run([this] { run_next(); });
 }
 
-int64_t UpdateQueue::upcoming(int64_t index) {
+std::optional<int64_t> UpdateQueue::upcoming(int64_t index) {
   const std::lock_guard lock(mutex_);
   while (static_cast<int64_t>(bound_.size()) <= index && !waiting_.empty()) {
     bound_.push_back(std::move(waiting_.back()));
     waiting_.pop_back();
   }
-  return index < static_cast<int64_t>(bound_.size()) ? bound_[static_cast<size_t>(index)].unit : -1;
+  if (index >= static_cast<int64_t>(bound_.size())) return std::nullopt;
+  return bound_[static_cast<size_t>(index)].unit;
 }
 
 // Called as often as something was pushed.
@@ -77,7 +78,7 @@ void UpdateQueue::run_next() {
   attempt(update.run);
   update.run = {};  // what it holds goes before anybody is told
   std::unique_lock lock(mutex_);
-  running_ = -1;
+  running_.reset();
   if (!failure && bound_.empty() && waiting_.empty()) {
     changed_.notify_all();
     lock.unlock();
@@ -96,7 +97,7 @@ void UpdateQueue::run_next() {
 }
 
 int64_t UpdateQueue::left() const {
-  return static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ >= 0 ? 1 : 0);
+  return static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ ? 1 : 0);
 }
 
 int64_t UpdateQueue::size() const {

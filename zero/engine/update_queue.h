@@ -22,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 
 namespace zero {
 
@@ -39,8 +40,8 @@ class UpdateQueue {
   /// earlier one threw.
   void push(int64_t unit, std::function<void()> update);
   /// The unit whose update is the `index`-th after the one under way, which is bound to it from now
-  /// on; -1 where as many do not wait. For the thread.
-  int64_t upcoming(int64_t index);
+  /// on; none where as many do not wait. For the thread.
+  std::optional<int64_t> upcoming(int64_t index);
 
   /// The updates that wait or are under way.
   int64_t size() const;
@@ -55,7 +56,7 @@ class UpdateQueue {
 
  private:
   struct Update {
-    int64_t unit = -1;
+    int64_t unit = 0;
     std::function<void()> run;
   };
   void run_next();
@@ -69,7 +70,7 @@ class UpdateQueue {
   std::condition_variable changed_;
   std::deque<Update> waiting_;  // the last is the next
   std::deque<Update> bound_;    // go before those, the first at first
-  int64_t running_ = -1;
+  std::optional<int64_t> running_;
   bool busy_ = false;  // an update or `idle` runs, or is about to
   std::exception_ptr failure_;
   c10::ThreadPool thread_;  // one; the last member: it ends first

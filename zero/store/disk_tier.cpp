@@ -129,10 +129,10 @@ int64_t DiskTier::blocks_of(int64_t unit) const {
 }
 
 // From the end to the beginning, if that is to be read ahead.
-int64_t DiskTier::next_in_order(int64_t unit, int64_t index) const {
+std::optional<int64_t> DiskTier::next_in_order(int64_t unit, int64_t index) const {
   const int64_t next = unit + 1 + index;
   const auto units = static_cast<int64_t>(units_.size());
-  return next < units || ahead_to_next_step_ ? next % units : -1;
+  return next < units || ahead_to_next_step_ ? std::optional(next % units) : std::nullopt;
 }
 
 int64_t DiskTier::offset(Position position, int64_t array, bool front) const {
@@ -268,8 +268,9 @@ void DiskTier::read_ahead(Position position) {
     if (++position.block == blocks_of(position.unit)) {
       do {
         const int64_t index = units_ahead++;
-        position = {upcoming_ ? upcoming_(index) : next_in_order(here.unit, index), 0};
-        if (position.unit < 0) return;
+        const auto next = upcoming_ ? upcoming_(index) : next_in_order(here.unit, index);
+        if (!next) return;
+        position = {*next, 0};
       } while (!updates(position.unit));
     }
     if (position == here || find(position, Use::writing) != nullptr) return;

@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,8 +93,8 @@ class DiskTier final : public StateTier {
   void settle();
   /// From now on updates run beside something else, so that their waiting is not counted, in the
   /// order that `upcoming` names while one is under way: its `index`-th is the `index`-th after
-  /// that, or -1 where that is not known. Until then they run in the order of the units.
-  void run_beside(std::function<int64_t(int64_t index)> upcoming) {
+  /// that, or none where that is not known. Until then they run in the order of the units.
+  void run_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming) {
     upcoming_ = std::move(upcoming);
   }
 
@@ -144,7 +145,7 @@ class DiskTier final : public StateTier {
     DiskTier& stream_;
   };
   struct Position {
-    int64_t unit = -1;
+    int64_t unit = 0;
     int64_t block = 0;
     bool operator==(const Position&) const = default;
   };
@@ -161,7 +162,7 @@ class DiskTier final : public StateTier {
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
   int64_t element_bytes(int64_t unit, int64_t array) const;
   int64_t blocks_of(int64_t unit) const;
-  int64_t next_in_order(int64_t unit, int64_t index) const;
+  std::optional<int64_t> next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;
   std::byte* memory(const Frame& frame, int64_t unit, int64_t array) const;
@@ -188,10 +189,11 @@ class DiskTier final : public StateTier {
   comm::WaitClock clock_;
   bool ahead_to_next_step_ = true;  // no array of the first blocks changes between two updates
   std::shared_ptr<Ledger> ledger_;
-  std::function<int64_t(int64_t)> upcoming_;  // set: updates run beside something else
-  std::mutex mutex_;                          // of the frames, long; see FramesLock
-  std::mutex written_mutex_;                  // of the next two, short; taken after it
-  std::vector<int64_t> unwritten_;            // by unit: frames that are written
+  std::function<std::optional<int64_t>(int64_t)>
+      upcoming_;                    // set: updates run beside something else
+  std::mutex mutex_;                // of the frames, long; see FramesLock
+  std::mutex written_mutex_;        // of the next two, short; taken after it
+  std::vector<int64_t> unwritten_;  // by unit: frames that are written
   bool frames_locked_ = false;
   std::condition_variable written_;  // one of them has changed
   std::vector<std::unique_ptr<Folder>> folders_;
