@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Each installs what it needs, builds, and does its job.
 # LIBTORCH=DIR uses an existing LibTorch; LIBTORCH_VERSION=X installs another pinned release.
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup build asan tsan lint format clean
+.PHONY: help demo test setup build asan tsan fuzz lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 16
@@ -9,14 +9,15 @@ help: ## this list
 demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 5 minutes
 	@scripts/demo.sh
 
-test: build ## build, and run every test
+test: setup ## build everything, and run every test
+	@scripts/build.sh release
 	@scripts/test.sh release
 
 setup: ## install system packages (apt) and LibTorch (PyPI): only what is missing
 	@scripts/setup.sh
 
-build: setup ## build preset release: the program is build/release/zero
-	@scripts/build.sh release
+build: setup ## build the library and the program build/release/zero, without the tests
+	@scripts/build.sh release zero_program
 
 asan: setup ## build with AddressSanitizer and UBSan, and run every test
 	@scripts/build.sh asan
@@ -25,6 +26,10 @@ asan: setup ## build with AddressSanitizer and UBSan, and run every test
 tsan: setup ## build with ThreadSanitizer, and run every test
 	@scripts/build.sh tsan
 	@scripts/test.sh tsan
+
+fuzz: ## fuzz what reads files and pipes under AddressSanitizer, one minute each
+	@scripts/setup.sh fuzz
+	@scripts/fuzz.sh 60
 
 lint: ## clang-tidy over every source
 	@scripts/setup.sh lint

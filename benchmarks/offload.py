@@ -49,7 +49,7 @@ def resident(options: argparse.Namespace) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as out:
         command = [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads), "--model", options.resident]
         command += ["--data", options.data, "--out", out, "--overwrite", "--steps", "1000000", "--micro-batch", "1", "--seq", "256", "--stage", "3"]
-        command += ["--dtype", "bf16", "--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
+        command += ["--dtype", "bf16", "--eval-tokens", "0", "--sample-tokens", "0", "--log-every", "1"]
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             log = Path(out) / "log.jsonl"
@@ -95,7 +95,7 @@ def train(options: argparse.Namespace, way: str, steps: int) -> Training:
         command += [options.zero, "train", "--nproc", str(options.ranks), "--threads", str(options.threads)]
         command += ["--model", options.model, "--data", options.data, "--out", out, "--overwrite"]
         command += ["--steps", str(steps), "--micro-batch", "1", "--seq", "256", "--stage", "3", "--dtype", "bf16"]
-        command += ["--eval-batches", "0", "--sample-tokens", "0", "--log-every", "1"]
+        command += ["--eval-tokens", "0", "--sample-tokens", "0", "--log-every", "1"]
         if way != IN_MEMORY:
             command += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", options.folder, "--live-parameters", str(options.live)]
             command += [*WAYS[way], *options.zero_options]

@@ -2,7 +2,7 @@
 # Configures and builds one preset:  scripts/build.sh PRESET [TARGET ...]
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-preset=${1:?a preset: release, debug, asan, tsan}
+preset=${1:?a preset: release, debug, asan, tsan, fuzz}
 shift
 say "Building preset $preset with LibTorch in $LIBTORCH_ROOT"
 log=$(cmake --preset "$preset" -DLIBTORCH_ROOT="$LIBTORCH_ROOT" 2>&1) || {

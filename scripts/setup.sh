@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
-#   scripts/setup.sh [lint]     lint: also clang-format, and clang-tidy with the omp.h that it reads
-#   LIBTORCH=DIR                use this LibTorch (official archive, or the folder of a pip-installed torch); no download
-#   LIBTORCH_VERSION=2.15.0     another release of which scripts/ has a libtorch-VERSION.txt
+#   scripts/setup.sh [lint|fuzz]   lint: also clang-format, and clang-tidy with the omp.h that it reads; fuzz: also clang and its fuzzer
+#   LIBTORCH=DIR                   use this LibTorch (official archive, or the folder of a pip-installed torch); no download
+#   LIBTORCH_VERSION=2.15.0        another release of which scripts/ has a libtorch-VERSION.txt
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
@@ -15,6 +15,7 @@ packages=(
   bible-kjv                                                                # the text of `make demo`
 )
 if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16 libomp-16-dev); fi
+if [[ ${1:-} == fuzz ]]; then packages+=(clang-16 libclang-rt-16-dev); fi
 
 install_packages() {
   command -v dpkg-query >/dev/null || {

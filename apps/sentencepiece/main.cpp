@@ -1,10 +1,11 @@
 // The helper of `zero data prepare` and of text samples: runs sentencepiece for
 // zero/data/tokenizer.cpp.
 //
-//   zero-sentencepiece train MODEL VOCAB_SIZE   text on the standard input -> a BPE model in the
-//   file MODEL zero-sentencepiece encode MODEL             text on the standard input -> u32 tokens
-//   on the standard output zero-sentencepiece pieces MODEL             for each token: u32 length
-//   and the bytes that it stands for
+// - zero-sentencepiece train MODEL VOCAB_SIZE: text on the standard input -> a BPE model in the
+//   file MODEL
+// - zero-sentencepiece encode MODEL: text on the standard input -> u32 tokens on the standard
+// output
+// - zero-sentencepiece pieces MODEL: for each token a u32 length and the bytes that it stands for
 //
 // Exit status 0, or 1 with one sentence on the standard error.
 //
@@ -23,60 +24,23 @@
 #include <unordered_map>
 #include <vector>
 
+#include "apps/sentencepiece/sentences.h"
+
 namespace {
 
+using zero::kMaxSentence;
+using zero::Sentences;
+
 constexpr int64_t kMaxTrainingSentences = 1'000'000;
-constexpr size_t kMaxSentence = 8192;
 
 int fail(const std::string& message) {
   std::cerr << message << "\n";
   return 1;
 }
 
-// Pieces of the standard input that tokens never cross: lines with their newline; a line that is
-// too long is cut at a blank, or else between two characters.
-class Sentences {
- public:
-  // False at the end of the input.
-  bool next(std::string& sentence) {
-    while (true) {
-      const auto newline = buffer_.find('\n', begin_);
-      const size_t rest = buffer_.size() - begin_;
-      size_t length = newline != std::string::npos ? newline + 1 - begin_ : 0;
-      if (length == 0 && ended_) length = rest;
-      if (length > kMaxSentence || (length == 0 && rest > kMaxSentence)) length = cut();
-      if (length > 0) {
-        sentence.assign(buffer_, begin_, length);
-        begin_ += length;
-        return true;
-      }
-      if (ended_) return false;
-      fill();
-    }
-  }
-
- private:
-  size_t cut() const {
-    const auto blank = buffer_.rfind(' ', begin_ + kMaxSentence);
-    if (blank != std::string::npos && blank > begin_) return blank - begin_;
-    size_t length = kMaxSentence;
-    while (length > 1 && (buffer_[begin_ + length] & 0xC0) == 0x80) --length;
-    return length;
-  }
-  void fill() {
-    buffer_.erase(0, begin_);
-    begin_ = 0;
-    const size_t old = buffer_.size();
-    buffer_.resize(old + (size_t{1} << 20));
-    const size_t got = std::fread(buffer_.data() + old, 1, buffer_.size() - old, stdin);
-    buffer_.resize(old + got);
-    ended_ = got == 0;
-  }
-
-  std::string buffer_;
-  size_t begin_ = 0;
-  bool ended_ = false;
-};
+Sentences standard_input() {
+  return Sentences([](char* data, size_t size) { return std::fread(data, 1, size, stdin); });
+}
 
 class TrainingSentences final : public sentencepiece::SentenceIterator {
  public:
@@ -92,7 +56,7 @@ class TrainingSentences final : public sentencepiece::SentenceIterator {
   sentencepiece::util::Status status() const override { return {}; }
 
  private:
-  Sentences sentences_;
+  Sentences sentences_ = standard_input();
   std::string value_;
   bool done_ = false;
 };
@@ -131,7 +95,7 @@ int train(const std::string& model, const std::string& vocab_size) {
 bool put(const void* data, size_t size) { return std::fwrite(data, 1, size, stdout) == size; }
 
 int encode(const sentencepiece::SentencePieceProcessor& processor) {
-  Sentences sentences;
+  auto sentences = standard_input();
   std::string sentence;
   std::vector<int> ids;
   std::vector<uint32_t> tokens;

@@ -30,7 +30,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 #include "zero/train/accounts.h"
 #include "zero/train/trainer.h"
 
@@ -176,7 +176,7 @@ Config engine_config(const Options& options, int stage) {
   Config config;
   config.stage = stage;
   config.bf16 = options.dtype == "bf16";
-  config.micro_batch_size = options.micro_batch;
+  config.seed_by_rank = true;
   config.unit_bytes = options.bucket_size;
   config.max_live_parameters = options.live_parameters;
   config.validate();

@@ -44,6 +44,12 @@ int data(const Arguments& arguments) {
   fmt::print("{}: vocabulary {}; {} tokens to train on ({} bytes), {} for validation ({} bytes)\n",
              output, result.vocab_size, result.train_tokens, result.train_bytes,
              result.validation_tokens, result.validation_bytes);
+  if (result.tokenizer_changed) {
+    fmt::print(
+        "The model {} changes blanks, line ends or characters; {}/tokenizer.model is a copy that "
+        "takes text as it is. Use the copy with what is trained on these tokens.\n",
+        options.tokenizer, output);
+  }
   return 0;
 }
 

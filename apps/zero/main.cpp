@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -20,6 +21,7 @@ constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
     {"bench", "measure collectives, optimizers, paging and training steps", bench},
+    {"config", "check a configuration file and show what is in force", config},
     {"launch", "run any program as the ranks of a job on this host", launch},
 };
 
@@ -75,6 +77,7 @@ int report(const std::exception& error) {
     message = message.substr(0, message.find('\n'));
   }
   std::fflush(stdout);
+  if (isatty(STDERR_FILENO) == 1) std::fputs("\r\033[K", stderr);  // another rank's progress bar
   // Not fmt::print, which throws where nobody reads any more.
   std::fputs(fmt::format("zero: error: {}\n", message).c_str(), stderr);
   return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;
@@ -83,7 +86,9 @@ int report(const std::exception& error) {
 }  // namespace zero::app
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
+  // A file that may not grow is an error like a full disk. Not SIG_IGN, which the programs that
+  // this one launches would inherit.
+  std::signal(SIGXFSZ, [](int) {});
   try {
     return zero::app::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {

@@ -27,6 +27,7 @@ int report(const std::exception& error);
 
 int train(const Arguments& arguments);
 int launch(const Arguments& arguments);
+int config(const Arguments& arguments);
 int data(const Arguments& arguments);
 int bench(const Arguments& arguments);
 

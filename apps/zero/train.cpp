@@ -1,20 +1,21 @@
 // `zero train`: GPT-2 on tokens.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <csignal>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <type_traits>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "apps/zero/options.h"
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
-#include "zero/engine/config.h"
-#include "zero/train/options.h"
+#include "zero/config/fields.h"
+#include "zero/train/resume.h"
 #include "zero/train/trainer.h"
 
 namespace zero::app {
@@ -26,224 +27,185 @@ constexpr const char* kDescription =
     "  zero train --model gpt2-nano --data bible.txt --out run --nproc 2 --stage 3\n\n"
     "DIR gets log.jsonl (every step), model.safetensors (Hugging Face's names) and config.json. "
     "Ctrl-C stops after the\n"
-    "step and keeps the weights. Under torchrun, mpirun or srun leave --nproc out. Every option "
-    "may stand in a file\n"
-    "(--config): DeepSpeed's keys for the engine and a section \"train\" for the rest; the command "
-    "line comes first.";
+    "step and keeps the weights; --resume goes on with the options of the run's checkpoint, but "
+    "for "
+    "those given anew.\n"
+    "Under torchrun, mpirun or srun leave --nproc out. Every option may stand in a file "
+    "(--config): "
+    "DeepSpeed's keys\n"
+    "for the engine and a section \"train\" for the rest; the command line comes first.";
 
-OffloadDevice device_of(std::string_view name) {
-  return name == "nvme"  ? OffloadDevice::nvme
-         : name == "cpu" ? OffloadDevice::cpu
-                         : OffloadDevice::none;
-}
+using fields::Json;
 
-/// What the command line says of the engine; what it leaves out is the file's.
-struct EngineOptions {
-  std::optional<int> stage;
-  std::optional<std::string> dtype, offload_optimizer, offload_param, nvme_path;
-  std::optional<int64_t> micro_batch, accumulate, bucket_size, live_parameters, memory_budget,
-      device_memory, delayed_update_after, recompute, tile_elements;
-  bool offload_gradients = false, layer_major = false, update_in_backward = false,
-       no_update_in_forward = false, split_master_weights = false;
-  std::optional<double> lr, clip, weight_decay, beta1, beta2;
-
-  void apply(Config& config) const {
-    if (stage) config.stage = *stage;
-    if (dtype) config.bf16 = *dtype == "bf16";
-    if (split_master_weights) config.split_master_weights = true;
-    if (micro_batch) config.micro_batch_size = *micro_batch;
-    if (accumulate) config.gradient_accumulation_steps = *accumulate;
-    if (bucket_size) config.unit_bytes = *bucket_size;
-    if (live_parameters) config.max_live_parameters = *live_parameters;
-    if (offload_optimizer) config.offload_optimizer.device = device_of(*offload_optimizer);
-    if (offload_param) config.offload_param.device = device_of(*offload_param);
-    if (delayed_update_after) config.offload_optimizer.delayed_update_after = *delayed_update_after;
-    if (update_in_backward) config.update_in_backward = true;
-    if (no_update_in_forward) config.update_in_forward = false;
-    if (layer_major) config.layer_major_accumulation = true;
-    if (offload_gradients) config.offload_optimizer.gradients = true;
-    if (nvme_path) config.offload_optimizer.nvme_path = config.offload_param.nvme_path = *nvme_path;
-    if (memory_budget) config.memory_budget = *memory_budget;
-    if (device_memory) config.device_memory = *device_memory;
-    if (recompute) config.activation_checkpointing.every = *recompute;
-    if (tile_elements) config.tile_elements = *tile_elements;
-    if (clip) config.gradient_clipping = *clip;
-    Optimizer optimizer = config.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
-    std::visit(
-        [&](auto& chosen) {
-          if (lr) chosen.lr = *lr;
-          if (weight_decay) chosen.weight_decay = *weight_decay;
-        },
-        optimizer);
-    if (beta1 || beta2) {
-      auto* adam = std::get_if<AdamW>(&optimizer);
-      if (adam == nullptr)
-        throw ConfigError(
-            "--beta1 and --beta2 are AdamW's; the configuration names another optimizer.");
-      if (beta1) adam->beta1 = *beta1;
-      if (beta2) adam->beta2 = *beta2;
-    }
-    config.optimizer = optimizer;
-    config.validate();
-  }
-};
-
-struct Settings {
-  train::Options options;
-  EngineOptions engine;
+/// What the command line says, which comes before what a file says.
+struct CommandLine {
   std::string config_file;
   std::optional<int> nproc;
+  /// The rows that each option stands for, with the value given.
+  std::vector<std::pair<const fields::Field<Settings>*, Json>> values;
+  /// Of options of the optimizer, whichever it is: the option and its value.
+  std::vector<std::pair<std::string, std::string>> hyper_parameters;
+
+  void apply(Settings& settings) const;
 };
 
-/// "eval_every" as "--eval-every".
-std::string option_name(std::string_view key) {
-  std::string name = "--" + std::string(key);
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
+std::string type_name(const fields::Spec& row) {
+  using fields::Kind;
+  if (!row.about.argument.empty()) return std::string(row.about.argument);
+  if (row.kind == Kind::bytes) return "BYTES";
+  if (row.kind == Kind::integer) return "INT";
+  if (row.kind == Kind::number) return "FLOAT";
+  return "TEXT";
 }
 
-/// Reads the command line over what `settings` holds. Returns an exit status where there is nothing
-/// left to do.
-std::optional<int> read_command_line(const Arguments& arguments, Settings& settings) {
+std::string description(const fields::Spec& row) {
+  std::string text = row.about.option.starts_with("--no-") ? "Switches off: " : "";
+  text += row.about.sentence;
+  std::vector<std::string> words = row.choices;
+  for (const auto& [word, value] : row.about.words) words.emplace_back(word);
+  if (!words.empty() && text.find("none") == std::string::npos)
+    text += fmt::format(" ({})", fmt::join(words, ", "));
+  return text;
+}
+
+/// A default as --help shows it; `value` is null where there is none.
+std::string default_text(const fields::Spec& row, const Json& value) {
+  for (const auto& [word, meaning] : row.about.words) {
+    if (value == meaning) return std::string(word);
+  }
+  if (value.is_null()) return row.about.zero_is_none ? "0" : "";
+  return value.is_string() ? value.dump().substr(1, value.dump().size() - 2) : fields::show(value);
+}
+
+/// The options of the table's rows. Several rows may have one option.
+void add_settings(OptionParser& parser, CommandLine& line) {
+  Settings defaults;
+  defaults.program.micro_batch_size = train::kDefaultMicroBatch;
+  for (const auto& row : fields::settings()) {
+    const std::string name(row.about.option);
+    if (name.empty()) continue;
+    if (parser.get_option_no_throw(name) != nullptr) continue;
+    const auto take = [&line, name](const auto& value_of) {
+      for (const auto& other : fields::settings()) {
+        if (other.about.option == name) line.values.emplace_back(&other, value_of(other));
+      }
+    };
+    CLI::Option* option = nullptr;
+    if (row.is_flag()) {
+      option = parser.add_flag_callback(
+          name,
+          [take, value = Json(!name.starts_with("--no-"))] {
+            take([&](const fields::Spec&) { return value; });
+          },
+          description(row));
+    } else {
+      const auto read = [take](const std::string& text) {
+        take([&](const fields::Spec& other) { return other.from_option(text); });
+      };
+      option = parser.add_option_function<std::string>(name, read, description(row))
+                   ->type_name(type_name(row))
+                   ->default_str(default_text(row, row.get ? row.get(defaults) : Json()));
+    }
+    if (row.part == fields::Part::engine) option->group("Engine");
+    if (row.part == fields::Part::model) option->group("Model");
+    if (!row.about.replaced_by.empty()) option->group("");  // not in the help
+  }
+}
+
+/// Those of the optimizers' rows.
+template <class Chosen>
+void add_hyper_parameters(OptionParser& parser, CommandLine& line) {
+  const Optimizer defaults = train::kDefaultOptimizer;
+  const auto* shown = std::get_if<Chosen>(&defaults);
+  for (const auto& row : fields::hyper_parameters<Chosen>()) {
+    const std::string name(row.about.option);
+    if (name.empty() || parser.get_option_no_throw(name) != nullptr) continue;
+    auto* option = parser.add_option_function<std::string>(
+        name,
+        [&line, name, &row](const std::string& text) {
+          (void)row.from_option(text);
+          line.hyper_parameters.emplace_back(name, text);
+        },
+        description(row));
+    option->type_name(type_name(row))->group("Optimizer");
+    if (shown != nullptr) option->default_str(default_text(row, row.get(*shown)));
+  }
+}
+
+template <class Chosen>
+void set_hyper_parameter(Chosen& optimizer, const std::string& option, const std::string& text) {
+  for (const auto& row : fields::hyper_parameters<Chosen>()) {
+    if (row.about.option != option) continue;
+    row.set(optimizer, row.from_option(text));
+    return;
+  }
+  throw ConfigError(
+      fmt::format("{} is not an option of the optimizer that the configuration names.", option));
+}
+
+void CommandLine::apply(Settings& settings) const {
+  for (const auto& [row, value] : values) row->set(settings, value);
+  auto optimizer = settings.engine.optimizer.value_or(Optimizer(train::kDefaultOptimizer));
+  for (const auto& [option, text] : hyper_parameters) {
+    std::visit([&](auto& chosen) { set_hyper_parameter(chosen, option, text); }, optimizer);
+  }
+  settings.engine.optimizer = optimizer;
+  settings.validate();
+}
+
+/// Reads the command line. Returns an exit status where there is nothing left to do.
+std::optional<int> read_command_line(const Arguments& arguments, CommandLine& line) {
   OptionParser parser("train", kDescription);
-  parser.add_option("--config", settings.config_file, "JSON file with any of these options")
+  parser.add_option("--config", line.config_file, "JSON file with any of these options")
       ->type_name("FILE");
   parser
-      .add_option("-n,--nproc", settings.nproc,
+      .add_option("-n,--nproc", line.nproc,
                   "Ranks to start on this host; 1 unless a launcher has started some")
       ->type_name("N");
-  train::for_each_field(
-      settings.options, [&](std::string_view key, auto& member, std::string_view help) {
-        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, bool>) {
-          parser.add_flag(option_name(key), member, std::string(help));
-        } else {
-          auto* option = parser.add_option(option_name(key), member, std::string(help));
-          if (key == "prompt") option->default_str("a line's end");
-        }
-      });
-  auto& engine = settings.engine;
-  const std::string group = "Engine";
-  const auto add = [&](const char* name, auto& value, const char* help) {
-    return parser.add_option(name, value, help)->group(group);
-  };
-  add("--stage", engine.stage, "ZeRO stage: 0, 1, 2 or 3 [0]")->check(CLI::Range(0, 3));
-  add("--dtype", engine.dtype, "fp32, or bf16 with fp32 master weights [fp32]")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  parser
-      .add_flag("--split-master-weights", engine.split_master_weights,
-                "bf16: keep of master weights only the half that the parameters lack, 2 bytes a "
-                "parameter less")
-      ->group(group);
-  add("--micro-batch", engine.micro_batch, "Sequences that a rank passes at a time [8]")
-      ->check(positive());
-  add("--accumulate", engine.accumulate, "Micro-batches of a rank in a step [1]")
-      ->check(positive());
-  add("--lr", engine.lr, "Peak learning rate [3e-4]")->check(not_negative());
-  add("--clip", engine.clip, "Global norm to which gradients are clipped; 0: not at all [1]")
-      ->check(not_negative());
-  add("--weight-decay", engine.weight_decay, "Of matrices; biases and norms have none [0.1]")
-      ->check(not_negative());
-  add("--beta1", engine.beta1, "AdamW's [0.9]");
-  add("--beta2", engine.beta2, "AdamW's [0.95]");
-  add("--bucket-size", engine.bucket_size, "Bytes that are gathered and reduced at once [16777216]")
-      ->check(positive());
-  add("--live-parameters", engine.live_parameters,
-      "Stage 3: parameters that may be gathered at once [1000000000]")
-      ->check(not_negative());
-  add("--offload-optimizer", engine.offload_optimizer,
-      "Where master weights and moments live: none (the device), cpu (host memory) or nvme (files) "
-      "[none]")
-      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
-  add("--offload-param", engine.offload_param,
-      "Stage 3: where parameters live between their uses: none, cpu or nvme [none]")
-      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
-  add("--delayed-update-after", engine.delayed_update_after,
-      "Step from which on the update runs beside the next step (ZeRO-Offload's delay of one step); "
-      "0: never [0]")
-      ->check(not_negative());
-  parser
-      .add_flag("--offload-gradients", engine.offload_gradients,
-                "Gradients on disk too, beside --offload-optimizer nvme")
-      ->group(group);
-  add("--nvme-path", engine.nvme_path, "Folder on a local disk for what is offloaded to nvme")
-      ->type_name("DIR");
-  add("--memory-budget", engine.memory_budget,
-      "Bytes that a rank may hold, as 6GB; 0: no limit [0]")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(not_negative())
-      ->type_name("BYTES");
-  add("--device-memory", engine.device_memory,
-      "Bytes of a rank's device, of which a part of memory plays the part here; 0: no limit [0]")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(not_negative())
-      ->type_name("BYTES");
-  add("--recompute", engine.recompute,
-      "Compute the activations of the first of every so many blocks again in backward; 0: none [0]")
-      ->check(not_negative())
-      ->type_name("EVERY");
-  parser
-      .add_flag("--layer-major", engine.layer_major,
-                "All micro-batches of a step pass one layer before the next: stage 3 gathers, and "
-                "reduces, once a step")
-      ->group(group);
-  parser
-      .add_flag("--update-in-backward", engine.update_in_backward,
-                "Update a unit as soon as its gradient is reduced, beside the rest of backward; "
-                "without clipping (--clip 0)")
-      ->group(group);
-  parser
-      .add_flag("--no-update-in-forward", engine.no_update_in_forward,
-                "End every update within its step, also where parameters are on disk")
-      ->group(group);
-  add("--tile-elements", engine.tile_elements,
-      "Linear layers whose weight has more elements are split into tiles of at most so many, which "
-      "stage 3 brings in one at a time; 0: none [0]")
-      ->check(not_negative())
-      ->type_name("N");
+  add_settings(parser, line);
+  add_hyper_parameters<AdamW>(parser, line);
+  add_hyper_parameters<Sgd>(parser, line);
   return parser.read(arguments);
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw ConfigError(fmt::format("The configuration file {} cannot be read.", path));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 /// The file with the command line's batch in it: its train_batch_size holds for both.
-std::string with_batch(const std::string& text, const EngineOptions& engine) {
-  auto file = nlohmann::json::parse(text, nullptr, true, true);
-  if (engine.micro_batch) file["train_micro_batch_size_per_gpu"] = *engine.micro_batch;
-  if (engine.accumulate) file["gradient_accumulation_steps"] = *engine.accumulate;
+std::string with_batch(const std::string& text, const std::string& origin,
+                       const CommandLine& line) {
+  auto file = fields::parse_json(text, origin);
+  for (const auto& [row, value] : line.values) {
+    if (row->key == "train_micro_batch_size_per_gpu" || row->key == "gradient_accumulation_steps")
+      fields::put(file, row->key, value);
+  }
   return file.dump();
 }
 
 }  // namespace
 
 int train(const Arguments& arguments) {
-  Settings settings;
-  if (const auto status = read_command_line(arguments, settings)) return *status;
-  const auto ranks = choose_ranks(settings.nproc, 1);
-
-  Config config;
-  if (!settings.config_file.empty()) {
-    const auto text = read_file(settings.config_file);
-    const std::vector<std::string> ours{"train"};
-    (void)Config::parse(text, ranks.size(), settings.config_file, ours);  // right by itself
-    config =
-        Config::parse(with_batch(text, settings.engine), ranks.size(), settings.config_file, ours);
-    Settings with_file;
-    train::read_options(with_file.options, text, settings.config_file);
-    read_command_line(arguments, with_file);
-    settings = with_file;
+  CommandLine line;
+  if (const auto status = read_command_line(arguments, line)) return *status;
+  std::string origin = line.config_file;
+  std::string text = origin.empty() ? "{}" : fields::read_text(origin);
+  auto asked = fields::read_settings(fields::parse_json(text, origin), origin);
+  for (const auto& [row, value] : line.values) row->set(asked, value);
+  // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
+  const train::RunFolder folder(asked.program.out);
+  const auto saved = asked.program.resume ? train::saved_settings(folder) : std::nullopt;
+  const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
+  (void)Settings::parse(text, ranks.size(), origin);  // right by itself
+  if (saved) {
+    text = train::override_settings(saved->configuration, text);
+    if (origin.empty()) origin = "The checkpoint";
   }
-  settings.engine.apply(config);
+  auto settings = Settings::parse(with_batch(text, origin, line), ranks.size(), origin);
+  line.apply(settings);
   // Of `zero train | tee log` a Ctrl-C ends tee too: the weights are saved all the same.
   std::signal(SIGPIPE, SIG_IGN);
 
   // One process checks, so that a mistake is told once.
-  if (ranks.first()) train::check_run(settings.options, config, ranks.size());
+  if (ranks.first()) train::check_run(settings, ranks.size());
   return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& group) {
-    train::Trainer trainer(settings.options, config, group);
+    train::Trainer trainer(settings, group);
     return trainer.train() == 0 ? 0 : kInterrupted;
   });
 }

@@ -123,7 +123,7 @@ class Comparison:
     def zero_command(self, out: Path, steps: int, ranks: int, stage: int, lr: float) -> list:
         o = self.options
         return [o.zero, "train", "--model", o.model, *self.common(out, steps), "--overwrite", "--nproc", ranks, "--stage", stage,
-                "--lr", lr, "--min-lr", lr, "--warmup", 0, "--schedule", "constant", "--threads", 1, "--eval-batches", 0,
+                "--lr", lr, "--min-lr", lr, "--warmup", 0, "--schedule", "constant", "--threads", 1, "--eval-tokens", 0,
                 "--sample-tokens", 0]
 
     def make_weights(self) -> None:

@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch: the model of zero/models/gpt2.h, with the same names, operators and initial weights."""
+"""GPT-2 in PyTorch: the model of zero/models/gpt2/gpt2.h, with the same names, operators and initial weights."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 class LinearCrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of hidden (N, C) times weight (V, C) transposed, with the logits in chunks and the gradients computed
-    in the forward pass, as zero/models/cross_entropy.h does it: else the peers would pay for N x V logits three times over."""
+    in the forward pass, as zero/models/layers/cross_entropy.h does it: else the peers would pay for N x V logits three times over."""
 
     LOGITS_BYTES = 64 << 20
 

@@ -21,7 +21,7 @@ struct MyNet : torch::nn::Module {
 int main(int argc, char** argv) try {
   auto group =
       zero::init();  // from torchrun, mpirun, Slurm or `zero launch`; alone: a group of one
-  zero::Config config{.stage = argc > 1 ? std::stoi(argv[1]) : 3};
+  zero::Config config{.stage = argc > 1 ? std::stoi(argv[1]) : 3, .seed_by_rank = true};
   torch::manual_seed(1);
   auto model = std::make_shared<MyNet>();
   zero::Engine engine(model, zero::AdamW{.lr = 1e-2}, config, group);

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/support/run_program.h"
 
 namespace zero::test {
@@ -57,6 +59,24 @@ TEST(Program, NamesTheNearestOption) {
   EXPECT_THAT(outcome.err,
               AllOf(HasSubstr("'--micro-bacth'"), HasSubstr("Did you mean '--micro-batch'?")));
   EXPECT_THAT(zero_program({"train", "--stpes=3"}).err, HasSubstr("Did you mean '--steps'?"));
+}
+
+TEST(Program, ChecksAConfigurationAndShowsWhatIsInForce) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.json";
+  write_file(file, R"({"train_batch_size": 12, "zero_optimization": {"stage": 2},
+                       "train": {"min_lr": 1e-5}})");
+  const auto outcome = zero_program({"config", file, "--nproc", "3"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto settings = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(settings["train_micro_batch_size_per_gpu"], 4);
+  EXPECT_EQ(settings["zero_optimization"]["stage"], 2);
+  EXPECT_EQ(settings["train"]["min_lr"], 1e-5);
+  const auto refused = zero_program({"config", file, "--nproc", "5"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("ds.json"), HasSubstr("train_batch_size is 12")));
+  EXPECT_THAT(zero_program({"config", "--markdown"}).out,
+              HasSubstr("| `zero_optimization.stage` | 0, 1, 2 or 3 | 0 | `--stage` |"));
 }
 
 TEST(Program, PreparesDataByBytes) {

@@ -38,16 +38,19 @@ class TrainFailure : public ::testing::Test {
 
 TEST_F(TrainFailure, OptionsThatMakeNoSense) {
   EXPECT_THAT(error({"--stage", "4"}, 2), HasSubstr("--stage"));
-  EXPECT_THAT(error({"--dtype", "fp8"}, 2), HasSubstr("--dtype"));
+  EXPECT_THAT(error({"--dtype", "fp8"}, 2),
+              HasSubstr("--dtype is \"fp8\"; it must be fp32 or bf16. Did you mean"));
+  EXPECT_THAT(error({"--offload-param", "disk"}, 2), HasSubstr("--offload-param is \"disk\""));
   EXPECT_THAT(error({"--nproc", "0"}, 2), HasSubstr("--nproc is 0"));
   EXPECT_THAT(error({"--steps", "many"}, 2), HasSubstr("--steps"));
-  EXPECT_THAT(error({"--steps", "0"}, 2), HasSubstr("'steps' is 0"));
+  EXPECT_THAT(error({"--steps", "0"}, 2), HasSubstr("--steps is 0"));
   EXPECT_THAT(error({"--lr", "-1"}, 2), HasSubstr("--lr"));
   EXPECT_THAT(error({"--schedule", "cosin"}, 2), HasSubstr("Did you mean 'cosine'?"));
   EXPECT_THAT(error({"--model", "gpt2-nanno"}, 2), HasSubstr("Did you mean 'gpt2-nano'?"));
   EXPECT_THAT(error({"--model", "/no/such/model.json"}, 2), HasSubstr("/no/such/model.json"));
   EXPECT_THAT(error({"--seq", "65"}, 2), AllOf(HasSubstr("'seq' is 65"), HasSubstr("64")));
   EXPECT_THAT(error({"--vocab-size", "100"}, 2), HasSubstr("256"));
+  EXPECT_THAT(error({"--eval-batches", "2"}, 2), HasSubstr("--eval-tokens"));
   EXPECT_THAT(error({"surplus"}, 2), HasSubstr("'surplus'"));
   EXPECT_FALSE(std::filesystem::exists(folder_.out()));
 }
@@ -61,6 +64,8 @@ TEST_F(TrainFailure, ConfigurationFiles) {
   EXPECT_THAT(error({"--config", file}, 2), HasSubstr("Did you mean 'steps'?"));
   write_file(file, R"({"gradient_cliping": 1.0})");
   EXPECT_THAT(error({"--config", file}, 2), HasSubstr("gradient_clipping"));
+  write_file(file, R"({"optimizer": {"type": "SGD"}})");
+  EXPECT_THAT(error({"--config", file, "--beta1", "0.8"}, 2), HasSubstr("--beta1"));
 }
 
 TEST_F(TrainFailure, DataThatCannotBeUsed) {
@@ -70,7 +75,7 @@ TEST_F(TrainFailure, DataThatCannotBeUsed) {
   EXPECT_THAT(error({"--data", empty}, 1), HasSubstr("empty.txt"));
   const std::string small = folder_ / "small.txt";
   write_file(small, std::string(300, 'a'));
-  EXPECT_THAT(error({"--data", small, "--nproc", "4", "--eval-batches", "0"}, 1),
+  EXPECT_THAT(error({"--data", small, "--nproc", "4", "--eval-tokens", "0"}, 1),
               HasSubstr("small.txt"));
   write_file(small, "ab");
   EXPECT_THAT(error({"--data", small}, 1), AllOf(HasSubstr("small.txt"), HasSubstr("validation")));

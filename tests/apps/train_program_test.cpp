@@ -1,6 +1,8 @@
 // `zero train`, whole runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -38,7 +40,7 @@ TEST(Train, LearnsAndLeavesItsLogAndWeights) {
   EXPECT_NEAR(folder.losses().front(), std::log(256.0), 0.3);
   EXPECT_LT(folder.losses().back(), 3.5);
   EXPECT_LT(folder.event("validation")["loss"].get<double>(), 3.5);
-  EXPECT_EQ(folder.event("validation")["tokens"], 2 * 2 * 4 * 32);
+  EXPECT_EQ(folder.event("validation")["tokens"], 512);
   EXPECT_EQ(folder.event("sample")["prompt"], "line ");
   EXPECT_EQ(folder.event("end")["reason"], "finished");
   const auto config = folder.event("config");
@@ -69,6 +71,28 @@ TEST(Train, GivesTheSameBitsAtEveryStage) {
       EXPECT_EQ(folder.losses(run), folder.losses(reference)) << "stage " << stage << ", " << dtype;
       EXPECT_TRUE(folder.weights(run) == folder.weights(reference))
           << "stage " << stage << ", " << dtype;
+    }
+  }
+}
+
+TEST(Train, ValidatesToTheSameBitsWhateverTheRanksTheMicroBatchAndTheStage) {
+  const TrainFolder folder;
+  Json expected;
+  for (const std::string ranks : {"1", "2", "3"}) {
+    for (const std::string micro_batch : {"1", "4"}) {
+      for (const std::string stage : {"0", "3"}) {
+        // The rate 0 leaves the initial weights as they are.
+        const auto run = ranks + "-" + micro_batch + "-" + stage;
+        const auto outcome = folder.train(
+            {"--nproc", ranks, "--micro-batch", micro_batch, "--stage", stage, "--steps", "1",
+             "--lr", "0", "--min-lr", "0", "--sample-tokens", "0", "--eval-tokens", "1000"},
+            run);
+        ASSERT_EQ(outcome.status, 0) << outcome.err;
+        const auto validation = folder.event("validation", run);
+        EXPECT_EQ(validation["tokens"], 1024) << "whole sequences";
+        if (expected.is_null()) expected = validation["loss"];
+        EXPECT_EQ(validation["loss"].get<double>(), expected.get<double>()) << run;
+      }
     }
   }
 }
@@ -226,7 +250,9 @@ TEST(Train, ResumesAsIfItHadNotStopped) {
   resumed.push_back("--resume");
   const auto outcome = folder.train(resumed, "cut");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_EQ(folder.steps("cut").back()["step"], 60);
+  const auto steps = folder.steps("cut");
+  ASSERT_EQ(steps.size(), 60u) << "each step once, the killed run's later ones not twice";
+  for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i]["step"], i + 1);
   EXPECT_EQ(folder.losses("cut").back(), folder.losses("whole").back());
   EXPECT_TRUE(folder.weights("cut") == folder.weights("whole"));
 }
@@ -246,6 +272,80 @@ TEST(Train, StopsCleanlyAtASignal) {
       EXPECT_EQ(folder.event("end")["steps"], folder.steps().back()["step"]);
       EXPECT_EQ(outcome.err.find("error"), std::string::npos) << outcome.err;
     }
+  }
+}
+
+/// Expects a run to end as at a signal, with its weights.
+void expect_stopped(const TrainFolder& folder, Program& program) {
+  program.signal(SIGINT);
+  const auto outcome = program.wait(seconds(60));
+  EXPECT_EQ(outcome.status, 130) << outcome.err;
+  EXPECT_FALSE(folder.weights().empty());
+  EXPECT_EQ(folder.event("end")["reason"], "stopped by SIGINT");
+  EXPECT_EQ(outcome.err.find("error"), std::string::npos) << outcome.err;
+}
+
+TEST(Train, ASignalEndsAValidation) {
+  for (const char* every : {"0", "1"}) {  // at the end, and between steps
+    const TrainFolder folder;
+    std::string text;
+    for (int i = 0; i < 200000; ++i) text += "a long text that it takes minutes to validate on\n";
+    write_file(folder / "long.txt", text);
+    const std::string steps = std::string(every) == "0" ? "1" : "5";
+    Program program(
+        folder.command({"--steps", steps, "--eval-every", every, "--val-data", folder / "long.txt",
+                        "--eval-tokens", "9000000", "--stage", "3", "--save-every", "2"}));
+    ASSERT_TRUE(folder.wait_for_step(1));
+    expect_stopped(folder, program);
+    EXPECT_EQ(folder.steps().size(), 1u);
+    EXPECT_TRUE(std::filesystem::exists(folder.out() / "checkpoint-1/train.json"));
+    for (const auto& line : folder.log()) EXPECT_NE(line.value("event", ""), "validation");
+  }
+}
+
+TEST(Train, ASignalEndsASample) {
+  const TrainFolder folder;
+  Program program(folder.command({"--steps", "1", "--sample-tokens", "100000000", "--stage", "3"}));
+  const auto begin = steady_clock::now();
+  while (!std::filesystem::exists(folder.out() / "config.json") &&
+         steady_clock::now() - begin < seconds(60))
+    std::this_thread::sleep_for(milliseconds(10));
+  expect_stopped(folder, program);
+}
+
+TEST(Train, SaysThatItsInitialWeightsAreRandom) {
+  const TrainFolder folder;
+  const auto outcome = folder.train({"--steps", "1"});
+  EXPECT_THAT(outcome.out, HasSubstr("vocabulary 256), fp32, random initial weights\n"));
+  EXPECT_THAT(test::run({ZERO_PROGRAM, "train", "--help"}).out, HasSubstr("initial weights are"));
+}
+
+TEST(Train, AnErrorBeginsALineOfTheTerminal) {
+  for (const char* ranks : {"1", "2"}) {
+    const TrainFolder folder;
+    auto words = folder.command({"--nproc", ranks, "--lr", "1e36", "--clip", "0", "--steps", "50"});
+    std::vector<char*> arguments;
+    for (auto& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    int terminal = -1;
+    const pid_t program = forkpty(&terminal, nullptr, nullptr, nullptr);
+    ASSERT_GE(program, 0);
+    if (program == 0) {
+      execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    std::string text;
+    char buffer[4096];
+    for (ssize_t got; (got = read(terminal, buffer, sizeof(buffer))) > 0;)
+      text.append(buffer, static_cast<size_t>(got));
+    close(terminal);
+    waitpid(program, nullptr, 0);
+    ASSERT_THAT(text, HasSubstr(" of 50, ")) << "a progress bar";
+    const auto error = text.find("zero: error: The loss of step");
+    ASSERT_NE(error, std::string::npos) << text;
+    const std::string rank = std::string(ranks) == "1" ? "" : "[0] ";
+    const std::string clear = "\r\033[K" + rank;
+    EXPECT_EQ(text.substr(error - clear.size(), clear.size()), clear);
   }
 }
 

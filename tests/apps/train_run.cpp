@@ -25,7 +25,7 @@ std::vector<std::string> TrainFolder::command(const std::vector<std::string>& mo
       {"--model", model()},  {"--data", text()},        {"--out", out(run)},
       {"--nproc", "2"},      {"--seq", "32"},           {"--micro-batch", "4"},
       {"--steps", "6"},      {"--lr", "1e-2"},          {"--warmup", "0"},
-      {"--threads", "1"},    {"--eval-batches", "2"},   {"--sample-tokens", "8"},
+      {"--threads", "1"},    {"--eval-tokens", "512"},  {"--sample-tokens", "8"},
       {"--prompt", "line "}, {"--schedule", "constant"}};
   std::vector<std::string> words{ZERO_PROGRAM, "train"};
   for (const auto& [name, value] : defaults) {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 
 #include "tests/support/temporary_folder.h"
@@ -131,24 +130,21 @@ TEST(Safetensors, AFolderThatIsNotThereIsAClearError) {
                   AllOf(HasSubstr("/nowhere/a.safetensors"), HasSubstr("No such file"))));
 }
 
-// A limit on the size of files stands for a full disk: write fails in the same place.
+// A limit on the size of files stands for a full disk. The signal that the system sends where it is
+// exceeded keeps its default, which kills.
 class FileSizeLimit {
  public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+  explicit FileSizeLimit(rlim_t bytes) {
     ::getrlimit(RLIMIT_FSIZE, &old_);
     const rlimit limit{bytes, old_.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &limit);
   }
   FileSizeLimit(const FileSizeLimit&) = delete;
   FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &old_);
-    std::signal(SIGXFSZ, handler_);
-  }
+  ~FileSizeLimit() { ::setrlimit(RLIMIT_FSIZE, &old_); }
 
  private:
   rlimit old_{};
-  sighandler_t handler_;
 };
 
 TEST(Safetensors, AWriteThatFailsNamesTheFileAndLeavesNothing) {
@@ -161,8 +157,9 @@ TEST(Safetensors, AWriteThatFailsNamesTheFileAndLeavesNothing) {
         writer.write("x", at::ones({1 << 19}));
         writer.commit();
       },
-      ThrowsMessage<CheckpointError>(
-          AllOf(HasSubstr("Cannot write " + path.string()), HasSubstr("File too large"))));
+      ThrowsMessage<CheckpointError>(AllOf(HasSubstr("Cannot write " + path.string()),
+                                           HasSubstr("File too large"),
+                                           HasSubstr("at most 1.00 MiB"), HasSubstr("ulimit -f"))));
   EXPECT_EQ(entries(folder.path()), 0U);
 }
 
@@ -216,7 +213,7 @@ TEST(Safetensors, ReaderSaysHowAFileLies) {
   expect(std::string(8, '\xFF') + "{}",
          "promises a header of 18446744073709551615 bytes, and 2 follow");
   expect(file_of("{}", 0).substr(0, 9), "promises a header of 2 bytes, and 1 follow");
-  expect(file_of("", 0), "not JSON");
+  expect(file_of("", 0), "is not JSON");
   expect(file_of("{", 0), "not JSON");
   expect(file_of("{\"\xFF\":1}", 0), "not JSON");
   expect(file_of("[]", 0), "not a JSON object");
@@ -259,9 +256,59 @@ TEST(Safetensors, ReaderSaysHowAFileLies) {
   expect(file_of(R"({"__metadata__":3})", 0), "__metadata__ is not an object");
   expect(file_of(R"({"__metadata__":{"a":3}})", 0), "__metadata__ 'a' is not a string");
 
+  expect(file_of(" {}", 0), "does not begin with '{'");
+  expect(
+      file_of(R"({"x":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}})", 0),
+      "too large");
+  expect(file_of(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[-0,8]}})", 8),
+         "data_offsets [0,8]");
+  expect(file_of("{" + std::string(100'000'000, ' ') + "}", 0),
+         "its header has 100000002 bytes, and the format allows 100000000");
+
   EXPECT_THAT([&] { SafetensorsReader(folder.path() / "absent"); },
               ThrowsMessage<CheckpointError>(HasSubstr("No such file")));
   EXPECT_THROW(SafetensorsReader reader(folder.path()), CheckpointError);
+}
+
+// nlohmann's parser keeps its own stack, but its printing and copying of what was parsed recurse.
+TEST(Safetensors, AHeaderThatNestsAMillionDeepIsAnError) {
+  const TemporaryFolder folder;
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const auto& header :
+       {R"({"x":{"dtype":"F32","shape":)" + deep + R"(,"data_offsets":[0,0]}})",
+        R"({"x":{"dtype":)" + deep + R"(,"shape":[],"data_offsets":[0,4]}})",
+        R"({"__metadata__":{"x":)" + deep + "}}", deep}) {
+    EXPECT_THAT([&] { SafetensorsReader(folder.write("deep", file_of(header, 0))); },
+                ThrowsMessage<CheckpointError>(
+                    AllOf(HasSubstr("deep is not"), HasSubstr("nests values more than 32 deep"))));
+  }
+}
+
+TEST(Safetensors, MessagesQuoteOnlyTheBeginningOfWhatIsLong) {
+  const TemporaryFolder folder;
+  const std::string name(100'000, 'n');
+  const auto path = folder.write("a", file_of("{\"" + name + R"(":{"dtype":"F32"}})", 0));
+  try {
+    SafetensorsReader reader(path);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_LT(std::string(error.what()).size(), 500U);
+    EXPECT_THAT(error.what(), HasSubstr("nnn...' lacks a dtype"));
+  }
+}
+
+// A mapped file would end the process by SIGBUS.
+TEST(Safetensors, AFileThatIsTruncatedWhileItIsReadIsAnError) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "a.safetensors";
+  SafetensorsWriter writer(path, {{"x", at::kFloat, {1 << 20}}});
+  writer.write("x", at::ones({1 << 20}));
+  writer.commit();
+  const SafetensorsReader reader(path);
+  std::filesystem::resize_file(path, 1 << 20);
+  EXPECT_THAT([&] { reader.read("x"); },
+              ThrowsMessage<CheckpointError>(
+                  AllOf(HasSubstr(path.string()), HasSubstr("ends at byte 1048576"))));
 }
 
 TEST(Safetensors, NamesTheNearestTensor) {

@@ -1,8 +1,11 @@
 // The arena: blocks, their reuse, and what is left of it afterwards.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
+#include <barrier>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +13,8 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -80,6 +85,80 @@ TEST(Arena, AFullRegionIsAnError) {
   EXPECT_THROW(arena.allocate((int64_t{1} << 19) + 1), OutOfMemory);
   arena.free(half);
   arena.free(arena.allocate(int64_t{1} << 20));
+}
+
+TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
+  constexpr int64_t kHost = int64_t{100} << 20;
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 30, 2});
+  std::barrier both(2);
+  const auto taken = [&] {
+    struct stat file {};
+    fstat(mapping->file(), &file);
+    return static_cast<int64_t>(file.st_blocks) * 512;
+  };
+  const int64_t before = taken();
+  const auto at_once = [&](int64_t bytes) {
+    std::array<std::string, 2> refusals;
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        // Each looks at the memory when the other has decided to take some, and before it has.
+        bool first = true;
+        Arena arena(mapping, rank, [&] {
+          if (std::exchange(first, false)) both.arrive_and_wait();
+          return MemoryLimit{.available = kHost - (taken() - before),
+                             .reason = "the host's memory"};
+        });
+        try {
+          const auto block = arena.allocate(bytes);
+          both.arrive_and_wait();
+          arena.free(block);
+        } catch (const OutOfMemory& error) {
+          refusals[static_cast<size_t>(rank)] = error.what();
+          both.arrive_and_wait();
+        }
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+    EXPECT_EQ(mapping->pending(0).load(), 0);
+    EXPECT_EQ(mapping->pending(1).load(), 0);
+    return refusals;
+  };
+  const auto too_much = at_once(kHost * 6 / 10);
+  EXPECT_FALSE(too_much[0].empty() && too_much[1].empty());
+  for (const auto& refusal : too_much) {
+    if (!refusal.empty()) {
+      EXPECT_NE(refusal.find("other ranks of this host are taking"), std::string::npos) << refusal;
+    }
+  }
+  for (const auto& refusal : at_once(kHost * 4 / 10)) EXPECT_EQ(refusal, "");
+}
+
+TEST(Arena, ALimitOnFilesIsNamedAndKillsNobody) {
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 30, 1});
+  Arena arena(mapping, 0);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{1 << 20, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string made;
+  std::string allocated;
+  try {
+    Mapping::create({kPage, int64_t{1} << 30, 1});
+  } catch (const OutOfMemory& error) {
+    made = error.what();
+  }
+  try {
+    arena.allocate(2 << 20);
+  } catch (const OutOfMemory& error) {
+    allocated = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const auto& message : {made, allocated}) {
+    EXPECT_NE(message.find("at most 1.00 MiB"), std::string::npos) << message;
+    EXPECT_NE(message.find("ulimit -f"), std::string::npos) << message;
+  }
+  EXPECT_EQ(arena.allocated_bytes(), 0);
 }
 
 TEST(Arena, FreedPagesGoBackToTheSystem) {

@@ -1,16 +1,21 @@
 #include "zero/comm/launcher.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 
 #include "tests/support/run_program.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 
 namespace zero::comm {
@@ -211,6 +216,81 @@ TEST(Launch, OutlivesTheReaderOfItsOutput) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* rank : {"0", "1"})
     EXPECT_EQ(test::read_file(done + rank), std::to_string(128 + SIGPIPE) + "\n");
+}
+
+TEST(Launch, NoticesItsRanksEndsWhereItsParentIgnoredThem) {
+  const auto ignoring = [](const std::vector<std::string>& words) {
+    std::vector<std::string> all{"/usr/bin/env", "--ignore-signal=CHLD"};
+    all.insert(all.end(), words.begin(), words.end());
+    return all;
+  };
+  // A rank too must learn how what it has started ended: sh says 127 where it cannot.
+  EXPECT_EQ(test::run(ignoring(command(2, "(exit 5) & wait $! || test $? = 5"))).status, 0);
+  EXPECT_EQ(test::run(ignoring(command(2, "exit $RANK"))).status, 1);
+  Program program(ignoring(command(2, "echo up; exec sleep 100")));
+  ASSERT_TRUE(program.wait_for_output("[1] up"));
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait(seconds(30)).status, 128 + SIGTERM);
+}
+
+/// A pipe that somebody holds and nobody reads.
+class FullPipe {
+ public:
+  FullPipe() {
+    mkfifo(path().c_str(), 0600);
+    reader_ = Descriptor(open(path().c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  }
+  std::string path() const { return folder_ / "pipe"; }
+  std::vector<std::string> command(const std::vector<std::string>& words) const {
+    std::vector<std::string> all{"/bin/sh", "-c", "exec \"$@\" > " + path() + " 2>&1", "sh"};
+    all.insert(all.end(), words.begin(), words.end());
+    return all;
+  }
+  void wait_until_full() const {
+    for (int bytes = 0; bytes < fcntl(reader_.get(), F_GETPIPE_SZ) - 4096; usleep(10000))
+      ASSERT_EQ(ioctl(reader_.get(), FIONREAD, &bytes), 0);
+  }
+  void close() { reader_.close(); }
+
+ private:
+  test::TemporaryFolder folder_;
+  Descriptor reader_;
+};
+
+TEST(Launch, PassesSignalsOnWhileNobodyReads) {
+  const test::TemporaryFolder folder;
+  const FullPipe pipe;
+  Program program(pipe.command(command(2, "yes & trap 'touch " + (folder / "told").string() +
+                                              "$RANK; kill $!; exit 143' TERM; wait")));
+  pipe.wait_until_full();
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait(seconds(60)).status, 128 + SIGTERM);
+  for (const char* name : {"told0", "told1"}) EXPECT_TRUE(std::filesystem::exists(folder / name));
+}
+
+/// Whether a process runs: one that its parent has not yet asked about does not.
+bool runs(pid_t pid) {
+  const auto status = test::read_file(fmt::format("/proc/{}/stat", pid));
+  const auto name_end = status.rfind(") ");
+  return name_end != std::string::npos && status[name_end + 2] != 'Z';
+}
+
+TEST(Launch, KillsAFailedRanksPeersWhileNobodyReads) {
+  const test::TemporaryFolder folder;
+  FullPipe pipe;
+  Program program(pipe.command(command(
+      2,
+      fmt::format("if [ $RANK = 1 ]; then until [ -e {0}/full ]; do sleep 0.05; done; exit 3; fi; "
+                  "trap '' TERM; echo $$ > {0}/pid; while :; do echo y; done",
+                  folder.path().string()))));
+  pipe.wait_until_full();
+  const auto stubborn = static_cast<pid_t>(std::stoi(test::read_file(folder / "pid")));
+  test::write_file(folder / "full", "");
+  const auto deadline = steady_clock::now() + seconds(60);
+  while (runs(stubborn) && steady_clock::now() < deadline) usleep(10000);
+  EXPECT_FALSE(runs(stubborn));
+  pipe.close();  // and the launcher waits no longer for its reader
+  EXPECT_EQ(program.wait(seconds(60)).status, 3);
 }
 
 TEST(Launch, KillsAtTheSecondInterrupt) {

@@ -1,8 +1,10 @@
 #include "zero/data/prepare.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <random>
 
@@ -36,7 +38,7 @@ std::string sample_text(int lines) {
 
 std::vector<int64_t> all_tokens(const TokenRange& range) {
   std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
-  range.file->read(range.begin, tokens);
+  range.tokens->read(range.begin, tokens);
   return tokens;
 }
 
@@ -49,7 +51,7 @@ TEST(Prepare, TokensOfATrainedBpeDecodeToTheText) {
                                .vocab_size = 700,
                                .validation_fraction = 0.2});
   const auto data = open_dataset(output);
-  EXPECT_EQ(data.train.file->format(), TokenFormat::llm_c);
+  EXPECT_EQ(data.train.tokens->format(), TokenFormat::llm_c);
   EXPECT_EQ(data.vocab_size, 700);
   EXPECT_EQ(data.train.size(), result.train_tokens);
   EXPECT_EQ(data.validation.size(), result.validation_tokens);
@@ -90,6 +92,88 @@ TEST(Prepare, TakesAnExistingModel) {
             TemporaryFolder::read(folder.path() / "b" / "train.bin"));
 }
 
+// A model as others train it: sentencepiece's defaults, which normalise, and `options`.
+std::filesystem::path foreign_model(const TemporaryFolder& folder,
+                                    const std::filesystem::path& text,
+                                    const std::vector<std::string>& options) {
+  const char* const program = std::getenv("TRAIN_MODEL");
+  std::vector<std::string> command{program != nullptr ? program : "", text.string(),
+                                   (folder.path() / "foreign").string()};
+  command.insert(command.end(), options.begin(), options.end());
+  run_filter(
+      command, [] { return std::string_view(); }, [](std::string_view) {});
+  return folder.path() / "foreign.model";
+}
+
+std::string decoded(const std::filesystem::path& output) {
+  const auto data = open_dataset(output);
+  const auto tokenizer = Tokenizer::load(data.tokenizer);
+  return tokenizer.decode(all_tokens(data.train)) + tokenizer.decode(all_tokens(data.validation));
+}
+
+TEST(Prepare, AForeignModelThatCanSayTheTextKeepsLineEndsAndBlanks) {
+  const TemporaryFolder folder;
+  const auto hard = folder.write("hard.txt", sample_text(500) + "\xEF\xBC\xA1 \xC2\xA0 \n x\n");
+  const auto plain = folder.write("plain.txt", sample_text(500).substr(sample_text(0).size()));
+  struct Case {
+    std::filesystem::path text;
+    std::vector<std::string> options;
+  };
+  const std::string newline = "user_defined_symbols=\n";
+  for (const auto& [text, options] : std::vector<Case>{
+           {hard, {"model_type=bpe", "byte_fallback=true", "vocab_size=500"}},
+           {hard, {"model_type=unigram", "byte_fallback=true", "vocab_size=500"}},
+           {plain, {"model_type=bpe", "vocab_size=200", newline}},
+       }) {
+    const auto model = foreign_model(folder, text, options);
+    const auto result = prepare({.inputs = {text},
+                                 .output = folder.path() / "out",
+                                 .tokenizer = model.string(),
+                                 .overwrite = true});
+    EXPECT_TRUE(result.tokenizer_changed);
+    EXPECT_EQ(decoded(folder.path() / "out"), TemporaryFolder::read(text)) << options[0];
+  }
+  const auto again = prepare(
+      {.inputs = {hard},
+       .output = folder.path() / "again",
+       .tokenizer = foreign_model(
+                        folder, hard,
+                        {"byte_fallback=true", "vocab_size=500", "normalization_rule_name=identity",
+                         "add_dummy_prefix=false", "remove_extra_whitespaces=false"})
+                        .string()});
+  EXPECT_FALSE(again.tokenizer_changed) << "a model that keeps every text stays as it is";
+  EXPECT_EQ(TemporaryFolder::read(folder.path() / "again/tokenizer.model"),
+            TemporaryFolder::read(folder.path() / "foreign.model"));
+}
+
+TEST(Prepare, AForeignModelThatWouldLoseTextIsRefusedWithWhatWouldBeLost) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("text.txt", sample_text(500).substr(sample_text(0).size()));
+  const auto model = foreign_model(folder, text, {"model_type=bpe", "vocab_size=200"});
+  const PrepareOptions options{
+      .inputs = {text}, .output = folder.path() / "out", .tokenizer = model.string()};
+  EXPECT_THAT([&] { prepare(options); },
+              ThrowsMessage<DataError>(::testing::AllOf(
+                  HasSubstr("does not keep the text"), HasSubstr(".\\n"),
+                  HasSubstr(" would become "), HasSubstr("\xEF\xBF\xBD"), HasSubstr("(byte "))));
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+
+  // A character far into the text of which the model knows nothing.
+  const auto newline =
+      foreign_model(folder, text, {"model_type=bpe", "vocab_size=200", "user_defined_symbols=\n"});
+  auto late = TemporaryFolder::read(text);
+  const auto at = late.size() / 2;
+  late.insert(at, "\xF0\x9F\x98\x80");
+  EXPECT_THAT(
+      [&] {
+        prepare({.inputs = {folder.write("late.txt", late)},
+                 .output = options.output,
+                 .tokenizer = newline.string()});
+      },
+      ThrowsMessage<DataError>(::testing::AllOf(HasSubstr("\xF0\x9F\x98\x80"),
+                                                HasSubstr(fmt::format("(byte {} ", at)))));
+}
+
 TEST(Prepare, ByBytesKeepsAnyBytesOfSeveralFiles) {
   const TemporaryFolder folder;
   const auto first = folder.write("1", "ab\xFF\ncd");
@@ -128,6 +212,16 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
        {"\xC1\x81", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80"}) {
     const auto wrong = folder.write("wrong.txt", std::string("ab") + bytes + "\nx\n");
     expect({.inputs = {wrong}, .output = out}, "not UTF-8 text at byte 2");
+  }
+  const std::string nul("a\nb\0c\n", 6);
+  const auto gzip = folder.write("a.gz", "\x1F\x8B\x08 and more\nlines\n");
+  for (const char* tokenizer : {"bpe", "bytes"}) {
+    expect({.inputs = {gzip}, .output = out, .tokenizer = tokenizer}, "a.gz is a gzip file");
+    const auto late = folder.write("late.txt", std::string(3'000'000, '\n') + nul);
+    expect({.inputs = {late}, .output = out, .tokenizer = tokenizer}, "its byte 3000003 is NUL");
+    const auto tokens = folder.write("t.bin", llm_c_bytes(kLlmCMagic, kLlmCVersion, 1, "ab"));
+    expect({.inputs = {tokens}, .output = out, .tokenizer = tokenizer},
+           "It is prepared already: `zero train --data` takes it.");
   }
   expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
          "split would be empty");
@@ -202,6 +296,55 @@ TEST(Tokenizer, SaysWhatIsMissing) {
       [] { Tokenizer::load("/nowhere/t.model"); },
       ThrowsMessage<DataError>(HasSubstr("Cannot run /nowhere/zero-sentencepiece: No such file")));
   ::setenv("ZERO_SENTENCEPIECE", before.c_str(), 1);
+}
+
+// A program in the place of zero-sentencepiece, and the file that it writes.
+class OtherProgram {
+ public:
+  explicit OtherProgram(const std::string& script) : before_(std::getenv("ZERO_SENTENCEPIECE")) {
+    const auto path = folder_.write("program", "#!/bin/sh\n" + script);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    ::setenv("ZERO_SENTENCEPIECE", path.c_str(), 1);
+  }
+  OtherProgram(const OtherProgram&) = delete;
+  OtherProgram& operator=(const OtherProgram&) = delete;
+  ~OtherProgram() { ::setenv("ZERO_SENTENCEPIECE", before_.c_str(), 1); }
+
+ private:
+  TemporaryFolder folder_;
+  std::string before_;
+};
+
+TEST(Tokenizer, TrustsNothingThatItsProgramSays) {
+  const auto expect = [](const char* script, const char* message) {
+    const OtherProgram program(script);
+    EXPECT_THAT([] { Tokenizer::load("t.model").encode("text"); },
+                ThrowsMessage<DataError>(HasSubstr(message)))
+        << script;
+  };
+  // Two pieces, "a" and "b".
+  const std::string pieces =
+      "[ $1 = pieces ] && printf '\\001\\000\\000\\000a\\001\\000\\000\\000b' && exit; ";
+  expect("", "table of pieces is empty");
+  expect("printf '\\001\\000\\000\\000a\\001'", "ends within piece 1");
+  expect("printf '\\377\\377\\377\\377a'", "ends within piece 0");
+  expect((pieces + "printf '\\001\\000\\000\\000\\001'").c_str(), "ends within a token");
+  expect((pieces + "printf '\\001\\000\\000\\000\\002\\000\\000\\000'").c_str(),
+         "gave the token 2, and its vocabulary has 2");
+  const OtherProgram program(pieces + "printf '\\001\\000\\000\\000\\000\\000\\000\\000'");
+  EXPECT_EQ(Tokenizer::load("t.model").encode("text"), (std::vector<int64_t>{1, 0}));
+}
+
+// The system then keeps no exit status, and a failure would look like success.
+TEST(Filter, AnExitStatusThatIsLostIsAnError) {
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  EXPECT_THAT(
+      [] {
+        run_filter(
+            {"/bin/false"}, [] { return std::string_view(); }, [](std::string_view) {});
+      },
+      ThrowsMessage<DataError>(HasSubstr("SIGCHLD")));
+  std::signal(SIGCHLD, before);
 }
 
 TEST(Filter, PassesMoreThanAPipeHoldsBothWays) {

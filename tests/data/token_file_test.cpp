@@ -82,6 +82,154 @@ TEST(TokenFile, SaysHowAFileLies) {
                "its first word is 1234", TokenFormat::llm_c);
 }
 
+// A mapped file would end the process by SIGBUS.
+TEST(TokenFile, AFileThatIsTruncatedWhileItIsReadIsAnError) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.txt", std::string(100'000, 'x'));
+  const TokenFile file(path);
+  std::filesystem::resize_file(path, 10);
+  std::vector<int64_t> tokens(4);
+  EXPECT_EQ(file.read(0, tokens), 'x');
+  EXPECT_THAT([&] { file.read(80'000, tokens); },
+              ThrowsMessage<DataError>(HasSubstr("a.txt ends at byte 80000")));
+}
+
+std::string with_padding(std::string begin) {
+  begin.resize(600, 'x');
+  return begin;
+}
+
+// What would train as bytes, or as tokens under the name .bin.
+TEST(TokenFile, NamesTheFormatOfAForeignFileAndTheRemedy) {
+  using std::string_literals::operator""s;
+  const TemporaryFolder folder;
+  const std::string header = R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  const auto tar = std::string(257, 'x') + "ustar";
+  const auto safetensors = std::string(1, static_cast<char>(header.size())) + std::string(7, '\0') +
+                           header + std::string(4, 'x');
+  const auto model = "\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02"s;
+  struct Case {
+    std::string begin;
+    const char* name;
+    const char* remedy;
+    bool binary;  // refused as .bin too
+  };
+  for (const auto& [begin, name, remedy, binary] : std::vector<Case>{
+           {"\x1F\x8B\x08", "a gzip file", "Decompress", false},
+           {"\x28\xB5\x2F\xFD", "a zstd file", "Decompress", true},
+           {"\xFD\x37zXZ\0"s, "an xz file", "Decompress", true},
+           {"BZh91AY&SY", "a bzip2 file", "Decompress", true},
+           {"PK\x03\x04", "a zip archive", "Extract", true},
+           {tar, "a tar archive", "Extract", true},
+           {"PAR1\x15", "a parquet table", "column of text", true},
+           {"%PDF-1.7", "a PDF document", "plain text", true},
+           {"\x89PNG\r\n\x1A\n", "a PNG picture", "Give text", true},
+           {"\x7F\x45LF", "a program", "Give text", true},
+           {"\x93NUMPY\x01", "a numpy array", "named .bin", true},
+           {"\x80\x04\x95", "a Python pickle", "named .bin", false},
+           {"GGUF\x03\0\0\0"s, "a GGUF model", "Weights", true},
+           {safetensors, "a safetensors file", "Weights", true},
+           {model, "a sentencepiece model", "--tokenizer", true},
+           {"\xFF\xFEh\0i\0"s, "text in UTF-16", "iconv", false},
+           {"\xFE\xFF\0h\0i"s, "text in UTF-16", "iconv", false},
+           {"\xC6\xD7\x34\x01", "a model of llm.c", "Weights", true},
+       }) {
+    const auto contents = with_padding(begin);
+    for (const char* file : {"a.txt", "a", "a.bin"}) {
+      const auto path = folder.write(file, contents);
+      if (!binary && path.extension() == ".bin") {
+        EXPECT_EQ(TokenFile(path).format(), TokenFormat::nano_gpt) << "any tokens are possible";
+        continue;
+      }
+      EXPECT_THAT([&] { open_dataset(path); },
+                  ThrowsMessage<DataError>(::testing::AllOf(HasSubstr(path.string() + " is "),
+                                                            HasSubstr(name), HasSubstr(remedy))))
+          << file;
+    }
+  }
+  for (const char* text : {"PKZIP was a program", "GGUF is a format", "ustar", "\n\n\n\n\n\n"})
+    EXPECT_NO_THROW(TokenFile(folder.write("a.txt", with_padding(text)))) << text;
+}
+
+TEST(TokenFile, TextHasNoNul) {
+  const TemporaryFolder folder;
+  std::string text(3'000'000, 'x');
+  text[900'000] = '\0';
+  EXPECT_THAT([&] { TokenFile(folder.write("a.txt", text)); },
+              ThrowsMessage<DataError>(HasSubstr("its byte 900000 is NUL")));
+  text[900'000] = 'x';
+  text[2'000'007] = '\0';
+  const TokenFile file(folder.write("a.txt", text));
+  std::vector<int64_t> tokens(100);
+  EXPECT_EQ(file.read(0, tokens), 'x');
+  EXPECT_THAT([&] { file.read(2'000'000, tokens); },
+              ThrowsMessage<DataError>(HasSubstr("its byte 2000007 is NUL")))
+      << "beyond what is looked at when it is opened";
+}
+
+std::vector<int64_t> all_tokens(const TokenRange& range) {
+  std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
+  range.tokens->will_need(range.begin, range.size());
+  range.tokens->read(range.begin, tokens);
+  return tokens;
+}
+
+std::string llm_c_tokens(const std::vector<uint16_t>& tokens) {
+  return llm_c_bytes(kLlmCMagic, kLlmCVersion, static_cast<int32_t>(tokens.size()),
+                     u16_bytes(tokens));
+}
+
+// As llm.c's FineWeb.
+TEST(Dataset, AFolderOfManyShardsIsOneDataSetInTheirOrder) {
+  const TemporaryFolder folder;
+  folder.write("x/fineweb_train_000010.bin", llm_c_tokens({7, 8}));
+  folder.write("x/fineweb_train_000009.bin", llm_c_tokens({3, 4, 5, 6}));
+  folder.write("x/fineweb_train_000008.bin", llm_c_tokens({1, 2}));
+  folder.write("x/fineweb_val_000000.bin", llm_c_tokens({11, 12}));
+  folder.write("x/fineweb_val_000001.bin", llm_c_tokens({13}));
+  folder.write("x/meta.json", R"({"vocab_size": 700, "tokenizer": "t.model"})");
+  folder.write("x/README.md", "not data");
+  const auto data = open_dataset(folder.path() / "x");
+  EXPECT_EQ(data.train.tokens->files(), 3U);
+  EXPECT_EQ(all_tokens(data.train), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(all_tokens(data.validation), (std::vector<int64_t>{11, 12, 13}));
+  EXPECT_EQ(data.vocab_size, 700);
+  std::vector<int64_t> across(4);
+  EXPECT_EQ(data.train.tokens->read(1, across), 5) << "the largest of a range over a border";
+  EXPECT_EQ(across, (std::vector<int64_t>{2, 3, 4, 5}));
+
+  const auto one = open_dataset(folder.path() / "x/fineweb_train_000009.bin");
+  EXPECT_EQ(all_tokens(one.train), (std::vector<int64_t>{3, 4, 5, 6}));
+  EXPECT_EQ(all_tokens(one.validation), (std::vector<int64_t>{11, 12, 13}));
+}
+
+TEST(Dataset, SaysWhatIsWrongWithShards) {
+  const TemporaryFolder folder;
+  const auto expect = [&](const char* message) {
+    EXPECT_THAT([&] { open_dataset(folder.path()); }, ThrowsMessage<DataError>(HasSubstr(message)));
+  };
+  folder.write("a_train_000001.bin", llm_c_tokens({1}));
+  folder.write("a_train_000002.bin", llm_c_tokens({2}));
+  expect("holds 2 shards a_train_#.bin, but none to validate with, a_val_#.bin");
+  EXPECT_EQ(open_dataset(folder.path(), {.validation_fraction = 0}).train.size(), 2);
+  folder.write("a_val_000000.bin", llm_c_tokens({1}));
+  EXPECT_NO_THROW(open_dataset(folder.path()));
+  const auto later = folder.write("a_train_000004.bin", llm_c_tokens({4}));
+  expect("a_train_000002.bin and a_train_000004.bin a shard is missing, number 3");
+  std::filesystem::remove(later);
+  const auto twin = folder.write("a_train_02.bin", llm_c_tokens({2}));
+  expect("have the same number");
+  std::filesystem::remove(twin);
+  folder.write("a_train_000002.bin", u16_bytes(kTokens));
+  expect("the shards of one data set have one format");
+  folder.write("a_train_000002.bin", llm_c_tokens({2}).substr(0, 1025));
+  expect("a_train_000002.bin is damaged");
+  folder.write("a_train_000002.bin", llm_c_tokens({2}));
+  folder.write("b_train_000001.bin", llm_c_tokens({1}));
+  folder.write("b_val_000001.bin", llm_c_tokens({1}));
+  expect("holds 2 data sets");
+}
+
 TEST(Dataset, TakesTheEndOfASingleFileForValidation) {
   const TemporaryFolder folder;
   const auto path = folder.write("text.txt", std::string(1000, 'x'));
@@ -149,7 +297,7 @@ TEST(Dataset, RefusesSplitsThatCannotBe) {
   for (const char* name : {"a_train.bin", "a_val.bin", "b_train.bin", "b_val.bin"})
     folder.write(name, "ab");
   EXPECT_THAT([&] { open_dataset(folder.path()); },
-              ThrowsMessage<DataError>(HasSubstr("2 training files, a_train.bin and b_train.bin")));
+              ThrowsMessage<DataError>(HasSubstr("2 data sets, with a_train.bin and b_train.bin")));
   folder.write("a_val.bin", "");
   EXPECT_THAT([&] { open_dataset(folder.path() / "a_train.bin"); },
               ThrowsMessage<DataError>(HasSubstr("a_val.bin is empty")));

@@ -24,7 +24,7 @@ class TokenLoaderTest : public ::testing::Test {
     std::vector<uint16_t> tokens(static_cast<size_t>(count));
     std::iota(tokens.begin(), tokens.end(), uint16_t{0});
     const auto path = folder_.write(std::to_string(count) + ".bin", u16_bytes(tokens));
-    return {std::make_shared<const TokenFile>(path), 0, count};
+    return {std::make_shared<const Tokens>(std::vector{path}), 0, count};
   }
 
   TemporaryFolder folder_;
@@ -190,7 +190,7 @@ TEST_F(TokenLoaderTest, RefusesSplitsThatAreTooSmall) {
   EXPECT_THAT([&] { TokenLoader(tokens, {.sequence = 2, .micro_batch = 1, .world_size = 5}); },
               ThrowsMessage<DataError>(
                   HasSubstr("4 sequences of 2 tokens, fewer than the 5 that 5 ranks")));
-  EXPECT_THROW(TokenLoader({tokens.file, 4, 4}, {.sequence = 1}), DataError);
+  EXPECT_THROW(TokenLoader({tokens.tokens, 4, 4}, {.sequence = 1}), DataError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 0}), ConfigError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 1, .micro_batch = 0}), ConfigError);
 }
@@ -209,7 +209,7 @@ TEST_F(TokenLoaderTest, RefusesSuchTokensFarIntoTheFileAsTheyAreRead) {
   std::vector<uint16_t> values(static_cast<size_t>(count), 1);
   values[(size_t{1} << 24) + 10] = 900;
   const auto path = folder_.write("far.bin", u16_bytes(values));
-  const TokenRange tokens{std::make_shared<const TokenFile>(path), 0, count};
+  const TokenRange tokens{std::make_shared<const Tokens>(std::vector{path}), 0, count};
   TokenLoader loader(tokens, {.sequence = count / 3 / 7, .shuffle = false, .vocab_size = 900});
   int batches = 0;
   EXPECT_THAT(

@@ -10,10 +10,10 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
-#include "zero/models/activation_store.h"
-#include "zero/models/linear.h"
-#include "zero/models/recompute.h"
-#include "zero/models/tiled_linear.h"
+#include "zero/models/layers/linear.h"
+#include "zero/models/layers/tiled_linear.h"
+#include "zero/models/recompute/activation_store.h"
+#include "zero/models/recompute/recompute.h"
 #include "zero/paging/pager.h"
 
 namespace zero {

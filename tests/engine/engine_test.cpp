@@ -14,9 +14,10 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/memory_limit.h"
 #include "zero/comm/group.h"
 #include "zero/engine/gathered.h"
-#include "zero/models/linear.h"
+#include "zero/models/layers/linear.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -24,7 +25,9 @@ namespace {
 
 using comm::Collective;
 using comm::run_as_threads;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::ThrowsMessage;
 
 struct Setting {
   int stage;
@@ -472,6 +475,20 @@ TEST(EngineStates, WritesOfTheUserReachTheMasterWeightsAndThePeers) {
       });
     }
   }
+}
+
+// Its parameter is address space alone until somebody writes it.
+struct Huge : nn::Module {
+  explicit Huge(int64_t numel) { register_parameter("weight", torch::empty({numel})); }
+};
+
+TEST(EngineMemory, StatesThatTheHostHasNoMemoryForAreRefusedBeforeAnyIsMade) {
+  // Of 16 bytes for each element the model holds 4.
+  const int64_t numel = available_memory().available / 10;
+  EXPECT_THAT([&] { Engine(std::make_shared<Huge>(numel), AdamW{}, config(0)); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("The states of the model take"),
+                                               HasSubstr("are left for each"),
+                                               HasSubstr("offload_optimizer"))));
 }
 
 TEST(EngineSave, ResumesBitExactlyAtEveryStage) {

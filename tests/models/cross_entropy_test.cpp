@@ -1,4 +1,4 @@
-#include "zero/models/cross_entropy.h"
+#include "zero/models/layers/cross_entropy.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "zero/base/error.h"
-#include "zero/models/softmax.h"
+#include "zero/models/layers/softmax.h"
 
 namespace zero {
 namespace {

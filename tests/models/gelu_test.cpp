@@ -1,4 +1,4 @@
-#include "zero/models/gelu.h"
+#include "zero/models/layers/gelu.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

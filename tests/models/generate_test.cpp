@@ -1,4 +1,4 @@
-#include "zero/models/generate.h"
+#include "zero/models/language/generate.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "zero/base/error.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 namespace zero {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <set>
 
 #include "zero/base/error.h"
-#include "zero/models/tied_embedding.h"
+#include "zero/models/layers/tied_embedding.h"
 
 namespace zero {
 namespace {

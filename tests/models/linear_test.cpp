@@ -1,4 +1,4 @@
-#include "zero/models/linear.h"
+#include "zero/models/layers/linear.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
-#include "zero/models/gelu.h"
-#include "zero/models/matmul.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/matmul.h"
 
 namespace zero {
 namespace {

@@ -1,6 +1,6 @@
 // Recomputation against the same functions without it, bit for bit; what it holds; its stores; its
 // errors.
-#include "zero/models/recompute.h"
+#include "zero/models/recompute/recompute.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -16,9 +16,9 @@
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
-#include "zero/models/activation_store.h"
-#include "zero/models/gpt2.h"
-#include "zero/models/linear.h"
+#include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/linear.h"
+#include "zero/models/recompute/activation_store.h"
 
 namespace zero {
 namespace {

@@ -1,5 +1,5 @@
 // Tiled linear layers against whole ones.
-#include "zero/models/tiled_linear.h"
+#include "zero/models/layers/tiled_linear.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -10,8 +10,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include "zero/base/error.h"
-#include "zero/models/gpt2.h"
-#include "zero/models/linear.h"
+#include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/linear.h"
 
 namespace zero {
 namespace {

@@ -1,6 +1,6 @@
 #include "tests/parity/models.h"
 
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 namespace zero::parity {
 

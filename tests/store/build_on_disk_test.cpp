@@ -1,17 +1,40 @@
 // Building a model in a file.
 #include "zero/store/build_on_disk.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/engine/engine.h"
+
+namespace {
+
+// Whether the next write to a disk fails; the system's call cannot be told otherwise.
+std::atomic<bool> writes_fail{false};
+
+}  // namespace
+
+extern "C" int sync_file_range(int file, off64_t offset, off64_t bytes, unsigned int flags) {
+  static const auto real =
+      reinterpret_cast<decltype(&sync_file_range)>(dlsym(RTLD_NEXT, "sync_file_range"));
+  if (!writes_fail.exchange(false)) return real(file, offset, bytes, flags);
+  errno = EIO;
+  return -1;
+}
 
 namespace zero {
 namespace {
@@ -128,6 +151,54 @@ TEST(BuildOnDisk, NestsAndEndsWithAnException) {
   } catch (const std::runtime_error&) {
   }
   EXPECT_EQ(torch::ones({1 << 20}).sum().item<float>(), 1 << 20);
+}
+
+// A disk that cannot write tells so once.
+class FailingWrites {
+ public:
+  FailingWrites() { writes_fail = true; }
+  FailingWrites(const FailingWrites&) = delete;
+  FailingWrites& operator=(const FailingWrites&) = delete;
+  ~FailingWrites() { writes_fail = false; }
+};
+
+void expect_incomplete(const TemporaryFolder& folder, const std::function<void()>& action) {
+  try {
+    action();
+    FAIL() << "nothing was thrown";
+  } catch (const StoreError& error) {
+    const std::string says = error.what();
+    EXPECT_NE(says.find(folder.path().string() + " is incomplete"), std::string::npos) << says;
+    EXPECT_NE(says.find("Input/output error"), std::string::npos) << says;
+    EXPECT_NE(says.find("Name a folder on another"), std::string::npos) << says;
+  }
+}
+
+TEST(BuildOnDisk, AWriteThatIsLostEndsTheBuild) {
+  const TemporaryFolder folder;
+  const BuildOnDisk scope(folder.path().string());
+  std::vector<at::Tensor> made{torch::ones({1 << 16}), torch::ones({1 << 16})};
+  {
+    const FailingWrites disk;
+    made.push_back(torch::ones({1 << 16}));  // has the first one written out
+  }
+  EXPECT_FALSE(writes_fail);
+  for (int again = 0; again < 2; ++again) expect_incomplete(folder, [] { torch::ones({1 << 16}); });
+}
+
+TEST(BuildOnDisk, AnEngineRefusesAModelOfWhichAPartIsLost) {
+  for (const int stage : {0, 1, 3}) {
+    const TemporaryFolder folder;
+    std::shared_ptr<torch::nn::SequentialImpl> built;
+    {
+      const BuildOnDisk scope(folder.path().string());
+      built = model(1);
+    }
+    Config config;
+    config.stage = stage;
+    const FailingWrites disk;
+    expect_incomplete(folder, [&] { Engine(built, AdamW{}, config); });
+  }
 }
 
 TEST(BuildOnDisk, AFolderThatCannotBeUsedIsNamed) {

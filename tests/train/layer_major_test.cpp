@@ -11,7 +11,7 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
-#include "zero/models/activation_store.h"
+#include "zero/models/recompute/activation_store.h"
 #include "zero/paging/pager.h"
 
 namespace zero {

@@ -2,9 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cmath>
+#include <cstdio>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -121,6 +125,56 @@ TEST_F(JsonlTest, ContinuesAnEarlierLogWhereAsked) {
   EXPECT_EQ(lines_of(path_).size(), 2u);
   jsonl_monitor(path_, false)->step({.step = 1});
   EXPECT_EQ(lines_of(path_).size(), 1u);
+}
+
+/// What `body` writes to stdout, which is a terminal meanwhile.
+std::string on_a_terminal(const std::function<void()>& body) {
+  int terminal = -1, program = -1;
+  EXPECT_EQ(openpty(&terminal, &program, nullptr, nullptr, nullptr), 0);
+  std::fflush(stdout);
+  const int before = dup(STDOUT_FILENO);
+  dup2(program, STDOUT_FILENO);
+  body();
+  std::fflush(stdout);
+  dup2(before, STDOUT_FILENO);
+  close(before);
+  close(program);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = read(terminal, buffer, sizeof(buffer))) > 0;)
+    text.append(buffer, static_cast<size_t>(got));
+  close(terminal);
+  return text;
+}
+
+TEST(Console, ClearsItsProgressBarWhenItEnds) {
+  const auto text = on_a_terminal([] {
+    const auto monitor = console_monitor(1);
+    RunInfo run;
+    run.steps = 100;
+    monitor->begin(run);
+    monitor->step({.step = 1, .step_ms = 1});
+  });
+  const auto bar = text.rfind("step 1 of 100");
+  ASSERT_NE(bar, std::string::npos) << text;
+  const auto line = text.find_first_of("\r\n", bar);
+  ASSERT_NE(line, std::string::npos) << "the next message would stand behind the bar";
+  EXPECT_EQ(text.substr(line), "\r\033[K");
+}
+
+TEST(Console, GivesATerminalNothingButText) {
+  const auto shown = [](const std::string& text) {
+    testing::internal::CaptureStdout();
+    console_monitor(1)->sample("> ", text);
+    return testing::internal::GetCapturedStdout();
+  };
+  const std::string text = "caf\xc3\xa9\t\xe2\x82\xac \xf0\x9f\x99\x82\n";
+  EXPECT_EQ(shown(text), "\nsample\n> " + text + "\n");
+  EXPECT_EQ(shown("a\x1b[2J\x07\r\x7f"), "\nsample\n> a\\x1b[2J\\x07\\x0d\\x7f\n");
+  EXPECT_EQ(shown("\xff\xe2\x82 z\xc3"), "\nsample\n> \\xff\\xe2\\x82 z\\xc3\n");
+  EXPECT_EQ(shown("\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80"),
+            "\nsample\n> \\xc0\\xaf\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80\n");
+  EXPECT_EQ(shown("\xc2\x9b"), "\nsample\n> \\xc2\\x9b\n") << "a control sequence in eight bits";
 }
 
 TEST(Jsonl, NamesTheFileThatCannotBeWritten) {

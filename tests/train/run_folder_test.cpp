@@ -24,7 +24,7 @@ TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
                                    "model.safetensors.tmp", "notes.12.tmp"};
   for (const auto& name : kept) test::write_file(folder / name, "x");
   for (const char* name :
-       {"checkpoint-4.earlier", "model.safetensors.123.tmp", "config.json.123.tmp"})
+       {"checkpoint-8.earlier", "model.safetensors.123.tmp", "config.json.123.tmp"})
     test::write_file(folder / name, "x");
   fs::create_directory(folder / "checkpoint-8.partial");
   test::write_file(folder / "checkpoint-8.partial/rank-0-of-1.safetensors.9.tmp", "x");
@@ -33,6 +33,37 @@ TEST(RunFolder, RemovesWhatAKilledRunLeftHalfWrittenAndNothingElse) {
   for (const auto& entry : fs::directory_iterator(folder.path()))
     left.insert(entry.path().filename().string());
   EXPECT_EQ(left, kept);
+}
+
+TEST(RunFolder, PutsBackACheckpointWhoseReplacementWasCutShort) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  fs::create_directory(folder / "checkpoint-4.earlier");
+  test::write_file(folder / "checkpoint-4.earlier/train.json", "{}");
+  fs::create_directory(folder / "checkpoint-4.partial");
+  run.remove_left_overs();
+  EXPECT_EQ(run.last_checkpoint(), 4);
+  EXPECT_FALSE(fs::exists(folder / "checkpoint-4.partial"));
+}
+
+TEST(RunFolder, CutsTheLogBackToACheckpointsStep) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  const std::string kept =
+      "{\"event\":\"config\"}\n{\"step\":1}\n{\"step\":2}\n"
+      "{\"event\":\"validation\",\"step\":2}\na note of its reader\n";
+  const auto cut = [&](const std::string& behind) {
+    test::write_file(run.log(), kept + behind);
+    run.cut_log(2);
+    return test::read_file(run.log());
+  };
+  EXPECT_EQ(cut(""), kept);
+  EXPECT_EQ(cut("{\"step\":3}\n{\"event\":\"memory\"}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"validation\",\"step\":4}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"end\",\"steps\":3}\n"), kept);
+  EXPECT_EQ(cut("{\"event\":\"mem"), kept) << "a line that was cut off";
+  const std::string whole = "{\"event\":\"end\",\"steps\":2}\n";
+  EXPECT_EQ(cut(whole + "{\"step\":3"), kept + whole);
 }
 
 TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {

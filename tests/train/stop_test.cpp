@@ -1,5 +1,5 @@
 #include "zero/train/stop.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/gpt2/gpt2.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

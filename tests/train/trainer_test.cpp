@@ -12,6 +12,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
+#include "zero/models/architectures.h"
 
 namespace zero::train {
 namespace {
@@ -67,11 +68,18 @@ class TrainerTest : public ::testing::Test {
     options_.steps = 4;
     options_.warmup = 0;
     options_.eval_every = 2;
-    options_.eval_batches = 2;
+    options_.eval_tokens = 64;
     options_.sample_tokens = 5;
     options_.threads = 1;
-    config_.micro_batch_size = 2;
+    options_.micro_batch_size = 2;
     config_.gradient_accumulation_steps = 2;
+  }
+
+  Settings settings() const { return {.engine = config_, .program = options_}; }
+  Config with(const OffloadOptimizer& offload) const {
+    auto config = config_;
+    config.offload_optimizer = offload;
+    return config;
   }
 
   test::TemporaryFolder folder_;
@@ -81,7 +89,7 @@ class TrainerTest : public ::testing::Test {
 
 TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
   Heard heard;
-  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+  Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
   EXPECT_EQ(trainer.train(), 0);
   EXPECT_EQ(trainer.step(), 4);
   EXPECT_EQ(heard.run.tokens_per_step(), 2 * 2 * 16);
@@ -102,27 +110,67 @@ TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
 }
 
 TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
-  Trainer trainer(options_, config_, comm::single());
+  Trainer trainer(settings(), comm::single());
   trainer.train();
   const SafetensorsReader file(folder_ / "run/model.safetensors");
-  const auto parameters = trainer.model()->named_parameters();
+  const auto parameters = trainer.model().module().named_parameters();
   EXPECT_EQ(file.tensors().size(), parameters.size());
   for (const auto& parameter : parameters) {
     EXPECT_TRUE(file.read(parameter.key()).equal(parameter.value().detach())) << parameter.key();
   }
-  EXPECT_EQ(Gpt2Config::load((folder_ / "run/config.json").string()), trainer.model()->config());
+  EXPECT_EQ(language_model_config((folder_ / "run/config.json").string())->to_json(),
+            trainer.model().config().to_json());
 }
 
 TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
-  Trainer trainer(options_, config_, comm::single());
-  const auto first = trainer.validate();
-  EXPECT_EQ(trainer.validate().loss, first.loss);
+  Trainer trainer(settings(), comm::single());
+  const auto first = trainer.validate().value();
+  EXPECT_EQ(trainer.validate().value().loss, first.loss);
   trainer.train_step();
-  EXPECT_LT(trainer.validate().loss, first.loss);
+  EXPECT_LT(trainer.validate().value().loss, first.loss);
+}
+
+TEST_F(TrainerTest, ValidatesTheWeightsThatItSavesWhereUpdatesAreDelayed) {
+  Heard heard;
+  config_.offload_optimizer.device = OffloadDevice::nvme;
+  config_.offload_optimizer.nvme_path = folder_.path();
+  config_.offload_optimizer.delayed_update_after = 1;
+  Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
+  trainer.train();
+  EXPECT_EQ(heard.validations.back().loss, trainer.validate().value().loss);
+}
+
+TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
+  const auto text = test::read_file(options_.data);
+  const auto loss_with = [&](size_t changed) {
+    auto other = text;
+    if (changed < other.size()) other.replace(changed, 400, 400, 'z');
+    test::write_file(folder_ / "validation.txt", other);
+    options_.val_data = folder_ / "validation.txt";
+    options_.overwrite = true;
+    Trainer trainer(settings(), comm::single());
+    const auto report = trainer.validate().value();
+    EXPECT_EQ(report.tokens, 320);
+    return report.loss;
+  };
+  options_.eval_tokens = 320;  // 20 of some 470 sequences
+  const double loss = loss_with(text.size());
+  for (const double part : {0.1, 0.5, 0.9}) {
+    EXPECT_NE(loss_with(static_cast<size_t>(part * static_cast<double>(text.size()))), loss)
+        << part;
+  }
+}
+
+TEST_F(TrainerTest, ValidatesOnTheWholeTextWhereThatIsShorter) {
+  options_.eval_tokens = int64_t{1} << 62;
+  options_.val_data = options_.data;
+  Trainer trainer(settings(), comm::single());
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(options_.data));
+  EXPECT_EQ(trainer.validate().value().tokens, (size - 1) / options_.seq * options_.seq);
 }
 
 TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {
-  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<FailingMonitor>()));
+  Trainer trainer(settings(), comm::single(), monitors(std::make_unique<FailingMonitor>()));
   try {
     trainer.train();
     FAIL();
@@ -137,7 +185,7 @@ TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {
   options_.vocab_size =
       5000;  // the untrained model would draw one of the 4744 others nearly always
   options_.steps = 1;
-  Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+  Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
   trainer.train();
   EXPECT_EQ(heard.text.size(), 5u);
 }
@@ -151,7 +199,7 @@ TEST_F(TrainerTest, ValidatesOnAFolderSplitAndOnAWholeFile) {
     Heard heard;
     options_.val_data = data;
     options_.overwrite = true;
-    Trainer trainer(options_, config_, comm::single(), monitors(std::make_unique<Listener>(heard)));
+    Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
     trainer.train();
     return heard.run.validation_tokens;
   };
@@ -174,40 +222,38 @@ TEST_F(TrainerTest, RefusesValidationDataOfOtherTokens) {
   prepared("smaller", 255, "one");
   options_.data = folder_ / "data";
   options_.val_data = folder_ / "same";
-  EXPECT_NO_THROW(check_run(options_, config_, 1));
+  EXPECT_NO_THROW(check_run(settings(), 1));
   for (const char* name : {"another", "smaller", "text.txt"}) {
     options_.val_data = folder_ / name;
-    EXPECT_THROW(check_run(options_, config_, 1), DataError) << name;
+    EXPECT_THROW(check_run(settings(), 1), DataError) << name;
   }
 }
 
 TEST_F(TrainerTest, RefusesAModelThatTheDataDoesNotFit) {
   options_.vocab_size = 100;
-  EXPECT_THROW(check_run(options_, config_, 1), ConfigError);
-  options_.vocab_size = 0;
+  EXPECT_THROW(check_run(settings(), 1), ConfigError);
+  options_.vocab_size.reset();
   options_.seq = 33;
-  EXPECT_THROW(Trainer(options_, config_, comm::single()), ConfigError);
+  EXPECT_THROW(Trainer(settings(), comm::single()), ConfigError);
 }
 
 TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
-  auto refused = config_;
-  refused.offload_optimizer.device = OffloadDevice::nvme;
-  refused.offload_optimizer.nvme_path = "/no/such/folder";
-  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  const OffloadOptimizer nowhere{.device = OffloadDevice::nvme, .nvme_path = "/no/such/folder"};
+  EXPECT_THROW(Trainer({.engine = with(nowhere), .program = options_}, comm::single()), Error);
   options_.save_every = 2;
-  Trainer(options_, config_, comm::single()).train();  // there is no run to overwrite
+  Trainer(settings(), comm::single()).train();  // there is no run to overwrite
 
   const auto log = test::read_file(folder_ / "run/log.jsonl");
   test::write_file(folder_ / "run/model.safetensors.1.tmp", "half of it");
   options_.overwrite = true;
-  EXPECT_THROW(Trainer(options_, refused, comm::single()), Error);
+  EXPECT_THROW(Trainer({.engine = with(nowhere), .program = options_}, comm::single()), Error);
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
-  Trainer(options_, config_, comm::single());  // has not begun to train
+  Trainer(settings(), comm::single());  // has not begun to train
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
-  options_.save_every = 0;
-  Trainer(options_, config_, comm::single()).train();
+  options_.save_every.reset();
+  Trainer(settings(), comm::single()).train();
   EXPECT_NE(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-4"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors.1.tmp"));
@@ -217,9 +263,9 @@ TEST_F(TrainerTest, RefusesWhatExceedsTheBudgetBeforeTheModelIsBuilt) {
   using ::testing::HasSubstr;
   options_.vocab_size = int64_t{1} << 40;  // no machine could build it
   config_.memory_budget = int64_t{1} << 30;
-  EXPECT_THAT([&] { check_run(options_, config_, 1); },
+  EXPECT_THAT([&] { check_run(settings(), 1); },
               ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
-  EXPECT_THAT([&] { Trainer(options_, config_, comm::single()); },
+  EXPECT_THAT([&] { Trainer(settings(), comm::single()); },
               ::testing::ThrowsMessage<OutOfMemory>(HasSubstr("The memory budget is 1.00 GiB")));
 }
 

@@ -104,6 +104,18 @@ void* HostAllocator::Impl::take_elsewhere(size_t bytes) {
   return data;
 }
 
+void HostAllocator::check(void* data) {
+  if (impl_->elsewhere_count == 0) return;
+  std::shared_ptr<BlockSource> owner;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    const auto block = impl_->elsewhere.find(data);
+    if (block == impl_->elsewhere.end()) return;
+    owner = block->second;
+  }
+  owner->check(data);
+}
+
 // False if the block is of no other source.
 bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   if (elsewhere_count == 0) return false;

@@ -55,6 +55,10 @@ class HostAllocator final : public c10::Allocator {
   /// `allocate`. Nobody else uses the block.
   void* keep_charged(c10::DataPtr& data, size_t begin, size_t end);
 
+  /// Throws the Error of its source where the block that begins at `data` may not hold any more
+  /// what was put into it. Other blocks are memory.
+  void check(void* data);
+
   HostMemory usage() const;
   /// usage().used.current, without a lock.
   int64_t used() const;
@@ -87,6 +91,8 @@ class BlockSource {
   /// `bytes` on a page's border. Throws an Error where it has not as many.
   virtual void* take(size_t bytes) = 0;
   virtual void give(void* data) noexcept = 0;
+  /// Throws an Error where what was put into the block may have been lost.
+  virtual void check(void* data) = 0;
 };
 
 /// While it lives, large blocks that this thread allocates are `source`'s, which lives at least

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include "zero/base/file_limit.h"
 
 namespace zero {
 namespace {
@@ -35,19 +36,21 @@ OutputFile::OutputFile(std::filesystem::path path, Fail fail)
 OutputFile::~OutputFile() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(temporary_.c_str());
+  if (owner_.here()) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::report(const char* what) const {
   const int code = errno;
-  const char* remedy = code == ENOSPC || code == EDQUOT
-                           ? " Free some space, or write to another disk."
-                           : " Check that the folder exists and may be written.";
+  const std::string remedy =
+      code == ENOSPC || code == EDQUOT  ? " Free some space, or write to another disk."
+      : code == EFBIG && largest_file() ? file_limit_remedy()
+                                        : " Check that the folder exists and may be written.";
   fail_(fmt::format("Cannot {} {}: {}.{}", what, path_.string(), std::strerror(code), remedy));
   std::abort();  // `fail_` throws
 }
 
 void OutputFile::put(uint64_t offset, const std::byte* data, size_t size) {
+  if (size > 0 && beyond_file_limit(static_cast<int64_t>(offset + size))) report("write");
   while (size > 0) {
     const auto written = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
@@ -106,38 +109,53 @@ void sync_folder(const std::filesystem::path& folder, Fail fail) {
   }
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path, Fail fail) : path_(path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+InputFile::InputFile(std::filesystem::path path, Fail fail)
+    : path_(std::move(path)),
+      fail_(fail),
+      descriptor_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat status {};
   const char* reason = nullptr;
-  if (descriptor < 0 || ::fstat(descriptor, &status) != 0) {
+  if (!descriptor_ || ::fstat(descriptor_.get(), &status) != 0) {
     reason = std::strerror(errno);
   } else if (!S_ISREG(status.st_mode)) {
     reason = S_ISDIR(status.st_mode) ? "it is a folder" : "it is not a regular file";
-  } else if (status.st_size > 0) {
-    size_ = static_cast<size_t>(status.st_size);
-    void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (data == MAP_FAILED) {
-      reason = std::strerror(errno);
-    } else {
-      data_ = static_cast<const std::byte*>(data);
+  }
+  if (reason != nullptr) fail_(fmt::format("Cannot read {}: {}.", path_.string(), reason));
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+void InputFile::read_at(uint64_t offset, void* data, size_t size) const {
+  auto* to = static_cast<std::byte*>(data);
+  while (size > 0) {
+    const auto got = ::pread(descriptor_.get(), to, size, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      fail_(fmt::format("Cannot read {} at byte {}: {}.", path_.string(), offset,
+                        std::strerror(errno)));
     }
+    if (got == 0) {
+      fail_(fmt::format(
+          "{} ends at byte {} and had {} bytes when it was opened: it was truncated meanwhile. "
+          "Replace a file that is in use by renaming another over it.",
+          path_.string(), offset, size_));
+    }
+    to += got;
+    offset += static_cast<uint64_t>(got);
+    size -= static_cast<size_t>(got);
   }
-  if (descriptor >= 0) ::close(descriptor);
-  if (reason != nullptr) fail(fmt::format("Cannot read {}: {}.", path.string(), reason));
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+void InputFile::will_need(uint64_t offset, uint64_t size) const {
+  // Only a hint: a failure changes nothing.
+  (void)::posix_fadvise(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(size),
+                        POSIX_FADV_WILLNEED);
 }
 
-void MappedFile::will_need(size_t offset, size_t size) const {
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t begin = offset / page * page;
-  if (data_ != nullptr && offset + size <= size_) {
-    // Only a hint: a failure changes nothing.
-    (void)::madvise(const_cast<std::byte*>(data_) + begin, offset + size - begin, MADV_WILLNEED);
-  }
+std::string read_file(const std::filesystem::path& path, Fail fail) {
+  const InputFile file(path, fail);
+  std::string bytes(file.size(), '\0');
+  file.read_at(0, bytes.data(), bytes.size());
+  return bytes;
 }
 
 }  // namespace zero

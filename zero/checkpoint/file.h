@@ -1,12 +1,14 @@
-// Files that are whole or absent, and files that are read through memory.
+// Files that are whole or absent, and files that are read by position.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
+
+#include "zero/base/descriptor.h"
+#include "zero/base/owner_process.h"
 
 namespace zero {
 
@@ -21,7 +23,8 @@ template <typename Exception>
 
 /// A file that appears under its name only when it is complete and on the disk: it is written under
 /// a temporary name in the same folder, synced, and renamed, and then the folder is synced. Every
-/// failure, a full disk among them, is reported with the path and the system's reason. Destroyed
+/// failure, a full disk and a limit on files (ulimit -f) among them, is reported with the path and
+/// the system's reason. Destroyed
 /// before `commit`, it leaves nothing behind. One thread at a time.
 class OutputFile {
  public:
@@ -48,6 +51,7 @@ class OutputFile {
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   Fail fail_;
+  OwnerProcess owner_;
   int descriptor_ = -1;
   uint64_t size_ = 0;
   size_t buffered_ = 0;
@@ -57,24 +61,28 @@ class OutputFile {
 /// Makes the entries of `folder` (creations, renames) durable.
 void sync_folder(const std::filesystem::path& folder, Fail fail);
 
-/// A regular file mapped read-only. The mapping lives as long as the object; the file must not
-/// shrink meanwhile.
-class MappedFile {
+/// A regular file that is read by position: one that shrinks or fails meanwhile is an error, where
+/// a mapping would end the process by SIGBUS. Any number of threads.
+class InputFile {
  public:
-  MappedFile(const std::filesystem::path& path, Fail fail);
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
+  InputFile(std::filesystem::path path, Fail fail);
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// Bytes, when it was opened.
+  uint64_t size() const { return size_; }
+  /// Reads bytes [offset, offset + size), which must lie within the file.
+  void read_at(uint64_t offset, void* data, size_t size) const;
   /// Asks the system to read a range soon, without waiting.
-  void will_need(size_t offset, size_t size) const;
+  void will_need(uint64_t offset, uint64_t size) const;
 
  private:
   std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  Fail fail_;
+  Descriptor descriptor_;
+  uint64_t size_ = 0;
 };
+
+/// All bytes of a regular file.
+std::string read_file(const std::filesystem::path& path, Fail fail);
 
 }  // namespace zero

@@ -6,13 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
 
 namespace zero {
@@ -60,14 +59,17 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef shape) {
   return fmt::format("{} ({})", c10::toString(dtype), fmt::join(shape, ", "));
 }
 
-// Bytes of a tensor, or nothing when a dimension is negative or the product does not fit.
+// Bytes of a tensor, or nothing when a dimension is negative or the product does not fit in an
+// int64. Dimensions of 0 do not help there: strides are products of the others.
 std::optional<uint64_t> byte_size(const TensorInfo& info) {
-  uint64_t size = c10::elementSize(info.dtype);
+  auto size = static_cast<int64_t>(c10::elementSize(info.dtype));
+  bool empty = false;
   for (const int64_t dimension : info.shape) {
-    if (dimension < 0 || __builtin_mul_overflow(size, static_cast<uint64_t>(dimension), &size))
+    empty |= dimension == 0;
+    if (dimension < 0 || __builtin_mul_overflow(size, std::max<int64_t>(dimension, 1), &size))
       return {};
   }
-  return size;
+  return empty ? 0 : static_cast<uint64_t>(size);
 }
 
 }  // namespace
@@ -150,24 +152,6 @@ void SafetensorsWriter::commit() {
 
 namespace {
 
-// Parses the header and refuses names that repeat, of which nlohmann would keep one.
-json parse_header(std::string_view text) {
-  std::vector<std::set<std::string>> names;
-  std::string repeated;
-  const auto watch = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) names.emplace_back();
-    if (event == json::parse_event_t::object_end) names.pop_back();
-    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
-      repeated = value.get<std::string>();
-    return true;
-  };
-  auto header = json::parse(text, watch);
-  if (!repeated.empty())
-    throw CheckpointError(fmt::format("the header names '{}' twice", repeated));
-  if (!header.is_object()) throw CheckpointError("the header is not a JSON object");
-  return header;
-}
-
 struct Entry {
   TensorInfo info;
   uint64_t begin = 0;
@@ -176,7 +160,7 @@ struct Entry {
 
 Entry parse_entry(const std::string& name, const json& value) {
   const auto refuse = [&](const std::string& why) {
-    throw CheckpointError(fmt::format("the tensor '{}' {}", name, why));
+    throw CheckpointError(fmt::format("the tensor '{}' {}", excerpt(name), why));
   };
   const auto is_sizes = [](const json& list) {
     return list.is_array() && std::all_of(list.begin(), list.end(), [](const json& item) {
@@ -191,18 +175,19 @@ Entry parse_entry(const std::string& name, const json& value) {
   const auto& shape = value["shape"];
   const auto& offsets = value["data_offsets"];
   const auto known = dtype.is_string() ? dtype_of(dtype.get<std::string>()) : std::nullopt;
-  if (!known) refuse(fmt::format("has the unknown dtype {}", dtype.dump()));
-  if (!is_sizes(shape)) refuse(fmt::format("has the shape {}", shape.dump()));
+  if (!known) refuse(fmt::format("has the unknown dtype {}", excerpt(dtype.dump())));
+  if (!is_sizes(shape)) refuse(fmt::format("has the shape {}", excerpt(shape.dump())));
   if (!is_sizes(offsets) || offsets.size() != 2)
-    refuse(fmt::format("has the data_offsets {}", offsets.dump()));
+    refuse(fmt::format("has the data_offsets {}", excerpt(offsets.dump())));
   Entry entry{{name, *known, shape.get<std::vector<int64_t>>()},
               offsets[0].get<uint64_t>(),
               offsets[1].get<uint64_t>()};
   const auto size = byte_size(entry.info);
-  if (!size) refuse(fmt::format("has the shape {}, which is too large", shape.dump()));
+  if (!size) refuse(fmt::format("has the shape {}, which is too large", excerpt(shape.dump())));
   if (entry.end < entry.begin || entry.end - entry.begin != *size) {
     refuse(fmt::format("of {} has {} bytes, and its data_offsets are {}",
-                       describe(entry.info.dtype, entry.info.shape), *size, offsets.dump()));
+                       excerpt(describe(entry.info.dtype, entry.info.shape)), *size,
+                       offsets.dump()));
   }
   return entry;
 }
@@ -220,9 +205,10 @@ std::vector<Entry> parse_entries(const json& header, uint64_t size) {
   uint64_t end = 0;
   for (const auto& entry : entries) {
     if (entry.begin != end) {
-      throw CheckpointError(fmt::format(
-          "the tensor '{}' begins at {}, and the one before it ends at {}: they {}",
-          entry.info.name, entry.begin, end, entry.begin < end ? "overlap" : "leave a gap"));
+      throw CheckpointError(
+          fmt::format("the tensor '{}' begins at {}, and the one before it ends at {}: they {}",
+                      excerpt(entry.info.name), entry.begin, end,
+                      entry.begin < end ? "overlap" : "leave a gap"));
     }
     end = entry.end;
   }
@@ -241,7 +227,7 @@ std::map<std::string, std::string> parse_metadata(const json& header) {
   if (!found->is_object()) throw CheckpointError(fmt::format("its {} is not an object", kMetadata));
   for (const auto& [key, value] : found->items()) {
     if (!value.is_string())
-      throw CheckpointError(fmt::format("the {} '{}' is not a string", kMetadata, key));
+      throw CheckpointError(fmt::format("the {} '{}' is not a string", kMetadata, excerpt(key)));
     metadata[key] = value.get<std::string>();
   }
   return metadata;
@@ -250,31 +236,39 @@ std::map<std::string, std::string> parse_metadata(const json& header) {
 }  // namespace
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : file_(std::make_unique<MappedFile>(path, &fail<CheckpointError>)) {
+    : file_(std::make_unique<InputFile>(path, &fail<CheckpointError>)) {
+  const auto refuse = [&](const std::string& why) {
+    throw CheckpointError(
+        fmt::format("{} is not a safetensors file or is damaged: {}.", path.string(), why));
+  };
+  uint64_t length = 0;
+  if (file_->size() < sizeof length) refuse(fmt::format("it has only {} bytes", file_->size()));
+  file_->read_at(0, &length, sizeof length);
+  const uint64_t rest = file_->size() - sizeof length;
+  if (length > rest)
+    refuse(fmt::format("it promises a header of {} bytes, and {} follow", length, rest));
+  if (length > kMaxHeader) {
+    refuse(fmt::format("its header has {} bytes, and the format allows {}", length, kMaxHeader));
+  }
+  std::string text(length, '\0');
+  file_->read_at(sizeof length, text.data(), length);
   try {
-    const auto bytes = file_->bytes();
-    uint64_t length = 0;
-    if (bytes.size() < sizeof length)
-      throw CheckpointError(fmt::format("it has only {} bytes", bytes.size()));
-    std::memcpy(&length, bytes.data(), sizeof length);
-    if (length > kMaxHeader || length > bytes.size() - sizeof length) {
-      throw CheckpointError(fmt::format("it promises a header of {} bytes, and {} follow", length,
-                                        bytes.size() - sizeof length));
-    }
-    const auto header =
-        parse_header({reinterpret_cast<const char*>(bytes.data()) + sizeof length, length});
-    const size_t origin = sizeof length + length;
+    const auto header = [&] {
+      try {
+        return parse_json(text);
+      } catch (const Error& error) {
+        throw CheckpointError(fmt::format("its header {}", error.what()));
+      }
+    }();
+    if (!header.is_object()) throw CheckpointError("its header is not a JSON object");
+    if (text.front() != '{') throw CheckpointError("its header does not begin with '{'");
     metadata_ = parse_metadata(header);
-    for (auto& entry : parse_entries(header, bytes.size() - origin)) {
-      offsets_[entry.info.name] = {tensors_.size(), origin + entry.begin};
+    for (auto& entry : parse_entries(header, rest - length)) {
+      offsets_[entry.info.name] = {tensors_.size(), sizeof length + length + entry.begin};
       tensors_.push_back(std::move(entry.info));
     }
-  } catch (const json::exception& error) {
-    throw CheckpointError(fmt::format("{} is not a safetensors file: its header is not JSON ({}).",
-                                      path.string(), error.what()));
   } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("{} is not a safetensors file or is damaged: {}.",
-                                      path.string(), error.what()));
+    refuse(error.what());
   }
 }
 
@@ -291,8 +285,7 @@ at::Tensor SafetensorsReader::read(std::string_view name) const {
   const auto& info = tensors_[found->second.index];
   auto tensor = at::empty(info.shape, info.dtype);
   if (tensor.numel() > 0)
-    std::memcpy(tensor.mutable_data_ptr(), file_->bytes().data() + found->second.offset,
-                tensor.nbytes());
+    file_->read_at(found->second.offset, tensor.mutable_data_ptr(), tensor.nbytes());
   return tensor;
 }
 

@@ -15,7 +15,7 @@
 
 namespace zero {
 
-class MappedFile;
+class InputFile;
 class OutputFile;
 
 /// What a safetensors header says of a tensor.
@@ -55,9 +55,10 @@ class SafetensorsWriter {
   std::unique_ptr<OutputFile> file_;
 };
 
-/// Reads a safetensors file through memory: opening reads the header alone. A header that lies in
-/// any way is a CheckpointError, here and not later: its length, JSON, repeated names, dtypes,
-/// shapes, and offsets that overlap, leave a gap or do not match the file's size.
+/// Reads a safetensors file: opening reads the header alone. Whatever the file holds, what comes
+/// out is what it says or a CheckpointError that names the file and the thing, here and not later:
+/// the header's length, JSON and depth, repeated names, dtypes, shapes, and offsets that overlap,
+/// leave a gap or do not match the file's size.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -68,7 +69,8 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(std::string_view name) const { return offsets_.find(name) != offsets_.end(); }
 
-  /// A copy of the tensor on the CPU. CheckpointError when there is no such tensor.
+  /// A copy of the tensor on the CPU. CheckpointError when there is no such tensor, or when the
+  /// file was truncated since it was opened.
   at::Tensor read(std::string_view name) const;
 
  private:
@@ -76,7 +78,7 @@ class SafetensorsReader {
     size_t index = 0;   // in tensors_
     size_t offset = 0;  // in the file
   };
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<InputFile> file_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, Location, std::less<>> offsets_;
   std::map<std::string, std::string> metadata_;

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/base/memory_limit.h"
+#include "zero/base/file_limit.h"
 
 namespace zero::comm {
 namespace {
@@ -38,9 +38,12 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // Below this an allocation cannot bring the machine down, and the look at the free memory costs
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
+constexpr int64_t kPiece = int64_t{32} << 20;
+constexpr int64_t kCounter = sizeof(int64_t);
 
 // Reserves pages; returns 0 or an errno.
 int reserve(int file, int64_t offset, int64_t bytes) {
+  if (beyond_file_limit(offset + bytes)) return EFBIG;
   for (;;) {
     if (fallocate(file, FALLOC_FL_KEEP_SIZE, offset, bytes) == 0) return 0;
     if (errno != EINTR) return errno;
@@ -54,7 +57,9 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
   const auto most =
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / ranks)));
-  return {at::round_up(control_bytes, kPage), std::min(wanted, most) - kSkew, ranks};
+  const auto pending = kCounter * ranks;
+  return {at::round_up(at::round_up(control_bytes, kCounter) + pending, kPage),
+          std::min(wanted, most) - kSkew, ranks};
 }
 
 bool ArenaLayout::valid(int64_t least_control_bytes) const {
@@ -69,10 +74,13 @@ bool ArenaLayout::holds(int64_t offset, int64_t bytes, int first, int last) cons
 
 std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
   Descriptor file(memfd_create("libzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file || ftruncate(file.get(), layout.total_bytes()) != 0) {
-    throw OutOfMemory(
-        fmt::format("Cannot make the shared memory of {} ranks (memfd of {}): {}.", layout.ranks,
-                    format_bytes(static_cast<double>(layout.total_bytes())), std::strerror(errno)));
+  if (!file || beyond_file_limit(layout.total_bytes()) ||
+      ftruncate(file.get(), layout.total_bytes()) != 0) {
+    const int error = errno;
+    throw OutOfMemory(fmt::format("Cannot make the shared memory of {} ranks (memfd of {}): {}.{}",
+                                  layout.ranks,
+                                  format_bytes(static_cast<double>(layout.total_bytes())),
+                                  std::strerror(error), error == EFBIG ? file_limit_remedy() : ""));
   }
   if (const int error = reserve(file.get(), 0, layout.control_bytes); error != 0) {
     throw OutOfMemory(fmt::format("Cannot reserve {} of shared memory: {}.",
@@ -145,9 +153,69 @@ int64_t Mapping::offset_of(const void* address, int64_t bytes) const {
   return static_cast<int64_t>(begin - reinterpret_cast<uintptr_t>(memory_.data()));
 }
 
-Arena::Arena(std::shared_ptr<Mapping> mapping, int rank)
+std::atomic_ref<int64_t> Mapping::pending(int rank) const {
+  auto* of_ranks = at(layout_.control_bytes) - kCounter * layout_.ranks;
+  return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(of_ranks + kCounter * rank));
+}
+
+// Note [Pending memory]
+// Ranks allocate at the same time, and what one has been granted is not missing from the host's
+// memory before its pages are there: two of them that looked at the memory alone could each take
+// more than half of it, and the kernel would kill one. So a rank says first how much it is about to
+// take, and counts what the others say as taken. The pages are then reserved in pieces, each of
+// which stops being pending when it is there. A rank that reads a count and then the memory may see
+// a piece twice, but never misses one; so it looks again while the counts change.
+class Arena::Grant {
+ public:
+  Grant(const Arena& arena, int64_t bytes)
+      : mapping_(*arena.mapping_), rank_(arena.rank_), left_(bytes) {
+    mapping_.pending(rank_).fetch_add(left_);
+    for (bool changes = true; changes && !fits_;) {
+      others_ = of_others();
+      memory_ = arena.memory_();
+      fits_ = bytes <= memory_.available - others_;
+      changes = of_others() != others_;
+    }
+  }
+  Grant(const Grant&) = delete;
+  Grant& operator=(const Grant&) = delete;
+  ~Grant() { taken(left_); }
+
+  bool fits() const { return fits_; }
+  std::string refusal() const {
+    return fmt::format("only {} can be had of {}{}",
+                       format_bytes(static_cast<double>(memory_.available)), memory_.reason,
+                       others_ == 0
+                           ? ""
+                           : fmt::format(", and other ranks of this host are taking {} of them",
+                                         format_bytes(static_cast<double>(others_))));
+  }
+  void taken(int64_t bytes) {
+    mapping_.pending(rank_).fetch_sub(bytes);
+    left_ -= bytes;
+  }
+
+ private:
+  int64_t of_others() const {
+    int64_t sum = 0;
+    for (int rank = 0; rank < mapping_.layout().ranks; ++rank) {
+      if (rank != rank_) sum += mapping_.pending(rank).load();
+    }
+    return sum;
+  }
+
+  const Mapping& mapping_;
+  int rank_;
+  int64_t left_;
+  int64_t others_ = 0;
+  MemoryLimit memory_;
+  bool fits_ = false;
+};
+
+Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::function<MemoryLimit()> memory)
     : mapping_(std::move(mapping)),
       rank_(rank),
+      memory_(std::move(memory)),
       heap_(static_cast<size_t>(mapping_->layout().region_offset(rank)),
             static_cast<size_t>(mapping_->layout().region_bytes)) {}
 
@@ -160,13 +228,12 @@ int64_t Arena::allocate(int64_t bytes) {
   };
   const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : at::round_up(bytes, kPage);
   const auto alignment = rounded >= kHugePage ? kHugePage : kPage;
+  std::optional<Grant> grant;
   if (rounded >= kWatchedBytes) {
     // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
     // failing.
-    if (const auto memory = available_memory(); rounded > memory.available) {
-      refuse(fmt::format("only {} can be had of {}",
-                         format_bytes(static_cast<double>(memory.available)), memory.reason));
-    }
+    grant.emplace(*this, rounded);
+    if (!grant->fits()) refuse(grant->refusal());
   }
   std::optional<size_t> place;
   {
@@ -176,9 +243,16 @@ int64_t Arena::allocate(int64_t bytes) {
   }
   if (!place) refuse("this rank's region is full");
   const auto offset = static_cast<int64_t>(*place);
-  if (const int error = reserve(mapping_->file(), offset, rounded); error != 0) {
+  int error = 0;
+  for (int64_t done = 0; done < rounded && error == 0;) {
+    const auto piece = std::min(rounded - done, kPiece);
+    error = reserve(mapping_->file(), offset + done, piece);
+    if (error == 0 && grant) grant->taken(piece);
+    done += piece;
+  }
+  if (error != 0) {
     free(offset);
-    refuse(std::strerror(error));
+    refuse(std::strerror(error) + (error == EFBIG ? "." + file_limit_remedy() : std::string()));
   }
   // Asked for outright, since systems leave huge pages of shared memory switched off. A refusal
   // leaves small pages.
@@ -189,6 +263,7 @@ int64_t Arena::allocate(int64_t bytes) {
 }
 
 void Arena::free(int64_t offset) noexcept {
+  if (!owner_.here()) return;
   const std::lock_guard lock(mutex_);
   const auto bytes = static_cast<int64_t>(heap_.size_of(static_cast<size_t>(offset)));
   ensure(bytes > 0, "a block of the arena is freed twice");

@@ -11,18 +11,23 @@
 // as zeros.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 
 #include "zero/base/descriptor.h"
+#include "zero/base/memory_limit.h"
 #include "zero/base/memory_mapping.h"
+#include "zero/base/owner_process.h"
 #include "zero/base/range_heap.h"
 
 namespace zero::comm {
 
-/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1].
+/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1]. The
+/// control region ends with the bytes that each rank is about to take (Note [Pending memory]).
 struct ArenaLayout {
   int64_t control_bytes = 0;
   int64_t region_bytes = 0;
@@ -53,6 +58,8 @@ class Mapping {
   const ArenaLayout& layout() const { return layout_; }
   int file() const { return file_.get(); }
   std::byte* at(int64_t offset) const { return memory_.data() + offset; }
+  /// The bytes that `rank` has been granted and has not taken yet.
+  std::atomic_ref<int64_t> pending(int rank) const;
   /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
   /// regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
@@ -84,18 +91,26 @@ class PrivateView {
 class Arena {
  public:
   static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
-  Arena(std::shared_ptr<Mapping> mapping, int rank);
-  /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory.
+  /// `memory` says what the host has left; tests give another.
+  Arena(
+      std::shared_ptr<Mapping> mapping, int rank,
+      std::function<MemoryLimit()> memory = [] { return available_memory(); });
+  /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory, also where there is
+  /// room for it but not for what the other ranks are taking meanwhile.
   int64_t allocate(int64_t bytes);
-  /// Gives back a block that `allocate` returned.
+  /// Gives back a block that `allocate` returned. In a child that the rank has forked it does
+  /// nothing: the block is the rank's still.
   void free(int64_t offset) noexcept;
   /// Bytes of the blocks now allocated, rounded up to whole pages.
   int64_t allocated_bytes() const;
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
 
  private:
+  class Grant;
   std::shared_ptr<Mapping> mapping_;
   int rank_;
+  std::function<MemoryLimit()> memory_;
+  OwnerProcess owner_;
   mutable std::mutex mutex_;
   RangeHeap heap_;  // of the offsets in the file
 };

@@ -5,6 +5,9 @@
 #include <thread>
 #include <utility>
 
+#include "zero/base/error.h"
+#include "zero/base/thread.h"
+
 namespace zero::comm {
 
 IssuedCall::IssuedCall(Call call, std::shared_ptr<CallQueue> queue)
@@ -24,12 +27,13 @@ bool IssuedCall::wait(std::chrono::milliseconds /*timeout*/) {
 
 void CallQueue::push(c10::intrusive_ptr<IssuedCall> issued, bool wake) {
   const std::lock_guard lock(mutex_);
+  if (wake && !worker_.joinable()) {
+    worker_ = start_thread<CommError>("a rank's collectives", [this] { work(); });
+  }
   auto* last = issued.get();
   (tail_ == nullptr ? head_ : tail_->next_) = std::move(issued);
   tail_ = last;
-  if (!wake) return;
-  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-  changed_.notify_all();
+  if (wake) changed_.notify_all();
 }
 
 void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/owner_process.h"
 #include "zero/base/streaming.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
@@ -62,6 +63,7 @@ void copy_slice(const at::Tensor& output, const at::Tensor& input) {
 
 struct Group::Impl {
   Transport transport;
+  OwnerProcess owner;
   GroupOptions options;
   Accounts accounts;
   int rank = 0;
@@ -152,7 +154,10 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
 Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
     : Group(Transport{.data = std::move(backend)}, options) {}
 
-Group::~Group() = default;
+// What a forked child has is a copy: threads and peers are its parent's.
+Group::~Group() {
+  if (!impl_->owner.here()) (void)impl_.release();
+}
 
 // Over another backend the ranks tell each other which host they are on.
 Topology Group::Impl::find_topology() const {

@@ -5,6 +5,8 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,29 +57,86 @@ Descriptor open_file(const std::filesystem::path& path, int flags) {
   return file;
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written > 0) {
-      text.remove_prefix(static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd writable{fd, POLLOUT, 0};
-      poll(&writable, 1, -1);
-    } else if (errno != EINTR) {
-      return;  // nobody reads the launcher's output any more
-    }
+/// Passes text on to a descriptor of the launcher as its reader takes it, and never waits for the
+/// reader: what it does not take yet is kept. Where there is no reader any more, the text is
+/// dropped.
+class Sink {
+ public:
+  explicit Sink(int fd) : fd_(fd) {
+    struct stat status {};
+    if (fstat(fd, &status) != 0) return;
+    socket_ = S_ISSOCK(status.st_mode);
+    waits_ = S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode);
+    if (!waits_) return;
+    // A description of its own: O_NONBLOCK on the launcher's would also be that of the ranks, and
+    // of the shell's terminal.
+    own_ = Descriptor(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                             O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   }
-}
 
-/// Passes a rank's output on to a descriptor of the launcher, line by line, each behind a prefix.
+  int fd() const { return own_ ? own_.get() : fd_; }
+  bool pending() const { return !text_.empty(); }
+  /// Whether its ranks should wait until the reader has taken more.
+  bool full() const { return text_.size() >= kMost; }
+
+  void put(std::string_view text) {
+    text_ += text;
+    flush();
+  }
+  /// Writes what the reader takes now.
+  void flush() {
+    size_t done = 0;
+    while (done < text_.size()) {
+      const ssize_t count = write_some(std::string_view(text_).substr(done));
+      if (count > 0) {
+        done += static_cast<size_t>(count);
+      } else if (count < 0 && errno == EINTR) {
+        continue;
+      } else {
+        if (count < 0 && errno != EAGAIN) done = text_.size();  // nobody reads any more
+        break;
+      }
+    }
+    text_.erase(0, done);
+  }
+
+ private:
+  ssize_t write_some(std::string_view text) const {
+    if (socket_) return send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (waits_ && !own_) {  // it cannot be opened again, but says when a little fits
+      pollfd writable{fd_, POLLOUT, 0};
+      if (poll(&writable, 1, 0) == 0) {
+        errno = EAGAIN;
+        return -1;
+      }
+      text = text.substr(0, kLittle);
+    }
+    return write(fd(), text.data(), text.size());
+  }
+
+  static constexpr size_t kMost = 1 << 20;
+  static constexpr size_t kLittle = 512;
+  int fd_;
+  Descriptor own_;
+  bool socket_ = false;
+  bool waits_ = false;  // a write to `fd_` may wait for its reader
+  std::string text_;
+};
+
+/// Passes a rank's output on to a sink, line by line, each behind a prefix.
 class LineRelay {
  public:
-  LineRelay(Descriptor source, int sink, std::string prefix)
-      : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {
+  LineRelay(Descriptor source, Sink& sink, std::string prefix)
+      : source_(std::move(source)),
+        sink_(&sink),
+        clear_(isatty(sink.fd()) == 1 ? "\r\033[K" : ""),
+        prefix_(std::move(prefix)) {
     fcntl(source_.get(), F_SETFL, O_NONBLOCK);
   }
   bool open() const { return static_cast<bool>(source_); }
   int fd() const { return source_.get(); }
+  /// Whether more can be passed on; a rank whose reader does not keep up waits in its pipe.
+  bool ready() const { return open() && !sink_->full(); }
 
   /// Passes on the lines that are complete, at least of all that the pipe holds now. A line without
   /// end is cut, lest it fill the memory.
@@ -111,24 +170,27 @@ class LineRelay {
       text += prefix_;
       text.append(pending_, begin, end + 1 - begin);
     }
-    write_all(sink_, text);
+    if (begin > 0) sink_->put(clear_ + text);
     pending_.erase(0, begin);
   }
   void emit_rest() {
-    write_all(sink_, prefix_ + pending_ + "\n");
+    sink_->put(clear_ + prefix_ + pending_ + "\n");
     pending_.clear();
   }
 
   static constexpr size_t kLongestLine = 1 << 20;
   Descriptor source_;
-  int sink_;
+  Sink* sink_;
+  std::string clear_;  // rank 0 may have left a progress bar on the terminal's line
   std::string prefix_;
   std::string pending_;
 };
 
 /// Blocks signals for this thread and those that it starts, and reads them from a descriptor. Those
-/// that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE is ignored
-/// too: the job goes on when nobody reads its output any more. All is restored at the end.
+/// that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE and SIGXFSZ
+/// are ignored too: the job goes on when nobody reads its output any more, or when the file that it
+/// goes to may not grow. SIGCHLD is not: a parent that ignored it would have handed that on, and
+/// the system would then not keep how a rank ended. All is restored at the end.
 class SignalScope {
  public:
   SignalScope() {
@@ -145,18 +207,25 @@ class SignalScope {
       pthread_sigmask(SIG_SETMASK, &before_, nullptr);
       fail("watch for signals");
     }
-    struct sigaction ignore {};
-    ignore.sa_handler = SIG_IGN;
-    sigaction(SIGPIPE, &ignore, &broken_pipe_before_);
+    struct sigaction action {};
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, &broken_pipe_before_);
+    sigaction(SIGXFSZ, &action, &file_limit_before_);
+    action.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &action, &child_before_);
   }
   SignalScope(const SignalScope&) = delete;
   SignalScope& operator=(const SignalScope&) = delete;
-  ~SignalScope() { restore(); }
+  ~SignalScope() {
+    restore_for_rank();
+    sigaction(SIGCHLD, &child_before_, nullptr);
+  }
 
   int fd() const { return descriptor_.get(); }
-  /// What was before, for a child too.
-  void restore() const {
+  /// What was before, but for SIGCHLD: a rank too may wait for the programs that it starts.
+  void restore_for_rank() const {
     sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
+    sigaction(SIGXFSZ, &file_limit_before_, nullptr);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   std::optional<int> next() const {
@@ -168,6 +237,8 @@ class SignalScope {
  private:
   sigset_t before_{};
   struct sigaction broken_pipe_before_ {};
+  struct sigaction file_limit_before_ {};
+  struct sigaction child_before_ {};
   Descriptor descriptor_;
 };
 
@@ -228,10 +299,11 @@ struct Process {
   /// else's.
   bool look() {
     siginfo_t info{};
-    if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-        info.si_pid == pid) {
-      end = info;
+    if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+      if (errno == EINTR) return false;
+      fail(fmt::format("learn how rank {} ended", rank));
     }
+    if (info.si_pid == pid) end = info;
     return ended();
   }
   bool ended() const { return end.has_value(); }
@@ -264,11 +336,13 @@ class Supervisor {
     const auto store = host_local_store(std::chrono::minutes(5));
     for (int rank = 0; rank < options_.nproc; ++rank) start(rank, store.port);
     while (running() > 0) wait_for_events();
-    for (auto& relay : relays_) relay.pump();  // what the last rank said before it ended
-    for (auto& relay : relays_) {
+    for (auto& relay : relays_) {  // what the last ranks said before they ended
+      if (relay.open()) relay.pump();
       if (relay.open()) relay.finish();
     }
-    return verdict();
+    const int status = verdict();
+    wait_for_reader();
+    return status;
   }
 
  private:
@@ -285,7 +359,7 @@ class Supervisor {
     // a terminal at all.
     if (rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
     std::vector<Descriptor> pipes;
-    const auto relay = [&](int sink) {
+    const auto relay = [&](Sink& sink) {
       auto pipe = make_pipe();
       relays_.emplace_back(std::move(pipe.read), sink, fmt::format("[{}] ", rank));
       pipes.push_back(std::move(pipe.write));
@@ -294,11 +368,11 @@ class Supervisor {
     switch (options_.logs) {
       case RankLogs::rank0:
         if (rank > 0) streams.out = null.get();
-        streams.err = relay(STDERR_FILENO);
+        streams.err = relay(errors_);
         break;
       case RankLogs::prefix:
-        streams.out = relay(STDOUT_FILENO);
-        streams.err = relay(STDERR_FILENO);
+        streams.out = relay(output_);
+        streams.err = relay(errors_);
         break;
       case RankLogs::files:
         log = open_file(options_.log_dir / fmt::format("rank-{}.log", rank),
@@ -349,7 +423,7 @@ class Supervisor {
             0);  // so that a terminal's Ctrl-C reaches the launcher alone, which passes it on once
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(1);  // it died before the line above
-    signals_.restore();
+    signals_.restore_for_rank();
     if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
     if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
     if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);
@@ -368,19 +442,40 @@ class Supervisor {
       if (!process.ended()) polled.push_back({process.pidfd.get(), POLLIN, 0});
     }
     for (const auto& relay : relays_) {
-      if (relay.open()) polled.push_back({relay.fd(), POLLIN, 0});
+      if (relay.ready()) polled.push_back({relay.fd(), POLLIN, 0});
     }
+    add_sinks(polled);
     if (poll(polled.data(), polled.size(), milliseconds_to_deadline()) < 0 && errno != EINTR) {
       fail("wait for the ranks");
     }
     while (const auto signal = signals_.next()) forward(*signal);
+    output_.flush();
+    errors_.flush();
     for (auto& relay : relays_) {
-      if (relay.open()) relay.pump();
+      if (relay.ready()) relay.pump();
     }
     reap();
     if (kill_at_ && Clock::now() >= *kill_at_) {
       signal_all(SIGKILL);
       kill_at_.reset();
+    }
+  }
+
+  void add_sinks(std::vector<pollfd>& polled) const {
+    for (const auto* sink : {&output_, &errors_}) {
+      if (sink->pending()) polled.push_back({sink->fd(), POLLOUT, 0});
+    }
+  }
+
+  /// Of what the ranks said; not longer than until somebody wants the job to end.
+  void wait_for_reader() {
+    while (!interrupted_by_ && (output_.pending() || errors_.pending())) {
+      std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
+      add_sinks(polled);
+      if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
+      interrupted_by_ = signals_.next();
+      output_.flush();
+      errors_.flush();
     }
   }
 
@@ -423,15 +518,14 @@ class Supervisor {
                                            process.exit_status() == 128 + SIGINT));
   }
 
-  int verdict() const {
+  int verdict() {
     if (forced_) return 128 + SIGINT;
     if (failed_) {
       const auto& process = processes_[static_cast<size_t>(*failed_)];
       const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
-      write_all(STDERR_FILENO,
-                fmt::format("zero: error: {}{}{}{}\n", process.fate(), reason(process),
-                            options_.nproc > 1 ? "; the other ranks were stopped" : "",
-                            options_.logs == RankLogs::files ? "; see " + log.string() : ""));
+      errors_.put(fmt::format("zero: error: {}{}{}{}\n", process.fate(), reason(process),
+                              options_.nproc > 1 ? "; the other ranks were stopped" : "",
+                              options_.logs == RankLogs::files ? "; see " + log.string() : ""));
       return process.exit_status();
     }
     for (const auto& process : processes_) {
@@ -454,6 +548,8 @@ class Supervisor {
   const int64_t kills_before_ = kills_for_memory();
   SignalScope signals_;
   std::vector<Process> processes_;
+  Sink output_{STDOUT_FILENO};
+  Sink errors_{STDERR_FILENO};
   std::vector<LineRelay> relays_;
   std::optional<int> interrupted_by_;
   bool forced_ = false;

@@ -34,9 +34,16 @@ struct LaunchOptions {
 ///
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
 /// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
-/// may take its time to end; a second SIGINT kills them. The ranks die with this process; the loss
-/// of whoever reads its output ends neither. Call it from the main thread of a process that has no
-/// other threads: it blocks these signals, and ignores SIGPIPE, while it runs. Throws ConfigError
+/// may take its time to end; a second SIGINT kills them. The ranks die with this process.
+///
+/// Output is passed on as its reader takes it. While the reader does not, signals and failures are
+/// looked after all the same, up to 1 MiB is kept, and ranks that write more wait; at the end it
+/// waits for the reader, unless one of those signals has come. What nobody can read any more is
+/// dropped, and the job goes on.
+///
+/// Call it from the main thread of a process that has no other threads: while it runs it blocks the
+/// three signals, ignores SIGPIPE and SIGXFSZ, and has SIGCHLD's default, which the ranks get
+/// too. Throws ConfigError
 /// where the command cannot be run, and CommError where the system gives no process, pipe or port.
 int launch(const LaunchOptions& options);
 

@@ -64,6 +64,10 @@ ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout, const
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
 
 ShmBackend::~ShmBackend() {
+  if (!owner_.here()) {  // a forked child, without the queue's thread, which it would wait for
+    (void)std::make_unique<std::shared_ptr<CallQueue>>(std::move(queue_)).release();
+    return;
+  }
   // While an exception passes, what is still queued would wait for peers that this rank is about to
   // leave.
   if (std::uncaught_exceptions() > 0) health_->abandon("it left because of an exception");

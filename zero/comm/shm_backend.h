@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/base/owner_process.h"
 #include "zero/comm/accounts.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/call_queue.h"
@@ -72,6 +73,7 @@ class ShmBackend final : public c10d::Backend {
   Collectives collectives_;
   std::shared_ptr<Announcements> announcements_ = std::make_shared<Announcements>();
   std::shared_ptr<CallQueue> queue_;
+  OwnerProcess owner_;
 };
 
 /// All five roles, by the ranks that have met.

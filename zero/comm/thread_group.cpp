@@ -1,8 +1,10 @@
 // Ranks as threads of one process.
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/thread.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/group.h"
 #include "zero/comm/shm_backend.h"
@@ -71,8 +74,23 @@ void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>&
       if (transport.liveness) transport.liveness->abandon(message_of(error));
     }
   };
+  // They begin when all are there: a rank whose thread is refused would be waited for.
+  std::promise<bool> all_there;
+  const auto begin = all_there.get_future().share();
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
+  try {
+    for (int rank = 0; rank < size; ++rank) {
+      threads.push_back(
+          start_thread<CommError>(fmt::format("rank {} of {}", rank, size), [&, rank] {
+            if (begin.get()) run_rank(rank);
+          }));
+    }
+  } catch (...) {
+    all_there.set_value(false);
+    for (auto& thread : threads) thread.join();
+    throw;
+  }
+  all_there.set_value(true);
   for (auto& thread : threads) thread.join();
   failure.rethrow();
 }

@@ -3,29 +3,55 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
+#include "zero/checkpoint/file.h"
 
 namespace zero {
 namespace {
 
 namespace fs = std::filesystem;
 
-TokenRange whole(const fs::path& path) {
-  auto file = std::make_shared<const TokenFile>(path);
-  const int64_t size = file->size();
-  return {std::move(file), 0, size};
+TokenRange whole(const std::vector<fs::path>& paths) {
+  auto tokens = std::make_shared<const Tokens>(paths);
+  const int64_t size = tokens->size();
+  return {std::move(tokens), 0, size};
+}
+
+// One of many files: X_train_000001.bin. Its set is the name with # for the number.
+struct Shard {
+  std::string set;
+  int64_t number = 0;
+};
+
+std::optional<Shard> shard_of(const fs::path& path) {
+  const auto stem = path.stem().string();
+  const auto digits = stem.find_last_not_of("0123456789") + 1;
+  if (digits == stem.size() || stem.size() - digits > 18) return {};
+  const auto name = std::string_view(stem).substr(0, digits);
+  if (!name.ends_with("train_") && !name.ends_with("val_")) return {};
+  return Shard{fmt::format("{}#{}", name, path.extension().string()),
+               std::stoll(stem.substr(digits))};
+}
+
+// The name with its last "train" replaced; empty without one.
+std::string validation_name(std::string name) {
+  const auto at = name.rfind("train");
+  return at == std::string::npos ? std::string() : name.replace(at, 5, "val");
 }
 
 // X_train.bin -> X_val.bin; empty when the name does not contain "train" or there is no such file.
 fs::path validation_sibling(const fs::path& train) {
-  auto name = train.filename().string();
-  const auto at = name.rfind("train");
-  if (at == std::string::npos) return {};
-  name.replace(at, 5, "val");
+  const auto name = validation_name(train.filename().string());
+  if (name.empty()) return {};
   const auto sibling = train.parent_path() / name;
   std::error_code error;
   const bool exists = fs::exists(sibling, error);
@@ -33,31 +59,96 @@ fs::path validation_sibling(const fs::path& train) {
   return exists ? sibling : fs::path{};
 }
 
-fs::path training_file_of(const fs::path& folder) {
-  std::vector<fs::path> found;
+// The files of a data set; without `validation` the end of `train` may serve.
+struct Files {
+  std::vector<fs::path> train;
+  std::vector<fs::path> validation;
+};
+
+// The shards of a folder by set and number.
+using Shards = std::map<std::string, std::map<int64_t, fs::path>>;
+
+std::vector<fs::path> in_order(const std::map<int64_t, fs::path>& shards) {
+  std::vector<fs::path> paths;
+  for (int64_t expected = shards.begin()->first; const auto& [number, path] : shards) {
+    if (number != expected++) {
+      throw DataError(fmt::format(
+          "Between {} and {} a shard is missing, number {}. Complete the data, or move those after "
+          "it to another folder.",
+          paths.back().string(), path.filename().string(), expected - 1));
+    }
+    paths.push_back(path);
+  }
+  return paths;
+}
+
+Files files_of(const fs::path& folder, bool needs_validation) {
+  Shards shards;
+  std::vector<Files> pairs;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code ignored;
-    if (entry.is_regular_file(ignored) && !validation_sibling(entry.path()).empty())
-      found.push_back(entry.path());
+    if (!entry.is_regular_file(ignored)) continue;
+    if (const auto shard = shard_of(entry.path())) {
+      const auto [other, added] = shards[shard->set].try_emplace(shard->number, entry.path());
+      if (!added)
+        throw DataError(fmt::format("{} and {} have the same number. Remove one.",
+                                    other->second.string(), entry.path().filename().string()));
+    } else if (auto sibling = validation_sibling(entry.path()); !sibling.empty()) {
+      pairs.push_back({{entry.path()}, {std::move(sibling)}});
+    }
   }
   if (error) throw DataError(fmt::format("{}: {}.", folder.string(), error.message()));
-  std::sort(found.begin(), found.end());
+  std::sort(pairs.begin(), pairs.end(),
+            [](const Files& a, const Files& b) { return a.train < b.train; });
   for (const char* preferred : {"train.bin", "train.txt"}) {
-    if (std::find(found.begin(), found.end(), folder / preferred) != found.end())
-      return folder / preferred;
+    for (const auto& pair : pairs) {
+      if (pair.train.front() == folder / preferred) return pair;
+    }
   }
-  if (found.size() == 1) return found.front();
-  if (found.empty()) {
+  for (const auto& [set, train] : shards) {
+    if (set.find("train_#") == std::string::npos) continue;
+    const auto name = validation_name(set);
+    const auto validation = shards.find(name);
+    if (validation == shards.end() && needs_validation) {
+      throw DataError(fmt::format(
+          "The folder {} holds {} shards {}, but none to validate with, {}. Put those there, "
+          "validate with other data, or not at all.",
+          folder.string(), train.size(), set, name));
+    }
+    pairs.push_back({in_order(train), validation == shards.end() ? std::vector<fs::path>()
+                                                                 : in_order(validation->second)});
+  }
+  if (pairs.size() == 1) return pairs.front();
+  if (pairs.empty()) {
     throw DataError(
         fmt::format("The folder {} holds no pair of training and validation files (train.bin and "
-                    "val.bin). Make them with `zero data "
-                    "prepare`, or give the path of a file.",
+                    "val.bin) and no shards of such (X_train_000001.bin, X_val_000000.bin). Make "
+                    "them with `zero data prepare`, or give the path of a file.",
                     folder.string()));
   }
   throw DataError(fmt::format(
-      "The folder {} holds {} training files, {} and {} among them. Give the path of one.",
-      folder.string(), found.size(), found[0].filename().string(), found[1].filename().string()));
+      "The folder {} holds {} data sets, with {} and {} among their training files. Give the path "
+      "of one file, or put each set in a folder of its own.",
+      folder.string(), pairs.size(), pairs[0].train[0].filename().string(),
+      pairs[1].train[0].filename().string()));
+}
+
+Files files_of_file(const fs::path& train) {
+  const auto shard = shard_of(train);
+  if (!shard) {
+    const auto sibling = validation_sibling(train);
+    return {{train}, sibling.empty() ? std::vector<fs::path>() : std::vector{sibling}};
+  }
+  std::map<int64_t, fs::path> validation;
+  std::error_code error;
+  const auto folder = train.has_parent_path() ? train.parent_path() : fs::path(".");
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto other = shard_of(entry.path());
+    if (other && other->set == validation_name(shard->set))
+      validation.emplace(other->number, entry.path());
+  }
+  return {{train}, validation.empty() ? std::vector<fs::path>() : in_order(validation)};
 }
 
 Dataset split(const fs::path& path, const SplitOptions& options) {
@@ -66,7 +157,7 @@ Dataset split(const fs::path& path, const SplitOptions& options) {
         fmt::format("The validation fraction is {}; it must be at least 0 and less than 1.",
                     options.validation_fraction));
   }
-  auto all = whole(path);
+  auto all = whole({path});
   auto validation =
       static_cast<int64_t>(static_cast<double>(all.size()) * options.validation_fraction);
   validation = std::min(validation, options.max_validation_tokens);
@@ -78,26 +169,41 @@ Dataset split(const fs::path& path, const SplitOptions& options) {
   }
   const int64_t boundary = all.size() - validation;
   Dataset dataset;
-  dataset.train = {all.file, 0, boundary};
-  dataset.validation = {all.file, boundary, all.size()};
+  dataset.train = {all.tokens, 0, boundary};
+  dataset.validation = {all.tokens, boundary, all.size()};
   return dataset;
 }
 
 // What `zero data prepare` says about the files beside it.
 void read_meta(const fs::path& folder, Dataset& dataset) {
   const auto path = folder / "meta.json";
-  std::ifstream file(path);
-  if (!file) return;
+  const auto refuse = [&](const std::string& why) {
+    throw DataError(
+        fmt::format("{} is not a description of token files: it {}. Prepare the data again, or "
+                    "remove it.",
+                    path.string(), why));
+  };
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
   try {
-    const auto meta = nlohmann::json::parse(file);
-    dataset.vocab_size = meta.at("vocab_size").get<int64_t>();
-    const auto tokenizer = meta.at("tokenizer").get<std::string>();
+    const auto meta = parse_json(read_file(path, &fail<DataError>));
+    const auto find = [&](const char* key) {
+      const auto found = meta.find(key);
+      return found == meta.end() ? nlohmann::json() : *found;
+    };
+    const auto size = find("vocab_size");
+    if (!size.is_number_unsigned() || size < 1 || size > 65536)
+      refuse(fmt::format("has the vocab_size {}", excerpt(size.dump())));
+    const auto tokenizer = find("tokenizer");
+    if (!tokenizer.is_string())
+      refuse(fmt::format("has the tokenizer {}", excerpt(tokenizer.dump())));
+    dataset.vocab_size = size.get<int64_t>();
     dataset.by_bytes = tokenizer == "bytes";
-    if (!dataset.by_bytes) dataset.tokenizer = folder / tokenizer;
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError(fmt::format(
-        "{} is not a description of token files: {}. Prepare the data again, or remove it.",
-        path.string(), error.what()));
+    if (!dataset.by_bytes) dataset.tokenizer = folder / tokenizer.get<std::string>();
+  } catch (const DataError&) {
+    throw;
+  } catch (const Error& error) {
+    refuse(error.what());
   }
 }
 
@@ -105,23 +211,21 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
 
 Dataset open_dataset(const fs::path& path, const SplitOptions& options) {
   std::error_code error;
-  const bool folder = fs::is_directory(path, error);
-  const auto train = folder ? training_file_of(path) : path;
-  const auto sibling = validation_sibling(train);
+  const auto files = fs::is_directory(path, error) ? files_of(path, options.validation_fraction > 0)
+                                                   : files_of_file(path);
+  const auto& train = files.train.front();
   Dataset dataset;
-  if (sibling.empty()) {
+  if (files.validation.empty() && files.train.size() == 1) {
     dataset = split(train, options);
   } else {
-    dataset.train = whole(train);
-    dataset.validation = whole(sibling);
+    dataset.train = whole(files.train);
+    if (!files.validation.empty()) dataset.validation = whole(files.validation);
   }
-  if (dataset.train.file->format() == TokenFormat::bytes) {
+  if (dataset.train.tokens->format() == TokenFormat::bytes) {
     dataset.vocab_size = 256;
     dataset.by_bytes = true;
-  } else if (!train.parent_path().empty()) {
-    read_meta(train.parent_path(), dataset);
   } else {
-    read_meta(".", dataset);
+    read_meta(train.has_parent_path() ? train.parent_path() : ".", dataset);
   }
   return dataset;
 }

@@ -9,9 +9,9 @@
 
 namespace zero {
 
-/// Tokens [begin, end) of a file.
+/// Tokens [begin, end) of files.
 struct TokenRange {
-  std::shared_ptr<const TokenFile> file;
+  std::shared_ptr<const Tokens> tokens;
   int64_t begin = 0;
   int64_t end = 0;
 
@@ -40,12 +40,14 @@ struct Dataset {
 
 /// Opens the data set at `path`:
 /// - a folder with train.bin and val.bin (or train.txt and val.txt, or one pair X_train.bin and
-/// X_val.bin);
+///   X_val.bin), or with shards as llm.c's X_train_000001.bin, X_train_000002.bin ... and
+///   X_val_000000.bin ..., which follow each other by number;
 /// - a file whose name contains "train" and that has a sibling with "val" in its place: X_train.bin
-/// and X_val.bin;
+///   and X_val.bin; one shard X_train_000007.bin trains alone, and all of X_val validate;
 /// - any other file: its end validates, as `options` says.
-/// DataError for what TokenFile refuses, a folder without a pair, a split without tokens, or a
-/// meta.json that cannot be read.
+/// DataError for what TokenFile refuses, a folder without a pair, shards without shards to validate
+/// with (unless `options` asks for none), shards between which one is missing or that have several
+/// formats, a split without tokens, or a meta.json that cannot be read.
 Dataset open_dataset(const std::filesystem::path& path, const SplitOptions& options = {});
 
 }  // namespace zero

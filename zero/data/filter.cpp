@@ -12,10 +12,12 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
+#include "zero/base/thread.h"
 
 namespace zero {
 namespace {
@@ -82,9 +84,11 @@ pid_t start(const std::vector<std::string>& command, int in, int out, int error)
   return child;
 }
 
-int wait_for(pid_t child) {
+// Nothing where the system keeps no status, since somebody ignores SIGCHLD.
+std::optional<int> wait_for(pid_t child) {
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return {};
   }
   return status;
 }
@@ -103,7 +107,7 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
   out.write.close();
 
   std::exception_ptr input_failure;
-  std::thread feeder([&] {
+  const auto feed_all = [&] {
     // A program that ends early must not end this one: the signal stays blocked in this thread, and
     // write fails instead.
     sigset_t broken_pipe;
@@ -116,7 +120,15 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
       input_failure = std::current_exception();
     }
     in.write.close();
-  });
+  };
+  std::thread feeder;
+  try {
+    feeder = start_thread<DataError>(command[0], feed_all);
+  } catch (const DataError&) {
+    ::kill(child, SIGKILL);
+    wait_for(child);
+    throw;
+  }
   std::exception_ptr output_failure;
   try {
     drain(out.read.get(), output);
@@ -125,11 +137,18 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
     ::kill(child, SIGKILL);
   }
   out.read.close();
-  const int status = wait_for(child);
+  const auto ended = wait_for(child);
   feeder.join();
 
   if (output_failure) std::rethrow_exception(output_failure);
   if (input_failure) std::rethrow_exception(input_failure);
+  if (!ended) {
+    throw DataError(fmt::format(
+        "{} has ended, but its exit status is lost: this process ignores SIGCHLD. Start "
+        "it with the signal at its default (env --default-signal=CHLD).",
+        command[0]));
+  }
+  const int status = *ended;
   if (WIFSIGNALED(status))
     throw DataError(fmt::format("{} was ended by signal {}.", command[0], WTERMSIG(status)));
   if (WEXITSTATUS(status) != 0) {

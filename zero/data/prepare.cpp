@@ -1,7 +1,6 @@
 #include "zero/data/prepare.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,8 +13,13 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/checkpoint/whole_folder.h"
+#include "zero/data/filter.h"
+#include "zero/data/foreign.h"
+#include "zero/data/round_trip.h"
 #include "zero/data/token_file.h"
 #include "zero/data/tokenizer.h"
+#include "zero/data/utf8.h"
 
 namespace zero {
 namespace {
@@ -34,102 +38,126 @@ void check(const PrepareOptions& options) {
   }
 }
 
-// The offset of the first byte that is not part of a UTF-8 character, or the size.
-size_t valid_utf8(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const size_t length = lead < 0x80                   ? 1
-                          : lead >= 0xC2 && lead < 0xE0 ? 2
-                          : lead >= 0xE0 && lead < 0xF0 ? 3
-                          : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                        : 0;
-    if (length == 0 || at + length > text.size()) return at;
-    const auto second = static_cast<unsigned char>(length > 1 ? text[at + 1] : 0);
-    // Longer than need be, a surrogate, beyond the last character.
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F))
-      return at;
-    for (size_t i = 1; i < length; ++i) {
-      if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return at;
+constexpr size_t kBlock = size_t{1} << 20;
+
+// Throws for what is no text.
+void check_text(const InputFile& file, bool must_be_utf8) {
+  if (file.size() == 0) throw DataError(fmt::format("{} is empty.", file.path().string()));
+  refuse_foreign(file, false);
+  std::string block;
+  for (uint64_t at = 0; at < file.size();) {
+    block.resize(std::min<uint64_t>(kBlock, file.size() - at));
+    file.read_at(at, block.data(), block.size());
+    refuse_nul(file, block, at);
+    const size_t good = must_be_utf8 ? valid_utf8(block) : block.size();
+    const bool cut = at + block.size() < file.size() && block.size() - good < 4;
+    at += good;
+    if (good < block.size() && !cut) {
+      throw DataError(
+          fmt::format("{} is not UTF-8 text at byte {}. Convert it, or prepare it by bytes.",
+                      file.path().string(), at));
     }
-    at += length;
   }
-  return at;
 }
 
-// The inputs as one text, in pieces that stay in the mapped files.
+// The inputs as one text, in which each file's last line is ended.
 class Text {
  public:
   Text(const std::vector<fs::path>& paths, bool must_be_utf8) {
     for (const auto& path : paths) {
-      const auto& file = *files_.emplace_back(std::make_unique<MappedFile>(path, &fail<DataError>));
-      const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                                  file.bytes().size());
-      if (text.empty()) throw DataError(fmt::format("{} is empty.", path.string()));
-      if (const size_t good = valid_utf8(text); must_be_utf8 && good < text.size()) {
-        throw DataError(
-            fmt::format("{} is not UTF-8 text at byte {}. Convert it, or prepare it by bytes.",
-                        path.string(), good));
-      }
-      pieces_.push_back(text);
-      if (text.back() != '\n') pieces_.emplace_back("\n");
+      InputFile file(path, &fail<DataError>);
+      check_text(file, must_be_utf8);
+      char last = 0;
+      file.read_at(file.size() - 1, &last, 1);
+      size_ += file.size() + (last == '\n' ? 0 : 1);
+      parts_.push_back({std::move(file), size_});
     }
-    for (const auto piece : pieces_) size_ += piece.size();
   }
 
   size_t size() const { return size_; }
 
-  // The pieces of [begin, end).
-  std::vector<std::string_view> range(size_t begin, size_t end) const {
-    std::vector<std::string_view> out;
-    for (const auto piece : pieces_) {
-      const size_t first = std::min(begin, piece.size());
-      const size_t last = std::min(end, piece.size());
-      if (first < last) out.push_back(piece.substr(first, last - first));
-      begin -= first;
-      end -= last;
-    }
-    return out;
+  // Its bytes from `offset` on: all that one file has, but at most kBlock; none at the end.
+  void read(size_t offset, std::string& block) const {
+    const auto part = std::upper_bound(parts_.begin(), parts_.end(), offset,
+                                       [](size_t at, const Part& one) { return at < one.end; });
+    block.clear();
+    if (part == parts_.end()) return;
+    const size_t begin = part == parts_.begin() ? 0 : std::prev(part)->end;
+    block.resize(std::min(kBlock, part->end - offset), '\n');
+    const size_t stored = part->file.size() - std::min(part->file.size(), offset - begin);
+    part->file.read_at(offset - begin, block.data(), std::min(block.size(), stored));
+  }
+
+  // The pieces of [begin, end), one after the other.
+  auto pieces(size_t begin, size_t end) const {
+    return [this, begin, end, block = std::string()]() mutable -> std::string_view {
+      if (begin == end) return {};
+      read(begin, block);
+      block.resize(std::min(block.size(), end - begin));
+      begin += block.size();
+      return block;
+    };
   }
 
   // The first start of a line at or after `offset`.
   size_t line_at(size_t offset) const {
     if (offset == 0) return 0;
-    size_t at = offset - 1;
-    for (const auto piece : range(at, size_)) {
-      const auto newline = piece.find('\n');
-      if (newline != std::string_view::npos) return at + newline + 1;
-      at += piece.size();
+    std::string block;
+    for (size_t at = offset - 1; at < size_; at += block.size()) {
+      read(at, block);
+      const auto newline = block.find('\n');
+      if (newline != std::string::npos) return at + newline + 1;
     }
     return size_;
   }
 
  private:
-  std::vector<std::unique_ptr<MappedFile>> files_;
-  std::vector<std::string_view> pieces_;
+  struct Part {
+    InputFile file;
+    size_t end;  // in the text
+  };
+  std::vector<Part> parts_;
   size_t size_ = 0;
 };
 
-auto feeder(std::vector<std::string_view> pieces) {
-  return [pieces = std::move(pieces), next = size_t{0}]() mutable {
-    return next < pieces.size() ? pieces[next++] : std::string_view{};
-  };
+[[noreturn]] void refuse(const RoundTrip& round_trip) {
+  throw DataError(fmt::format(
+      "The tokenizer does not keep the text: {}. Use --tokenizer bpe, which is trained on the text "
+      "and keeps all of it, or a sentencepiece model with byte fallback.",
+      round_trip.difference()));
 }
 
-// Returns the number of tokens.
-int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer,
-                     std::vector<std::string_view> text) {
+bool decode(const Tokenizer& tokenizer, std::span<const uint32_t> tokens, RoundTrip& text) {
+  return std::all_of(tokens.begin(), tokens.end(),
+                     [&](uint32_t token) { return text.feed(tokenizer.piece(token)); });
+}
+
+bool keeps(const Tokenizer& tokenizer, std::string_view text) {
+  const auto pieces = [rest = text]() mutable { return std::exchange(rest, {}); };
+  RoundTrip round_trip(pieces);
+  bool kept = true;
+  tokenizer.encode(pieces, [&](std::span<const uint32_t> tokens) {
+    kept = kept && decode(tokenizer, tokens, round_trip);
+  });
+  return kept && round_trip.finish();
+}
+
+// Writes the tokens of `pieces`, which give the same text each time, and returns their number.
+// Throws where they do not decode to the text.
+int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& pieces) {
   OutputFile file(path, &fail<DataError>);
   std::array<int32_t, kLlmCHeaderBytes / sizeof(int32_t)> header{kLlmCMagic, kLlmCVersion};
   file.write(header.data(), kLlmCHeaderBytes);
   int64_t count = 0;
   std::vector<uint16_t> narrow;
-  tokenizer.encode(feeder(std::move(text)), [&](std::span<const uint32_t> tokens) {
+  RoundTrip round_trip(pieces);
+  tokenizer.encode(pieces, [&](std::span<const uint32_t> tokens) {
+    if (!decode(tokenizer, tokens, round_trip)) refuse(round_trip);
     narrow.assign(tokens.begin(), tokens.end());
     file.write(narrow.data(), narrow.size() * sizeof(uint16_t));
     count += static_cast<int64_t>(tokens.size());
   });
+  if (!round_trip.finish()) refuse(round_trip);
   if (count > std::numeric_limits<int32_t>::max()) {
     throw DataError(fmt::format(
         "{} would hold {} tokens; llm.c's format counts at most {}. Prepare the text in parts.",
@@ -144,78 +172,59 @@ int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer,
 // All that a preparation writes.
 constexpr std::string_view kFiles[] = {"train.bin", "val.bin", "tokenizer.model", "meta.json"};
 
-// A folder that is written under another name, and removed unless it is published.
-class OutputFolder {
- public:
-  OutputFolder(fs::path path, bool overwrite) : path_(std::move(path)) {
-    if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
-    std::error_code error;
-    if (fs::exists(path_, error) && !fs::is_directory(path_, error)) {
-      throw DataError(fmt::format("The output {} exists and is not a folder.", path_.string()));
-    }
-    replaces_ = fs::exists(path_, error) && !fs::is_empty(path_, error);
-    if (replaces_) check_replaceable(overwrite);
-    temporary_ = path_;
-    temporary_ += fmt::format(".{}.tmp", ::getpid());
-    fs::remove_all(temporary_, error);
-    fs::create_directories(temporary_, error);
-    if (error)
-      throw DataError(fmt::format("Cannot create {}: {}.", temporary_.string(), error.message()));
+// Only what a preparation wrote is replaced, whatever the path was meant to be.
+void check_replaceable(const fs::path& folder, bool overwrite) {
+  const auto refuse = [&](std::string_view why) {
+    throw DataError(fmt::format("The output folder {} exists and {}.", folder.string(), why));
+  };
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
+  if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
+  if (!fs::exists(folder / "meta.json", error))
+    refuse("holds no meta.json, so no preparation wrote it. Choose another");
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
+    refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
+                       name));
   }
-  OutputFolder(const OutputFolder&) = delete;
-  OutputFolder& operator=(const OutputFolder&) = delete;
-  ~OutputFolder() {
-    std::error_code error;
-    fs::remove_all(temporary_, error);
-  }
+  if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
+}
 
-  const fs::path& temporary() const { return temporary_; }
+void write_file(const fs::path& path, std::string_view bytes) {
+  OutputFile file(path, &fail<DataError>);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
 
-  void publish() {
-    sync_folder(temporary_, &fail<DataError>);
-    auto old = path_;
-    old += fmt::format(".{}.old", ::getpid());
-    std::error_code error;
-    if (replaces_) fs::rename(path_, old, error);
-    if (!error) fs::rename(temporary_, path_, error);
-    if (error)
-      throw DataError(fmt::format("Cannot complete {}: {}.", path_.string(), error.message()));
-    const auto parent = path_.parent_path();
-    sync_folder(parent.empty() ? fs::path(".") : parent, &fail<DataError>);
-    if (replaces_) fs::remove_all(old, error);
-  }
+// Note [Models of others]
+// Most sentencepiece models normalise: they put a blank before each text, drop blanks that repeat,
+// take line ends for blanks and compose characters, so that the tokens no longer say the text. How
+// is told by field 3 of the model (NormalizerSpec), and where a message is repeated in a protocol
+// buffer, its later fields count. So these bytes at its end make a model encode text as it is:
+// name "identity", no map of characters, no blank before the text, and repeated blanks kept. What
+// then has neither a piece nor a fallback to bytes is lost, and refused.
+constexpr std::string_view kKeepText{"\x1A\x10\x0A\x08identity\x12\0\x18\0\x20\0", 18};
 
- private:
-  // Only what a preparation wrote is replaced, whatever the path was meant to be.
-  void check_replaceable(bool overwrite) const {
-    const auto refuse = [this](std::string_view why) {
-      throw DataError(fmt::format("The output folder {} exists and {}.", path_.string(), why));
-    };
-    if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
-    std::error_code error;
-    if (!fs::exists(path_ / "meta.json", error))
-      refuse("holds no meta.json, so no preparation wrote it. Choose another");
-    for (const auto& entry : fs::directory_iterator(path_, error)) {
-      const std::string name = entry.path().filename();
-      if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
-      refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
-                         name));
-    }
-    if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
-  }
+// What models normalise: blanks and line ends, and characters with a compatible one.
+constexpr std::string_view kProbe =
+    " two  blanks\t and a tab \n\n  indented \xEF\xBC\xA1\xEF\xAC\x81\xC2\xA0\n";
 
-  fs::path path_;
-  fs::path temporary_;
-  bool replaces_ = false;
-};
+// Copies the model of somebody else to `model`; returns whether it had to be changed.
+bool adopt(const fs::path& source, const fs::path& model) {
+  const auto bytes = read_file(source, &fail<DataError>);
+  write_file(model, bytes);
+  if (keeps(Tokenizer::load(model), kProbe)) return false;
+  write_file(model, bytes + std::string(kKeepText));
+  return true;
+}
 
-Tokenizer make_tokenizer(const PrepareOptions& options,
-                         const std::vector<std::string_view>& training_text,
-                         const fs::path& model) {
+Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& training_text,
+                         const fs::path& model, bool& changed) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
   if (options.tokenizer == "bpe") {
     try {
-      Tokenizer::train(feeder(training_text), options.vocab_size, model);
+      Tokenizer::train(training_text, options.vocab_size, model);
     } catch (const DataError& error) {
       throw DataError(
           fmt::format("Training a byte-pair encoding of {} tokens failed: {} Where the text is too "
@@ -223,10 +232,7 @@ Tokenizer make_tokenizer(const PrepareOptions& options,
                       options.vocab_size, error.what()));
     }
   } else {
-    const MappedFile source(options.tokenizer, &fail<DataError>);
-    OutputFile copy(model, &fail<DataError>);
-    copy.write(source.bytes().data(), source.bytes().size());
-    copy.commit();
+    changed = adopt(options.tokenizer, model);
   }
   auto tokenizer = Tokenizer::load(model);
   if (tokenizer.vocab_size() > 65536) {
@@ -253,18 +259,19 @@ PrepareResult prepare(const PrepareOptions& options) {
                     "their last {}. Give more text or another fraction.",
                     boundary == 0 ? "training" : "validation", text.size(), validation));
   }
-  const auto training_text = text.range(0, boundary);
-
-  OutputFolder folder(options.output, options.overwrite);
-  const auto tokenizer =
-      make_tokenizer(options, training_text, folder.temporary() / "tokenizer.model");
+  check_replaceable(options.output, options.overwrite);
+  WholeFolder folder(options.output, &fail<DataError>);
   PrepareResult result;
+  const auto tokenizer =
+      make_tokenizer(options, text.pieces(0, boundary), folder.path() / "tokenizer.model",
+                     result.tokenizer_changed);
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
-  result.train_tokens = write_tokens(folder.temporary() / "train.bin", tokenizer, training_text);
+  result.train_tokens =
+      write_tokens(folder.path() / "train.bin", tokenizer, text.pieces(0, boundary));
   result.validation_tokens =
-      write_tokens(folder.temporary() / "val.bin", tokenizer, text.range(boundary, text.size()));
+      write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()));
 
   const nlohmann::ordered_json meta{{"tokenizer", by_bytes ? "bytes" : "tokenizer.model"},
                                     {"vocab_size", result.vocab_size},
@@ -273,10 +280,8 @@ PrepareResult prepare(const PrepareOptions& options) {
                                     {"train_bytes", result.train_bytes},
                                     {"validation_bytes", result.validation_bytes}};
   const auto json = meta.dump(2) + "\n";
-  OutputFile file(folder.temporary() / "meta.json", &fail<DataError>);
-  file.write(json.data(), json.size());
-  file.commit();
-  folder.publish();
+  write_file(folder.path() / "meta.json", json);
+  folder.commit();
   return result;
 }
 

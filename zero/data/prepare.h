@@ -28,13 +28,17 @@ struct PrepareResult {
   int64_t validation_tokens = 0;
   int64_t train_bytes = 0;
   int64_t validation_bytes = 0;
+  /// The model given as `tokenizer` does not keep every text; tokenizer.model is a copy that does
+  /// as far as its pieces allow: Note [Models of others] in prepare.cpp.
+  bool tokenizer_changed = false;
 };
 
 /// Writes train.bin and val.bin (llm.c's format), tokenizer.model (unless by bytes) and meta.json
 /// into `output`, which appears only when all of it is complete. ConfigError for options out of
-/// range; DataError for inputs that are missing, empty or not UTF-8 (unless by bytes), an output
-/// that exists, a vocabulary too large for the text, a split without text, a full disk, or more
-/// tokens than the format can count.
+/// range; DataError for inputs that are missing, empty, of another format than text, with a NUL or
+/// not UTF-8 (unless by bytes), an output that exists, a vocabulary too large for the text, a split
+/// without text, tokens that do not decode to the text (a model without byte fallback), a full
+/// disk, or more tokens than the format can count.
 PrepareResult prepare(const PrepareOptions& options);
 
 }  // namespace zero

@@ -3,42 +3,42 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/foreign.h"
 
 namespace zero {
 namespace {
 
-// Other files of llm.c, which end in .bin too.
-constexpr std::pair<int32_t, const char*> kOtherMagics[] = {
-    {20240326, "a model of llm.c"},
-    {20240327, "a debug state of llm.c"},
-    {20240328, "a tokenizer of llm.c"},
-    {20240522, "an evaluation file of llm.c"},
-    {20240801, "a file of 32-bit tokens of llm.c (Llama 3), which is not supported"},
-};
+constexpr uint64_t kTextCheckedAtStart = uint64_t{1} << 20;
 
-int32_t word(std::span<const std::byte> bytes, size_t index) {
-  int32_t value = 0;
-  if (bytes.size() >= (index + 1) * sizeof value) {
-    std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
-  }
-  return value;
+// The first words of a file, zeros where it has none.
+using Header = std::array<int32_t, 3>;
+
+Header header_of(const InputFile& file) {
+  Header header{};
+  file.read_at(0, header.data(),
+               std::min<uint64_t>(file.size() / sizeof(int32_t) * sizeof(int32_t), sizeof header));
+  return header;
 }
 
-TokenFormat guess(const MappedFile& file) {
-  if (word(file.bytes(), 0) == kLlmCMagic) return TokenFormat::llm_c;
-  return file.path().extension() == ".bin" ? TokenFormat::nano_gpt : TokenFormat::bytes;
-}
-
+// Reads tokens into the end of `out` and widens them from its beginning: none is overwritten before
+// it is read, since a token is narrower than an int64.
 template <typename Token>
-int64_t copy(const std::byte* source, std::span<int64_t> out) {
+int64_t read_tokens(const InputFile& file, uint64_t offset, std::span<int64_t> out) {
+  const auto bytes = std::as_writable_bytes(out);
+  const auto source = bytes.last(out.size() * sizeof(Token));
+  file.read_at(offset, source.data(), source.size());
+  if (sizeof(Token) == 1)
+    refuse_nul(file, {reinterpret_cast<const char*>(source.data()), source.size()}, offset);
   Token largest = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     Token token = 0;
-    std::memcpy(&token, source + i * sizeof token, sizeof token);
+    std::memcpy(&token, source.data() + i * sizeof token, sizeof token);
     largest = std::max(largest, token);
     out[i] = token;
   }
@@ -60,49 +60,51 @@ std::string_view name(TokenFormat format) {
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format)
-    : file_(std::make_unique<MappedFile>(path, &fail<DataError>)) {
-  const auto bytes = file_->bytes();
+    : file_(std::make_unique<InputFile>(path, &fail<DataError>)) {
+  const auto bytes = static_cast<int64_t>(file_->size());
   const auto file = path.string();
-  if (bytes.empty()) throw DataError(fmt::format("{} is empty.", file));
-  format_ = format.value_or(guess(*file_));
+  if (bytes == 0) throw DataError(fmt::format("{} is empty.", file));
+  const auto header = header_of(*file_);
+  const bool binary = path.extension() == ".bin";
+  format_ = format                    ? *format
+            : header[0] == kLlmCMagic ? TokenFormat::llm_c
+            : binary                  ? TokenFormat::nano_gpt
+                                      : TokenFormat::bytes;
+  if (!format && format_ != TokenFormat::llm_c) refuse_foreign(*file_, binary);
 
   if (format_ == TokenFormat::bytes) {
-    size_ = static_cast<int64_t>(bytes.size());
+    std::string start(std::min(file_->size(), kTextCheckedAtStart), '\0');
+    file_->read_at(0, start.data(), start.size());
+    refuse_nul(*file_, start, 0);
+    size_ = bytes;
     return;
   }
-  if (format_ == TokenFormat::llm_c || path.extension() == ".bin") {
-    for (const auto& [magic, what] : kOtherMagics) {
-      if (word(bytes, 0) == magic)
-        throw DataError(fmt::format("{} is not a file of tokens but {}.", file, what));
-    }
-  }
   if (format_ == TokenFormat::llm_c) {
-    if (bytes.size() < kLlmCHeaderBytes) {
+    if (bytes < static_cast<int64_t>(kLlmCHeaderBytes)) {
       throw DataError(fmt::format(
           "{} is truncated: it has {} bytes, and the header of llm.c tokens alone has {}.", file,
-          bytes.size(), kLlmCHeaderBytes));
+          bytes, kLlmCHeaderBytes));
     }
-    if (word(bytes, 0) != kLlmCMagic) {
+    if (header[0] != kLlmCMagic) {
       throw DataError(fmt::format("{} does not hold llm.c tokens: its first word is {}, not {}.",
-                                  file, word(bytes, 0), kLlmCMagic));
+                                  file, header[0], kLlmCMagic));
     }
-    if (word(bytes, 1) != kLlmCVersion) {
+    if (header[1] != kLlmCVersion) {
       throw DataError(fmt::format(
           "{} holds llm.c tokens of version {}; only version {} (u16 tokens) is supported.", file,
-          word(bytes, 1), kLlmCVersion));
+          header[1], kLlmCVersion));
     }
     header_ = kLlmCHeaderBytes;
   }
-  const size_t payload = bytes.size() - header_;
+  const int64_t payload = bytes - static_cast<int64_t>(header_);
   if (payload % 2 != 0) {
     throw DataError(fmt::format(
         "{} is damaged: its tokens have 2 bytes each, yet {} bytes hold them.", file, payload));
   }
-  size_ = static_cast<int64_t>(payload / 2);
-  if (format_ == TokenFormat::llm_c && word(bytes, 2) != size_) {
+  size_ = payload / 2;
+  if (format_ == TokenFormat::llm_c && header[2] != size_) {
     throw DataError(fmt::format("{} is {}: its header promises {} tokens, and it holds {}.", file,
-                                word(bytes, 2) > size_ ? "truncated" : "damaged", word(bytes, 2),
-                                size_));
+                                header[2] > size_ ? "truncated" : "damaged", header[2], size_));
   }
   if (size_ == 0) throw DataError(fmt::format("{} holds no tokens.", file));
 }
@@ -114,13 +116,66 @@ const std::filesystem::path& TokenFile::path() const { return file_->path(); }
 int64_t TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   ensure(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
          "a range of tokens within the file");
-  if (format_ == TokenFormat::bytes) return copy<uint8_t>(file_->bytes().data() + begin, out);
-  return copy<uint16_t>(file_->bytes().data() + header_ + 2 * begin, out);
+  const auto first = static_cast<uint64_t>(begin);
+  if (format_ == TokenFormat::bytes) return read_tokens<uint8_t>(*file_, first, out);
+  return read_tokens<uint16_t>(*file_, header_ + 2 * first, out);
 }
 
 void TokenFile::will_need(int64_t begin, int64_t count) const {
-  const size_t width = format_ == TokenFormat::bytes ? 1 : 2;
-  file_->will_need(header_ + width * begin, width * count);
+  const uint64_t width = format_ == TokenFormat::bytes ? 1 : 2;
+  file_->will_need(header_ + width * static_cast<uint64_t>(begin),
+                   width * static_cast<uint64_t>(count));
+}
+
+Tokens::Tokens(const std::vector<std::filesystem::path>& paths) {
+  for (const auto& path : paths) {
+    const auto& file = *files_.emplace_back(std::make_unique<const TokenFile>(path));
+    if (file.format() != format()) {
+      throw DataError(
+          fmt::format("{} holds {}, and {} holds {}: the shards of one data set have one format.",
+                      files_.front()->path().string(), zero::name(format()), path.string(),
+                      zero::name(file.format())));
+    }
+    ends_.push_back(size() + file.size());
+  }
+  ensure(!files_.empty(), "a file of tokens");
+}
+
+std::string Tokens::name() const {
+  const auto first = files_.front()->path().string();
+  return files_.size() == 1
+             ? first
+             : fmt::format("{} and the {} shards after it", first, files_.size() - 1);
+}
+
+template <typename Visit>
+void Tokens::visit(int64_t begin, int64_t count, const Visit& visit) const {
+  ensure(begin >= 0 && count <= size() - begin, "a range of tokens within the files");
+  const auto found = std::upper_bound(ends_.begin(), ends_.end(), begin);
+  for (auto index = static_cast<size_t>(found - ends_.begin()); count > 0; ++index) {
+    const auto& file = *files_[index];
+    const int64_t within = begin - (ends_[index] - file.size());
+    const int64_t here = std::min(count, file.size() - within);
+    visit(file, within, here);
+    begin += here;
+    count -= here;
+  }
+}
+
+int64_t Tokens::read(int64_t begin, std::span<int64_t> out) const {
+  int64_t largest = 0;
+  auto rest = out;
+  visit(begin, static_cast<int64_t>(out.size()),
+        [&](const TokenFile& file, int64_t within, int64_t count) {
+          largest = std::max(largest, file.read(within, rest.first(static_cast<size_t>(count))));
+          rest = rest.subspan(static_cast<size_t>(count));
+        });
+  return largest;
+}
+
+void Tokens::will_need(int64_t begin, int64_t count) const {
+  visit(begin, count,
+        [](const TokenFile& file, int64_t within, int64_t here) { file.will_need(within, here); });
 }
 
 }  // namespace zero

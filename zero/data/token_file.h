@@ -1,4 +1,4 @@
-// Files of tokens, read through memory.
+// Files of tokens.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace zero {
 
-class MappedFile;
+class InputFile;
 
 enum class TokenFormat : uint8_t {
   bytes,    ///< plain text: each byte is a token
@@ -26,13 +28,14 @@ inline constexpr size_t kLlmCHeaderBytes = 1024;
 /// "text by bytes", "llm.c tokens", "nanoGPT tokens".
 std::string_view name(TokenFormat format);
 
-/// A read-only file of tokens, mapped into memory: opening costs nothing, and ranks of one host
-/// share its pages.
+/// A read-only file of tokens: opening reads its header alone, and ranks of one host share its
+/// pages in the system's cache.
 class TokenFile {
  public:
   /// Opens `path`. Without `format`, llm.c's magic decides, then the extension: .bin is nanoGPT's
-  /// format, anything else is text. DataError when the file is missing, empty, truncated, longer
-  /// than its header says, of an odd number of bytes, or has a header of another kind.
+  /// format, anything else is text; files of other known formats are refused (foreign.h). DataError
+  /// when the file is missing, empty, truncated, longer than its header says, of an odd number of
+  /// bytes, has a header of another kind, or is text with a NUL in its first MiB.
   explicit TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format = {});
   ~TokenFile();
 
@@ -44,17 +47,44 @@ class TokenFile {
   int64_t vocab_limit() const { return format_ == TokenFormat::bytes ? 256 : 65536; }
 
   /// Copies tokens [begin, begin + out.size()) to `out` and returns the largest. The range must lie
-  /// within the file.
+  /// within the file. DataError when the file was truncated since it was opened, or is text with a
+  /// NUL there.
   int64_t read(int64_t begin, std::span<int64_t> out) const;
 
   /// Asks the system to bring a range into memory soon, without waiting.
   void will_need(int64_t begin, int64_t count) const;
 
  private:
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<InputFile> file_;
   TokenFormat format_ = TokenFormat::bytes;
   size_t header_ = 0;
   int64_t size_ = 0;
+};
+
+/// The tokens of one file, or of several in their order, as one sequence.
+class Tokens {
+ public:
+  /// DataError for what TokenFile refuses, and for files of several formats.
+  explicit Tokens(const std::vector<std::filesystem::path>& paths);
+
+  /// The files, for messages.
+  std::string name() const;
+  TokenFormat format() const { return files_.front()->format(); }
+  size_t files() const { return files_.size(); }
+  /// The number of tokens.
+  int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
+  /// As TokenFile's.
+  int64_t vocab_limit() const { return files_.front()->vocab_limit(); }
+  int64_t read(int64_t begin, std::span<int64_t> out) const;
+  void will_need(int64_t begin, int64_t count) const;
+
+ private:
+  // Calls visit(file, begin in the file, count) for each file's part of a range.
+  template <typename Visit>
+  void visit(int64_t begin, int64_t count, const Visit& visit) const;
+
+  std::vector<std::unique_ptr<const TokenFile>> files_;
+  std::vector<int64_t> ends_;  // of each file, in the sequence
 };
 
 }  // namespace zero

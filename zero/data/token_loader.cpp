@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 #include "zero/data/permutation.h"
 
 namespace zero {
@@ -40,27 +41,30 @@ std::string LoaderState::to_json() const {
 }
 
 LoaderState LoaderState::from_json(std::string_view json) {
-  try {
-    const auto object = nlohmann::json::parse(json);
-    const auto integer = [&](const char* key) {
-      const auto& value = object.at(key);
-      if (!value.is_number_integer())
-        throw DataError(
-            fmt::format("The state of the data has the {} {}, which is not a whole number.", key,
-                        value.dump()));
-      return value;
-    };
-    return {integer("sample"), integer("sequence"), integer("sequences"), integer("seed")};
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError(fmt::format("The state of the data cannot be read: {}.", error.what()));
-  }
+  const auto object = [&] {
+    try {
+      return parse_json(json);
+    } catch (const Error& error) {
+      throw DataError(fmt::format("The state of the data {}.", error.what()));
+    }
+  }();
+  const auto integer = [&](const char* key) {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_number_integer()) {
+      throw DataError(
+          fmt::format("The state of the data has the {} {}, which is not a whole number.", key,
+                      found == object.end() ? "null" : excerpt(found->dump())));
+    }
+    return *found;
+  };
+  return {integer("sample"), integer("sequence"), integer("sequences"), integer("seed")};
 }
 
 TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
     : tokens_(std::move(tokens)), options_(options) {
   check(options_);
-  ensure(tokens_.file != nullptr, "a range of a file");
-  const auto file = tokens_.file->path().string();
+  ensure(tokens_.tokens != nullptr, "a range of tokens");
+  const auto file = tokens_.tokens->name();
   sequences_ = std::max<int64_t>(0, tokens_.size() - 1) / options_.sequence;
   if (sequences_ == 0) {
     throw DataError(
@@ -77,12 +81,12 @@ TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
         file, sequences_, options_.sequence, together, options_.world_size, options_.micro_batch));
   }
   row_.resize(static_cast<size_t>(options_.sequence) + 1);
-  if (options_.vocab_size > 0 && options_.vocab_size < tokens_.file->vocab_limit()) {
+  if (options_.vocab_size > 0 && options_.vocab_size < tokens_.tokens->vocab_limit()) {
     std::vector<int64_t> block(size_t{1} << 16);
     const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
     for (int64_t begin = tokens_.begin; begin < end; begin += static_cast<int64_t>(block.size())) {
       const auto count = std::min<int64_t>(static_cast<int64_t>(block.size()), end - begin);
-      check_token(tokens_.file->read(begin, std::span(block).first(count)), begin, count);
+      check_token(tokens_.tokens->read(begin, std::span(block).first(count)), begin, count);
     }
   }
 }
@@ -93,7 +97,7 @@ void TokenLoader::check_token(int64_t largest, int64_t begin, int64_t count) con
       "{} holds the token {} (among tokens {} to {}), and the model's vocabulary has {}. Use the "
       "vocabulary that the data was "
       "prepared with.",
-      tokens_.file->path().string(), largest, begin, begin + count - 1, options_.vocab_size));
+      tokens_.tokens->name(), largest, begin, begin + count - 1, options_.vocab_size));
 }
 
 int64_t TokenLoader::sequence_of(int64_t sample) const {
@@ -113,7 +117,7 @@ TokenLoader::Batch TokenLoader::next() {
   auto* targets = batch_.targets.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t begin = tokens_.begin + sequence_of(first + row) * length;
-    check_token(tokens_.file->read(begin, row_), begin, length + 1);
+    check_token(tokens_.tokens->read(begin, row_), begin, length + 1);
     std::copy_n(row_.begin(), length, tokens + row * length);
     std::copy_n(row_.begin() + 1, length, targets + row * length);
   }
@@ -122,7 +126,7 @@ TokenLoader::Batch TokenLoader::next() {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t begin =
         tokens_.begin + sequence_of(sample_ + options_.rank * rows + row) * length;
-    tokens_.file->will_need(begin, length + 1);
+    tokens_.tokens->will_need(begin, length + 1);
   }
   return batch_;
 }

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/data/filter.h"
+#include "zero/data/token_pipe.h"
 
 namespace zero {
 namespace {
@@ -67,15 +67,7 @@ Tokenizer Tokenizer::load(const fs::path& model) {
              [&](std::string_view piece) { table += piece; });
   Tokenizer tokenizer;
   tokenizer.model_ = model;
-  for (size_t at = 0; at < table.size();) {
-    uint32_t length = 0;
-    const size_t left = table.size() - at;
-    if (left >= sizeof length) std::memcpy(&length, table.data() + at, sizeof length);
-    if (left < sizeof length + length)
-      throw DataError(fmt::format("{} gave half a table for {}.", kProgram, model.string()));
-    tokenizer.pieces_.push_back(table.substr(at + sizeof length, length));
-    at += sizeof length + length;
-  }
+  tokenizer.pieces_ = parse_pieces(table);
   return tokenizer;
 }
 
@@ -109,15 +101,10 @@ void Tokenizer::encode(const std::function<std::string_view()>& text,
     }
     return;
   }
-  std::string pending;  // a token may be cut by the pipe
-  std::vector<uint32_t> block;
-  run_filter({find_program(), "encode", model_.string()}, text, [&](std::string_view piece) {
-    pending += piece;
-    block.resize(pending.size() / sizeof(uint32_t));
-    if (!block.empty()) std::memcpy(block.data(), pending.data(), block.size() * sizeof(uint32_t));
-    pending.erase(0, block.size() * sizeof(uint32_t));
-    tokens(block);
-  });
+  TokenStream stream(vocab_size());
+  run_filter({find_program(), "encode", model_.string()}, text,
+             [&](std::string_view piece) { stream.feed(piece, tokens); });
+  stream.finish();
 }
 
 std::string Tokenizer::decode(std::span<const int64_t> tokens) const {

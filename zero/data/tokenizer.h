@@ -34,6 +34,8 @@ class Tokenizer {
   /// own.
   void encode(const std::function<std::string_view()>& text,
               const std::function<void(std::span<const uint32_t>)>& tokens) const;
+  /// The bytes that a token of the vocabulary stands for.
+  const std::string& piece(uint32_t token) const { return pieces_[token]; }
   /// The text of `tokens`: bytes, which need not be whole UTF-8 characters. DataError for a token
   /// outside of the vocabulary.
   std::string decode(std::span<const int64_t> tokens) const;

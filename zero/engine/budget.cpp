@@ -30,66 +30,47 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 }  // namespace
 
-partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
-  partition::LayoutMemory sum;
-  // The host gets what a rank updates; replicated gradients add up on the device before that.
-  const bool host = tier == Tier::host;
-  const auto counted = partition::Placement{.parameters = at.parameters,
-                                            .gradients = host ? at.optimizer : at.gradients,
-                                            .optimizer = at.optimizer};
-  for (int64_t u = 0; u < layout->unit_count(); ++u) {
-    const auto first = static_cast<size_t>(layout->unit(u).segments.front().parameter);
-    const auto& tiers = tiers_of(u);
-    const auto gradients_at =
-        !host && !at.gradients && tiers.gradients == Tier::host ? Tier::device : tiers.gradients;
-    partition::StateBytes of{
-        .parameter = tiers.parameters == tier ? layout->unit(u).element_bytes : 0,
-        .gradient = 0,
-        .optimizer = 0};
-    if (parameters[first].requires_grad()) {
-      const auto arrays = optim::state_names(optimizer_groups[group_of[first]].optimizer).size();
-      const bool kept = host || !updates_in_backward();
-      if (gradients_at == tier && kept)
-        of.gradient = config.accumulates_fp32() ? 4 : layout->unit(u).element_bytes;
-      if (tiers.optimizer == tier)
-        of.optimizer = form_of(u).optimizer_bytes(static_cast<int64_t>(arrays));
-    }
-    const auto unit = partition::unit_memory(*layout, u, counted, of);
-    sum.parameters += unit.parameters;
-    sum.gradients += unit.gradients;
-    sum.optimizer += unit.optimizer;
-    sum.padding += unit.padding;
-  }
-  return sum;
-}
-
-partition::StateMemory Engine::Impl::states_in_memory(partition::Placement at) const {
-  const auto device = states(at, Tier::device);
-  const auto host = states(at, Tier::host);
-  const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
-  return {.parameters = both(device.parameters, host.parameters),
-          .gradients = both(device.gradients, host.gradients),
-          .optimizer = both(device.optimizer, host.optimizer)};
+int64_t Engine::Impl::bytes_of(int64_t elements) const {
+  const int64_t element_bytes = config.bf16 ? 2 : 4;
+  return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
 void Engine::Impl::check_budget() const {
-  zero::check_budget(config, group->size(), states_in_memory(placement), [&](int stage) {
+  zero::check_budget(config, group().size(), states_in_memory(placement.sharded), [&](int stage) {
     return states_in_memory(partition::placement_of_stage(stage)).total();
   });
+}
+
+// Private memory is granted to every rank that asks, and only missed when it is touched: what all
+// of them are about to take is known here, before any has begun.
+void Engine::Impl::check_memory(int64_t available) const {
+  const auto states = states_in_memory(placement.sharded);
+  double held = 0;  // by the model, whose parameters move into the states
+  for (const auto& parameter : model.parameters()) held += static_cast<double>(parameter.nbytes());
+  if (states.total() <= static_cast<double>(available) + held) return;
+  throw OutOfMemory(fmt::format(
+      "The states of the model take {} on each of {} rank{} of this host at stage {} (parameters "
+      "{}, gradients {}, optimizer {}), but only {} are left for each ({}), besides the {} that "
+      "the model holds now. Use a higher stage, more hosts, or states on disk (offload_optimizer "
+      "and offload_param with the device nvme).",
+      format_bytes(states.total()), group().local_size(), group().local_size() == 1 ? "" : "s",
+      config.stage, format_bytes(states.parameters), format_bytes(states.gradients),
+      format_bytes(states.optimizer), bytes(available), available_memory().reason,
+      format_bytes(held)));
 }
 
 // Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;
-  limit = std::make_unique<DeviceLimit>(group->ledger(), config.device_memory,
-                                        cheaper_choices(config, step_size()));
-  const auto need = states(placement, Tier::device);
+  limit = std::make_unique<DeviceLimit>(group().ledger(), config.device_memory,
+                                        cheaper_choices(config, step_size(model, group().size())));
+  const auto need = states(placement.sharded, Tier::device);
   if (need.total() <= config.device_memory) return;
   throw OutOfMemory(fmt::format(
       "The device has {} (device_memory), but the states of the model that stay there take {} of "
       "each of {} rank{} at stage {} (parameters {}, gradients {}, optimizer {}). {}",
-      bytes(config.device_memory), bytes(need.total()), group->size(),
-      group->size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
+      bytes(config.device_memory), bytes(need.total()), group().size(),
+      group().size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
       bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
 }
 
@@ -159,8 +140,8 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
 
 void Engine::Impl::spend_budget() {
   if (!spends_budget()) return;
-  if (!delayed) finish_updates();  // their buffers are among what is held
-  const auto& ledger = *group->ledger();
+  if (!schedule->delayed()) schedule->finish();  // their buffers are among what is held
+  const auto& ledger = *group().ledger();
   const int64_t held = ledger.total().peak;
   const int64_t activations = HostAllocator::instance().usage().used.peak;
   // Categories need not have had their peaks together, but one day they may.
@@ -178,8 +159,8 @@ void Engine::Impl::spend_budget() {
   mine[0] = budget == 0 ? 0 : budget - activations - held;
   mine[1] = std::min(budget == 0 ? INT64_MAX : budget - on_device - below,
                      device == 0 ? INT64_MAX : device - on_device);
-  auto all = at::empty({2 * group->size()}, at::kLong);
-  group->all_gather_control(all, mine, "memory budget");
+  auto all = at::empty({2 * group().size()}, at::kLong);
+  group().all_gather_control(all, mine, "memory budget");
   const auto least = std::get<0>(all.view({-1, 2}).min(0));
   if (const auto spare = least[0].item<int64_t>(); spare < 0) {
     throw OutOfMemory(fmt::format(
@@ -187,10 +168,10 @@ void Engine::Impl::spend_budget() {
         "that; on rank {} it took {} for states and buffers (of them {} for gathered units) and {} "
         "for activations. Use a smaller micro-batch, shorter sequences, a higher stage, more "
         "ranks, or a larger budget.",
-        bytes(config.memory_budget), bytes(-spare), group->rank(), bytes(held),
+        bytes(config.memory_budget), bytes(-spare), group().rank(), bytes(held),
         bytes(ledger.usage(Category::gathered_units).peak), bytes(activations)));
   }
-  if (auto* pages = store->pager(); pages != nullptr && !store->in_place()) {
+  if (auto* pages = gather->pager(); pages != nullptr && !gather->in_place()) {
     pages->set_budget(
         std::clamp<int64_t>(least[1].item<int64_t>(), 0, bytes_of(config.max_live_parameters)));
   }

@@ -25,7 +25,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/group.h"
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
@@ -40,9 +40,21 @@ class Pager;
 
 /// Parameters that share an optimizer and its hyper-parameters.
 struct ParameterGroup {
-  /// Names of parameters. An empty list means every parameter that no other group names.
+  /// Names of parameters. A group without names and without `matches` is of every parameter that no
+  /// other group has.
   std::vector<std::string> names;
   Optimizer optimizer;
+  /// The parameters that no group names and for which this is true, by the name that the module
+  /// registered first, and with the tensor as it was given (its shape, say: no decay for vectors).
+  std::function<bool(std::string_view name, const at::Tensor& parameter)> matches = {};
+};
+
+/// What becomes of buffers (batch norm's running statistics), which each rank computes from its own
+/// micro-batches. Integers are rank 0's where others are averaged.
+enum class BufferPolicy : uint8_t {
+  per_rank,  ///< each rank keeps its own, as with FSDP
+  rank_0,    ///< all get rank 0's at the end of each step, as with DDP before each forward
+  average,   ///< all get the mean over ranks at the end of each step
 };
 
 /// What Engine::step did.
@@ -108,7 +120,25 @@ class Engine {
   /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, shards what the
   /// stage shards. The model keeps its tensors; at stage 3 their bytes come and go. `group` may be
   /// shared by several engines. Collective. Throws ConfigError for a configuration or parameter
-  /// groups that make no sense, CommError, OutOfMemory.
+  /// groups that make no sense, CommError, OutOfMemory, StoreError; the model then is as it was,
+  /// but for rank 0's values on all ranks (bf16 once the last arrays were being made), and where a
+  /// disk fails while parameters move to it (stage 3): using those says so.
+  ///
+  /// Parameters are Float or BFloat16; those that share their memory are one. With Config::bf16
+  /// Float ones become BFloat16, but not those of a module with running statistics (batch norm:
+  /// buffers `running_mean`, `running_var` in Float), which computes in fp32. Buffers keep their
+  /// dtype.
+  ///
+  /// A model belongs to one engine at a time. Where another engine that lives has it and does not
+  /// shard its parameters (stages 0 to 2), this one takes it over with its values, and any further
+  /// use of the other but its destruction throws: `engine = std::make_unique<Engine>(model, ...)`
+  /// works. At stage 3 that is a ConfigError; so is a model whose parameters went with an engine of
+  /// stage 3.
+  ///
+  /// What the engine took over must stay so: a parameter whose storage was replaced since
+  /// (Module::to, set_data), that was unfrozen, or registered later (where the module was given as
+  /// a pointer or holder), is an Error by `backward` or `step` that names it. One that is frozen
+  /// later stays as it is, moments included, until it is unfrozen.
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
@@ -141,6 +171,12 @@ class Engine {
   /// the gradients of the step so far with it: the accumulation begins anew. Where it has thrown at
   /// the same place on all ranks, training can go on with less. (With update_in_backward some
   /// weights have changed: load a checkpoint.)
+  ///
+  /// Gradients that reach these parameters in another backward pass (of another engine whose loss
+  /// goes through this model, as a GAN's generator's) are no part of the step: they are dropped as
+  /// they come, at every stage. To train two parts of a model by one loss give one engine two
+  /// parameter groups. A `step` that has nothing but such gradients throws an Error, since then
+  /// loss.backward() was meant to be this function.
   void backward(const at::Tensor& loss);
   /// Several backward passes as one, for a model whose micro-batches all pass one layer before the
   /// next (train/layer_major.h does that for any model that shows its layers). `passes` runs
@@ -156,8 +192,13 @@ class Engine {
                   const std::vector<at::Tensor>& shared = {});
   /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
-  /// micro-batches. Collective at the boundary.
+  /// micro-batches. Collective at the boundary. A call that is refused (an open zero::Gathered
+  /// scope at stage 3) changes nothing and may be made again.
   StepResult step();
+  /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
+  /// begins anew. Not collective, but to be called by every rank in the same place. Throws Error
+  /// between backward and step with update_in_backward, which has used them.
+  void zero_grad();
   /// Completes the updates that `step` has left under way (update_in_forward, delayed updates);
   /// whatever reads or writes states by name does so itself. Collective.
   void complete_update();
@@ -166,6 +207,11 @@ class Engine {
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
   size_t group_count() const;
+
+  /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on
+  /// every rank.
+  void set_buffer_policy(BufferPolicy policy);
+  BufferPolicy buffer_policy() const;
 
   // Full states by name, at any stage, in fp32, with the parameter's shape. Collective; every rank
   // gets (and gives) the same. Throws ConfigError for an unknown name (naming the nearest), a
@@ -188,20 +234,26 @@ class Engine {
   void visit_parameters(
       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
-  /// Writes this rank's shards of all states, and the step count, to
+  /// Writes this rank's shards of all states, its buffers, and the step count, to
   /// `folder`/rank-R-of-N.safetensors. `folder` appears, by renaming, when every rank's file is
   /// whole; an earlier save in it stays until then. Collective. Throws CheckpointError on every
   /// rank if any fails.
   void save(const std::string& folder);
   /// Reads what `save` wrote at the same stage, ranks and unit size. Drops the step of now, also
   /// one that has failed. Collective. Throws CheckpointError and changes nothing if a file is
-  /// missing, damaged or of another model, stage or world size.
+  /// missing, damaged or of another model (names or shapes), stage or world size.
   void load(const std::string& folder);
-  /// Writes the full fp32 parameters and optimizer states to one safetensors file (rank 0 writes,
-  /// one unit at a time). Collective.
+  /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
+  /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);
   /// Reads what `save_full` wrote, at any stage and number of ranks. Collective.
   void load_full(const std::string& file);
+  /// Begins anew from the parameters in a safetensors file: one that `save_full` wrote, or any with
+  /// a tensor of the same shape, in a floating-point dtype, for each parameter under one of its
+  /// names; buffers, too, as far as it has them. Others in it are passed over. Moments and step
+  /// counts begin at zero. Collective. Throws CheckpointError and changes nothing if a parameter is
+  /// missing or has another shape.
+  void load_weights(const std::string& file);
 
   const Config& config() const;
   comm::Group& group();
@@ -231,7 +283,23 @@ class Engine {
   friend class Gathered;
   static std::vector<ParameterGroup> groups_of(const Config& config);
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  // Until another engine takes the model over; throws Error after that.
+  class Held {
+   public:
+    explicit Held(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+    Impl* operator->() const { return &**this; }
+    Impl& operator*() const;
+    /// For a scope that may outlive the engine.
+    const std::shared_ptr<Impl>& shared() const { return impl_; }
+    void reset() { impl_.reset(); }
+    /// Never ends it.
+    void abandon();
+
+   private:
+    std::shared_ptr<Impl> impl_;
+  };
+  void release();
+  Held impl_;
 };
 
 }  // namespace zero

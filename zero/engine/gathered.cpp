@@ -13,7 +13,7 @@
 namespace zero {
 
 struct Gathered::Impl {
-  Engine::Impl* engine;
+  std::shared_ptr<Engine::Impl> engine;  // which may end before the scope
   Access access;
   std::optional<int> modifier_rank;
   std::vector<int64_t> parameters;
@@ -22,19 +22,18 @@ struct Gathered::Impl {
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access,
                    std::optional<int> modifier_rank)
-    : impl_(std::make_unique<Impl>(Impl{engine.impl_.get(), access, modifier_rank, {}, {}})),
+    : impl_(std::make_unique<Impl>(Impl{engine.impl_.shared(), access, modifier_rank, {}, {}})),
       exceptions_(std::uncaught_exceptions()) {
-  const auto& all = engine.impl_->parameters;
+  const auto& model = engine.impl_->model;
   std::set<int64_t> units;
-  for (const auto& wanted : parameters.empty() ? all : parameters) {
-    const auto found = std::find_if(all.begin(), all.end(),
-                                    [&](const at::Tensor& p) { return p.is_same(wanted); });
-    if (found == all.end())
+  for (const auto& wanted : parameters.empty() ? model.parameters() : parameters) {
+    const auto found = model.find(wanted);
+    if (!found)
       throw ConfigError(
           "zero::Gathered was given a tensor that is not a parameter of its engine. Pass the "
           "parameters themselves, not views or copies.");
-    impl_->parameters.push_back(found - all.begin());
-    units.insert(engine.impl_->layout->unit_of(impl_->parameters.back()));
+    impl_->parameters.push_back(*found);
+    units.insert(engine.impl_->layout.unit_of(impl_->parameters.back()));
   }
   // What is written here must not be overwritten by an update that began before.
   if (access == Access::write) {
@@ -51,29 +50,33 @@ void Gathered::close() {
   const auto scope = std::exchange(impl_, nullptr);
   if (scope->access == Access::read) return;
   auto& engine = *scope->engine;
-  auto* pager = engine.store->pager();
-  if (scope->modifier_rank && engine.group->size() > 1) {
+  auto* pager = engine.gather->pager();
+  if (scope->modifier_rank && engine.group().size() > 1) {
     for (const int64_t i : scope->parameters) {
-      engine.group
-          ->broadcast(flat_view(engine.parameters[static_cast<size_t>(i)]), *scope->modifier_rank,
-                      engine.names[static_cast<size_t>(i)])
+      engine.group()
+          .broadcast(flat_view(engine.model.parameter(i)), *scope->modifier_rank,
+                     engine.model.name(i))
           .wait();
     }
   }
   if (pager != nullptr) {
     for (const int64_t i : scope->parameters) {
-      paging::Page page{.pager = pager, .parameter = i, .unit = engine.layout->unit_of(i)};
+      paging::Page page{.pager = pager, .parameter = i, .unit = engine.layout.unit_of(i)};
       pager->mark_dirty(page);
     }
     scope->pins.clear();
   }
-  engine.change_parameters("writes in zero::Gathered", [&] {
-    if (pager != nullptr) return;
-    for (const int64_t i : scope->parameters) {
-      if (engine.gradients->trainable(engine.layout->unit_of(i)))
-        engine.optimizer->refresh_master(i);
-    }
-  });
+  std::vector<int64_t> units;
+  for (const int64_t i : scope->parameters) units.push_back(engine.layout.unit_of(i));
+  engine.change_parameters(
+      "writes in zero::Gathered",
+      [&] {
+        if (pager != nullptr) return;
+        for (const int64_t i : scope->parameters) {
+          if (engine.model.trainable(i)) engine.table->refresh_master(i);
+        }
+      },
+      units);
 }
 
 Gathered::~Gathered() noexcept(false) {

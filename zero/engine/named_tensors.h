@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -13,20 +15,15 @@ namespace zero {
 struct NamedTensors {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::vector<std::pair<std::string, at::Tensor>> buffers;
+  /// Lists them as they are now, for whoever wants to know whether any has come: nothing once the
+  /// module is gone. Null where that cannot be known (a module that was given by reference).
+  std::function<NamedTensors()> again = {};
 };
 
 /// The parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
 /// TorchScript module. A template, so that this header needs neither's headers.
 template <class Model>
 NamedTensors named_tensors(const Model& model) {
-  const auto& module = [&]() -> const auto& {
-    if constexpr (requires { model->named_parameters(); }) {
-      return *model;
-    } else {
-      return model;
-    }
-  }
-  ();
   const auto collect = [](auto&& list) {
     std::vector<std::pair<std::string, at::Tensor>> tensors;
     for (const auto& item : list) {
@@ -38,7 +35,30 @@ NamedTensors named_tensors(const Model& model) {
     }
     return tensors;
   };
-  return {collect(module.named_parameters()), collect(module.named_buffers())};
+  const auto list = [collect](const auto& module) -> NamedTensors {
+    return {collect(module.named_parameters()), collect(module.named_buffers())};
+  };
+  const auto again = [list](const auto& shared) -> std::function<NamedTensors()> {
+    return [list, weak = std::weak_ptr(shared)] {
+      const auto module = weak.lock();
+      return module ? list(*module) : NamedTensors{};
+    };
+  };
+  NamedTensors tensors;
+  if constexpr (requires { model->named_parameters(); }) {
+    tensors = list(*model);
+    if constexpr (requires { model.ptr(); }) {
+      tensors.again = again(model.ptr());  // a holder
+    } else if constexpr (requires { std::weak_ptr(model); }) {
+      tensors.again = again(model);
+    }
+  } else {
+    tensors = list(model);
+    // A TorchScript module is a handle.
+    if constexpr (requires { model._ivalue(); })
+      tensors.again = [list, model] { return list(model); };
+  }
+  return tensors;
 }
 
 template <class Model>

@@ -15,39 +15,20 @@ namespace zero {
 using partition::intersect;
 
 at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
-  const int64_t numel = layout->unit(unit).numel;
+  const int64_t numel = layout.unit(unit).numel;
   if (owned.numel() == numel) return owned;
   auto whole = at::empty({numel}, owned.options());
-  group
-      ->all_gather(whole, owned,
-                   names[static_cast<size_t>(layout->unit(unit).segments.front().parameter)])
-      .wait();
+  group().all_gather(whole, owned, model.name(first_of(unit))).wait();
   return whole;
 }
 
 void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values) {
-  const auto& segment = layout->segment_of(index);
-  const auto owned = owned_range(layout->unit_of(index));
+  const auto& segment = layout.segment_of(index);
+  const auto owned = table->plan(layout.unit_of(index)).owned;
   const auto mine = intersect(segment.range(), owned);
   if (mine.empty()) return;
   target.narrow(0, mine.begin - owned.begin, mine.size())
       .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
-}
-
-void Engine::Impl::change_parameters(std::string_view label, const std::function<void()>& write) {
-  const c10::NoGradGuard no_grad;
-  check_between_steps(label);
-  group->barrier(label);  // every rank has ended its gathers
-  finish_updates();
-  commit_writes();
-  invalidate();
-  show(write);
-}
-
-void Engine::Impl::show(const std::function<void()>& write) {
-  write();
-  for (int64_t u = 0; u < layout->unit_count(); ++u) publish(u);
-  store->finish_publish();
 }
 
 namespace {
@@ -78,81 +59,74 @@ void check_trainable(bool trainable, std::string_view name, std::string_view wha
 at::Tensor Engine::parameter(std::string_view name) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const int64_t u = impl_->layout->unit_of(i);
-  impl_->change_parameters("Engine::parameter", [] {});  // the user's writes so far count
-  const auto master = impl_->optimizer->array(u, "master");
-  const auto unit =
-      master.defined() ? impl_->full(u, master) : impl_->full(u, impl_->store->owned(u));
-  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)]);
+  const int64_t i = impl_->model.index_of(name);
+  const int64_t u = impl_->layout.unit_of(i);
+  impl_->change_parameters("Engine::parameter");  // the user's writes so far count
+  const auto state = impl_->trainable(u) ? State::master : State::parameters;
+  const auto unit = impl_->full(u, impl_->table->read(u, state));
+  return pick(unit, impl_->layout.segment_of(i), impl_->model.parameter(i));
 }
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
+  const int64_t i = impl_->model.index_of(name);
+  const auto& like = impl_->model.parameter(i);
   check_shape(value, like, name);
-  const int64_t u = impl_->layout->unit_of(i);
+  const int64_t u = impl_->layout.unit_of(i);
   const auto values = flattened(value, like, at::kFloat);
-  impl_->change_parameters("Engine::set_parameter", [&] {
-    impl_->store->write(i, values);
-    if (impl_->gradients->trainable(u)) impl_->optimizer->set_master(i, values);
-  });
-}
-
-void Engine::Impl::check_gradients_kept() const {
-  if (!updates_in_backward()) return;
-  throw ConfigError(
-      "With update_in_backward gradients are used as they come and are not kept. Switch it off to "
-      "read or write them.");
+  impl_->change_parameters("Engine::set_parameter",
+                           [&] {
+                             impl_->table->write_parameter(i, values, Tier::device);
+                             if (impl_->model.trainable(i)) impl_->table->set_master(i, values);
+                           },
+                           {u});
 }
 
 at::Tensor Engine::gradient(std::string_view name) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const int64_t u = impl_->layout->unit_of(i);
-  check_trainable(impl_->gradients->trainable(u), name, "gradient");
+  const int64_t i = impl_->model.index_of(name);
+  const int64_t u = impl_->layout.unit_of(i);
+  check_trainable(impl_->trainable(u), name, "gradient");
   impl_->check_gradients_kept();
-  impl_->gradients->finish();
-  if (impl_->gradients->present()[static_cast<size_t>(i)] == 0) return {};
+  impl_->reduce->finish();
+  if (impl_->reduce->present()[static_cast<size_t>(i)] == 0) return {};
   const double scale = impl_->mean_scale();
-  const auto unit = impl_->full(u, impl_->gradients->reduced(u));
-  return pick(unit, impl_->layout->segment_of(i), impl_->parameters[static_cast<size_t>(i)])
-      .mul_(scale);
+  const auto unit = impl_->full(u, impl_->reduce->sum(u));
+  return pick(unit, impl_->layout.segment_of(i), impl_->model.parameter(i)).mul_(scale);
 }
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
-  check_trainable(impl_->gradients->trainable(impl_->layout->unit_of(i)), name, "gradient");
+  const int64_t i = impl_->model.index_of(name);
+  const auto& like = impl_->model.parameter(i);
+  check_trainable(impl_->trainable(impl_->layout.unit_of(i)), name, "gradient");
   check_shape(value, like, name);
   impl_->check_gradients_kept();
   const auto divisor =
-      static_cast<double>(impl_->group->size() * impl_->config.gradient_accumulation_steps);
-  impl_->gradients->set(i, flattened(value, like, at::kFloat) * divisor);
+      static_cast<double>(impl_->placement.ranks() * impl_->config.gradient_accumulation_steps);
+  impl_->reduce->set(i, flattened(value, like, at::kFloat) * divisor);
 }
 
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const int64_t u = impl_->layout->unit_of(i);
-  check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
+  const int64_t i = impl_->model.index_of(name);
+  const int64_t u = impl_->layout.unit_of(i);
+  check_trainable(impl_->trainable(u), name, "optimizer state");
   impl_->check_between_steps("Engine::optimizer_state");
   impl_->complete_update("Engine::optimizer_state");
-  const auto array = impl_->optimizer->array(u, state);
-  if (!array.defined()) {
+  const auto cell = impl_->table->find(u, state);
+  if (!cell) {
     std::vector<std::string> known;
-    for (const auto& entry : impl_->optimizer->array_names(u)) known.emplace_back(entry);
+    for (const auto& entry : impl_->table->names(u)) known.emplace_back(entry);
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
                                   state, fmt::join(known, ", "), did_you_mean(state, known)));
   }
-  return pick(impl_->full(u, array), impl_->layout->segment_of(i),
-              impl_->parameters[static_cast<size_t>(i)]);
+  return pick(impl_->full(u, impl_->table->read(u, *cell)), impl_->layout.segment_of(i),
+              impl_->model.parameter(i));
 }
 
 void Engine::set_optimizer_state(std::string_view name, std::string_view state,
@@ -163,39 +137,40 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   }
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  const int64_t i = impl_->index_of(name);
-  const int64_t u = impl_->layout->unit_of(i);
-  const auto& like = impl_->parameters[static_cast<size_t>(i)];
-  check_trainable(impl_->gradients->trainable(u), name, "optimizer state");
+  const int64_t i = impl_->model.index_of(name);
+  const int64_t u = impl_->layout.unit_of(i);
+  const auto& like = impl_->model.parameter(i);
+  check_trainable(impl_->trainable(u), name, "optimizer state");
   check_shape(value, like, name);
   impl_->check_between_steps("Engine::set_optimizer_state");
   impl_->complete_update("Engine::set_optimizer_state");
-  const auto array = impl_->optimizer->array(u, state);
-  if (!array.defined())
+  const auto cell = impl_->table->find(u, state);
+  if (!cell)
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'.", name, state));
+  const auto array = impl_->table->read(u, *cell);
   impl_->write_owned(i, array, flattened(value, like, at::kFloat));
-  impl_->optimizer->put(u, state, array);
+  impl_->table->put(u, *cell, array);
 }
 
 void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  impl_->change_parameters("Engine::visit_parameters", [] {});
+  impl_->change_parameters("Engine::visit_parameters");
   int64_t gathered = -1;
   at::Tensor unit;
-  for (size_t p = 0; p < impl_->parameters.size(); ++p) {
+  for (size_t p = 0; p < impl_->model.names().size(); ++p) {
     const auto i = static_cast<int64_t>(p);
-    const int64_t u = impl_->layout->unit_of(i);
+    const int64_t u = impl_->layout.unit_of(i);
     if (u != gathered) {
       unit = at::Tensor();
-      unit = impl_->store->full(u);
+      unit = impl_->gather->full(u);
       gathered = u;
     }
-    const auto& segment = impl_->layout->segment_of(i);
-    if (impl_->group->rank() == 0)
-      visit(impl_->names[p],
-            unflattened(unit.narrow(0, segment.offset, segment.numel), impl_->parameters[p]));
+    const auto& segment = impl_->layout.segment_of(i);
+    if (impl_->group().rank() == 0)
+      visit(impl_->model.names()[p], unflattened(unit.narrow(0, segment.offset, segment.numel),
+                                                 impl_->model.parameters()[p]));
   }
 }
 

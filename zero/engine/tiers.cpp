@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
-#include "zero/engine/state_stream.h"
+#include "zero/store/disk_tier.h"
 
 namespace zero {
 
@@ -21,7 +21,8 @@ double work_of_step(const Config& config, const StepSize& size) {
   const double largest = static_cast<double>(size.largest_parameter) * (config.bf16 ? 2 : 4);
   const double buckets = 2 * static_cast<double>(config.unit_bytes);
   const double stream =
-      static_cast<double>(config.offload_optimizer.buffer_count * StateStream::kBlockNumel) * 16 +
+      static_cast<double>(config.offload_optimizer.buffer_count * store::DiskTier::kBlockNumel) *
+          16 +
       static_cast<double>(config.offload_param.buffer_count) *
           static_cast<double>(config.unit_bytes) / size.ranks;
   return largest * (2 + 1.0 / size.ranks) + buckets + kStaging + stream +

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "zero/base/device_limit.h"
-#include "zero/engine/config.h"
+#include "zero/config/config.h"
 #include "zero/partition/formulas.h"
 
 namespace zero {

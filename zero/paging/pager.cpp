@@ -330,7 +330,7 @@ void Pager::release_all() {
   evict_all();
 }
 
-void Pager::invalidate() {
+void Pager::check_unpinned() const {
   std::lock_guard lock(mutex_);
   for (const int64_t unit : recency_) {
     if (state(unit).pins == 0) continue;
@@ -341,6 +341,11 @@ void Pager::invalidate() {
                     "Engine::step, and do not step inside an operator.",
                     layout_.parameters()[static_cast<size_t>(first.parameter)].name));
   }
+}
+
+void Pager::invalidate() {
+  check_unpinned();
+  std::lock_guard lock(mutex_);
   ensure(dirty_.empty(), "dirty pages are taken before the units are invalidated");
   evict_all();
 }

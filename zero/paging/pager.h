@@ -123,6 +123,8 @@ class Pager {
 
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();
+  /// Throws Error naming a pinned unit's first parameter, if there is one.
+  void check_unpinned() const;
   /// The source has new bytes: like release_all, but throws Error naming a unit's first parameter
   /// if one is pinned.
   void invalidate();

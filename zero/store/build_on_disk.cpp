@@ -17,6 +17,7 @@
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_mapping.h"
+#include "zero/base/owner_process.h"
 #include "zero/store/reserved_file.h"
 
 namespace zero {
@@ -35,6 +36,7 @@ class MappedFile final : public BlockSource {
   MappedFile& operator=(const MappedFile&) = delete;
   void* take(size_t bytes) override;
   void give(void* data) noexcept override;
+  void check(void* data) override;
 
  private:
   struct Block {
@@ -42,13 +44,17 @@ class MappedFile final : public BlockSource {
     MemoryMapping mapping;
   };
   void write_out(void* data);
+  bool write_back(const Block& block);
+  void refuse_if_lost() const;
 
   std::string folder_;
+  OwnerProcess owner_;
   int file_ = -1;
   std::mutex mutex_;
   off_t end_ = 0;
   std::map<void*, Block> blocks_;
   std::deque<void*> recent_;
+  int lost_ = 0;  // the errno of a page that could not be written; the system tells it once
 };
 
 MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
@@ -69,6 +75,7 @@ MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
 
 void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
+  refuse_if_lost();
   const size_t whole = at::round_up(bytes, MemoryMapping::kPage);
   // So that a full disk is told here and not by a bus error later.
   store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_,
@@ -95,17 +102,44 @@ void* MappedFile::take(size_t bytes) {
 void MappedFile::write_out(void* data) {
   const auto block = blocks_.find(data);
   if (block == blocks_.end()) return;  // freed meanwhile
+  if (!write_back(block->second)) return;
   const auto& [offset, mapping] = block->second;
-  const auto length = static_cast<off_t>(mapping.bytes());
-  // Advice, all of it: where it is refused the system writes and takes the pages when it needs
-  // them.
-  sync_file_range(file_, offset, length,
-                  SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  // Advice: where it is refused the system takes the pages when it needs them.
   mapping.discard(0, mapping.bytes());
-  posix_fadvise(file_, offset, length, POSIX_FADV_DONTNEED);
+  posix_fadvise(file_, offset, static_cast<off_t>(mapping.bytes()), POSIX_FADV_DONTNEED);
+}
+
+// A page that cannot be written is dropped by the system all the same, which reads something else
+// in its place later, and tells so once, here, whoever had it written. So it is remembered.
+bool MappedFile::write_back(const Block& block) {
+  int result = sync_file_range(
+      file_, block.offset, static_cast<off_t>(block.mapping.bytes()),
+      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  if (result != 0 && (errno == ENOSYS || errno == EINVAL || errno == EPERM || errno == EOPNOTSUPP))
+    result = fdatasync(file_);
+  if (result != 0 && errno != EINTR && lost_ == 0) lost_ = errno;
+  return lost_ == 0;
+}
+
+void MappedFile::refuse_if_lost() const {
+  if (lost_ == 0) return;
+  throw StoreError(fmt::format(
+      "The model that is built in {} is incomplete: a part of it could not be written: {} (errno "
+      "{}). {} Build the model again.",
+      folder_, std::strerror(lost_), lost_,
+      lost_ == ENOSPC || lost_ == EDQUOT
+          ? "Free space there, or name another folder."
+          : "That disk is failing: the system's log says more. Name a folder on another."));
+}
+
+void MappedFile::check(void* data) {
+  const std::lock_guard lock(mutex_);
+  if (const auto block = blocks_.find(data); block != blocks_.end()) write_back(block->second);
+  refuse_if_lost();
 }
 
 void MappedFile::give(void* data) noexcept {
+  if (!owner_.here()) return;  // the file is the parent's too
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(data);
   const auto offset = block->second.offset;

@@ -29,8 +29,9 @@ class BlockRedirect;
 /// the process. Installs libzero's host allocator (install_host_allocator).
 class BuildOnDisk {
  public:
-  /// Throws StoreError where no file can be made in `folder`; making a tensor throws it where the
-  /// disk is full.
+  /// Throws StoreError where no file can be made in `folder`. Making a tensor throws it where the
+  /// disk is full, or could not write an earlier one; so does an Engine that takes the tensors
+  /// over.
   explicit BuildOnDisk(const std::string& folder);
   ~BuildOnDisk();
   BuildOnDisk(const BuildOnDisk&) = delete;

@@ -89,7 +89,7 @@ Transfer::~Transfer() { drop(); }
 
 void Transfer::drop() {
   const auto request = std::exchange(request_, nullptr);
-  if (!request) return;
+  if (!request || !file_->owner_.here()) return;
   file_->queue_->wait(*request);
   if (write_ && request->error != 0) file_->lose(file_->failure(*request, true));
 }
@@ -128,6 +128,8 @@ File::File(const std::vector<std::string>& paths, const std::vector<double>& sha
 }
 
 File::~File() {
+  // The threads or the ring of a forked child's copy are its parent's.
+  if (!owner_.here()) (void)queue_.release();
   queue_.reset();  // waits
 }
 

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/base/owner_process.h"
 #include "zero/store/checksums.h"
 #include "zero/store/queue.h"
 #include "zero/store/reserved_file.h"
@@ -129,6 +130,7 @@ class File {
   std::mutex mutex_;       // of what follows
   std::string what_lost_;  // the first write that nobody waited for and that failed
   std::unique_ptr<Queue> queue_;
+  OwnerProcess owner_;
 };
 
 }  // namespace zero::store

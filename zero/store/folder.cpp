@@ -74,7 +74,7 @@ Folder::Folder(const std::string& parent) {
 
 Folder::~Folder() {
   std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  if (owner_.here()) fs::remove_all(path_, ignored);
   close(lock_);
 }
 

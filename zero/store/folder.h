@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "zero/base/owner_process.h"
+
 namespace zero::store {
 
 /// A folder of this process alone, inside one that the user names.
@@ -19,6 +21,7 @@ class Folder {
 
  private:
   std::string path_;
+  OwnerProcess owner_;
   int lock_ = -1;
 };
 

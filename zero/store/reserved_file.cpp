@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/file_limit.h"
 
 namespace zero::store {
 
@@ -23,18 +23,11 @@ int64_t free_bytes(int file) {
   return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
 }
 
-// Of one file of this process, or -1. Beyond it the kernel would send a signal that kills.
-int64_t largest_file() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
-  return static_cast<int64_t>(limit.rlim_cur);
-}
-
 // 0, or an errno. A disk that is too full is not even tried: it would be full for a moment, and
 // somebody else would fail.
 int try_to_reserve(int file, int64_t offset, int64_t bytes, Use use) {
   if (bytes == 0) return 0;
-  if (const int64_t most = largest_file(); most >= 0 && most < offset + bytes) return EFBIG;
+  if (beyond_file_limit(offset + bytes)) return EFBIG;
   if (const int64_t left = free_bytes(file); left >= 0 && left < bytes) return ENOSPC;
   while (fallocate(file, 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
@@ -61,11 +54,7 @@ std::string remedy_of_open(int error) {
 }
 
 std::string remedy_of_reserve(int error, int64_t left) {
-  const int64_t most = largest_file();
-  if (error == EFBIG && most >= 0) {
-    return fmt::format(" This process may write files of at most {}: raise that limit (ulimit -f).",
-                       format_bytes(static_cast<double>(most)));
-  }
+  if (error == EFBIG && largest_file()) return file_limit_remedy();
   return fmt::format(
       "{} Free space there, or name another folder.",
       left < 0 ? ""
@@ -105,7 +94,7 @@ ReservedFile::ReservedFile(std::string path, int64_t bytes, bool direct)
 
 ReservedFile::~ReservedFile() {
   close(descriptor_);
-  unlink(path_.c_str());
+  if (owner_.here()) unlink(path_.c_str());
 }
 
 }  // namespace zero::store

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "zero/base/owner_process.h"
+
 namespace zero::store {
 
 /// Bytes since construction.
@@ -50,6 +52,7 @@ class ReservedFile {
  private:
   std::string path_;
   int64_t bytes_ = 0;
+  OwnerProcess owner_;
   int descriptor_ = -1;
   bool direct_ = false;
   std::atomic<int64_t> read_{0};

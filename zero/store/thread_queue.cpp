@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "zero/base/error.h"
+#include "zero/base/thread.h"
 #include "zero/store/queue.h"
 
 namespace zero::store {
@@ -17,19 +19,18 @@ namespace {
 class ThreadQueue final : public Queue {
  public:
   explicit ThreadQueue(int threads) {
-    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < threads; ++i)
+        workers_.push_back(start_thread<StoreError>("states on disk", [this] { work(); }));
+    } catch (...) {  // those that there are must not outlive the queue
+      close();
+      throw;
+    }
   }
   ThreadQueue(const ThreadQueue&) = delete;
   ThreadQueue& operator=(const ThreadQueue&) = delete;
 
-  ~ThreadQueue() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    arrived_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~ThreadQueue() override { close(); }
 
   void push(std::span<const Piece> pieces) override {
     {
@@ -55,6 +56,15 @@ class ThreadQueue final : public Queue {
   std::string_view name() const override { return "threads"; }
 
  private:
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    arrived_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
   // 0, an errno or kEnded; `piece.offset` is where it stopped.
   static int transfer(Piece& piece) {
     while (piece.bytes > 0) {

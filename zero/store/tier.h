@@ -4,7 +4,7 @@
 // Each state of a unit (parameters, gradients, optimizer) has a tier. What lies on the device is
 // used where it is. What lies in the host's memory is used there by the update, which runs on the
 // host too, and copied to the device when an operator needs it. What lies on a disk passes through
-// blocks (StateStream). Device and host meet in HostLink alone, whose copies are counted: gradients
+// blocks (DiskTier). Device and host meet in HostLink alone, whose copies are counted: gradients
 // down, parameters up. On a build for CPUs both are memory, and a copy is done when it returns;
 // beside a GPU the host tier would be pinned, and the copies go to streams of their own.
 #pragma once

@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -43,16 +46,67 @@ void print(fmt::format_string<Values...> format, Values&&... values) {
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
+/// The bytes of the UTF-8 character that `text` begins with; 0 where it begins with none.
+size_t character_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const size_t length = byte(0) < 0x80            ? 1
+                        : byte(0) >> 5 == 0b110   ? 2
+                        : byte(0) >> 4 == 0b1110  ? 3
+                        : byte(0) >> 3 == 0b11110 ? 4
+                                                  : 0;
+  if (length == 0 || length > text.size()) return 0;
+  uint32_t code = length == 1 ? byte(0) : byte(0) & (0xffu >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if (byte(i) >> 6 != 0b10) return 0;
+    code = code << 6 | (byte(i) & 0x3fu);
+  }
+  constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  return code < kLeast[length] || code > 0x10ffff || surrogate ? 0 : length;
+}
+
+/// Text that a terminal may be given: what is no UTF-8, and control characters but for line ends
+/// and tabs, become "\x1b".
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t length = character_length(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    const bool control =
+        (length == 1 && ((first < 0x20 && first != '\n' && first != '\t') || first == 0x7f)) ||
+        (length == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
+    const auto character = text.substr(0, std::max<size_t>(length, 1));
+    if (length > 0 && !control) {
+      result += character;
+    } else {
+      for (const char byte : character) {
+        result += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+      }
+    }
+    text.remove_prefix(character.size());
+  }
+  return result;
+}
+
 class ConsoleMonitor final : public Monitor {
  public:
   explicit ConsoleMonitor(int64_t log_every)
       : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) == 1) {}
+  ConsoleMonitor(const ConsoleMonitor&) = delete;
+  ConsoleMonitor& operator=(const ConsoleMonitor&) = delete;
+  /// What comes behind, an error perhaps, begins a line.
+  ~ConsoleMonitor() override {
+    if (!drawn_) return;
+    clear_bar();
+    std::fflush(stdout);
+  }
 
   void begin(const RunInfo& info) override {
     info_ = info;
     begin_ = Clock::now();
-    print("model     {}: {} parameters ({} layers, {} wide, vocabulary {}), {}\n", info.model_name,
-          grouped(info.parameters), info.layers, info.width, grouped(info.vocabulary), info.dtype);
+    print("model     {}: {} parameters ({}, vocabulary {}), {}, {}\n", info.model_name,
+          grouped(info.parameters), info.model_description, grouped(info.vocabulary), info.dtype,
+          info.first_step > 1 ? "weights of the checkpoint" : "random initial weights");
     print("data      {}: {} tokens to train on, {} for validation\n", info.data,
           grouped(info.train_tokens), grouped(info.validation_tokens));
     print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,
@@ -66,6 +120,7 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
+    for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);
   }
 
@@ -125,7 +180,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   void sample(const std::string& prompt, const std::string& text) override {
-    print("\nsample\n{}{}\n", prompt, text);
+    print("\nsample\n{}{}\n", printable(prompt), printable(text));
   }
 
   void end(const EndReport& report) override {
@@ -243,13 +298,15 @@ class ConsoleMonitor final : public Monitor {
       print("(padding included: {})\n", format_bytes(static_cast<double>(ranks[0].padding)));
   }
 
-  void clear_bar() const {
+  void clear_bar() {
     if (terminal_) print("\r\033[K");
+    drawn_ = false;
   }
 
   /// "[=====>     ]  42%  1:15 left", as wide as the terminal allows.
-  void draw_bar(int64_t step) const {
+  void draw_bar(int64_t step) {
     if (!terminal_ || step == info_.steps) return;
+    drawn_ = true;
     winsize size{};
     const int columns =
         ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
@@ -268,6 +325,7 @@ class ConsoleMonitor final : public Monitor {
   int64_t log_every_;
   bool on_disk_ = false;
   bool terminal_;
+  bool drawn_ = false;  // the bar is what the terminal's last line holds
   RunInfo info_;
   Clock::time_point begin_;
 };

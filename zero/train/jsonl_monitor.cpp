@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/file_limit.h"
 #include "zero/train/monitor.h"
 
 namespace zero::train {
@@ -121,6 +123,7 @@ class JsonlMonitor final : public Monitor {
     object["train_tokens"] = info.train_tokens;
     object["validation_tokens"] = info.validation_tokens;
     object["first_step"] = info.first_step;
+    if (!info.changes.empty()) object["changes"] = info.changes;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
   }
@@ -162,8 +165,10 @@ class JsonlMonitor final : public Monitor {
 
  private:
   [[noreturn]] void fail() const {
-    throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.", path_,
-                            std::strerror(errno)));
+    const int error = errno;
+    throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.{}",
+                            path_, std::strerror(error),
+                            error == EFBIG ? file_limit_remedy() : ""));
   }
   /// One line, at once: what a crash leaves behind is whole lines.
   void write(const Json& object) {
@@ -171,6 +176,9 @@ class JsonlMonitor final : public Monitor {
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     // A device or a pipe (EINVAL) keeps nothing that could be replaced.
     if (std::exchange(replaces_, false) && ftruncate(file_, 0) != 0 && errno != EINVAL) fail();
+    struct stat status {};
+    const bool is_file = fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
+    if (is_file && beyond_file_limit(status.st_size + static_cast<int64_t>(line.size()))) fail();
     for (std::string_view left = line; !left.empty();) {
       const ssize_t written = ::write(file_, left.data(), left.size());
       if (written > 0) {

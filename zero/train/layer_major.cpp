@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/models/graph_ends.h"
+#include "zero/models/recompute/graph_ends.h"
 
 namespace zero {
 

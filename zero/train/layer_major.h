@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "zero/engine/engine.h"
-#include "zero/models/layer_sequence.h"
+#include "zero/models/language/layer_sequence.h"
 
 namespace zero {
 

@@ -17,8 +17,7 @@ namespace zero::train {
 struct RunInfo {
   std::string model_name;
   int64_t parameters = 0;
-  int64_t layers = 0;
-  int64_t width = 0;
+  std::string model_description;  ///< "12 layers, 768 wide"
   int64_t vocabulary = 0;
   std::string dtype;
   int stage = 0;
@@ -28,7 +27,8 @@ struct RunInfo {
   int64_t sequence = 0;
   int64_t accumulate = 1;
   int64_t steps = 0;
-  int64_t first_step = 1;  ///< more than 1 where a run is resumed
+  int64_t first_step = 1;            ///< more than 1 where a run is resumed
+  std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
   std::string tiers;  ///< which states a memory budget puts on disk, and why; empty without one
   std::string data;
   int64_t train_tokens = 0;

@@ -6,11 +6,14 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/whole_folder.h"
 
 namespace zero::train {
 namespace {
@@ -115,12 +118,31 @@ std::optional<int64_t> RunFolder::last_checkpoint() const {
   return last;
 }
 
+void RunFolder::cut_log(int64_t step) const {
+  std::error_code error;
+  if (!fs::is_regular_file(log(), error)) return;  // a pipe, say, keeps nothing
+  std::ifstream file(log(), std::ios::binary);
+  uintmax_t kept = 0;
+  for (std::string line; std::getline(file, line) && !file.eof(); kept += line.size() + 1) {
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object()) continue;
+    const auto found = object.find(object.contains("step") ? "step" : "steps");
+    if (found != object.end() && found->is_number_integer() && found->get<int64_t>() > step) break;
+  }
+  fs::resize_file(log(), kept, error);
+  if (error) {
+    throw CheckpointError(fmt::format("The log {} cannot be cut back to step {}: {}.",
+                                      log().string(), step, error.message()));
+  }
+}
+
 void RunFolder::remove_left_overs() const {
   for (const auto& path : entries(path_)) {
     std::error_code ignored;
-    if (number_between(path, kCheckpoint, ".partial") ||
-        number_between(path, kCheckpoint, ".earlier") ||
-        number_between(path, model().filename().string() + ".", ".tmp") ||
+    auto left_by = number_between(path, kCheckpoint, ".partial");
+    if (!left_by) left_by = number_between(path, kCheckpoint, ".earlier");
+    if (left_by) WholeFolder::remove_left_overs(checkpoint(*left_by));
+    if (number_between(path, model().filename().string() + ".", ".tmp") ||
         number_between(path, model_config().filename().string() + ".", ".tmp"))
       fs::remove_all(path, ignored);
   }

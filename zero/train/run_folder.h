@@ -30,6 +30,9 @@ class RunFolder {
   std::optional<int64_t> last_checkpoint() const;
   /// Removes all checkpoints but that of `step`.
   void remove_other_checkpoints(int64_t step) const;
+  /// Ends the log before its first line of a later step than `step`, and removes a last line that
+  /// is not whole: a run that goes on from there writes them again. Throws CheckpointError.
+  void cut_log(int64_t step) const;
   /// Removes what a run that was killed while it saved has left half-written.
   void remove_left_overs() const;
 

@@ -8,9 +8,10 @@
 namespace zero::train {
 
 /// While one of these lives, the first SIGINT, SIGTERM or SIGHUP only asks the training loop to
-/// stop after the step; the second has its usual effect. One that the process ignores (nohup, a
-/// shell's background jobs) stays ignored. One at a time in a process, made and ended by its main
-/// thread, which is the one that signals interrupt.
+/// stop after the step, sequence of a validation or token of a sample that is under way; the second
+/// has its usual effect. One that the process ignores (nohup, a shell's background jobs) stays
+/// ignored. One at a time in a process, made and ended by its main thread, which is the one that
+/// signals interrupt.
 class StopSignals {
  public:
   StopSignals();

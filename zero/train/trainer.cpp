@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,10 +12,10 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -25,9 +24,10 @@
 #include "zero/comm/agreement.h"
 #include "zero/data/tokenizer.h"
 #include "zero/engine/tiers.h"
-#include "zero/models/activation_store.h"
-#include "zero/models/cross_entropy.h"
-#include "zero/models/generate.h"
+#include "zero/models/architectures.h"
+#include "zero/models/language/generate.h"
+#include "zero/models/layers/tiled_linear.h"
+#include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
@@ -45,19 +45,12 @@ double seconds_since(Clock::time_point begin) {
 
 // --- What the parts of a run are made from ---
 
-Options checked(Options options) {
-  options.validate();
-  return options;
-}
-
-int64_t micro_batch_of(const Config& config) {
-  return config.micro_batch_size > 0 ? config.micro_batch_size : kDefaultMicroBatch;
+int64_t micro_batch_of(const Options& options) {
+  return options.micro_batch_size.value_or(kDefaultMicroBatch);
 }
 
 bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
-  const MappedFile first(a, fail<DataError>);
-  const MappedFile second(b, fail<DataError>);
-  return std::ranges::equal(first.bytes(), second.bytes());
+  return read_file(a, fail<DataError>) == read_file(b, fail<DataError>);
 }
 
 /// Throws where a token of one is not known to mean what it means in the other, but for token files
@@ -81,7 +74,7 @@ void check_same_tokens(const Options& options, const Dataset& training, const Da
 }
 
 Dataset open_data(const Options& options) {
-  const bool validates = options.eval_batches > 0;
+  const bool validates = options.eval_tokens > 0;
   const bool splits = validates && options.val_data.empty();
   auto data = open_dataset(
       options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
@@ -95,67 +88,61 @@ Dataset open_data(const Options& options) {
 }
 
 /// The model's sizes: a published model keeps its vocabulary, so that its weights fit elsewhere;
-/// gpt2-nano takes that of the data.
-Gpt2Config model_config(const Options& options, const Dataset& data) {
-  auto config = Gpt2Config::load(options.model);
-  if (options.vocab_size > 0) {
-    config.vocab_size = options.vocab_size;
-  } else if (options.model == "gpt2-nano" && data.vocab_size > 0) {
-    config.vocab_size = data.vocab_size;
+/// another takes that of the data.
+std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const Dataset& data) {
+  auto sizes = language_model_config(options.model);
+  if (options.vocab_size) {
+    sizes->set_vocab_size(*options.vocab_size);
+  } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
+    sizes->set_vocab_size(data.vocab_size);
   }
-  if (options.dropout >= 0) config.set_dropout(options.dropout);
-  if (options.seq > config.context) {
+  if (options.dropout) sizes->set_dropout(*options.dropout);
+  if (options.seq > sizes->context()) {
     throw ConfigError(
         fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
-                    options.seq, options.model, config.context));
+                    options.seq, options.model, sizes->context()));
   }
-  if (data.vocab_size > config.vocab_size) {
+  if (data.vocab_size > sizes->vocab_size()) {
     throw ConfigError(fmt::format(
         "The data {} has a vocabulary of {} tokens, but the model {} has {}. Set --vocab-size {}.",
-        options.data, data.vocab_size, options.model, config.vocab_size, data.vocab_size));
+        options.data, data.vocab_size, options.model, sizes->vocab_size(), data.vocab_size));
   }
-  config.validate();
-  return config;
+  sizes->validate();
+  return sizes;
 }
 
-LoaderOptions loader_options(const Options& options, const Config& config, int rank, int ranks,
-                             int64_t vocabulary, bool shuffle) {
+LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_t vocabulary) {
   return {.sequence = options.seq,
-          .micro_batch = micro_batch_of(config),
+          .micro_batch = micro_batch_of(options),
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
-          .shuffle = shuffle,
           .vocab_size = vocabulary};
 }
 
-/// What a step of this run needs. Activations: the inputs that the operators of a block keep, 13
-/// of the model's width for each token, and a chunk of logits with its gradient.
-StepSize step_size(const Options& options, const Gpt2Config& sizes, const Config& config,
-                   int ranks) {
-  const int64_t element_bytes = config.bf16 ? 2 : 4;
-  const int64_t tokens = micro_batch_of(config) * options.seq;
-  const int64_t logits =
-      std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes.vocab_size);
-  // A recomputed block keeps its input alone; one at a time has all.
-  const auto& recompute = config.activation_checkpointing;
-  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every;
-  const int64_t again = every > 0 ? at::ceil_div(sizes.layers, every) : 0;
+/// What a step of this run needs.
+StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {
+  const auto& [config, model, options] = settings;
+  const auto bytes =
+      sizes.activation_bytes(micro_batch_of(options) * options.seq, config.bf16 ? 2 : 4);
+  // A recomputed layer keeps its input alone; one at a time has all.
+  const auto& recompute = model.activation_checkpointing;
+  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
+  const int64_t again = every > 0 ? at::ceil_div(sizes.layers(), every) : 0;
   const int64_t kept =
       config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
   const int64_t inputs =
       recompute.nvme ? std::min<int64_t>(kept, DiskActivationOptions{}.buffers) : kept;
-  const int64_t blocks = sizes.layers - again + (again > 0 ? 1 : 0);
-  return {
-      .parameters = sizes.parameter_count(),
-      .largest_parameter = sizes.vocab_size * sizes.width,
-      .ranks = ranks,
-      .activations = (blocks * 13 + inputs) * tokens * sizes.width * element_bytes + 2 * logits};
+  const int64_t whole = sizes.layers() - again + (again > 0 ? 1 : 0);
+  return {.parameters = sizes.parameter_count(),
+          .largest_parameter = sizes.largest_parameter(),
+          .ranks = ranks,
+          .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
 }
 
-std::shared_ptr<ActivationStore> activation_store(const Config& config) {
-  const auto& chosen = config.activation_checkpointing;
-  if (chosen.every == 0 && !config.layer_major_accumulation) return nullptr;
+std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing& chosen,
+                                                  const Config& config) {
+  if (!chosen.every && !config.layer_major_accumulation) return nullptr;
   if (chosen.nvme) {
     return std::make_shared<DiskActivations>(
         DiskActivationOptions{.folder = chosen.nvme_path,
@@ -167,31 +154,33 @@ std::shared_ptr<ActivationStore> activation_store(const Config& config) {
   return nullptr;
 }
 
-Gpt2 build_model(const Options& options, const Dataset& data, const Config& config,
-                 comm::Group& group) {
+std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
+                                           comm::Group& group) {
+  const auto& [config, model_settings, options] = settings;
   const auto sizes = model_config(options, data);
-  check_budget(config, sizes.parameter_count(), group.size());
+  const int64_t parameters = sizes->parameter_count();
+  check_budget(config, parameters, group.size());
   // Where its parameters will live on disk, or where it does not fit in memory while it is whole.
-  const double whole = bytes_to_build(sizes.parameter_count(), group);
+  const double whole = bytes_to_build(parameters, group);
   const bool on_disk =
       config.offload_param.device == OffloadDevice::nvme ||
       (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
-  check_fits(sizes.parameter_count(), config, group, on_disk);
+  check_fits(parameters, config, group, on_disk);
   std::optional<BuildOnDisk> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
-  Gpt2 model(sizes);
-  tile_linears(*model, config.tile_elements);
+  auto model = sizes->build();
+  tile_linears(model->module(), model_settings.tile_elements.value_or(0));
   return model;
 }
 
 /// Weight decay acts on matrices alone: not on biases and norms.
-std::vector<ParameterGroup> parameter_groups(const Gpt2& model, const Config& config) {
+std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config) {
   const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
   auto undecayed = optimizer;
   std::visit([](auto& o) { o.weight_decay = 0; }, undecayed);
   ParameterGroup vectors{{}, undecayed};
-  for (const auto& parameter : model->named_parameters()) {
+  for (const auto& parameter : model.named_parameters()) {
     if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
   }
   return {ParameterGroup{{}, optimizer}, vectors};
@@ -202,11 +191,10 @@ optim::WarmupDecay schedule_of(const Options& options, const Config& config) {
                                config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
   optim::WarmupDecay schedule;
   schedule.lr = lr;
-  schedule.min_lr = options.min_lr < 0 ? lr / 10 : options.min_lr;
-  schedule.warmup_steps =
-      options.warmup < 0 ? std::min<int64_t>(200, options.steps / 10) : options.warmup;
+  schedule.min_lr = options.min_lr.value_or(lr / 10);
+  schedule.warmup_steps = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
   schedule.total_steps = options.steps;
-  schedule.decay = decay_from(options.schedule);
+  schedule.decay = options.schedule;
   optim::check(schedule);
   return schedule;
 }
@@ -221,107 +209,76 @@ uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
   return x * 0xd6e8feb86659fd93u;
 }
 
-/// The mean of one number of each rank, added in rank order. Collective.
-double mean_over_ranks(comm::Group& group, double mine) {
-  const auto input = at::full({1}, mine, at::kDouble);
-  const auto output = at::empty({group.size()}, at::kDouble);
-  group.all_gather_control(output, input, "validation loss");
-  double sum = 0;
-  for (int rank = 0; rank < group.size(); ++rank) sum += output.data_ptr<double>()[rank];
-  return sum / group.size();
+/// The settings with what a run has in place of what they leave open.
+Settings completed(Settings settings) {
+  settings.program.validate();
+  settings.validate();
+  settings.program.micro_batch_size = micro_batch_of(settings.program);
+  if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
+  return settings;
 }
 
-struct ResumePoint {
-  int64_t step = 0;
-  LoaderState loader;
-};
-
-/// That of the last checkpoint. Throws where this run cannot go on from there.
-ResumePoint resume_point(const RunFolder& folder, const Options& options, const Config& config,
-                         int ranks) {
-  const int64_t step = folder.last_checkpoint().value();
-  if (step >= options.steps) {
-    throw ConfigError(
-        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
-                    options.out, step, options.steps));
-  }
-  const auto path = folder.checkpoint(step);
-  const auto marker = path / RunFolder::kMarker;
-  std::ifstream file(marker);
-  try {
-    const auto saved = nlohmann::json::parse(file);
-    const auto expect = [&](const char* key, const char* option, int64_t here) {
-      const auto there = saved.value(key, here);
-      if (there == here) return;
-      throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
-                                    path.string(), option, there, here, option, there));
-    };
-    expect("world_size", "--nproc", ranks);
-    expect("stage", "--stage", config.stage);
-    expect("unit_bytes", "--bucket-size", config.unit_bytes);
-    return {step, LoaderState::from_json(saved.at("loader").dump())};
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{} cannot be read: {}.", marker.string(), error.what()));
-  }
+RunSettings run_settings(const Settings& settings, const Dataset& data, int ranks) {
+  return {settings, model_config(settings.program, data)->to_json(), ranks};
 }
 
 }  // namespace
 
-void check_run(const Options& options, const Config& config, int ranks) {
-  options.validate();
-  config.validate();
+void check_run(const Settings& given, int ranks) {
+  const auto settings = completed(given);
+  const auto& [config, model_settings, options] = settings;
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(options, config);
-  TokenLoader loader(data.train, loader_options(options, config, 0, ranks, model.vocab_size, true));
-  if (options.resume) loader.restore(resume_point(folder, options, config, ranks).loader);
-  if (options.eval_batches > 0) {
-    (void)TokenLoader(data.validation,
-                      loader_options(options, config, 0, ranks, model.vocab_size, false));
+  TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
+  if (options.resume) {
+    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).loader);
   }
-  const auto size = step_size(options, model, config, ranks);
+  if (options.eval_tokens > 0)
+    (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
+  const auto size = step_size(settings, *model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
 }
 
-Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
                  std::vector<std::unique_ptr<Monitor>> more)
-    : options_(checked(std::move(options))),
+    : settings_{completed(given), "", 1},
+      options_(settings_.settings.program),
       group_(std::move(group)),
       folder_(options_.out),
       data_(open_data(options_)),
-      model_(nullptr),
-      schedule_(schedule_of(options_, config)) {
-  config.micro_batch_size = micro_batch_of(config);
-  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
-  const auto vocabulary = model_config(options_, data_).vocab_size;
-  train_loader_.emplace(data_.train, loader_options(options_, config, group_->rank(),
-                                                    group_->size(), vocabulary, true));
-  if (options_.eval_batches > 0) {
-    validation_loader_.emplace(data_.validation, loader_options(options_, config, group_->rank(),
-                                                                group_->size(), vocabulary, false));
-  }
+      schedule_(schedule_of(options_, settings_.settings.engine)) {
+  settings_ = run_settings(settings_.settings, data_, group_->size());
+  if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
+  const auto vocabulary = model_config(options_, data_)->vocab_size();
+  train_loader_.emplace(data_.train,
+                        loader_options(options_, group_->rank(), group_->size(), vocabulary));
+  if (options_.eval_tokens > 0)
+    validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
   comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
     folder_.check(options_.overwrite, options_.resume);
     folder_.make();
-    if (options_.resume) (void)resume_point(folder_, options_, config, group_->size());
+    if (options_.resume) (void)resume_point(folder_, settings_);
     monitors_ = std::move(more);
     monitors_.push_back(console_monitor(options_.log_every));
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
   });
 
-  auto size = step_size(options_, model_config(options_, data_), config, group_->size());
+  auto chosen = settings_.settings;
+  auto size = step_size(chosen, *model_config(options_, data_), group_->size());
   size.available = memory_of_rank(*group_);
-  auto tiers = choose_tiers(config, size);
-  config = std::move(tiers.config);
+  auto tiers = choose_tiers(chosen.engine, size);
+  chosen.engine = std::move(tiers.config);
   tiers_reason_ = std::move(tiers.reason);
-  model_ = build_model(options_, data_, config, *group_);
-  activations_ = activation_store(config);
-  model_->recompute(
-      {.every = config.activation_checkpointing.every, .options = {.store = activations_}});
-  engine_.emplace(model_, parameter_groups(model_, config), config, group_);
+  const auto& config = chosen.engine;
+  const auto& recompute = chosen.model.activation_checkpointing;
+  model_ = build_model(chosen, data_, *group_);
+  activations_ = activation_store(recompute, config);
+  model_->recompute({.every = recompute.every.value_or(0), .options = {.store = activations_}});
+  engine_.emplace(model_->module(), parameter_groups(model_->module(), config), config, group_);
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
   const auto numbers = static_cast<int64_t>(losses_.size()) + 2;
@@ -332,6 +289,11 @@ Trainer::Trainer(Options options, Config config, std::shared_ptr<comm::Group> gr
 
 int Trainer::train() {
   const StopSignals signals;
+  // What `signals_` points to, until this function is left.
+  const struct Watch {
+    const StopSignals*& watched;
+    ~Watch() { watched = nullptr; }
+  } watch{signals_};
   signals_ = &signals;
   report_run();
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
@@ -341,15 +303,11 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
+    if (options_.eval_every && step_ % *options_.eval_every == 0 && step_ < options_.steps)
+      report_validation();
     const bool last = step_ == options_.steps || stop_signal_ != 0;
-    if (options_.eval_batches > 0 && options_.eval_every > 0 && step_ % options_.eval_every == 0 &&
-        !last) {
-      const auto validation = validate();
-      report([&](Monitor& monitor) { monitor.validation(validation); });
-    }
-    if (options_.save_every > 0 && (step_ % options_.save_every == 0 || last)) save_checkpoint();
+    if (options_.save_every && (step_ % *options_.save_every == 0 || last)) save_checkpoint();
   }
-  signals_ = nullptr;
   return finish(seconds_since(begin));
 }
 
@@ -444,31 +402,71 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
   return result;
 }
 
-ValidationReport Trainer::validate() {
+void Trainer::report_validation() {
+  if (options_.eval_tokens == 0 || stop_signal_ != 0) return;
+  if (const auto validation = validate())
+    report([&](Monitor& monitor) { monitor.validation(*validation); });
+}
+
+bool Trainer::agree_to_stop() {
+  if (signals_ == nullptr) return false;
+  const auto mine = at::empty({1}, at::kInt);
+  const auto all = at::empty({group_->size()}, at::kInt);
+  *mine.mutable_data_ptr<int32_t>() = signals_->received();
+  group_->all_gather_control(all, mine, "signals");
+  for (int rank = 0; rank < group_->size() && stop_signal_ == 0; ++rank) {
+    stop_signal_ = all.const_data_ptr<int32_t>()[rank];
+  }
+  return stop_signal_ != 0;
+}
+
+std::optional<ValidationReport> Trainer::validate() {
   // Else it would pass uncounted. A delayed one is not for these weights.
   if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
-  const EvaluationMode evaluation(*model_);
-  validation_loader_->rewind();
-  const int64_t batches = std::min(options_.eval_batches, validation_loader_->batches_per_epoch());
+  const EvaluationMode evaluation(model_->module());
+  const int64_t count = validation_->sequences();
+  const int64_t ranks = group_->size();
   double sum = 0;
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < batches; ++i) {
-    const auto batch = validation_loader_->next();
-    sum += model_->loss(batch.tokens, batch.targets).item<float>();
-    tokens += batch.tokens.numel() * group_->size();
+  for (int64_t done = 0; done < count;) {
+    if (agree_to_stop()) return std::nullopt;
+    const int64_t rows = std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
+    const auto losses = validate_pass(done + group_->rank() * rows, rows);
+    for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
+      sum += losses[static_cast<size_t>(row)];
+    done += ranks * rows;
   }
-  return {.step = step_,
-          .loss = mean_over_ranks(*group_, sum / static_cast<double>(batches)),
-          .tokens = tokens};
+  return ValidationReport{
+      .step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
+}
+
+std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
+  std::vector<at::Tensor> tokens;
+  std::vector<at::Tensor> targets;
+  for (int64_t row = first; row < first + rows; ++row) {
+    // Every rank passes as many sequences, since parameters are gathered together.
+    auto sequence = validation_->read(std::min(row, validation_->sequences() - 1));
+    tokens.push_back(std::move(sequence.tokens));
+    targets.push_back(std::move(sequence.targets));
+  }
+  const auto model = model_->layers(std::move(tokens), std::move(targets));
+  auto values = model.inputs();
+  for (const auto& layer : model.layers) {
+    for (auto& value : values) value = layer(value);
+  }
+  const auto mine = at::empty({rows}, at::kFloat);
+  for (int64_t i = 0; i < rows; ++i) {
+    mine.mutable_data_ptr<float>()[i] =
+        model.loss(std::exchange(values[static_cast<size_t>(i)], {}), i).item<float>();
+  }
+  const auto all = at::empty({group_->size() * rows}, at::kFloat);
+  group_->all_gather_control(all, mine, "validation losses");
+  const auto* begin = all.const_data_ptr<float>();
+  return {begin, begin + all.numel()};
 }
 
 int Trainer::finish(double seconds) {
-  const bool interrupted = stop_signal_ != 0;
-  if (!interrupted && options_.eval_batches > 0) {
-    const auto validation = validate();
-    report([&](Monitor& monitor) { monitor.validation(validation); });
-  }
-  traffic_->complete_update();
+  traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
+  report_validation();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();
   report([&](Monitor& monitor) {
@@ -476,10 +474,10 @@ int Trainer::finish(double seconds) {
     monitor.traffic(traffic, traffic_->steps());
   });
   save_weights();
-  if (!interrupted && options_.sample_tokens > 0) sample();
+  if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
   const EndReport end{.steps = step_,
                       .seconds = seconds,
-                      .reason = interrupted
+                      .reason = stop_signal_ != 0
                                     ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
                                     : "finished",
                       .model_file = folder_.model()};
@@ -504,6 +502,7 @@ void Trainer::report_run() {
   comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
     if (options_.overwrite) folder_.remove_other_checkpoints(-1);
     folder_.remove_left_overs();
+    if (options_.resume) folder_.cut_log(step_);
   });
   report([&](Monitor& monitor) {
     monitor.begin(run);
@@ -513,8 +512,7 @@ void Trainer::report_run() {
 }
 
 int64_t Trainer::tokens_per_step() const {
-  const auto& config = engine_->config();
-  return group_->size() * config.gradient_accumulation_steps * config.micro_batch_size *
+  return group_->size() * engine_->config().gradient_accumulation_steps * micro_batch_of(options_) *
          options_.seq;
 }
 
@@ -524,25 +522,30 @@ RunInfo Trainer::describe() const {
   RunInfo run;
   run.model_name = options_.model;
   run.parameters = engine_->parameter_count();
-  run.layers = sizes.layers;
-  run.width = sizes.width;
-  run.vocabulary = sizes.vocab_size;
+  run.model_description = sizes.description();
+  run.vocabulary = sizes.vocab_size();
   run.dtype = config.bf16 ? "bf16" : "fp32";
   run.stage = config.stage;
   run.ranks = group_->size();
   run.threads = at::get_num_threads();
-  run.micro_batch = config.micro_batch_size;
+  run.micro_batch = micro_batch_of(options_);
   run.sequence = options_.seq;
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
   run.first_step = first_step_;
+  run.changes = changes_;
   run.tiers = tiers_reason_;
   run.data = options_.data;
   run.train_tokens = data_.train.size();
   run.validation_tokens = data_.validation.size();
   using Json = nlohmann::ordered_json;
-  run.config_json = Json{{"engine", Json::parse(config.dump())},
-                         {"train", Json::parse(dump(options_))},
+  auto settings = settings_.settings;
+  settings.engine = config;  // with the tiers that a budget chose
+  auto engine = Json::parse(settings.dump());
+  auto train = engine.at("train");
+  engine.erase("train");
+  run.config_json = Json{{"engine", std::move(engine)},
+                         {"train", std::move(train)},
                          {"model", Json::parse(sizes.to_json())}}
                         .dump();
   return run;
@@ -553,16 +556,17 @@ void Trainer::sample() {
   const auto tokenizer =
       data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
   const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
-  const EvaluationMode evaluation(*model_);
+  const EvaluationMode evaluation(model_->module());
   // The model's vocabulary may be larger than the text's: what has no text is never drawn.
-  const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size;
+  const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size();
   const auto tokens = generate(
       prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen).narrow(1, 0, drawn); },
       {.tokens = options_.sample_tokens,
        .context = options_.seq,
        .temperature = options_.temperature,
-       .top_k = options_.top_k,
-       .seed = static_cast<uint64_t>(options_.seed)});
+       .top_k = options_.top_k.value_or(0),
+       .seed = static_cast<uint64_t>(options_.seed),
+       .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));
@@ -572,21 +576,15 @@ void Trainer::sample() {
   });
 }
 
-void Trainer::save_weights() { write_weights(*engine_, model_, folder_); }
+void Trainer::save_weights() { write_weights(*engine_, *model_, folder_); }
 
 void Trainer::save_checkpoint() {
   const auto path = folder_.checkpoint(step_);
   traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
   comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
-    const nlohmann::ordered_json state{
-        {"step", step_},
-        {"world_size", group_->size()},
-        {"stage", engine_->config().stage},
-        {"unit_bytes", engine_->config().unit_bytes},
-        {"loader", nlohmann::json::parse(train_loader_->state().to_json())}};
     OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
-    const std::string text = state.dump(2) + "\n";
+    const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
     marker.write(text.data(), text.size());
     marker.commit();
     folder_.remove_other_checkpoints(step_);
@@ -594,11 +592,12 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::resume() {
-  const auto point = resume_point(folder_, options_, engine_->config(), group_->size());
+  auto point = resume_point(folder_, settings_);
   engine_->load(folder_.checkpoint(point.step));
   train_loader_->restore(point.loader);
   step_ = point.step;
   first_step_ = step_ + 1;
+  changes_ = std::move(point.changes);
 }
 
 }  // namespace zero::train

@@ -1,10 +1,10 @@
-// The training loop: GPT-2 on tokens, with its states partitioned as the engine's configuration
-// says.
+// The training loop: a language model on tokens, with its states partitioned as the engine's
+// configuration says.
 //
-//   zero::train::Options options{.model = "gpt2-nano", .data = "text.txt", .out = "run"};
-//   zero::Config config;
-//   config.stage = 3;
-//   zero::train::Trainer trainer(options, config, zero::init());
+//   zero::Settings settings{
+//       .engine = {.stage = 3},
+//       .program = {.model = "gpt2-nano", .data = "text.txt", .out = "run"}};
+//   zero::train::Trainer trainer(settings, zero::init());
 //   trainer.train();
 #pragma once
 
@@ -18,16 +18,18 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/config/settings.h"
 #include "zero/data/dataset.h"
 #include "zero/data/token_loader.h"
-#include "zero/engine/config.h"
 #include "zero/engine/engine.h"
-#include "zero/models/gpt2.h"
+#include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/accounts.h"
 #include "zero/train/monitor.h"
 #include "zero/train/options.h"
+#include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
+#include "zero/train/validation.h"
 
 namespace zero::train {
 
@@ -39,33 +41,38 @@ inline constexpr int64_t kDefaultMicroBatch = 8;
 /// Checks what one process can check before ranks are started: options, data, output folder, the
 /// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
 /// ConfigError, DataError or OutOfMemory.
-void check_run(const Options& options, const Config& config, int ranks);
+void check_run(const Settings& settings, int ranks);
 
 class Trainer {
  public:
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
-  /// run where the options say so. All ranks give equal arguments. On rank 0 the console and
-  /// DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier run's log and
-  /// checkpoints go once nothing refuses this one; its weights stay until new ones replace them.
-  /// Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory, StoreError; a rank
-  /// that stops because of another's failure throws an Error that is a comm::PeerFailure too.
-  Trainer(Options options, Config config, std::shared_ptr<comm::Group> group,
+  /// run where the options say so (which settings differ from the checkpoint's is reported; none is
+  /// taken from there, but see `saved_settings`). All ranks give equal arguments. On rank 0 the
+  /// console and DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier
+  /// run's log and checkpoints go once nothing refuses this one; its weights stay until new ones
+  /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
+  /// StoreError; a rank that stops because of another's failure throws an Error that is a
+  /// comm::PeerFailure too.
+  Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
   /// Trains to the last step or until SIGINT, SIGTERM or SIGHUP reaches any rank; then writes the
-  /// weights. Returns the signal, or 0. Collective.
+  /// weights. Such a signal also ends a validation or a sample under way. Returns the signal, or 0.
+  /// Collective.
   int train();
 
   /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
   /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
   /// Collective.
   StepReport train_step();
-  /// The mean loss over the same `eval_batches` micro-batches of each rank, every time. Collective.
-  ValidationReport validate();
-  /// Generates `sample_tokens` from the prompt and reports them; token numbers where the data does
-  /// not say how to decode them. Collective.
+  /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
+  /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
+  /// None where `train` was asked to stop meanwhile. Collective.
+  std::optional<ValidationReport> validate();
+  /// Generates `sample_tokens` from the prompt, fewer where `train` was asked to stop meanwhile,
+  /// and reports them; token numbers where the data does not say how to decode them. Collective.
   void sample();
-  /// Writes DIR/model.safetensors (Hugging Face's GPT-2 names, the model's dtype) and
+  /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
   /// DIR/config.json, whole or not at all. Collective.
   void save_weights();
   /// Writes DIR/checkpoint-STEP, then removes older ones. Collective.
@@ -73,7 +80,7 @@ class Trainer {
 
   int64_t step() const { return step_; }
   Engine& engine() { return engine_.value(); }
-  Gpt2& model() { return model_; }
+  LanguageModel& model() { return *model_; }
 
  private:
   /// Numbers that the ranks exchange once a step, before the update.
@@ -83,6 +90,12 @@ class Trainer {
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
+  /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
+  /// rank order; of the last one where there are not so many.
+  std::vector<float> validate_pass(int64_t first, int64_t rows);
+  void report_validation();
+  /// Whether a signal asks `train` to stop, for all ranks alike; remembers it.
+  bool agree_to_stop();
   Exchange exchange(const std::vector<float>& losses);
   void report(const std::function<void(Monitor&)>& what);
   void report_run();
@@ -91,6 +104,7 @@ class Trainer {
   void resume();
   int finish(double seconds);
 
+  RunSettings settings_;
   Options options_;
   std::shared_ptr<comm::Group> group_;
   RunFolder folder_;
@@ -98,10 +112,10 @@ class Trainer {
   std::exception_ptr monitor_failure_;              ///< shared at the next exchange
   Dataset data_;
   std::shared_ptr<ActivationStore> activations_;  ///< null: they stay where they are
-  Gpt2 model_;
+  std::unique_ptr<LanguageModel> model_;
   std::optional<Engine> engine_;
   std::optional<TokenLoader> train_loader_;
-  std::optional<TokenLoader> validation_loader_;
+  std::optional<Validation> validation_;
   std::optional<StepTraffic> traffic_;
   optim::WarmupDecay schedule_;
   std::vector<float> losses_;  ///< of this rank's micro-batches in the step
@@ -109,6 +123,7 @@ class Trainer {
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done
   int64_t first_step_ = 1;
+  std::vector<std::string> changes_;  ///< of settings, since the checkpoint
   int stop_signal_ = 0;
   const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };

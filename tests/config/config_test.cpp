@@ -1,0 +1,245 @@
+// Configuration files with DeepSpeed's keys.
+#include "zero/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/config/settings.h"
+
+namespace zero {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string error_of(std::string_view text, int world = 2) {
+  try {
+    Config::parse(text, world);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Config, ReadsDeepSpeedsKeys) {
+  const auto config = Config::parse(R"({
+    // comments are allowed
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "train_batch_size": 24,
+    "gradient_clipping": 0.5, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"},
+    "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e6, "unit_bytes": 4096},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.2}}})",
+                                    2);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.gradient_accumulation_steps, 3);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_TRUE(config.bf16);
+  EXPECT_EQ(config.accumulation_dtype, AccumulationDtype::model);
+  EXPECT_EQ(config.max_live_parameters, 1'000'000);
+  EXPECT_EQ(config.unit_bytes, 4096);
+  const auto& adam = std::get<AdamW>(*config.optimizer);
+  EXPECT_EQ(adam.lr, 0.001);
+  EXPECT_EQ(adam.beta1, 0.8);
+  EXPECT_EQ(adam.weight_decay, 0.2);
+}
+
+TEST(Config, WhatIsDumpedReadsBackEqual) {
+  Config config;
+  config.stage = 2;
+  config.bf16 = true;
+  config.gradient_accumulation_steps = 5;
+  config.accumulation_dtype = AccumulationDtype::model;
+  config.optimizer = Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true};
+  EXPECT_EQ(Config::parse(config.dump(), 1), config);
+  EXPECT_EQ(Config::parse(Config().dump(), 1), Config());
+}
+
+TEST(Config, ReadsActivationCheckpointing) {
+  const auto settings = Settings::parse(R"({"activation_checkpointing": {
+    "partition_activations": true, "cpu_checkpointing": true, "synchronize_checkpoint_boundary": false,
+    "profile": false, "number_checkpoints": 4, "contiguous_memory_optimization": true, "every": 2,
+    "nvme": true, "nvme_path": "/disk"}, "aio": {"block_size": 8192}})",
+                                        1);
+  const ActivationCheckpointing expected{
+      .every = 2, .contiguous_memory_optimization = true, .nvme = true, .nvme_path = "/disk"};
+  EXPECT_EQ(settings.model.activation_checkpointing, expected);
+  const auto again = Settings::parse(settings.dump(), 1);
+  EXPECT_EQ(again.model.activation_checkpointing, expected);
+  EXPECT_EQ(again.engine.aio.block_size, 8192);
+  EXPECT_EQ(Settings::parse("{}", 1).model, ModelSettings());
+  EXPECT_EQ(Settings::parse(R"({"activation_checkpointing": {"every": 0}})", 1).model,
+            ModelSettings());
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"evry": 2}})"),
+              HasSubstr("Did you mean 'every'"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"every": -1}})"), HasSubstr("every is -1"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true}})"),
+              HasSubstr("activation_checkpointing.nvme is true, but nvme_path is missing"));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true, "nvme_path": "/disk"}})"),
+              HasSubstr("but every is 0"));
+}
+
+TEST(Config, ReadsTheTilingOfLinearLayers) {
+  EXPECT_EQ(Settings::parse("{}", 1).model.tile_elements, std::nullopt);
+  const auto settings = Settings::parse(R"({"tiling": {"max_elements": 4e6}})", 1);
+  EXPECT_EQ(settings.model.tile_elements, 4'000'000);
+  EXPECT_EQ(Settings::parse(settings.dump(), 1).model.tile_elements, 4'000'000);
+  EXPECT_THAT(error_of(R"({"tiling": {"max_elements": -1}})"),
+              HasSubstr("tiling.max_elements is -1"));
+  EXPECT_THAT(error_of(R"({"tiling": {"elements": 5}})"), HasSubstr("'tiling.elements'"));
+}
+
+TEST(Config, BatchRuleGivesTheThirdOfTwo) {
+  EXPECT_EQ(Config::parse(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2})", 2)
+                .gradient_accumulation_steps,
+            3);
+  EXPECT_EQ(Settings::parse(R"({"train_batch_size": 12, "gradient_accumulation_steps": 3})", 2)
+                .program.micro_batch_size,
+            2);
+  EXPECT_EQ(Settings::parse(R"({"train_batch_size": 12})", 2).program.micro_batch_size, 6);
+  EXPECT_EQ(Settings::parse("{}", 2).program.micro_batch_size, std::nullopt);
+  EXPECT_EQ(
+      Config::parse(R"({"train_micro_batch_size_per_gpu": 2})", 2).gradient_accumulation_steps, 1);
+  EXPECT_THAT(error_of(R"({"train_batch_size": 13, "train_micro_batch_size_per_gpu": 2})"),
+              HasSubstr("2 x 3 x 2 = 12"));
+  // Products beyond 64 bits.
+  EXPECT_THAT(error_of(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3e9,
+                           "gradient_accumulation_steps": 4e9})"),
+              HasSubstr("= 2.4e+19"));
+}
+
+TEST(Config, KeysOfDeepSpeedThatNeedNoChoiceAreAcceptedAndModesThatAreNotThereRefused) {
+  const auto config = Config::parse(R"({"zero_optimization": {
+      "stage": 3, "contiguous_gradients": true, "overlap_comm": null, "reduce_scatter": true,
+      "reduce_bucket_size": 5e8, "sub_group_size": 1e9, "stage3_max_live_parameters": 7,
+      "stage3_max_reuse_distance": 1e9, "stage3_param_persistence_threshold": "auto",
+      "stage3_gather_16bit_weights_on_model_save": true, "mics_shard_size": -1,
+      "zero_hpz_partition_size": 1, "zero_quantized_weights": false}})",
+                                    1);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.max_live_parameters, 7);
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_quantized_gradients": true}})"),
+              HasSubstr("zero_optimization.zero_quantized_gradients is true"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"),
+              HasSubstr("zero_hpz_partition_size is 8; it must be 1"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"overlap_comm": 3}})"),
+              HasSubstr("overlap_comm is 3; it must be true or false"));
+}
+
+TEST(Config, AKeyMayHaveItsOtherName) {
+  const auto config = Config::parse(
+      R"({"zero_optimization": {"max_live_parameters": 7, "prefetch_bucket_size": 8,
+          "stage3_gather_fp16_weights_on_model_save": true,
+          "param_persistence_threshold": 1e5}})",
+      1);
+  EXPECT_EQ(config.max_live_parameters, 7);
+  EXPECT_EQ(config.prefetch_bucket_size, 8);
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"max_live_parameters": 7,
+                                                 "stage3_max_live_parameters": 7}})"),
+              HasSubstr("two names of one key"));
+}
+
+// Of fp16 gradients without loss scaling small ones are zeros: nobody is to train so by mistake.
+TEST(Config, Fp16IsRefusedUntilThereIsLossScaling) {
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true}})"),
+              AllOf(HasSubstr("fp16.enabled is true; it must be false"), HasSubstr("loss scaling"),
+                    HasSubstr("bf16.enabled")));
+  EXPECT_EQ(Config::parse(R"({"fp16": {"enabled": "auto", "loss_scale": 0,
+      "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}})",
+                          1),
+            Config());
+}
+
+TEST(Config, TextThatIsNoConfigurationIsAnErrorOfOurs) {
+  const std::string deep(1'000'000, '[');
+  EXPECT_THAT(error_of(deep), HasSubstr("deep"));
+  EXPECT_THAT(error_of("{\"zero_optimization\": " + deep), HasSubstr("deep"));
+  std::string objects;
+  for (int i = 0; i < 200'000; ++i) objects += "{\"a\":";
+  EXPECT_THAT(error_of(objects), HasSubstr("deep"));
+  // What may stand in a file is told in full at a depth that an error can show.
+  EXPECT_THAT(error_of(std::string(30, '[') + std::string(30, ']')), HasSubstr("an object"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "enabled": true}})"),
+              HasSubstr("names 'enabled' twice"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": NaN})"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": 1e999})"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of("{\"train\": {\"prompt\": \"\xff\"}}"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of(""), HasSubstr("is not JSON"));
+  const std::string long_key(1'000'000, 'k');
+  EXPECT_LT(error_of("{\"" + long_key + "\": 1}").size(), 1000u);
+  EXPECT_LT(error_of("{\"gradient_clipping\": \"" + long_key + "\"}").size(), 1000u);
+}
+
+TEST(Config, NumbersThatDoNotFitAreRefused) {
+  const auto live = [](const std::string& number) {
+    return R"({"zero_optimization": {"stage3_max_live_parameters": )" + number + "}}";
+  };
+  EXPECT_EQ(Config::parse(live("9223372036854775807"), 1).max_live_parameters,
+            std::numeric_limits<int64_t>::max());
+  for (const char* number : {"9223372036854775808", "1e19", "18446744073709551616", "1e300"}) {
+    EXPECT_THAT(error_of(live(number)),
+                AllOf(HasSubstr("stage3_max_live_parameters is "), HasSubstr("whole number"),
+                      HasSubstr("9223372036854775807")));
+  }
+  EXPECT_THAT(error_of(live("-1e300")), HasSubstr("a whole number, at least 0"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stage": 4294967297}})"),
+              HasSubstr("stage is 4294967297; it must be 0, 1, 2 or 3"));
+  Config config;
+  config.gradient_clipping = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT([&] { config.validate(); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr("gradient_clipping is nan")));
+}
+
+TEST(Config, AFileIsNamedInItsErrors) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("ds.json", R"({"zero_optimization": {"stage": 5}})");
+  EXPECT_THAT([&] { Config::load(path, 1); },
+              testing::ThrowsMessage<ConfigError>(
+                  AllOf(HasSubstr("ds.json"), HasSubstr("zero_optimization.stage is 5"))));
+}
+
+// C++ programs name what they want of the engine, and leave their generator to themselves.
+TEST(Config, IsAPlainValue) {
+  const Config config{.stage = 3, .offload_optimizer = {.device = OffloadDevice::cpu}};
+  EXPECT_NO_THROW(config.validate());
+  EXPECT_FALSE(config.seed_by_rank);
+}
+
+TEST(Config, AutoMeansTheDefault) {
+  EXPECT_EQ(Settings::parse(R"({"gradient_clipping": "auto", "optimizer": null, "bf16": "auto",
+                                "train_batch_size": "auto", "train": {"vocab_size": null}})",
+                            1),
+            Settings());
+  EXPECT_EQ(Settings::parse(R"({"train": {"prompt": "auto"}})", 1).program.prompt, "auto");
+}
+
+TEST(Config, WrongInputIsNamedWithItsValueAndTheRemedy) {
+  EXPECT_THAT(error_of(R"({"gradient_cliping": 1})"),
+              HasSubstr("Did you mean 'gradient_clipping'"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stag": 1}})"),
+              HasSubstr("'zero_optimization.stag' in the configuration. Did you mean 'stage'"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stage": 7}})"),
+              HasSubstr("zero_optimization.stage is 7"));
+  EXPECT_THAT(error_of(R"({"zero_optimization": {"stage": 1.5}})"),
+              HasSubstr("zero_optimization.stage is 1.5"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": -1})"), HasSubstr("gradient_clipping is -1"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": "yes"}})"),
+              HasSubstr("bf16.enabled is \"yes\"; it must be true or false"));
+  EXPECT_THAT(error_of(R"({"bf16": true})"), HasSubstr("bf16 is true; it must be an object"));
+  EXPECT_THAT(error_of(R"({"gradient_clipping": 1, "gradient_clipping": 2})"),
+              HasSubstr("names 'gradient_clipping' twice"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adamw"}})"), HasSubstr("Did you mean 'AdamW'"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "AdamW", "params": {"betas": 1}}})"),
+              HasSubstr("optimizer.params.betas is 1"));
+  EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp8"}})"),
+              HasSubstr("grad_accum_dtype"));
+  EXPECT_THAT(error_of("{"), HasSubstr("is not JSON"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("must be an object"));
+  EXPECT_THROW(Config::load("/no/such/file.json", 1), ConfigError);
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""What the documents point to exists: links, a page for each subcommand of the program, and the options that they name.
+
+    documents_test.py SOURCE_FOLDER ZERO_PROGRAM
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# Of other programs: torchrun, mpirun, srun, cmake, the benchmarks' own scripts.
+OTHERS = {"--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--version"}
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(line.lstrip("#")) for line in FENCE.sub("", page.read_text()).splitlines() if line.startswith("#")}
+
+
+def broken_links(page: Path) -> list[str]:
+    problems = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        path, _, place = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists():
+            problems.append(f"{page.name} links to {target}, which does not exist")
+        elif place and place not in anchors(file):
+            problems.append(f"{page.name} links to {target}, which has no such heading")
+    return problems
+
+
+def help_of(program: str, *words: str) -> str:
+    return subprocess.run([program, *words, "--help"], check=True, capture_output=True, text=True).stdout
+
+
+def listed(text: str) -> list[str]:
+    """The names that a help lists, each indented by two blanks."""
+    return re.findall(r"^  ([a-z]+)  ", text, re.MULTILINE)
+
+
+def main() -> int:
+    source, program = Path(sys.argv[1]), sys.argv[2]
+    pages = [*source.glob("*.md"), *(source / "docs").glob("*.md"), source / "benchmarks" / "README.md"]
+    problems = [problem for page in pages for problem in broken_links(page)]
+
+    subcommands = listed(help_of(program))
+    if "train" not in subcommands:
+        problems.append("`zero --help` lists no subcommand `train`")
+    known = set(OTHERS)
+    for subcommand in subcommands:
+        if not (source / "docs" / f"zero-{subcommand}.md").exists():
+            problems.append(f"`zero {subcommand}` has no page docs/zero-{subcommand}.md")
+        texts = [help_of(program, subcommand)]
+        if subcommand == "bench":
+            texts += [help_of(program, subcommand, subject) for subject in listed(texts[0])]
+        if subcommand == "data":
+            texts.append(help_of(program, subcommand, "prepare"))
+        known.update(option for text in texts for option in re.findall(r"--[a-z][a-z0-9-]*", text))
+    for page in [source / "README.md", *(source / "docs").glob("zero-*.md")]:
+        for option in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text())) - known):
+            problems.append(f"{page.name} names {option}, which no subcommand has")
+
+    print("\n".join(problems) or f"{len(pages)} pages, {len(subcommands)} subcommands, {len(known)} options")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

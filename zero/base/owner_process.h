@@ -1,0 +1,21 @@
+// Which process an object belongs to.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+namespace zero {
+
+/// Remembers the process that it was made in. A fork without exec copies every object, and the copy
+/// is destroyed when the child exits: files, shared memory, threads and peers are the parent's, and
+/// the child must leave them alone.
+class OwnerProcess {
+ public:
+  /// False in a child that the process forked later.
+  bool here() const { return getpid() == process_; }
+
+ private:
+  pid_t process_ = getpid();
+};
+
+}  // namespace zero

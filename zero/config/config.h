@@ -1,0 +1,157 @@
+// The engine's configuration: a value, or part of a JSON file with DeepSpeed's keys.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/optim/optimizer.h"
+
+namespace zero {
+
+/// The dtype in which gradients of several micro-batches are added.
+enum class AccumulationDtype : uint8_t {
+  fp32,   ///< exact sums; 4 bytes a parameter (or 4/N) while gradients accumulate
+  model,  ///< the parameter's dtype: less memory, a rounding at each addition
+};
+
+/// Where states live. none: on the device; cpu: in host memory, from where they are copied to the
+/// device (Note [Tiers] in store/tier.h); nvme: in files on disk.
+enum class OffloadDevice : uint8_t { none, cpu, nvme };
+
+/// Where parameters live between their uses: DeepSpeed's `offload_param` section. Stage 3.
+struct OffloadParam {
+  OffloadDevice device = OffloadDevice::none;
+  /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
+  /// are striped by the measured speed of their disks.
+  std::string nvme_path{};
+  /// Slices that are read from disk ahead of their all-gather.
+  int64_t buffer_count = 5;
+  /// Elements of a rank's slices that stay in host memory all the same.
+  int64_t max_in_cpu = 0;
+  bool operator==(const OffloadParam&) const = default;
+};
+
+/// Where master weights and optimizer states live: DeepSpeed's `offload_optimizer` section.
+struct OffloadOptimizer {
+  OffloadDevice device = OffloadDevice::none;
+  /// As in OffloadParam. Where both are on disk, a rank's states are striped over the folders of
+  /// both.
+  std::string nvme_path{};
+  /// Blocks of states in memory at a time (4 MiB of each state array).
+  int64_t buffer_count = 4;
+  bool pipeline_read = true;   ///< read the next blocks while one is updated
+  bool pipeline_write = true;  ///< write a block back while the next one is updated
+  /// The part of master weights and states that goes there; the rest stays on the device.
+  double ratio = 1;
+  /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
+  bool gradients = false;
+  /// After this many updates each one runs beside the next step, which therefore uses weights that
+  /// are one update old (ZeRO-Offload's delayed parameter update; the paper: 40); 0: never.
+  int64_t delayed_update_after = 0;
+  bool operator==(const OffloadOptimizer&) const = default;
+  bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
+};
+
+/// How files are read and written: DeepSpeed's `aio` section.
+struct Aio {
+  int64_t block_size = 1 << 20;  ///< bytes of one transfer
+  int64_t queue_depth = 32;      ///< transfers under way at a time
+  bool use_io_uring = true;      ///< false: threads, even where io_uring works
+  bool checksums = true;  ///< a page that the disk returns otherwise than written is an error
+  bool operator==(const Aio&) const = default;
+};
+
+/// What the engine uses. zero/config/settings.h has what a model and `zero train` take beside it.
+struct Config {
+  /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
+  /// (and parameters).
+  int stage = 0;
+  /// Micro-batches whose gradients are added before an update (k).
+  int64_t gradient_accumulation_steps = 1;
+  /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
+  double gradient_clipping = 1.0;
+  /// Parameters, buffers and gradients in bf16, with fp32 master weights in the optimizer states.
+  bool bf16 = false;
+  /// Of those only the lower halves are kept, beside bf16 parameters that are the upper ones: Note
+  /// [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then need the
+  /// same place, or states on disk.
+  bool split_master_weights = false;
+  AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
+  /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
+  /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that
+  /// shows its layers; the engine then takes gradients by Engine::accumulate.
+  bool layer_major_accumulation = false;
+  /// A unit is updated as soon as its gradient is reduced, beside the rest of backward, and
+  /// gradients are not kept. The same results as without, where clipping is off; stages 2 and 3,
+  /// one pass a step (one micro-batch, or layer_major_accumulation). A gradient that is not finite
+  /// is an error then, since other weights have been updated. Learning rates are those of the
+  /// beginning of backward.
+  bool update_in_backward = false;
+  /// Stage 3: a unit whose parameters are on disk may be updated beside the next forward pass, up
+  /// to its first use there. With update_in_backward: what backward has not got to. The same
+  /// results as without; an error of the update may then come from a later call.
+  bool update_in_forward = true;
+  /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
+  int64_t unit_bytes = 16 << 20;
+  /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after
+  /// the operator that used it.
+  int64_t max_live_parameters = 1'000'000'000;
+  /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
+  /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
+  int64_t prefetch_bucket_size = 50'000'000;
+  /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
+  /// install_host_allocator() counts them); 0: no limit. States that exceed it are refused before
+  /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered
+  /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in budget.cpp.
+  /// Where `offload_optimizer.nvme_path` names a folder but nothing is offloaded, as much as needed
+  /// is (tiers.h).
+  int64_t memory_budget = 0;
+  /// Bytes of a rank's device, of which a build for CPUs makes its memory a part: all that is not
+  /// on the host or a disk must fit in, activations too (as in `memory_budget`); what does not is
+  /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
+  /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
+  int64_t device_memory = 0;
+  OffloadParam offload_param{};
+  OffloadOptimizer offload_optimizer{};
+  Aio aio{};
+  /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
+  /// matched all-gather.
+  bool one_sided_gather = true;
+  /// Constructing the engine gives each rank after the first a random seed of its own (the current
+  /// one plus its rank), so that dropout differs. Otherwise the generator stays as it is.
+  bool seed_by_rank = false;
+  /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
+  std::optional<Optimizer> optimizer{};
+
+  /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file
+  /// (comments allowed). Throws ConfigError naming the key, its value and the nearest known key.
+  /// Top-level keys in `foreign` belong to the caller and are passed over. `world_size` serves the
+  /// batch rule: train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x
+  /// world_size.
+  static Config load(const std::string& path, int world_size,
+                     std::span<const std::string> foreign = {});
+  /// The same from text; `origin` names it in errors.
+  static Config parse(std::string_view text, int world_size,
+                      std::string_view origin = "configuration",
+                      std::span<const std::string> foreign = {});
+  /// The configuration in force as JSON text, which `parse` reads back to an equal value.
+  std::string dump() const;
+  /// Gradients of several micro-batches add up in fp32.
+  bool accumulates_fp32() const {
+    return gradient_accumulation_steps > 1 && accumulation_dtype == AccumulationDtype::fp32;
+  }
+  /// The folders that the sections with device nvme name, each once.
+  std::vector<std::string> nvme_folders() const;
+  /// Throws ConfigError where a value is out of range.
+  void validate() const;
+  bool operator==(const Config&) const = default;
+};
+
+/// An optimizer as the JSON text of a configuration's `optimizer` section.
+std::string dump(const Optimizer& optimizer);
+
+}  // namespace zero

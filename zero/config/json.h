@@ -1,0 +1,23 @@
+// JSON text of people: read with limits, shown in errors. Private: it includes nlohmann-json.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace zero::fields {
+
+using Json = nlohmann::ordered_json;
+
+/// Reads JSON text (comments allowed); `origin` names it in errors. Throws ConfigError where it is
+/// not valid, where a key stands twice in one object, or where it is nested too deep for any
+/// configuration.
+Json parse_json(std::string_view text, std::string_view origin);
+
+/// The text of a file. Throws ConfigError where it cannot be read.
+std::string read_text(const std::string& path);
+
+/// `value` as an error tells it: not longer than a line.
+std::string show(const Json& value);
+
+}  // namespace zero::fields

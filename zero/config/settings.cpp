@@ -1,0 +1,278 @@
+#include "zero/config/settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/config/fields.h"
+
+namespace zero {
+
+namespace {
+
+using fields::Json;
+using fields::Part;
+
+int64_t or_zero(const Json& file, const char* key) {
+  const auto found = file.find(key);
+  if (found == file.end() || !found->is_number()) return 0;  // "auto"; all else has been checked
+  return static_cast<int64_t>(found->get<double>());
+}
+
+// train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size:
+// any two give the third.
+void apply_batch_rule(Settings& settings, const Json& file, int64_t world) {
+  const int64_t train = or_zero(file, "train_batch_size");
+  int64_t micro = settings.program.micro_batch_size.value_or(0);
+  int64_t steps = or_zero(file, "gradient_accumulation_steps");
+  if (train == 0 && micro == 0 && steps == 0) return;
+  if (train > 0 && micro > 0 && steps == 0) {
+    steps = train / micro / world;
+  } else if (train > 0 && micro == 0) {
+    if (steps == 0) steps = 1;
+    micro = train / steps / world;
+  } else if (steps == 0) {
+    steps = 1;
+  }
+  // In double: the product of two numbers of a file may exceed 64 bits.
+  const double product =
+      static_cast<double>(micro) * static_cast<double>(steps) * static_cast<double>(world);
+  if (train > 0 && static_cast<double>(train) != product) {
+    throw ConfigError(fmt::format(
+        "train_batch_size is {}, but train_micro_batch_size_per_gpu x gradient_accumulation_steps "
+        "x ranks is {} x {} x {} = {}. Change one of them; any two determine the third.",
+        train, micro, steps, world, product));
+  }
+  if (micro > 0) settings.program.micro_batch_size = micro;
+  settings.engine.gradient_accumulation_steps = steps;
+}
+
+void check_ranges(const Settings& settings, std::initializer_list<Part> parts) {
+  for (const auto& row : fields::settings()) {
+    if (std::find(parts.begin(), parts.end(), row.part) != parts.end()) row.check(settings);
+  }
+}
+
+std::string name_of(OffloadDevice device) {
+  return device == OffloadDevice::none ? "none" : device == OffloadDevice::cpu ? "cpu" : "nvme";
+}
+
+void check_update_in_backward(const Config& engine) {
+  const auto refuse = [](std::string_view why) {
+    throw ConfigError(fmt::format("update_in_backward is true, but {}", why));
+  };
+  if (engine.gradient_clipping > 0) {
+    refuse(
+        fmt::format("gradient_clipping is {}: clipping needs all gradients before the first "
+                    "update. Set gradient_clipping to 0, or use "
+                    "offload_optimizer.delayed_update_after.",
+                    engine.gradient_clipping));
+  }
+  if (engine.stage < 2) {
+    refuse(fmt::format("the stage is {}: only stages 2 and 3 reduce gradients in backward.",
+                       engine.stage));
+  }
+  if (engine.offload_optimizer.delayed_update_after > 0)
+    refuse("offload_optimizer.delayed_update_after is set: choose one of the two.");
+  if (engine.gradient_accumulation_steps > 1 && !engine.layer_major_accumulation) {
+    refuse(
+        fmt::format("gradient_accumulation_steps is {}: set layer_major_accumulation too, "
+                    "which brings all gradients of a unit at once.",
+                    engine.gradient_accumulation_steps));
+  }
+}
+
+void check_offload(const Config& engine) {
+  const auto& param = engine.offload_param;
+  const auto& optimizer = engine.offload_optimizer;
+  const auto check_path = [](std::string_view name, OffloadDevice device, const std::string& path) {
+    if (device != OffloadDevice::nvme || !path.empty()) return;
+    throw ConfigError(
+        fmt::format("zero_optimization.{}.device is \"nvme\", but nvme_path is missing: name a "
+                    "folder on a local disk.",
+                    name));
+  };
+  check_path("offload_param", param.device, param.nvme_path);
+  check_path("offload_optimizer", optimizer.device, optimizer.nvme_path);
+  if (param.device != OffloadDevice::none && engine.stage != 3) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.offload_param.device is \"{}\", but the stage is {}: only stage 3 "
+        "takes parameters away between their uses. Set the stage to 3.",
+        name_of(param.device), engine.stage));
+  }
+  if (optimizer.gradients && (optimizer.device != OffloadDevice::nvme || engine.stage < 2)) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.offload_optimizer.gradients is true, but the device is \"{}\" and the "
+        "stage {}: gradients lie on disk beside the optimizer's states, from stage 2 on. Set the "
+        "device to \"nvme\" and the stage to 2 or 3.",
+        name_of(optimizer.device), engine.stage));
+  }
+}
+
+/// What ranges alone do not say.
+void check_rules(const Config& engine) {
+  if (engine.split_master_weights && !engine.bf16) {
+    throw ConfigError(
+        "bf16.split_master_weights is true, but bf16.enabled is false: a master weight is split "
+        "between a bf16 parameter and its optimizer state. Enable bf16, or switch it off.");
+  }
+  if (engine.update_in_backward) check_update_in_backward(engine);
+  check_offload(engine);
+  if (engine.optimizer) optim::check(*engine.optimizer);
+}
+
+void check_rules(const ModelSettings& model, const Config& engine) {
+  const auto& recompute = model.activation_checkpointing;
+  if (!recompute.nvme) return;
+  if (recompute.nvme_path.empty()) {
+    throw ConfigError(
+        "activation_checkpointing.nvme is true, but nvme_path is missing: name a folder on a local "
+        "disk.");
+  }
+  if (!recompute.every && !engine.layer_major_accumulation) {
+    throw ConfigError(
+        "activation_checkpointing.nvme is true, but every is 0: nothing is recomputed, so no "
+        "block's input needs a place. Set every to 1, or layer_major_accumulation.");
+  }
+}
+
+Json to_json(const Settings& settings) { return fields::write(settings, fields::settings()); }
+
+/// A section that differs from its defaults says all that it has, also what nothing uses yet: a
+/// budget may. One that does not is left out.
+void leave_out_defaults(Json& file, std::initializer_list<const char*> sections) {
+  const auto defaults = to_json(Settings());
+  for (const char* name : sections) {
+    const Json::json_pointer section(name);
+    if (file.contains(section) && file.at(section) == defaults.at(section))
+      file.at(section.parent_pointer()).erase(section.back());
+  }
+}
+
+std::string text_of(Json file) {
+  leave_out_defaults(
+      file, {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
+             "/activation_checkpointing"});
+  // A path need not be UTF-8.
+  return file.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Runs `body`, whose errors are about `origin`.
+void naming(std::string_view origin, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", origin, error.what()));
+  }
+}
+
+}  // namespace
+
+// --- Reading ---
+
+Settings fields::read_settings(const Json& file, std::string_view origin,
+                               const std::vector<std::string>& foreign) {
+  Settings settings;
+  naming(origin, [&] {
+    read(settings, fields::settings(), file, "", foreign);
+    const auto types = file.value("data_types", Json());
+    if (types.is_object() && types.value("grad_accum_dtype", Json()) == "bf16" &&
+        !settings.engine.bf16) {
+      throw ConfigError(
+          "data_types.grad_accum_dtype is \"bf16\", but bf16.enabled is false; it must be "
+          "\"fp32\", or \"model\" for the parameter's own dtype.");
+    }
+  });
+  return settings;
+}
+
+Settings Settings::load(const std::string& path, int world_size,
+                        std::span<const std::string> foreign) {
+  return parse(fields::read_text(path), world_size, path, foreign);
+}
+
+Settings Settings::parse(std::string_view text, int world_size, std::string_view origin,
+                         std::span<const std::string> foreign) {
+  const auto file = fields::parse_json(text, origin);
+  auto settings = fields::read_settings(file, origin, {foreign.begin(), foreign.end()});
+  naming(origin, [&] {
+    apply_batch_rule(settings, file, world_size);
+    settings.validate();
+  });
+  return settings;
+}
+
+Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
+  return Settings::load(path, world_size, foreign).engine;
+}
+
+Config Config::parse(std::string_view text, int world_size, std::string_view origin,
+                     std::span<const std::string> foreign) {
+  return Settings::parse(text, world_size, origin, foreign).engine;
+}
+
+// --- Writing ---
+
+std::string Settings::dump() const { return text_of(to_json(*this)); }
+
+std::string Config::dump() const {
+  Json file = Json::object();
+  const Settings settings{.engine = *this};
+  for (const auto& row : fields::settings()) {
+    if (row.part != Part::engine || !row.get) continue;
+    if (auto value = row.get(settings); !value.is_null()) fields::put(file, row.key, value);
+  }
+  return text_of(std::move(file));
+}
+
+std::string dump(const Optimizer& optimizer) { return fields::write_optimizer(optimizer).dump(2); }
+
+// --- Checking ---
+
+void Settings::validate() const {
+  check_ranges(*this, {Part::engine, Part::model, Part::program});
+  check_rules(engine);
+  check_rules(model, engine);
+}
+
+void Config::validate() const {
+  check_ranges({.engine = *this}, {Part::engine});
+  check_rules(*this);
+}
+
+void ProgramSettings::validate() const {
+  check_ranges({.program = *this}, {Part::program});
+  const auto require = [](bool holds, std::string_view key, std::string_view value,
+                          std::string_view wanted) {
+    if (!holds)
+      throw ConfigError(fmt::format("The option '{}' is {}; it should be {}.", key, value, wanted));
+  };
+  require(!data.empty(), "data", "empty",
+          "a text or token file, or a folder made by `zero data prepare`");
+  require(warmup.value_or(0) <= steps, "warmup", fmt::format("{}", warmup.value_or(0)),
+          fmt::format("at most the number of steps, {}", steps));
+  require(!prompt.empty() || sample_tokens == 0, "prompt", "empty",
+          "a text to continue, or 'sample_tokens' 0");
+  require(!(overwrite && resume), "overwrite", "given together with resume", "one of the two");
+}
+
+std::vector<std::string> Config::nvme_folders() const {
+  std::vector<std::string> folders;
+  const auto add = [&](OffloadDevice device, const std::string& path) {
+    if (device != OffloadDevice::nvme) return;
+    std::stringstream names(path);
+    for (std::string name; std::getline(names, name, ',');) {
+      if (!name.empty() && std::find(folders.begin(), folders.end(), name) == folders.end())
+        folders.push_back(name);
+    }
+  };
+  add(offload_param.device, offload_param.nvme_path);
+  add(offload_optimizer.device, offload_optimizer.nvme_path);
+  return folders;
+}
+
+}  // namespace zero

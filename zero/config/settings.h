@@ -1,0 +1,102 @@
+// All that a configuration file with DeepSpeed's keys says: of the engine, of the model that a
+// program builds, and of the program (`zero train`).
+//
+//   const auto settings = zero::Settings::load("ds_config.json", group->size());
+//   zero::tile_linears(*model, settings.model.tile_elements.value_or(0));
+//   zero::Engine engine(model, settings.engine, group);
+//
+// Note [Table of settings]
+// Each setting is one row of the table in zero/config/fields.cpp: its key, its member, its range
+// and the sentence that explains it. Reading, dumping and checking files, the options of `zero
+// train` and the tables of docs/config.md are made from the rows; a new setting is a member and a
+// row.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "zero/config/config.h"
+#include "zero/optim/schedule.h"
+
+namespace zero {
+
+/// Recomputation in backward: DeepSpeed's `activation_checkpointing` section.
+struct ActivationCheckpointing {
+  /// The first of every so many blocks is recomputed.
+  std::optional<int64_t> every{};
+  /// The blocks' inputs live in one buffer that every step uses again.
+  bool contiguous_memory_optimization = false;
+  /// They live in files, in a private folder inside `nvme_path`.
+  bool nvme = false;
+  std::string nvme_path{};
+  bool operator==(const ActivationCheckpointing&) const = default;
+};
+
+/// What a program does to the model before the engine takes it.
+struct ModelSettings {
+  ActivationCheckpointing activation_checkpointing{};
+  /// Linear layers whose weight has more elements are split into tiles of at most as many, each a
+  /// parameter of its own (memory-centric tiling): tile_linears().
+  std::optional<int64_t> tile_elements{};
+  bool operator==(const ModelSettings&) const = default;
+};
+
+/// What `zero train` alone uses: the section `train`, and the micro-batch.
+struct ProgramSettings {
+  std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
+  std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
+  /// A file, of which all validates, or a folder, of which the validation split does; of the same
+  /// tokens as `data`. Empty: the validation split of `data`.
+  std::string val_data{};
+  std::string out = "run";
+  std::optional<int64_t> vocab_size{};  ///< else the model's own; for gpt2-nano that of the data
+  int64_t seq = 256;
+  /// Sequences that a rank passes at a time.
+  std::optional<int64_t> micro_batch_size{};
+  int64_t steps = 1000;
+  std::optional<double> min_lr{};   ///< else a tenth of the peak rate
+  std::optional<int64_t> warmup{};  ///< steps; else a tenth of the steps, at most 200
+  optim::Decay schedule = optim::Decay::cosine;
+  std::optional<double> dropout{};  ///< else the model's own
+  int64_t seed = 1;
+  std::optional<int64_t> threads{};     ///< of each rank; else what the machine says
+  std::optional<int64_t> eval_every{};  ///< steps; else at the end only
+  int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
+  int64_t log_every = 1;
+  std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
+  int64_t sample_tokens = 200;          ///< tokens generated at the end
+  std::string prompt = "\n";
+  double temperature = 0.8;
+  std::optional<int64_t> top_k{};  ///< the sample takes only the likeliest so many tokens
+  bool overwrite = false;
+  bool resume = false;
+
+  /// Throws ConfigError naming the key, its value and what it must be.
+  void validate() const;
+  bool operator==(const ProgramSettings&) const = default;
+};
+
+struct Settings {
+  Config engine{};
+  ModelSettings model{};
+  ProgramSettings program{};
+
+  /// Reads a JSON file (comments allowed), as Config::load does.
+  static Settings load(const std::string& path, int world_size,
+                       std::span<const std::string> foreign = {});
+  /// The same from text; `origin` names it in errors.
+  static Settings parse(std::string_view text, int world_size,
+                        std::string_view origin = "configuration",
+                        std::span<const std::string> foreign = {});
+  /// The settings in force as JSON text, which `parse` reads back to an equal value.
+  std::string dump() const;
+  /// Throws ConfigError where a value is out of range or two do not go together. Of the program
+  /// alone ranges: what a run lacks, ProgramSettings::validate tells.
+  void validate() const;
+  bool operator==(const Settings&) const = default;
+};
+
+}  // namespace zero

@@ -1,0 +1,131 @@
+// What this engine's states, steps and disk must take, by the formulas of `partition` over its
+// table.
+#include <algorithm>
+
+#include "zero/engine/engine_impl.h"
+
+namespace zero {
+
+partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
+  partition::LayoutMemory sum;
+  // The host gets what a rank updates; replicated gradients add up on the device before that.
+  const bool host = tier == Tier::host;
+  const auto counted = partition::Placement{.parameters = at.parameters,
+                                            .gradients = host ? at.optimizer : at.gradients,
+                                            .optimizer = at.optimizer};
+  const auto bytes = [](at::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    const auto& plan = plans[static_cast<size_t>(u)];
+    partition::StateBytes of{.parameter = plan.parameters_at == tier ? bytes(plan.dtype) : 0,
+                             .gradient = 0,
+                             .optimizer = 0};
+    if (plan.trainable) {
+      const auto gradients_at = !host && !at.gradients && plan.gradients_at == Tier::host
+                                    ? Tier::device
+                                    : plan.gradients_at;
+      const bool kept = host || !timing.in_backward;
+      if (gradients_at == tier && kept) of.gradient = bytes(plan.gradient_dtype);
+      if (plan.states_at == tier) of.optimizer = plan.optimizer_bytes();
+    }
+    const auto unit = partition::unit_memory(layout, u, counted, of);
+    sum.parameters += unit.parameters;
+    sum.gradients += unit.gradients;
+    sum.optimizer += unit.optimizer;
+    sum.padding += unit.padding;
+  }
+  return sum;
+}
+
+partition::StateMemory Engine::Impl::states_in_memory(partition::Placement at) const {
+  const auto device = states(at, Tier::device);
+  const auto host = states(at, Tier::host);
+  const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
+  return {.parameters = both(device.parameters, host.parameters),
+          .gradients = both(device.gradients, host.gradients),
+          .optimizer = both(device.optimizer, host.optimizer)};
+}
+
+partition::LayoutMemory Engine::memory_formula() const {
+  return impl_->states(impl_->placement.sharded, Tier::device);
+}
+
+partition::LayoutMemory Engine::host_memory_formula() const {
+  return impl_->states(impl_->placement.sharded, Tier::host);
+}
+
+HostTraffic Engine::host_traffic() const { return impl_->link.counts(); }
+
+DiskUse Engine::disk() const {
+  const auto* disk = impl_->table->disk();
+  if (disk == nullptr) return {};
+  const auto counts = disk->file().counts();
+  return {disk->bytes(), counts.read, counts.written, disk->wait_ms()};
+}
+
+TrafficFormula Engine::traffic_formula() const {
+  const auto& impl = *impl_;
+  const auto& table = *impl.table;
+  const auto& sharded = impl.placement.sharded;
+  const int ranks = impl.group().size();
+  // Passes of a step, each of which gathers and reduces.
+  const int64_t k =
+      impl.config.layer_major_accumulation ? 1 : impl.config.gradient_accumulation_steps;
+  TrafficFormula sum;
+  for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
+    const auto& unit = impl.layout.unit(u);
+    const auto& plan = table.plan(u);
+    // A slice of padding alone is not updated.
+    const bool owns =
+        std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
+          return !partition::intersect(segment.range(), plan.owned).empty();
+        });
+    const bool updates = plan.trainable && owns;
+
+    // Disk.
+    if (plan.parameters_at == Tier::disk) sum.disk_read += 2 * k * table.disk()->whole_bytes(u, 0);
+    if (plan.trainable && plan.gradients_at == Tier::disk) {
+      const int64_t bytes = table.disk()->whole_bytes(u, *table.place_on_disk(u, State::gradients));
+      sum.disk_written += k * bytes;
+      sum.disk_read += (k - 1) * bytes;
+    }
+    if (table.disk() != nullptr && updates) {
+      const auto bytes = table.disk()->update_bytes(u);
+      sum.disk_read += bytes.read;
+      sum.disk_written += bytes.written;
+    }
+
+    // Host.
+    if (plan.parameters_at == Tier::host)
+      sum.host_up += 2 * k * plan.owned.size() * unit.element_bytes;
+    if (plan.trainable) sum.host_down += impl.reduce->bytes_down(u, k);
+    if (updates) {
+      const auto bytes = table.host_bytes(u);
+      sum.host_down += bytes.down;
+      sum.host_up += bytes.up;
+    }
+
+    // Ranks.
+    const int64_t parameter_bytes = partition::share_sent(unit.bytes(), ranks);
+    const int64_t gradient_bytes =
+        plan.trainable
+            ? partition::share_sent(
+                  unit.numel * static_cast<int64_t>(c10::elementSize(impl.reduce->wire_dtype(u))),
+                  ranks)
+            : 0;
+    if (!sharded.optimizer) {
+      sum.all_reduce += 2 * gradient_bytes;
+      continue;
+    }
+    sum.reduce_scatter += gradient_bytes * (sharded.gradients ? k : 1);
+    if (sharded.parameters) {
+      sum.all_gather += 2 * k * parameter_bytes;
+    } else if (plan.trainable) {
+      sum.all_gather += parameter_bytes;
+    }
+  }
+  return sum;
+}
+
+}  // namespace zero

@@ -1,0 +1,226 @@
+#include "zero/engine/gather.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
+                       const Placement& placement, Options options)
+    : layout_(layout),
+      table_(table),
+      placement_(placement),
+      group_(*placement.shards),
+      options_(std::move(options)),
+      epoch_(static_cast<size_t>(layout.unit_count()), 0),
+      fetches_(static_cast<size_t>(layout.unit_count())) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    const auto first = layout_.unit(u).segments.front().parameter;
+    labels_.push_back(
+        fmt::format("unit {} ({})", u, layout_.parameters()[static_cast<size_t>(first)].name));
+    reads_disk_ = reads_disk_ || on_disk(u);
+  }
+  if (table_.window() != nullptr) view_ = table_.window()->view();
+}
+
+// Peers may still read the window: it goes when all are here. Not while an error unwinds, when some
+// may never come.
+GatherFlow::~GatherFlow() {
+  if (table_.window() == nullptr || std::uncaught_exceptions() > 0) return;
+  try {
+    group_.barrier("end of the engine");
+  } catch (const CommError&) {  // a peer is gone, and with it the reader
+  }
+}
+
+void GatherFlow::take(int64_t index, const at::Tensor& parameter) {
+  const int64_t u = layout_.unit_of(index);
+  const auto& segment = layout_.segment_of(index);
+  const auto values = flat_view(parameter);
+  auto& storage = *parameter.storage().unsafeGetStorageImpl();
+  if (placement_.sharded.parameters) {
+    table_.write_parameter(index, values, table_.plan(u).parameters_at);
+    HostAllocator::instance().check(storage.mutable_data());  // what was read is what was made
+    // At once, not when all are here: the whole model need not fit in memory.
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU));
+    return;
+  }
+  auto place = table_.whole(u).narrow(0, segment.offset, segment.numel);
+  place.copy_(values);
+  HostAllocator::instance().check(storage.mutable_data());
+  // The tensor keeps its identity; its storage points into the unit, which lives as long as
+  // anything that uses it.
+  void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
+  storage.set_data_ptr_noswap(c10::DataPtr(
+      data, new at::Tensor(table_.whole(u)),
+      [](void* unit) { delete static_cast<at::Tensor*>(unit); }, c10::kCPU));
+}
+
+void GatherFlow::start(const std::vector<at::Tensor>& parameters) {
+  if (!placement_.sharded.parameters) return;
+  pager_ = std::make_unique<paging::Pager>(
+      layout_, parameters, *this, group_.ledger(),
+      paging::PagerOptions{.budget_bytes = options_.live_bytes,
+                           .prefetch_bytes = options_.prefetch_bytes});
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) publish(u);
+}
+
+void GatherFlow::publish(int64_t unit) {
+  const auto u = static_cast<size_t>(unit);
+  ++epoch_[u];
+  if (table_.window() != nullptr) {
+    table_.window()->publish(unit, epoch_[u]);
+  } else if (!placement_.sharded.parameters && placement_.sharded.optimizer) {
+    publishing_.push_back(
+        group_.all_gather(table_.whole(unit), table_.memory(unit, State::parameters), labels_[u]));
+  }
+}
+
+void GatherFlow::finish_publish() {
+  for (auto& work : publishing_) work.wait();
+  publishing_.clear();
+}
+
+void GatherFlow::gather(int64_t unit, void* destination) {
+  const auto u = static_cast<size_t>(unit);
+  const auto& plan = table_.plan(unit);
+  auto& fetch = fetches_[u];
+  at::Tensor slice;
+  if (on_disk(unit)) {
+    options_.complete(unit, false);
+    if (group_.size() == 1) {
+      fetch.read = table_.disk()->start_read(unit, 0, destination);
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (!fetch.slice.defined()) start_read(unit);
+      leave_ahead(unit);
+    }
+    try {
+      table_.disk()->wait(fetch.read);
+    } catch (...) {
+      drop(unit);
+      throw;
+    }
+    slice = fetch.slice.view(plan.dtype).narrow(0, 0, layout_.slice_numel(unit));
+  } else {
+    slice = table_.memory(unit, State::parameters);
+  }
+  auto output =
+      at::from_blob(destination, {layout_.unit(unit).numel}, at::TensorOptions().dtype(plan.dtype));
+  if (plan.parameters_at == Tier::host) {
+    auto place = output.narrow(0, plan.owned.begin, plan.owned.size());
+    table_.link().up(place.data_ptr(), slice.const_data_ptr(),
+                     static_cast<int64_t>(place.nbytes()));
+    slice = place;
+  }
+  fetch.work = group_.all_gather(output, slice, labels_[u]);
+}
+
+void GatherFlow::finish(int64_t unit) {
+  auto& fetch = fetches_[static_cast<size_t>(unit)];
+  try {
+    if (reads_disk_) table_.disk()->wait(fetch.read);
+    fetch.work.wait();
+  } catch (...) {
+    drop(unit);
+    throw;
+  }
+  drop(unit);
+}
+
+bool GatherFlow::expect(int64_t unit) {
+  if (!reads_disk_ || group_.size() == 1) return false;
+  if (!on_disk(unit)) return true;
+  if (!options_.complete(unit, true)) return false;
+  const std::lock_guard lock(mutex_);
+  if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
+  if (!ahead_.empty() &&
+      ahead_bytes_ + table_.disk()->whole_bytes(unit, 0) > options_.read_ahead_bytes)
+    return false;
+  start_read(unit);
+  return true;
+}
+
+// With the mutex held.
+void GatherFlow::start_read(int64_t unit) {
+  auto& fetch = fetches_[static_cast<size_t>(unit)];
+  const int64_t bytes = table_.disk()->whole_bytes(unit, 0);
+  fetch.slice = take_buffer(bytes);
+  ahead_.push_back(unit);
+  ahead_bytes_ += bytes;
+  fetch.read = table_.disk()->start_read(unit, 0, fetch.slice.data_ptr());
+}
+
+// Ends a fetch; its buffer serves the next one.
+void GatherFlow::drop(int64_t unit) {
+  const std::lock_guard lock(mutex_);
+  auto fetch = std::exchange(fetches_[static_cast<size_t>(unit)], {});
+  fetch.read = {};  // waits
+  leave_ahead(unit);
+  if (fetch.slice.defined()) buffers_.push_back(std::move(fetch.slice));
+}
+
+// With the mutex held.
+void GatherFlow::leave_ahead(int64_t unit) {
+  const auto found = std::find(ahead_.begin(), ahead_.end(), unit);
+  if (found == ahead_.end()) return;
+  ahead_.erase(found);
+  ahead_bytes_ -= table_.disk()->whole_bytes(unit, 0);
+}
+
+// Slices of ordinary units share buffers of one size; a larger one has its own, so that none of
+// them is ever held by a small slice.
+at::Tensor GatherFlow::take_buffer(int64_t bytes) {
+  const int64_t whole = std::max(bytes, options_.slice_bytes);
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
+    return static_cast<int64_t>(buffer.storage().nbytes()) == whole;
+  });
+  at::Tensor taken;
+  if (found != buffers_.end()) {
+    taken = std::move(*found);
+    buffers_.erase(found);
+  } else {
+    taken = group_.empty(whole, at::kByte, Category::offload_buffers);
+  }
+  return taken.as_strided({bytes}, {1}, 0);
+}
+
+// The gather is an ordering alone: the slices lie side by side already.
+void* GatherFlow::view(int64_t unit) {
+  const auto u = static_cast<size_t>(unit);
+  for (int rank = 0; rank < group_.size(); ++rank)
+    table_.window()->wait(unit, rank, epoch_[u], labels_[u]);
+  group_.traffic().add(comm::Collective::all_gather,
+                       partition::share_sent(layout_.unit(unit).bytes(), group_.size()), 0);
+  return static_cast<std::byte*>(view_.data_ptr()) + table_.window_offset(unit);
+}
+
+void GatherFlow::forget() {
+  if (table_.window() != nullptr) table_.window()->discard();
+  while (!ahead_.empty()) drop(ahead_.front());
+}
+
+at::Tensor GatherFlow::full(int64_t unit) {
+  if (!placement_.sharded.parameters) return table_.whole(unit);
+  const auto options = at::TensorOptions().dtype(table_.plan(unit).dtype);
+  if (in_place()) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
+  auto slice = table_.read(unit, State::parameters);
+  if (group_.size() == 1) return slice;
+  auto array = at::empty({layout_.unit(unit).numel}, options);
+  group_.all_gather(array, slice, labels_[static_cast<size_t>(unit)]).wait();
+  return array;
+}
+
+}  // namespace zero

@@ -1,0 +1,497 @@
+#include "zero/engine/model.h"
+
+#include <ATen/core/TensorBody.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+
+#include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
+#include "zero/engine/flat.h"
+#include "zero/paging/page.h"
+
+namespace zero {
+
+using torch::autograd::PostAccumulateGradHook;
+
+namespace {
+
+// FNV-1a: an order-sensitive fingerprint that is the same in every process.
+uint64_t hash(uint64_t seed, std::string_view text) {
+  for (const char c : text) seed = (seed ^ static_cast<uint8_t>(c)) * 1099511628211ULL;
+  return seed;
+}
+
+bool dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// Also where the bytes are absent, which nobody may reach for.
+const void* data_of(const at::Tensor& tensor) {
+  return storage_of(tensor)->_mutable_data_ptr_no_checks().get();
+}
+
+bool same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return storage_of(a) == storage_of(b) && a.storage_offset() == b.storage_offset() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+// Two tensors of one storage have an element in common.
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (storage_of(a) != storage_of(b) || a.numel() == 0 || b.numel() == 0) return false;
+  const auto extent = [](const at::Tensor& tensor) {
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    const auto bytes = static_cast<int64_t>(tensor.element_size());
+    return std::pair(tensor.storage_offset() * bytes, (last + 1) * bytes);
+  };
+  const auto [a_begin, a_end] = extent(a);
+  const auto [b_begin, b_end] = extent(b);
+  if (a_end <= b_begin || b_end <= a_begin) return false;
+  if (dense(a) && dense(b)) return true;
+  // Columns of one matrix, for example: their extents cross and they may still be apart.
+  if (a.element_size() != b.element_size()) return true;
+  const auto mark = at::zeros({std::max(a_end, b_end) / a.element_size()}, at::kByte);
+  const auto marks_of = [&](const at::Tensor& tensor) {
+    return mark.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  };
+  marks_of(a).fill_(1);
+  return marks_of(b).any().item<bool>();
+}
+
+std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
+  return torch::autograd::impl::post_acc_grad_hooks(parameter);
+}
+
+}  // namespace
+
+// There is one slot a tensor: a hook of the user's that is already there is called first. Frozen
+// parameters have one too, which says whose they are.
+class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
+ public:
+  Hook(Model& model, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
+      : users(std::move(users)), model(model), parameter_(parameter) {}
+  void operator()(const torch::autograd::Variable& variable) override {
+    if (users) (*users)(variable);
+    if (model.sink_ != nullptr && model.trainable(parameter_))
+      model.sink_->arrive(parameter_, variable);
+  }
+  at::Tensor place() override {
+    return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->place(parameter_)
+                                                                 : at::Tensor();
+  }
+  /// That of `tensor`, if there is one.
+  static Hook* of(const at::Tensor& tensor) { return dynamic_cast<Hook*>(hook_of(tensor).get()); }
+
+  std::unique_ptr<PostAccumulateGradHook> users;
+  Model& model;
+
+ private:
+  int64_t parameter_;
+};
+
+Model::Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups)
+    : list_again_(std::move(tensors.again)) {
+  take_names(tensors);
+  assign_groups(groups);
+}
+
+Model::~Model() { leave(); }
+
+void Model::take_names(const NamedTensors& tensors) {
+  std::vector<Shown> tied;
+  std::unordered_map<const c10::TensorImpl*, int64_t> known;
+  std::unordered_map<const c10::StorageImpl*, std::vector<int64_t>> of_storage;
+  for (const auto& [name, tensor] : tensors.parameters) {
+    if (!tensor.defined()) continue;
+    if (const auto found = known.find(tensor.unsafeGetTensorImpl()); found != known.end()) {
+      index_[name] = found->second;
+      continue;
+    }
+    if (!tensor.device().is_cpu()) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' is on device {}; this build trains on CPUs. Move the module "
+                      "to the CPU before constructing the Engine.",
+                      name, tensor.device().str()));
+    }
+    if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16) {
+      throw ConfigError(fmt::format(
+          "Parameter '{}' has dtype {}; the engine trains Float and BFloat16{}. Convert it, or "
+          "register it as a buffer.",
+          name, c10::toString(tensor.scalar_type()),
+          tensor.scalar_type() == at::kHalf
+              ? " (gradients in Half need a scaled loss, which it does not do)"
+              : ""));
+    }
+    check_owner(name, tensor);
+    if (tensor.numel() > 0 && data_of(tensor) == nullptr) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' has no values: its bytes went with an Engine that sharded it "
+                      "(ZeRO stage 3) and no longer exists. Build the module anew, or give each "
+                      "parameter memory again (set_data), construct the Engine, and load what "
+                      "Engine::save or Engine::save_full of the former one wrote.",
+                      name));
+    }
+    Shown shown{.tensor = tensor, .name = name, .parameter = size()};
+    auto& neighbours = of_storage[storage_of(tensor)];
+    if (const auto other = tied_to(shown, neighbours)) {
+      if (parameter(*other).requires_grad() != tensor.requires_grad()) {
+        throw ConfigError(
+            fmt::format("Parameters '{}' and '{}' share their memory, so they are one, but one is "
+                        "frozen and the other is not. Freeze both, or give one a copy.",
+                        this->name(*other), name));
+      }
+      shown.parameter = known[tensor.unsafeGetTensorImpl()] = index_[name] = *other;
+      tied.push_back(std::move(shown));
+      continue;
+    }
+    index_[name] = known[tensor.unsafeGetTensorImpl()] = shown.parameter;
+    neighbours.push_back(shown.parameter);
+    names_.push_back(name);
+    parameters_.push_back(tensor);
+    trainable_.push_back(tensor.requires_grad());
+    shown_.push_back(std::move(shown));
+  }
+  shown_.insert(shown_.end(), tied.begin(), tied.end());
+  if (parameters_.empty())
+    throw ConfigError("The model has no parameters: there is nothing to train.");
+  const auto module_of = [](const std::string& name) {
+    return name.substr(0, name.rfind('.') + 1);
+  };
+  std::set<std::string> with_statistics;
+  for (const auto& [name, buffer] : tensors.buffers) {
+    if (!buffer.defined()) continue;
+    buffers_.emplace_back(name, buffer);
+    const auto module = module_of(name);
+    if (buffer.scalar_type() == at::kFloat &&
+        (name == module + "running_mean" || name == module + "running_var"))
+      with_statistics.insert(module);
+  }
+  for (const auto& name : names_) stays_fp32_.push_back(with_statistics.contains(module_of(name)));
+}
+
+// Another engine that lives, and cannot give its parameters up.
+void Model::check_owner(const std::string& name, const at::Tensor& tensor) {
+  const auto* hook = Hook::of(tensor);
+  if (paging::page_of(tensor) == nullptr && (hook == nullptr || hook->model.release_)) return;
+  throw ConfigError(fmt::format(
+      "Parameter '{}' belongs to an Engine that still lives and shards it (ZeRO stage 3): its "
+      "bytes are not here to be taken over. Save them (Engine::save_full), end that Engine, build "
+      "the module anew, construct the Engine, and load them.",
+      name));
+}
+
+// The parameter, of those in the same storage, whose elements these are.
+std::optional<int64_t> Model::tied_to(const Shown& shown,
+                                      const std::vector<int64_t>& neighbours) const {
+  for (const int64_t i : neighbours) {
+    if (shown.tensor.numel() > 0 && same_elements(parameter(i), shown.tensor)) return i;
+    if (!overlap(parameter(i), shown.tensor)) continue;
+    throw ConfigError(fmt::format(
+        "Parameters '{}' ({}) and '{}' ({}) overlap in memory without being the same elements: "
+        "an update of one would change the other. Give one a copy (set_data(p.clone())), or use "
+        "one parameter and views of it.",
+        name(i), fmt::join(parameter(i).sizes(), ", "), shown.name,
+        fmt::join(shown.tensor.sizes(), ", ")));
+  }
+  return std::nullopt;
+}
+
+void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  group_of_.assign(parameters_.size(), kNone);
+  size_t rest = kNone;
+  if (groups.empty())
+    throw ConfigError("The Engine was given no parameter group: pass one, or an optimizer.");
+  for (size_t g = 0; g < groups.size(); ++g) {
+    optim::check(groups[g].optimizer);
+    optimizers_.push_back(groups[g].optimizer);
+    if (groups[g].names.empty() && !groups[g].matches) {
+      if (rest != kNone)
+        throw ConfigError(fmt::format(
+            "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
+            g));
+      rest = g;
+    }
+    for (const auto& name : groups[g].names) {
+      auto& chosen = group_of_[static_cast<size_t>(index_of(name))];
+      if (chosen != kNone)
+        throw ConfigError(fmt::format("Parameter '{}' is in groups {} and {}.", name, chosen, g));
+      chosen = g;
+    }
+  }
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    const bool named = group_of_[p] != kNone;
+    for (size_t g = 0; g < groups.size() && !named; ++g) {
+      if (!groups[g].matches || !groups[g].matches(names_[p], parameters_[p])) continue;
+      if (group_of_[p] != kNone) {
+        throw ConfigError(
+            fmt::format("Parameter '{}' matches groups {} and {}.", names_[p], group_of_[p], g));
+      }
+      group_of_[p] = g;
+    }
+    if (group_of_[p] != kNone) continue;
+    if (rest == kNone && trainable_[p]) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add a group "
+                      "without names, or freeze it.",
+                      names_[p]));
+    }
+    group_of_[p] = rest == kNone ? 0 : rest;
+  }
+}
+
+int64_t Model::index_of(std::string_view name) const {
+  if (const auto found = index_.find(std::string(name)); found != index_.end())
+    return found->second;
+  std::vector<std::string> known;
+  for (const auto& entry : index_) known.push_back(entry.first);
+  throw ConfigError(
+      fmt::format("The model has no parameter '{}'.{}", name, did_you_mean(name, known)));
+}
+
+std::vector<std::string> Model::names_of(int64_t index) const {
+  std::vector<std::string> names{name(index)};
+  for (const auto& [other, of] : index_) {
+    if (of == index && other != names.front()) names.push_back(other);
+  }
+  std::sort(names.begin() + 1, names.end());
+  return names;
+}
+
+std::optional<int64_t> Model::find(const at::Tensor& tensor) const {
+  const auto found = std::find_if(shown_.begin(), shown_.end(),
+                                  [&](const Shown& shown) { return shown.tensor.is_same(tensor); });
+  if (found == shown_.end()) return std::nullopt;
+  return found->parameter;
+}
+
+void Model::agree(const Config& config, comm::Group& group) const {
+  std::vector<std::string> lines{config.dump()};
+  for (const auto& each : optimizers_) lines.push_back(dump(each));
+  for (int64_t i = 0; i < size(); ++i) {
+    const auto& each = parameter(i);
+    lines.push_back(fmt::format("{} {} ({}) {} group {}", name(i),
+                                c10::toString(each.scalar_type()), fmt::join(each.sizes(), ", "),
+                                trainable(i) ? "trainable" : "frozen",
+                                group_of_[static_cast<size_t>(i)]));
+  }
+  for (const auto& [name, buffer] : buffers_) {
+    lines.push_back(fmt::format("buffer {} {} ({})", name, c10::toString(buffer.scalar_type()),
+                                fmt::join(buffer.sizes(), ", ")));
+  }
+  auto mine = at::empty({2}, at::kLong);
+  uint64_t all_lines = 14695981039346656037ULL;
+  for (const auto& line : lines) all_lines = hash(all_lines, line);
+  mine[0] = static_cast<int64_t>(all_lines);
+  mine[1] = size();
+  auto all = at::empty({2 * group.size()}, at::kLong);
+  group.all_gather_control(all, mine, "the model's plan");
+  for (int rank = 1; rank < group.size(); ++rank) {
+    if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
+    throw ConfigError(fmt::format(
+        "Rank {} was given another model or configuration than rank 0 ({} parameters there, {} on "
+        "rank 0; this is rank {} with {}). Names, shapes, dtypes, order, frozen parameters, "
+        "buffers, optimizers and the configuration must be the same on all ranks.",
+        rank, all[2 * rank + 1].item<int64_t>(), all[1].item<int64_t>(), group.rank(), size()));
+  }
+}
+
+void Model::take_over() {
+  std::set<Model*> others;
+  for (const auto& shown : shown_) {
+    if (auto* hook = Hook::of(shown.tensor)) others.insert(&hook->model);
+  }
+  while (!others.empty()) {
+    const auto release = (*others.begin())->release_;  // which ends with its owner
+    others.erase(others.begin());
+    release();
+  }
+}
+
+void Model::own_storages() {
+  std::set<const c10::StorageImpl*> storages;
+  for (const auto& tensor : parameters_) {
+    const bool own = dense(tensor) && tensor.storage_offset() == 0 &&
+                     tensor.storage().nbytes() == tensor.nbytes() &&
+                     storages.insert(storage_of(tensor)).second;
+    if (own) continue;
+    tensor.set_data(dense(tensor) ? tensor.detach().clone(at::MemoryFormat::Preserve)
+                                  : tensor.detach().contiguous().clone());
+    storages.insert(storage_of(tensor));
+  }
+}
+
+void Model::broadcast(comm::Group& group) const {
+  if (group.size() == 1) return;
+  for (int64_t i = 0; i < size(); ++i) group.broadcast(flat_view(parameter(i)), 0, name(i)).wait();
+  synchronize_buffers(BufferPolicy::rank_0, group);
+}
+
+namespace {
+
+at::Tensor plain(const at::Tensor& buffer) {
+  const auto values = buffer.detach();
+  return values.is_complex() ? at::view_as_real(values) : values;
+}
+
+}  // namespace
+
+std::vector<Model::Buffer> Model::plain_buffers() const {
+  std::vector<Buffer> list;
+  for (const auto& [name, buffer] : buffers_) list.emplace_back(name, plain(buffer).contiguous());
+  return list;
+}
+
+void Model::set_buffer(size_t index, const at::Tensor& values) const {
+  auto target = plain(buffers_[index].second);
+  auto source = values;
+  for (int64_t d = 0; d < target.dim(); ++d) {  // expanded: one element stands for all
+    if (target.stride(d) != 0 || target.size(d) < 2) continue;
+    target = target.narrow(d, 0, 1);
+    source = source.narrow(d, 0, 1);
+  }
+  target.copy_(source);
+}
+
+void Model::synchronize_buffers(BufferPolicy policy, comm::Group& group) const {
+  if (policy == BufferPolicy::per_rank || group.size() == 1) return;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].second.numel() == 0) continue;
+    const auto& name = buffers_[i].first;
+    const auto values = plain(buffers_[i].second).contiguous().clone();
+    if (policy == BufferPolicy::average && values.is_floating_point()) {
+      group.all_reduce(values.view({-1}), name).wait();
+      values.div_(group.size());
+    } else {
+      group.broadcast(values.view({-1}), 0, name).wait();
+    }
+    set_buffer(i, values);
+  }
+}
+
+void Model::tie() const {
+  for (const auto& shown : shown_) {
+    const auto& first = parameter(shown.parameter);
+    if (storage_of(shown.tensor) != storage_of(first)) shown.tensor.set_data(first.detach());
+  }
+}
+
+void Model::settle(bool paged, GradientSink& sink) {
+  for (auto& shown : shown_) {
+    const auto& tensor = shown.tensor;
+    const auto& first = parameter(shown.parameter);
+    if (!tensor.is_same(first)) {
+      if (paged) paging::tag(tensor);
+      if (trainable(shown.parameter)) {
+        accumulators_.push_back(torch::autograd::impl::grad_accumulator(first));
+        torch::autograd::impl::set_grad_accumulator(tensor, accumulators_.back());
+      }
+    }
+    if (trainable(shown.parameter)) tensor.mutable_grad() = at::Tensor();
+    shown.storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+    shown.data = paged ? nullptr : data_of(tensor);
+    shown.dtype = tensor.scalar_type();
+    shown.numel = tensor.numel();
+  }
+  for (int64_t i = 0; i < size(); ++i) versions_.push_back(version(i));
+  paged_ = paged;
+  sink_ = &sink;
+  hook();
+}
+
+void Model::disown() const {
+  for (int64_t i = 0; i < size(); ++i) {
+    const auto& tensor = parameter(i);
+    if (tensor.numel() == 0 || data_of(tensor) != nullptr || paging::page_of(tensor) != nullptr)
+      continue;
+    paging::orphan(*storage_of(tensor),
+                   fmt::format("Parameter '{}' was being sharded (ZeRO stage 3) by an Engine whose "
+                               "constructor failed, and its bytes went with it. Build the module "
+                               "anew.",
+                               name(i)));
+  }
+}
+
+void Model::hook() {
+  for (const auto& shown : shown_) {
+    if (Hook::of(shown.tensor) != nullptr) continue;
+    auto users = std::move(hook_of(shown.tensor));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        shown.tensor, std::make_unique<Hook>(*this, shown.parameter, std::move(users)));
+  }
+}
+
+void Model::leave() {
+  sink_ = nullptr;
+  for (const auto& shown : shown_) {
+    if (auto* hook = Hook::of(shown.tensor); hook != nullptr && &hook->model == this) {
+      auto users = std::move(hook->users);
+      torch::autograd::impl::set_post_acc_grad_hooks(shown.tensor, std::move(users));
+    }
+    if (paged_ && !shown.tensor.is_same(parameter(shown.parameter))) paging::untag(shown.tensor);
+  }
+  paged_ = false;
+}
+
+int64_t Model::version(int64_t index) const {
+  auto sum = static_cast<int64_t>(parameter(index)._version());
+  for (auto tied = shown_.begin() + size(); tied != shown_.end(); ++tied) {
+    if (tied->parameter == index) sum += static_cast<int64_t>(tied->tensor._version());
+  }
+  return sum;
+}
+
+void Model::check() const {
+  for (const auto& shown : shown_) {
+    const auto& tensor = shown.tensor;
+    if (storage_of(tensor) != shown.storage.unsafeGetStorageImpl() ||
+        tensor.scalar_type() != shown.dtype ||
+        (shown.data != nullptr && data_of(tensor) != shown.data) || tensor.numel() != shown.numel) {
+      throw Error(fmt::format(
+          "The storage of parameter '{}' was replaced (set_data, Module::to) after the Engine took "
+          "it over, so the Engine would train values that the module no longer uses. Convert the "
+          "module before constructing the Engine, and write values inside zero::Gathered or with "
+          "Engine::set_parameter; or construct a new Engine.",
+          shown.name));
+    }
+    if (tensor.requires_grad() && !trainable(shown.parameter)) {
+      throw Error(fmt::format(
+          "Parameter '{}' requires a gradient now, but was frozen when the Engine was constructed, "
+          "which has no optimizer states for it. Freeze it again, or construct a new Engine.",
+          shown.name));
+    }
+  }
+}
+
+void Model::check_names() const {
+  if (!list_again_) return;
+  for (const auto& [name, tensor] : list_again_().parameters) {
+    if (!tensor.defined()) continue;
+    const auto found = index_.find(name);
+    if (found == index_.end()) {
+      throw Error(fmt::format(
+          "Parameter '{}' was registered after the Engine was constructed, which does not train "
+          "it. Construct a new Engine.",
+          name));
+    }
+    if (parameter(found->second).is_same(tensor) || find(tensor) == found->second) continue;
+    throw Error(
+        fmt::format("Parameter '{}' was replaced by another tensor after the Engine was "
+                    "constructed, which trains the former. Write values inside zero::Gathered or "
+                    "with Engine::set_parameter, or construct a new Engine.",
+                    name));
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,196 @@
+// What the engine takes over from a module, and whether it still is what the engine made of it.
+//
+// Note [The model and its engine]
+// A parameter belongs to one engine at a time: the one whose hook it holds. The engine moves the
+// parameter's bytes, so it must know when somebody else does: a storage that was replaced
+// (set_data, Module::to), a parameter that was unfrozen or registered since. All of that is looked
+// for where a pass or a step begins, and is an error that names the parameter, since the engine
+// would go on with values that the module no longer uses. What an operator writes to a parameter
+// shows in its version and is taken up.
+//
+// Note [Ties]
+// A parameter may have several names, and several tensors (`a.set_data(b)`). Tensors that show the
+// same elements of one storage are one parameter: they share the storage that the engine gives it,
+// and the node of autograd that accumulates its gradient, so that this is the sum over all of them
+// before anybody sees it, as for one tensor that is used several times. Tensors that overlap
+// otherwise cannot be told apart by an optimizer, and are refused.
+//
+// Note [Buffers]
+// Buffers keep their dtype: running statistics and tables of angles lose too much in bf16. Batch
+// norm computes with statistics, weight and bias of one dtype, fp32 where its input is bf16; so
+// parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are its
+// own, unless a BufferPolicy says otherwise, and each rank saves its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "zero/comm/group.h"
+#include "zero/config/config.h"
+#include "zero/engine/engine.h"
+#include "zero/engine/named_tensors.h"
+#include "zero/optim/optimizer.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace zero {
+
+/// Who takes the gradients of a model's parameters.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  /// `variable`, parameter `parameter`, has a gradient: to be taken from it. Any thread.
+  virtual void arrive(int64_t parameter, const at::Tensor& variable) = 0;
+  /// As GradientPlace::place.
+  virtual at::Tensor place(int64_t parameter) = 0;
+};
+
+class Model {
+ public:
+  using Buffer = std::pair<std::string, at::Tensor>;
+
+  /// Parameters in registration order, tied ones once. Looks at the tensors and changes none.
+  /// Throws ConfigError naming a parameter that cannot be trained, or groups that make no sense.
+  Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const at::Tensor& parameter(int64_t index) const {
+    return parameters_[static_cast<size_t>(index)];
+  }
+  int64_t size() const { return static_cast<int64_t>(parameters_.size()); }
+  /// The first name of each.
+  const std::vector<std::string>& names() const { return names_; }
+  /// All of one.
+  std::vector<std::string> names_of(int64_t index) const;
+  const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
+  const std::vector<Buffer>& buffers() const { return buffers_; }
+  /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
+  int64_t index_of(std::string_view name) const;
+  /// Index of a parameter by any of its tensors.
+  std::optional<int64_t> find(const at::Tensor& tensor) const;
+  /// It required a gradient when the engine was made.
+  bool trainable(int64_t index) const { return trainable_[static_cast<size_t>(index)]; }
+
+  /// Its module has running statistics in fp32, and computes in that: Note [Buffers].
+  bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
+
+  /// By parameter group.
+  const std::vector<Optimizer>& optimizers() const { return optimizers_; }
+  /// By parameter: its group.
+  const std::vector<size_t>& group_of() const { return group_of_; }
+  const Optimizer& optimizer_of(int64_t index) const {
+    return optimizers_[group_of_[static_cast<size_t>(index)]];
+  }
+
+  /// Throws ConfigError, on every rank, unless all were given the same model and configuration: or
+  /// their collectives would not match. Collective.
+  void agree(const Config& config, comm::Group& group) const;
+
+  // Taking over, in this order.
+
+  /// Takes the parameters, with their values, from the engines that have them. Collective where
+  /// those have updates under way.
+  void take_over();
+  /// Gives each parameter a dense storage of its own.
+  void own_storages();
+  /// Gives rank 0's values of parameters and buffers to all. Collective.
+  void broadcast(comm::Group& group) const;
+  /// The first tensor of each parameter has been moved: those tied to it follow.
+  void tie() const;
+  /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
+  /// changes are noticed, and gradients go to `sink`.
+  void settle(bool paged, GradientSink& sink);
+  /// Taking over has failed: those whose bytes are gone say so when they are used.
+  void disown() const;
+  /// Another engine may take the model over, and calls `release`, which ends this.
+  void allow_take_over(std::function<void()> release) { release_ = std::move(release); }
+  /// Ends that: gives the user's hooks their places back.
+  void leave();
+
+  /// Throws Error naming a parameter whose storage was replaced since `settle`, or one that was
+  /// frozen then and is not now.
+  void check() const;
+  /// Throws Error naming a parameter that was registered, or replaced by another, since. Nothing
+  /// where the module cannot be asked, or is gone.
+  void check_names() const;
+  /// Puts the hooks where they belong, in front of those that the user has set since.
+  void hook();
+
+  // Buffers. See Note [Buffers].
+
+  /// As a file holds them: dense, complex numbers as pairs.
+  std::vector<Buffer> plain_buffers() const;
+  /// Writes what `plain_buffers` gave, in any dtype.
+  void set_buffer(size_t index, const at::Tensor& plain) const;
+  /// Collective, but with BufferPolicy::per_rank.
+  void synchronize_buffers(BufferPolicy policy, comm::Group& group) const;
+
+  /// A parameter that operators have written since the last `take_written`.
+  bool written(int64_t index) const {
+    return version(index) != versions_[static_cast<size_t>(index)];
+  }
+  /// Parameters of those that are  `wanted` (a predicate of the index) that operators have written
+  /// since the last call.
+  template <class Wanted>
+  std::vector<int64_t> take_written(const Wanted& wanted) {
+    std::vector<int64_t> written;
+    for (int64_t i = 0; i < size(); ++i) {
+      if (!wanted(i)) continue;
+      const auto now = version(i);
+      if (std::exchange(versions_[static_cast<size_t>(i)], now) != now) written.push_back(i);
+    }
+    return written;
+  }
+
+ private:
+  class Hook;
+  /// A tensor that shows a parameter, and what the engine has made of it.
+  struct Shown {
+    at::Tensor tensor;
+    std::string name;
+    int64_t parameter = 0;
+    c10::Storage storage = {};  // undefined before `settle`
+    const void* data = nullptr;
+    at::ScalarType dtype = at::kFloat;
+    int64_t numel = 0;
+  };
+
+  void take_names(const NamedTensors& tensors);
+  void assign_groups(const std::vector<ParameterGroup>& groups);
+  static void check_owner(const std::string& name, const at::Tensor& tensor);
+  std::optional<int64_t> tied_to(const Shown& shown, const std::vector<int64_t>& neighbours) const;
+  int64_t version(int64_t index) const;
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  std::vector<Buffer> buffers_;
+  std::vector<bool> trainable_;
+  std::vector<bool> stays_fp32_;
+  std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
+  std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
+  std::vector<Optimizer> optimizers_;
+  std::vector<size_t> group_of_;
+  std::function<NamedTensors()> list_again_;
+  std::vector<int64_t> versions_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // of tied ones
+  GradientSink* sink_ = nullptr;
+  bool paged_ = false;
+  std::function<void()> release_;
+};
+
+}  // namespace zero

@@ -1,0 +1,547 @@
+#include "zero/engine/reduce.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/host_memory.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+namespace {
+
+// Reductions under way at a time: one runs while the next bucket fills.
+constexpr size_t kInFlight = 1;
+// Complete buckets that may wait for a unit before them: Note [Order of reductions].
+constexpr int64_t kWaiting = 8;
+
+int64_t bytes_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
+}  // namespace
+
+ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> parameters,
+                       StateTable& table, const Placement& placement, Options options)
+    : layout_(layout),
+      parameters_(std::move(parameters)),
+      table_(table),
+      placement_(placement),
+      group_(*placement.shards),
+      options_(std::move(options)),
+      states_(static_cast<size_t>(layout.unit_count())),
+      in_bucket_(parameters_.size(), 0),
+      promised_(parameters_.size(), 0),
+      places_(parameters_.size(), WeakTensor(at::Tensor().getIntrusivePtr())),
+      local_(parameters_.size(), 0),
+      present_(parameters_.size(), 0) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    const auto first = layout_.unit(u).segments.front().parameter;
+    labels_.push_back(fmt::format("gradients of unit {} ({})", u,
+                                  layout_.parameters()[static_cast<size_t>(first)].name));
+    // Backward meets the last first; corrected after the first pass.
+    if (table_.trainable(u)) order_.insert(order_.begin(), u);
+  }
+  make_pool();
+  if (sharded()) {
+    make_sums();
+  } else {
+    make_whole();
+  }
+}
+
+void ReduceFlow::make_pool() {
+  int64_t buckets = 0;
+  int64_t slices = 0;
+  for (const int64_t u : order_) {
+    if (layout_.unit(u).bytes() > options_.unit_bytes && layout_.unit(u).segments.size() == 1)
+      continue;
+    buckets = std::max(buckets, bucket_bytes(u));
+    slices = std::max(slices, layout_.slice_numel(u) *
+                                  std::max(bytes_of(wire_dtype(u)), bytes_of(sum_dtype(u, false))));
+  }
+  pool_ = std::make_unique<BucketPool>(group_, buckets, slices);
+}
+
+// One class a place, of those that units use.
+void ReduceFlow::make_sums() {
+  const GradientSums::Context context{layout_, table_, group_, *pool_};
+  const auto complete = [this](int64_t unit) { return this->complete(unit); };
+  HandOver hand_over;
+  if (options_.hand_over) {
+    hand_over = [this](int64_t unit, at::Tensor sum) {
+      state(unit).updated = true;
+      options_.hand_over(unit, std::move(sum));
+    };
+  }
+  const auto make = [&](Tier tier) -> std::unique_ptr<GradientSums> {
+    if (tier == Tier::disk) return std::make_unique<DiskSums>(context, options_.doubled);
+    if (tier == Tier::host)
+      return std::make_unique<HostSums>(context, options_.doubled, complete, hand_over);
+    if (hand_over) return std::make_unique<HandedSums>(context, complete, hand_over);
+    return std::make_unique<KeptSums>(context, options_.doubled);
+  };
+  for (const auto tier : {Tier::device, Tier::host, Tier::disk}) {
+    GradientSums* made = nullptr;
+    for (const int64_t u : order_) {
+      if (table_.plan(u).gradients_at != tier) continue;
+      if (made == nullptr) made = sums_.emplace_back(make(tier)).get();
+      state(u).sums = made;
+    }
+  }
+}
+
+// Replicated gradients: on the device the whole unit's; on the host what this rank updates.
+void ReduceFlow::make_whole() {
+  for (const int64_t u : order_) {
+    const auto& plan = table_.plan(u);
+    const bool below = plan.gradients_at == Tier::host;
+    const auto owned = [&](Category category) {
+      return host_zeros(plan.owned.size(), plan.gradient_dtype, table_.ledger(), category);
+    };
+    const auto whole = [&](Category category) {
+      return group_.empty(layout_.unit(u).numel, plan.gradient_dtype, category).zero_();
+    };
+    auto& unit = state(u);
+    unit.whole = whole(Category::gradients);
+    table_.memory(u, State::gradients) =
+        below ? owned(Category::host_gradients)
+              : unit.whole.narrow(0, plan.owned.begin, plan.owned.size());
+    if (options_.doubled)
+      unit.other = below ? owned(Category::host_buffers) : whole(Category::offload_buffers);
+  }
+}
+
+ReduceFlow::~ReduceFlow() {
+  for (auto& reduction : in_flight_) {
+    try {
+      reduction.work.wait();
+    } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+    }
+  }
+}
+
+// Of what a pass reduces. What is added to other sums is not rounded before; what goes down of a
+// rank that is alone is its bucket, which needs no more bits than it has.
+at::ScalarType ReduceFlow::sum_dtype(int64_t unit, bool first) const {
+  const auto& plan = table_.plan(unit);
+  if (plan.gradients_at == Tier::host && group_.size() == 1) return wire_dtype(unit);
+  return first ? plan.gradient_dtype : at::kFloat;
+}
+
+int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
+  const auto& plan = table_.plan(unit);
+  if (plan.gradients_at != Tier::host) return 0;
+  const int64_t numel = plan.owned.size();
+  if (!sharded()) return numel * bytes_of(plan.gradient_dtype);
+  return numel *
+         (bytes_of(sum_dtype(unit, true)) + (passes - 1) * bytes_of(sum_dtype(unit, false)));
+}
+
+at::ScalarType ReduceFlow::wire_dtype(int64_t unit) const {
+  const auto& plan = table_.plan(unit);
+  return sharded() && !options_.add_in_buckets ? plan.dtype : plan.gradient_dtype;
+}
+
+int64_t ReduceFlow::bucket_bytes(int64_t unit) const {
+  return layout_.unit(unit).numel * bytes_of(wire_dtype(unit));
+}
+
+void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) {
+  const std::lock_guard lock(mutex_);
+  if (used()) {
+    throw Error(
+        "A second backward pass in a step with update_in_backward: the first has already updated "
+        "weights. Call Engine::step after each; where a pass failed, load a checkpoint.");
+  }
+  if (finished_ && !sharded()) {
+    throw Error(
+        "Engine::backward after the gradients of this step were completed by Engine::gradient or "
+        "set_gradient: at stages 0 and 1 read "
+        "and write gradients between the last backward and Engine::step.");
+  }
+  finished_ = false;
+  in_pass_ = true;
+  passed_ = true;
+  holds_ = holds;
+  std::fill(promised_.begin(), promised_.end(), uint8_t{0});
+  if (!sharded()) return;
+  next_ = 0;
+  waiting_ = 0;
+  for (auto& unit : states_) {
+    unit.queued = false;
+    unit.last = false;
+    unit.arrived = 0;
+  }
+  for (const int64_t p : shared) state(layout_.unit_of(p)).last = true;
+  std::stable_partition(order_.begin(), order_.end(), [&](int64_t u) { return !state(u).last; });
+}
+
+// The array that the gradients of this pass go to.
+const at::Tensor& ReduceFlow::array_of(int64_t unit) {
+  auto& u = state(unit);
+  if (!sharded()) return u.whole;
+  if (!u.bucket.defined()) {
+    u.bucket = pool_->take(layout_.unit(unit).numel, wire_dtype(unit));
+    u.pooled = true;
+  }
+  return u.bucket;
+}
+
+at::Tensor ReduceFlow::place(int64_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const auto p = static_cast<size_t>(parameter);
+  const int64_t u = layout_.unit_of(parameter);
+  // Where a gradient is in place already, the next one is added to it.
+  if (!in_pass_ || in_bucket_[p] != 0 || std::exchange(promised_[p], 1) != 0) return {};
+  if (wire_dtype(u) != table_.plan(u).dtype) return {};
+  const auto& array = array_of(u);
+  const auto& variable = parameters_[p];
+  auto result = array.as_strided(variable.sizes(), variable.strides(),
+                                 array.storage_offset() + layout_.segment_of(parameter).offset);
+  places_[p] = WeakTensor(result.getIntrusivePtr());
+  return result;
+}
+
+// `gradient` is not what was promised to be in the place: if that is still on its way, it moves to
+// memory of its own.
+void ReduceFlow::evacuate(int64_t parameter, const at::Tensor& gradient) {
+  const at::Tensor waiting(places_[static_cast<size_t>(parameter)].lock());
+  if (waiting.defined() && waiting.const_data_ptr() != gradient.const_data_ptr())
+    waiting.set_data(waiting.clone(at::MemoryFormat::Preserve));
+}
+
+void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
+  auto gradient = variable.grad();
+  if (!gradient.defined()) return;
+  variable.mutable_grad() = at::Tensor();
+  const at::NoGradGuard no_grad;
+  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  const std::lock_guard lock(mutex_);
+  if (!in_pass_) {
+    foreign_ = true;
+    return;
+  }
+  const auto p = static_cast<size_t>(parameter);
+  const int64_t u = layout_.unit_of(parameter);
+  auto& unit = state(u);
+  const bool promised = std::exchange(promised_[p], 0) != 0;
+  if (promised) evacuate(parameter, gradient);
+  if (sharded() && !unit.bucket.defined() && stands_alone(u, gradient, variable)) {
+    unit.bucket = gradient.as_strided({layout_.unit(u).numel}, {1});
+    unit.pooled = false;
+  } else {
+    const auto& segment = layout_.segment_of(parameter);
+    const auto& array = array_of(u);
+    auto place = array.as_strided(variable.sizes(), variable.strides(),
+                                  array.storage_offset() + segment.offset);
+    if (in_bucket_[p] != 0) {
+      place.add_(gradient);
+    } else if (!promised || place.const_data_ptr() != gradient.const_data_ptr()) {
+      place.copy_(gradient);
+    }
+  }
+  finished_ = false;
+  local_[p] = 1;
+  if (std::exchange(in_bucket_[p], 1) != 0) return;
+  ++unit.arrived;
+  if (!sharded() || unit.queued) return;
+  if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
+  if (!order_known_ && std::find(ready_.begin(), ready_.end(), u) == ready_.end())
+    ready_.push_back(u);
+  ++waiting_;
+  if (!holds_) advance();
+}
+
+void ReduceFlow::release() {
+  const std::lock_guard lock(mutex_);
+  if (sharded()) advance();
+}
+
+// Reduces units in order as long as the next one is complete, or keeps too many waiting. (Where
+// updates run in backward it stays: its late gradient could not be used any more.)
+void ReduceFlow::advance() {
+  while (next_ < order_.size()) {
+    const auto& unit = state(order_[next_]);
+    const bool complete =
+        unit.arrived >= static_cast<int64_t>(layout_.unit(order_[next_]).segments.size());
+    const bool forced = waiting_ >= kWaiting && order_known_ && !options_.hand_over;
+    if (unit.last || (!complete && !forced)) return;
+    if (complete) --waiting_;
+    reduce(order_[next_++]);
+  }
+}
+
+bool ReduceFlow::any_filled() const {
+  return std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.filled; });
+}
+
+bool ReduceFlow::complete(int64_t unit) const {
+  const auto& segments = layout_.unit(unit).segments;
+  return std::all_of(segments.begin(), segments.end(), [&](const auto& segment) {
+    return local_[static_cast<size_t>(segment.parameter)] != 0;
+  });
+}
+
+void ReduceFlow::abandon_backward() {
+  const std::lock_guard lock(mutex_);
+  in_pass_ = false;
+  abandon_reductions();
+}
+
+void ReduceFlow::abandon_reductions() {
+  for (auto& reduction : in_flight_) {
+    try {
+      reduction.work.wait();
+    } catch (const CommError&) {  // the group has failed, which the next collective says
+    }
+    reduction.work = {};
+    auto* sums = state(reduction.unit).sums;
+    sums->drop(std::move(reduction));
+  }
+  in_flight_.clear();
+}
+
+void ReduceFlow::end_backward() {
+  const std::lock_guard lock(mutex_);
+  in_pass_ = false;
+  if (!sharded()) return;
+  while (next_ < order_.size()) reduce(order_[next_++]);
+}
+
+// The gradient is all of its unit, lies as the unit does, and is nobody else's.
+bool ReduceFlow::stands_alone(int64_t unit, const at::Tensor& gradient,
+                              const at::Tensor& variable) const {
+  const auto& shape = layout_.unit(unit);
+  return bucket_bytes(unit) > pool_->bucket_bytes() && gradient.numel() == shape.numel &&
+         gradient.scalar_type() == wire_dtype(unit) && gradient.strides() == variable.strides() &&
+         variable.is_non_overlapping_and_dense() && !gradient.requires_grad() &&
+         gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+}
+
+// Zeros everything in a unit's array that no gradient of this rank was written to: other
+// parameters, and padding.
+void ReduceFlow::zero_missing(int64_t unit, const at::Tensor& array,
+                              const std::vector<uint8_t>& here) {
+  int64_t end = 0;
+  const auto zero_until = [&](int64_t begin) {
+    if (begin > end) array.narrow(0, end, begin - end).zero_();
+  };
+  for (const auto& segment : layout_.unit(unit).segments) {
+    if (here[static_cast<size_t>(segment.parameter)] == 0) continue;
+    zero_until(segment.offset);
+    end = segment.range().end;
+  }
+  zero_until(layout_.unit(unit).numel);
+}
+
+// Starts the reduce-scatter of a unit's bucket (sharded gradients).
+void ReduceFlow::reduce(int64_t unit) {
+  const at::NoGradGuard no_grad;
+  auto& u = state(unit);
+  u.queued = true;
+  u.arrived = 0;
+  Reduction reduction{.unit = unit,
+                      .bucket = array_of(unit),
+                      .pooled = u.pooled,
+                      .adds = std::exchange(u.filled, true),
+                      .output = {},
+                      .sum = {},
+                      .work = {}};
+  u.bucket = at::Tensor();
+  zero_missing(unit, reduction.bucket, in_bucket_);
+  for (const auto& segment : layout_.unit(unit).segments)
+    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  u.sums->prepare(reduction);
+  reduction.work =
+      group_.reduce_scatter(reduction.output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
+  in_flight_.push_back(std::move(reduction));
+  while (in_flight_.size() > kInFlight) retire_one();
+}
+
+void ReduceFlow::retire_one() {
+  auto reduction = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  reduction.work.wait();
+  reduction.work = {};
+  auto* sums = state(reduction.unit).sums;
+  sums->take(std::move(reduction));
+}
+
+// Replicated gradients, complete: those that this rank updates go to the host.
+void ReduceFlow::send_down(int64_t unit) {
+  if (sharded() || table_.plan(unit).gradients_at != Tier::host) return;
+  const auto& below = table_.memory(unit, State::gradients);
+  table_.link().down(below.data_ptr(), sum(unit).const_data_ptr(),
+                     static_cast<int64_t>(below.nbytes()));
+}
+
+// Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
+// their bucket, and the order in which rank 0's became ready.
+void ReduceFlow::agree() {
+  const auto parameters = static_cast<int64_t>(parameters_.size());
+  const auto units = layout_.unit_count();
+  const auto ordered = static_cast<int64_t>(order_.size());
+  auto mine = at::zeros({parameters + units + ordered}, at::kInt);
+  auto* values = mine.mutable_data_ptr<int32_t>();
+  std::copy(local_.begin(), local_.end(), values);
+  for (int64_t u = 0; u < units; ++u) values[parameters + u] = state(u).bucket.defined() ? 1 : 0;
+  if (!order_known_) {
+    // Units that never became ready by themselves go last, so that none waits for them.
+    std::vector<int64_t> order = ready_;
+    for (const int64_t u : order_) {
+      if (std::find(order.begin(), order.end(), u) == order.end()) order.push_back(u);
+    }
+    std::copy(order.begin(), order.end(), values + parameters + units);
+  }
+  auto all = at::zeros({group_.size() * mine.numel()}, at::kInt);
+  group_.all_gather_control(all, mine, "gradients present");
+  const auto* gathered = all.const_data_ptr<int32_t>();
+  std::vector<bool> left(static_cast<size_t>(units), false);
+  std::fill(present_.begin(), present_.end(), uint8_t{0});
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto* theirs = gathered + rank * mine.numel();
+    for (int64_t p = 0; p < parameters; ++p)
+      present_[static_cast<size_t>(p)] |= static_cast<uint8_t>(theirs[p]);
+    for (int64_t u = 0; u < units; ++u) {
+      if (theirs[parameters + u] != 0) left[static_cast<size_t>(u)] = true;
+    }
+  }
+  if (!std::exchange(order_known_, true)) {
+    const auto* theirs = gathered + parameters + units;
+    std::copy(theirs, theirs + ordered, order_.begin());
+  }
+  if (!sharded()) return;
+  for (const int64_t u : order_) {
+    if (!left[static_cast<size_t>(u)]) continue;
+    if (options_.hand_over) {
+      throw Error(fmt::format(
+          "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
+          "one of its parameters is used in several passes. Switch update_in_backward off, or name "
+          "it in LayerSequence::shared.",
+          labels_[static_cast<size_t>(u)]));
+    }
+    reduce(u);
+  }
+}
+
+void ReduceFlow::finish() {
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  const at::NoGradGuard no_grad;
+  agree();
+  finished_ = true;  // what fails from here on has failed for good
+  while (!in_flight_.empty()) retire_one();
+  for (const auto& sums : sums_) sums->settle();
+  if (!sharded()) reduce_whole();
+}
+
+// Replicated gradients: of the units that some rank has a gradient for.
+void ReduceFlow::reduce_whole() {
+  const auto wanted = [&](int64_t unit) {
+    const auto& segments = layout_.unit(unit).segments;
+    return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+      return present_[static_cast<size_t>(segment.parameter)] != 0;
+    });
+  };
+  std::vector<comm::Work> works;
+  for (const int64_t u : order_) {
+    if (!wanted(u)) continue;
+    auto& unit = state(u);
+    zero_missing(u, unit.whole, in_bucket_);
+    unit.filled = true;
+    const auto& label = labels_[static_cast<size_t>(u)];
+    works.push_back(placement_.sharded.optimizer
+                        ? group_.reduce_scatter(slice(u), unit.whole, label)
+                        : group_.all_reduce(unit.whole, label));
+  }
+  for (auto& work : works) work.wait();
+  for (const int64_t u : order_) {
+    if (wanted(u)) send_down(u);
+  }
+}
+
+// This rank's slice of a sum that is whole.
+at::Tensor ReduceFlow::slice(int64_t unit) const {
+  const auto range = layout_.slice(unit, group_.rank());
+  return state(unit).whole.narrow(0, range.begin, range.size());
+}
+
+at::Tensor ReduceFlow::sum(int64_t unit) const {
+  if (sharded()) return state(unit).sums->slice(unit);
+  const auto& owned = table_.plan(unit).owned;
+  return state(unit).whole.narrow(0, owned.begin, owned.size());
+}
+
+optim::SquaredNorm ReduceFlow::norm(int64_t unit) const {
+  if (sharded()) return state(unit).sums->norm(unit);
+  const auto values = slice(unit);
+  return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
+}
+
+void ReduceFlow::detach() {
+  const std::lock_guard lock(mutex_);
+  for (const int64_t u : order_) {
+    auto& unit = state(u);
+    if (sharded()) {
+      unit.detached = unit.sums->detach(u);
+      continue;
+    }
+    auto& cell = table_.memory(u, State::gradients);
+    unit.detached = cell;
+    if (!options_.doubled) continue;
+    const auto& plan = table_.plan(u);
+    if (plan.gradients_at == Tier::host) {
+      std::swap(cell, unit.other);
+    } else {
+      std::swap(unit.whole, unit.other);
+      cell = unit.whole.narrow(0, plan.owned.begin, plan.owned.size());
+    }
+  }
+}
+
+void ReduceFlow::clear() {
+  const std::lock_guard lock(mutex_);
+  std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
+  std::fill(local_.begin(), local_.end(), uint8_t{0});
+  std::fill(present_.begin(), present_.end(), uint8_t{0});
+  abandon_reductions();
+  for (const auto& sums : sums_) sums->settle();
+  for (const int64_t u : order_) {
+    auto& unit = state(u);
+    unit.filled = unit.updated = false;
+    unit.arrived = 0;
+    if (!sharded()) continue;
+    // What an update under way reads is its own.
+    if (!options_.doubled) unit.detached = at::Tensor();
+    unit.sums->clear(u);
+    auto bucket = std::exchange(unit.bucket, at::Tensor());
+    if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
+  }
+  finished_ = passed_ = foreign_ = false;
+}
+
+void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
+  finish();
+  const std::lock_guard lock(mutex_);
+  const int64_t u = layout_.unit_of(parameter);
+  auto target = sharded() ? state(u).sums->make(u) : sum(u);
+  if (!std::exchange(state(u).filled, true)) target.zero_();
+  const auto& segment = layout_.segment_of(parameter);
+  const auto& owned = table_.plan(u).owned;
+  const auto mine = partition::intersect(segment.range(), owned);
+  if (!mine.empty()) {
+    target.narrow(0, mine.begin - owned.begin, mine.size())
+        .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+  }
+  if (sharded()) state(u).sums->put(u, target);
+  send_down(u);
+  present_[static_cast<size_t>(parameter)] = 1;
+  local_[static_cast<size_t>(parameter)] = 1;
+}
+
+}  // namespace zero

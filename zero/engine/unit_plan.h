@@ -1,0 +1,97 @@
+// What is decided about a unit before anything is allocated: a row of the engine's table.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "zero/partition/layout.h"
+#include "zero/store/tier.h"
+
+namespace zero {
+
+/// A column of the table. The optimizer's states besides master weights (Adam's moments) are its
+/// last columns, in the order of optim::state_names.
+enum class State : uint8_t { parameters, gradients, master, first_moment, second_moment };
+inline constexpr int64_t kStates = 5;
+
+/// The optimizer's state number `index`.
+constexpr State moment(int64_t index) {
+  return static_cast<State>(static_cast<int64_t>(State::first_moment) + index);
+}
+constexpr size_t column(State state) { return static_cast<size_t>(state); }
+
+/// Where a unit's parameters and states are, and how.
+struct UnitPlan {
+  at::ScalarType dtype = at::kFloat;           ///< of the parameters
+  at::ScalarType gradient_dtype = at::kFloat;  ///< of the sums that the update reads
+  /// It has gradients, master weights and the optimizer's states.
+  bool trainable = false;
+  /// Of bf16 parameters only the lower halves of master weights are kept: Note [Split master
+  /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
+  /// states on disk.
+  bool split = false;
+  /// The elements that this rank updates: all of them at stage 0, its slice from stage 1 on.
+  partition::Range owned;
+  Tier parameters_at = Tier::device;
+  Tier gradients_at = Tier::device;  ///< those that the update reads
+  Tier states_at = Tier::device;     ///< master weights and moments
+  /// Names of the optimizer's states; none where it is not trainable.
+  std::vector<std::string_view> moments;
+
+  Tier tier(State state) const {
+    return state == State::parameters  ? parameters_at
+           : state == State::gradients ? gradients_at
+                                       : states_at;
+  }
+  /// Master weights, or their lower halves, lie apart from the parameters: where these are of low
+  /// precision, or would have to cross from the device to the host for an update.
+  bool own_master() const {
+    return trainable &&
+           (dtype != at::kFloat || (parameters_at == Tier::device && states_at == Tier::host));
+  }
+  at::ScalarType master_dtype() const { return split ? at::kShort : at::kFloat; }
+  at::ScalarType dtype_of(State state) const {
+    return state == State::parameters  ? dtype
+           : state == State::gradients ? gradient_dtype
+           : state == State::master    ? master_dtype()
+                                       : at::kFloat;
+  }
+  /// The columns of the optimizer that this unit has arrays for.
+  c10::SmallVector<State, 3> optimizer_columns() const {
+    c10::SmallVector<State, 3> columns;
+    if (own_master()) columns.push_back(State::master);
+    for (size_t i = 0; i < moments.size(); ++i) columns.push_back(moment(static_cast<int64_t>(i)));
+    return columns;
+  }
+  /// Bytes an element of those.
+  int64_t optimizer_bytes() const {
+    int64_t bytes = 0;
+    for (const auto state : optimizer_columns())
+      bytes += static_cast<int64_t>(c10::elementSize(dtype_of(state)));
+    return bytes;
+  }
+  /// The columns on disk, in the order of the file: parameters first, gradients last.
+  c10::SmallVector<State, kStates> columns_on_disk() const {
+    c10::SmallVector<State, kStates> columns;
+    if (parameters_at == Tier::disk) columns.push_back(State::parameters);
+    if (states_at == Tier::disk) {
+      for (const auto state : optimizer_columns()) columns.push_back(state);
+    }
+    if (trainable && gradients_at == Tier::disk) columns.push_back(State::gradients);
+    return columns;
+  }
+  /// New parameters pass from one memory to the other.
+  bool crosses() const {
+    return parameters_at != Tier::disk && states_at != Tier::disk && parameters_at != states_at;
+  }
+  /// Where the update makes new parameters.
+  Tier updated_at() const { return states_at == Tier::disk ? parameters_at : states_at; }
+  /// fp32 master weights that are the new parameters themselves, for the device to copy.
+  bool copies_master() const { return own_master() && dtype == at::kFloat; }
+};
+
+}  // namespace zero

@@ -1,0 +1,141 @@
+#include "zero/engine/update_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/base/host_allocator.h"
+#include "zero/comm/wait_clock.h"
+
+namespace zero {
+
+UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
+  UpdateTiming timing;
+  const int64_t after = config.offload_optimizer.delayed_update_after;
+  if (after > 0) timing.delayed_after = after;
+  timing.in_backward = config.update_in_backward && placement.gradients;
+  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
+  return timing;
+}
+
+UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
+                               UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
+                               Options options)
+    : layout_(layout),
+      table_(table),
+      update_(update),
+      reduce_(reduce),
+      options_(std::move(options)),
+      left_(static_cast<size_t>(layout.unit_count()), 0) {
+  const auto& timing = options_.timing;
+  bool beside = timing.hides();
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) beside = beside || timing.late(table_.plan(u));
+  if (timing.in_backward) all_present_.assign(parameters, 1);
+  if (!beside) return;
+  auto* disk = table_.disk();
+  queue_ = std::make_unique<UpdateQueue>([disk] {
+    if (disk == nullptr) return;
+    disk->settle();
+    disk->end_step();
+  });
+  if (disk != nullptr) disk->run_beside([this](int64_t index) { return queue_->upcoming(index); });
+}
+
+template <class Wait>
+void UpdateSchedule::counted(const Wait& wait) {
+  std::optional<comm::ClockedScope> scope;
+  if (auto* disk = table_.disk()) scope.emplace(disk->clock());
+  wait();
+}
+
+void UpdateSchedule::begin_pass(bool holds) {
+  // Of units that this forward pass has not used; where it is to come yet, after it.
+  if (!delayed_ && (!holds || options_.timing.in_backward)) finish();
+}
+
+void UpdateSchedule::end_pass() {
+  if (!delayed_) finish();
+}
+
+void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
+  constexpr int64_t kUpdates = 4;  // under way, without memory of activations
+  const auto bytes = static_cast<int64_t>(sum.nbytes());
+  queue_->push(unit, [this, unit, sum = std::move(sum)] {
+    update_.update(unit, sum, options_.mean_scale, all_present_);
+  });
+  const auto held = HostAllocator::instance().held();
+  if (!held_before_updates_) held_before_updates_ = held.peak;
+  if (options_.timing.late(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
+    return;
+  counted([&] { queue_->wait_for_fewer(std::max(kUpdates, queue_->size())); });
+}
+
+void UpdateSchedule::start(double scale, int64_t steps) {
+  const auto& timing = options_.timing;
+  reduce_.detach();
+  if (!timing.in_backward) update_.begin();
+  present_ = reduce_.present();
+  delayed_ = timing.delayed_after && steps >= *timing.delayed_after;
+  if (!queue_) {
+    update_now(scale);
+    return;
+  }
+  // The last one first: they are updated in the order in which the next forward pass needs them.
+  for (const int64_t u : reduce_.order()) {
+    if (reduce_.updated(u)) continue;
+    queue_->push(u, [this, u, scale, gradient = reduce_.detached(u)] {
+      update_.update(u, gradient, scale, present_);
+    });
+  }
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!table_.trainable(u)) continue;
+    left_[static_cast<size_t>(u)] = 1;
+    if (!delayed_ && !timing.late(table_.plan(u))) finish(u);
+  }
+}
+
+void UpdateSchedule::update_now(double scale) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
+    options_.publish(u);
+  }
+  if (auto* disk = table_.disk()) disk->end_step();
+}
+
+bool UpdateSchedule::complete(int64_t unit, bool beforehand) {
+  if (delayed_ || left_[static_cast<size_t>(unit)] == 0) return true;
+  if (beforehand && !queue_->done(unit)) return false;
+  finish(unit);
+  return true;
+}
+
+void UpdateSchedule::finish(int64_t unit) {
+  auto& left = left_[static_cast<size_t>(unit)];
+  if (left == 0) return;
+  counted([&] {
+    queue_->wait(unit);
+    table_.show(unit);
+  });
+  left = 0;
+}
+
+bool UpdateSchedule::left() const {
+  return std::find(left_.begin(), left_.end(), 1) != left_.end();
+}
+
+void UpdateSchedule::finish() {
+  if (!left()) return;
+  if (delayed_) options_.refuse_writes("while its delayed update was under way");
+  counted([&] { queue_->wait_all(); });
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+}
+
+void UpdateSchedule::wait() {
+  if (queue_) queue_->wait_all();
+}
+
+void UpdateSchedule::discard() {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+  table_.forget_hidden();
+}
+
+}  // namespace zero

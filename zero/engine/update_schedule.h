@@ -1,0 +1,149 @@
+// When updates run: the one place that knows.
+//
+// Note [When updates run]
+// now              in `step`, unit by unit
+// in backward      as soon as a unit's gradient is reduced, beside the rest of the pass
+// in next forward  after `step`, up to the unit's first use
+// delayed          beside the whole of the next step, which uses weights one update old
+// Whatever is not done now is done by one thread (UpdateQueue), and new parameters that others
+// still use the old of stay hidden (StateTable::show). Results are those of updates in `step`, bit
+// for bit, but for delayed ones, which depend on the delay alone.
+//
+// Note [Update in backward]
+// Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
+// beside the rest of backward, above all where states are on disk: then their bytes pass while the
+// other units' gradients are computed. The weights are still needed by this rank's backward, if
+// they are shared, and by its peers', so new ones stay hidden until `step`, as with a delayed
+// update.
+//
+// A few slices wait for their turn. Of units that may be updated in the next forward pass as many
+// more as find room in memory that activations have left: backward frees that as it goes, and the
+// next forward pass, which needs it again, completes the updates as it goes. What was held at most
+// before the first of them is the measure; the peak so far would grow by what comes on top of them.
+//
+// Note [Update in forward]
+// Nobody needs the new parameters of a unit before the next forward pass gathers it. Where they lie
+// on disk each rank reads its own slice for that, so it can wait for its own update then, and no
+// rank needs to tell another: the disk works on the optimizer's states while the first layers
+// compute already, with clipping too. What the next backward pass will change (gradients on disk,
+// learning rates) is read by then: it begins by completing the updates of units that were not used.
+// Units in memory are updated within `step`.
+//
+// Note [Delayed update]
+// Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
+// step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
+// parameters hidden, in memory of their own (which held those of before: it does not read the
+// model's) or in a second copy on disk, and reads gradients that were set apart; the next step
+// waits for it before it changes anything. Reading, writing or saving states completes an update
+// under way first.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "zero/config/config.h"
+#include "zero/engine/reduce.h"
+#include "zero/engine/state_table.h"
+#include "zero/engine/unit_plan.h"
+#include "zero/engine/update.h"
+#include "zero/engine/update_queue.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+/// What the configuration says of when updates run.
+struct UpdateTiming {
+  /// The update that follows as many is the first that is delayed; none is where this is empty.
+  std::optional<int64_t> delayed_after;
+  bool in_backward = false;
+  /// Of units whose parameters are on disk.
+  bool in_next_forward = false;
+
+  static UpdateTiming of(const Config& config, partition::Placement placement);
+  /// Parameters are still used while new ones are made.
+  bool hides() const { return delayed_after.has_value() || in_backward; }
+  /// The update may run until the next forward pass uses the unit.
+  bool late(const UnitPlan& plan) const {
+    return in_next_forward && plan.parameters_at == Tier::disk;
+  }
+  bool operator==(const UpdateTiming&) const = default;
+};
+
+class UpdateSchedule {
+ public:
+  struct Options {
+    UpdateTiming timing;
+    /// What makes a sum over ranks and micro-batches the mean.
+    double mean_scale = 1;
+    /// Throws where the user has written a parameter that an update under way replaces.
+    std::function<void(std::string_view when)> refuse_writes;
+    /// Shows the owned parameters of a unit to the other ranks.
+    std::function<void(int64_t unit)> publish;
+  };
+  /// `table`, `update` and `reduce` outlive this.
+  UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
+                 ReduceFlow& reduce, size_t parameters, Options options);
+
+  const UpdateTiming& timing() const { return options_.timing; }
+  /// Some updates run beside what follows: whoever starts them publishes the units.
+  bool beside() const { return queue_ != nullptr; }
+
+  /// A backward pass begins: completes what it must not meet. `holds`: its forward passes are still
+  /// to come.
+  void begin_pass(bool holds);
+  /// The pass has run: completes the updates of units that it has not used either.
+  void end_pass();
+  /// In backward: the sum of a unit is here, for its update.
+  void take_up(int64_t unit, at::Tensor sum);
+  /// `step`: updates all units (but those that backward has taken up) from the sums of now, after
+  /// `steps` updates so far: here, or beside what follows.
+  void start(double scale, int64_t steps);
+  /// Before a unit's parameters are read from disk: completes its update. To be asked `beforehand`,
+  /// does not wait, and says whether they may be read.
+  bool complete(int64_t unit, bool beforehand);
+  /// Completes what `start` has left, and shows its parameters on this rank. Nobody reads them
+  /// meanwhile.
+  void finish();
+  /// Something is left, and the parameters of now are those of before it.
+  bool delayed() const { return delayed_ && left(); }
+  /// Something is left that `finish` may complete at any time.
+  bool left() const;
+
+  /// By unit: something of it is left.
+  const std::vector<uint8_t>& left_units() const { return left_; }
+
+  /// Blocks until no update runs. Throws what one threw.
+  void wait();
+  /// Drops what is left of updates, of which none runs: all states are about to be replaced.
+  void discard();
+
+ private:
+  void update_now(double scale);
+  void finish(int64_t unit);
+  // Counts the time as waiting for the disk, where there is one.
+  template <class Wait>
+  void counted(const Wait& wait);
+
+  const partition::Layout& layout_;
+  StateTable& table_;
+  UpdateFlow& update_;
+  ReduceFlow& reduce_;
+  Options options_;
+  std::vector<uint8_t> present_;      // of the update under way
+  std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
+  std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
+  bool delayed_ = false;              // as a delayed update
+  // Bytes of the host allocator, the most before the first update in backward.
+  std::optional<int64_t> held_before_updates_;
+  // Null where every update is done here. The last member: it ends first.
+  std::unique_ptr<UpdateQueue> queue_;
+};
+
+}  // namespace zero

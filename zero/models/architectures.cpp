@@ -1,0 +1,77 @@
+#include "zero/models/architectures.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "zero/base/error.h"
+#include "zero/models/gpt2/gpt2_language_model.h"
+
+namespace zero {
+namespace {
+
+/// All there are. The first is what a configuration without a model_type describes.
+constexpr std::array kArchitectures{gpt2_architecture};
+
+}  // namespace
+
+std::vector<std::string> language_model_names() {
+  std::vector<std::string> names;
+  for (const auto& architecture : kArchitectures) {
+    for (auto& name : architecture().names) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name_or_file) {
+  if (!name_or_file.ends_with(".json") && name_or_file.find('/') == std::string_view::npos) {
+    for (const auto& of_kind : kArchitectures) {
+      const auto architecture = of_kind();
+      const auto& names = architecture.names;
+      if (std::find(names.begin(), names.end(), name_or_file) != names.end())
+        return architecture.preset(name_or_file);
+    }
+    const auto names = language_model_names();
+    throw ConfigError(
+        fmt::format("There is no model named '{}'.{} Known models: {}; or give the path of a "
+                    "config.json.",
+                    name_or_file, did_you_mean(name_or_file, names), fmt::join(names, ", ")));
+  }
+  std::ifstream file{std::string(name_or_file)};
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    throw ConfigError(
+        fmt::format("The model configuration {} cannot be read. Give a JSON file or one of: {}.",
+                    name_or_file, fmt::join(language_model_names(), ", ")));
+  }
+  return language_model_config_from_json(text.str(), name_or_file);
+}
+
+std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string_view json,
+                                                                     std::string_view source) {
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(json);
+  } catch (const nlohmann::json::exception& error) {
+    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, error.what()));
+  }
+  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+  const auto type = object.find("model_type");
+  if (type == object.end() || type->is_null())
+    return kArchitectures.front()().from_json(json, source);
+  std::vector<std::string> known;
+  for (const auto& of_kind : kArchitectures) {
+    const auto architecture = of_kind();
+    if (*type == architecture.model_type) return architecture.from_json(json, source);
+    known.push_back(fmt::format("\"{}\"", architecture.model_type));
+  }
+  throw ConfigError(fmt::format("{}: key 'model_type' is {}, and only {} is supported.", source,
+                                type->dump(), fmt::join(known, ", ")));
+}
+
+}  // namespace zero

@@ -1,0 +1,220 @@
+#include <fmt/format.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <type_traits>
+
+#include "zero/base/error.h"
+#include "zero/models/gpt2/gpt2.h"
+
+namespace zero {
+namespace {
+
+using nlohmann::json;
+
+// Reads values by key and says which file, key and value are wrong.
+class Reader {
+ public:
+  Reader(const json& object, std::string_view source) : object_(object), source_(source) {}
+
+  // The value of `key`, or `fallback` when it is absent or null (Hugging Face writes both).
+  template <typename T>
+  T get(const char* key, T fallback) const {
+    const auto found = object_.find(key);
+    if (found == object_.end() || found->is_null()) return fallback;
+    if (!is_kind<T>(*found)) {
+      throw ConfigError(fmt::format("{}: key '{}' is {}, which is not {}.", source_, key,
+                                    found->dump(), kind<T>()));
+    }
+    return found->get<T>();
+  }
+
+  // For keys that change what the model computes: only `supported` will do.
+  template <typename T>
+  void require(const char* key, T supported) const {
+    if (get<T>(key, supported) == supported) return;
+    throw ConfigError(fmt::format("{}: key '{}' is {}, and only {} is supported.", source_, key,
+                                  object_.at(key).dump(), json(supported).dump()));
+  }
+
+ private:
+  template <typename T>
+  static std::string_view kind() {
+    if constexpr (std::is_same_v<T, bool>) return "true or false";
+    if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
+    if constexpr (std::is_same_v<T, double>) return "a number";
+    return "a string";
+  }
+  template <typename T>
+  static bool is_kind(const json& value) {
+    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+    if constexpr (std::is_same_v<T, int64_t>) return value.is_number_integer();
+    if constexpr (std::is_same_v<T, double>) return value.is_number();
+    return value.is_string();
+  }
+
+  const json& object_;
+  std::string_view source_;
+};
+
+const std::map<std::string, Gpt2Config, std::less<>>& presets() {
+  static const std::map<std::string, Gpt2Config, std::less<>> table{
+      {"gpt2", {}},
+      {"gpt2-medium", {.width = 1024, .layers = 24, .heads = 16}},
+      {"gpt2-large", {.width = 1280, .layers = 36, .heads = 20}},
+      {"gpt2-xl", {.width = 1600, .layers = 48, .heads = 25}},
+      {"gpt2-nano", {.width = 384, .layers = 6, .heads = 6}},
+  };
+  return table;
+}
+
+void check_positive(const char* key, int64_t value) {
+  if (value <= 0)
+    throw ConfigError(fmt::format("GPT-2's {} is {}; it must be positive.", key, value));
+}
+
+void check_probability(const char* key, double value) {
+  if (!(value >= 0 && value < 1)) {
+    throw ConfigError(
+        fmt::format("GPT-2's {} is {}; it must be at least 0 and less than 1.", key, value));
+  }
+}
+
+}  // namespace
+
+Gpt2Config& Gpt2Config::set_dropout(double p) {
+  embedding_dropout = attention_dropout = residual_dropout = p;
+  return *this;
+}
+
+void Gpt2Config::validate() const {
+  check_positive("vocab_size", vocab_size);
+  check_positive("n_positions", context);
+  check_positive("n_embd", width);
+  check_positive("n_layer", layers);
+  check_positive("n_head", heads);
+  if (inner < 0)
+    throw ConfigError(
+        fmt::format("GPT-2's n_inner is {}; it must be positive, or null for 4 * n_embd.", inner));
+  if (width % heads != 0) {
+    throw ConfigError(
+        fmt::format("GPT-2's n_embd of {} is not a multiple of its n_head of {}.", width, heads));
+  }
+  check_probability("embd_pdrop", embedding_dropout);
+  check_probability("attn_pdrop", attention_dropout);
+  check_probability("resid_pdrop", residual_dropout);
+  if (!(layer_norm_eps > 0)) {
+    throw ConfigError(
+        fmt::format("GPT-2's layer_norm_epsilon is {}; it must be positive.", layer_norm_eps));
+  }
+  if (!(initializer_range >= 0)) {
+    throw ConfigError(fmt::format("GPT-2's initializer_range is {}; it must not be negative.",
+                                  initializer_range));
+  }
+}
+
+int64_t Gpt2Config::parameter_count() const {
+  const int64_t feed_forward = inner > 0 ? inner : 4 * width;
+  const int64_t norm = 2 * width;
+  const int64_t attention = width * 3 * width + 3 * width + width * width + width;
+  const int64_t mlp = width * feed_forward + feed_forward + feed_forward * width + width;
+  const int64_t embeddings = (vocab_size * (tie_word_embeddings ? 1 : 2) + context) * width;
+  return embeddings + layers * (2 * norm + attention + mlp) + norm;
+}
+
+std::string Gpt2Config::to_json() const {
+  nlohmann::ordered_json object{{"model_type", "gpt2"},
+                                {"architectures", {"GPT2LMHeadModel"}},
+                                {"activation_function", "gelu_new"},
+                                {"vocab_size", vocab_size},
+                                {"n_positions", context},
+                                {"n_embd", width},
+                                {"n_layer", layers},
+                                {"n_head", heads},
+                                {"n_inner", nullptr},
+                                {"embd_pdrop", embedding_dropout},
+                                {"attn_pdrop", attention_dropout},
+                                {"resid_pdrop", residual_dropout},
+                                {"layer_norm_epsilon", layer_norm_eps},
+                                {"initializer_range", initializer_range},
+                                {"tie_word_embeddings", tie_word_embeddings}};
+  if (inner > 0) object["n_inner"] = inner;
+  return object.dump(2) + "\n";
+}
+
+Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source) {
+  json object;
+  try {
+    object = json::parse(text);
+  } catch (const json::exception& error) {
+    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, error.what()));
+  }
+  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+
+  const Reader read(object, source);
+  read.require<std::string>("model_type", "gpt2");
+  const auto activation = read.get<std::string>("activation_function", "gelu_new");
+  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    throw ConfigError(
+        fmt::format("{}: key 'activation_function' is '{}', and only 'gelu_new' is supported.",
+                    source, activation));
+  }
+  read.require("scale_attn_weights", true);
+  read.require("scale_attn_by_inverse_layer_idx", false);
+  read.require("add_cross_attention", false);
+
+  Gpt2Config config;
+  config.vocab_size = read.get("vocab_size", config.vocab_size);
+  config.context = read.get("n_positions", config.context);
+  config.width = read.get("n_embd", config.width);
+  config.layers = read.get("n_layer", config.layers);
+  config.heads = read.get("n_head", config.heads);
+  config.inner = read.get("n_inner", config.inner);
+  config.embedding_dropout = read.get("embd_pdrop", 0.1);
+  config.attention_dropout = read.get("attn_pdrop", 0.1);
+  config.residual_dropout = read.get("resid_pdrop", 0.1);
+  config.layer_norm_eps = read.get("layer_norm_epsilon", config.layer_norm_eps);
+  config.initializer_range = read.get("initializer_range", config.initializer_range);
+  config.tie_word_embeddings = read.get("tie_word_embeddings", config.tie_word_embeddings);
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", source, error.what()));
+  }
+  return config;
+}
+
+const std::vector<std::string>& Gpt2Config::preset_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const auto& [name, config] : presets()) all.push_back(name);
+    return all;
+  }();
+  return names;
+}
+
+Gpt2Config Gpt2Config::preset(std::string_view name) {
+  const auto found = presets().find(name);
+  if (found != presets().end()) return found->second;
+  throw ConfigError(fmt::format(
+      "There is no model named '{}'.{} Known models: {}; or give the path of a config.json.", name,
+      did_you_mean(name, preset_names()), fmt::join(preset_names(), ", ")));
+}
+
+Gpt2Config Gpt2Config::load(std::string_view name_or_file) {
+  if (!name_or_file.ends_with(".json") && name_or_file.find('/') == std::string_view::npos) {
+    return preset(name_or_file);
+  }
+  std::ifstream file{std::string(name_or_file)};
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    throw ConfigError(
+        fmt::format("The model configuration {} cannot be read. Give a JSON file or one of: {}.",
+                    name_or_file, fmt::join(preset_names(), ", ")));
+  }
+  return from_json(text.str(), name_or_file);
+}
+
+}  // namespace zero

@@ -1,0 +1,116 @@
+#include "zero/models/gpt2/gpt2_language_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/tiled_linear.h"
+
+namespace zero {
+namespace {
+
+class Gpt2LanguageModelConfig final : public LanguageModelConfig {
+ public:
+  explicit Gpt2LanguageModelConfig(Gpt2Config sizes, bool published)
+      : sizes_(sizes), published_(published) {}
+
+  int64_t vocab_size() const override { return sizes_.vocab_size; }
+  void set_vocab_size(int64_t tokens) override { sizes_.vocab_size = tokens; }
+  bool takes_vocabulary_of_data() const override { return !published_; }
+  int64_t context() const override { return sizes_.context; }
+  int64_t layers() const override { return sizes_.layers; }
+  int64_t parameter_count() const override { return sizes_.parameter_count(); }
+  int64_t largest_parameter() const override { return sizes_.vocab_size * sizes_.width; }
+  ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const override {
+    // The operators of a block keep 13 inputs of the model's width; the loss a chunk of logits with
+    // its gradient.
+    const int64_t hidden = tokens * sizes_.width * element_bytes;
+    const int64_t logits =
+        std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes_.vocab_size);
+    return {.layer = 13 * hidden, .layer_input = hidden, .loss = 2 * logits};
+  }
+  void set_dropout(double probability) override { sizes_.set_dropout(probability); }
+  void validate() const override { sizes_.validate(); }
+  std::string to_json() const override { return sizes_.to_json(); }
+  std::string description() const override {
+    return fmt::format("{} layers, {} wide", sizes_.layers, sizes_.width);
+  }
+  std::unique_ptr<LanguageModel> build() const override;
+
+ private:
+  Gpt2Config sizes_;
+  bool published_;
+};
+
+class Gpt2LanguageModel final : public LanguageModel {
+ public:
+  Gpt2LanguageModel(const Gpt2Config& sizes, bool published)
+      : config_(sizes, published), model_(sizes) {}
+
+  torch::nn::Module& module() override { return *model_; }
+  const LanguageModelConfig& config() const override { return config_; }
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return model_->loss(tokens, targets);
+  }
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
+    return model_->layers(std::move(tokens), std::move(targets));
+  }
+  at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
+  void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
+
+  /// Parameters have Hugging Face's names but for the tiles of a linear layer, (out, in), which
+  /// together are its (in, out) there.
+  std::map<std::string, ExportPlace> export_places() override {
+    std::map<std::string, ExportPlace> places;
+    for (const auto& module : model_->named_modules()) {
+      const auto* layer = module.value()->as<Conv1dImpl>();
+      if (layer == nullptr || !layer->tiles) continue;
+      const auto& path = module.key();
+      const auto& parts = layer->tiles;
+      const auto& sizes = parts->options();
+      for (int64_t o = 0; o < sizes.out_splits; ++o) {
+        const int64_t out = parts->out_part(o).begin;
+        places[fmt::format("{}.tiles.bias_{}", path, o)] = {
+            .tensor = path + ".bias", .sizes = {sizes.out_features}, .offsets = {out}};
+        for (int64_t i = 0; i < sizes.in_splits; ++i) {
+          places[fmt::format("{}.tiles.weight_{}_{}", path, o, i)] = {
+              .tensor = path + ".weight",
+              .sizes = {sizes.in_features, sizes.out_features},
+              .offsets = {parts->in_part(i).begin, out},
+              .transposed = true};
+        }
+      }
+    }
+    return places;
+  }
+
+ private:
+  Gpt2LanguageModelConfig config_;
+  Gpt2 model_;
+};
+
+std::unique_ptr<LanguageModel> Gpt2LanguageModelConfig::build() const {
+  return std::make_unique<Gpt2LanguageModel>(sizes_, published_);
+}
+
+}  // namespace
+
+Architecture gpt2_architecture() {
+  return {.model_type = "gpt2",
+          .names = Gpt2Config::preset_names(),
+          .preset =
+              [](std::string_view name) {
+                return std::make_unique<Gpt2LanguageModelConfig>(Gpt2Config::preset(name),
+                                                                 name != "gpt2-nano");
+              },
+          .from_json =
+              [](std::string_view json, std::string_view source) {
+                return std::make_unique<Gpt2LanguageModelConfig>(
+                    Gpt2Config::from_json(json, source), true);
+              }};
+}
+
+}  // namespace zero

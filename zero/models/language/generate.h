@@ -1,0 +1,32 @@
+// Text from a language model, a token at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace zero {
+
+struct GenerateOptions {
+  int64_t tokens = 256;      ///< how many to generate
+  int64_t context = 1024;    ///< the model sees at most so many tokens, the last ones
+  double temperature = 1.0;  ///< logits are divided by it; 0 takes the likeliest token
+  int64_t top_k = 0;         ///< only the likeliest so many can be drawn; 0 means all
+  uint64_t seed =
+      0;  ///< of a generator of its own, so that equal logits give equal tokens on every rank
+  std::function<bool()> stop{};  ///< asked before each token: whether to leave it at those so far
+};
+
+/// (1, T) int64 tokens -> (1, V) logits of the next token. T grows to GenerateOptions::context.
+/// Called without gradients, once a token.
+using LastLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
+
+/// Continues `prompt` and returns the new tokens, without the prompt. ConfigError for an empty
+/// prompt or options out of range; zero::Error when a logit is NaN or infinite upwards.
+std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits& last_logits,
+                              const GenerateOptions& options);
+
+}  // namespace zero

@@ -1,0 +1,117 @@
+// What training, generation and export need of a language model, whatever its architecture.
+//
+// An architecture is a file that implements the two classes below, and a line in
+// models/architectures.cpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/models/language/layer_sequence.h"
+#include "zero/models/recompute/recompute.h"
+
+namespace zero {
+
+class LanguageModel;
+
+/// Bytes that a forward pass keeps for backward, as far as they are known beforehand.
+struct ActivationBytes {
+  int64_t layer = 0;        ///< each layer
+  int64_t layer_input = 0;  ///< of those, what enters it: all that a recomputed one keeps
+  int64_t loss = 0;         ///< the output projection and the loss
+};
+
+/// A language model's sizes.
+class LanguageModelConfig {
+ public:
+  LanguageModelConfig() = default;
+  LanguageModelConfig(const LanguageModelConfig&) = delete;
+  LanguageModelConfig& operator=(const LanguageModelConfig&) = delete;
+  virtual ~LanguageModelConfig() = default;
+
+  virtual int64_t vocab_size() const = 0;
+  virtual void set_vocab_size(int64_t tokens) = 0;
+  /// Whether the vocabulary should be that of the data: nobody has published weights of these
+  /// sizes.
+  virtual bool takes_vocabulary_of_data() const = 0;
+  /// The longest sequence.
+  virtual int64_t context() const = 0;
+  /// Those that LanguageModel::layers gives.
+  virtual int64_t layers() const = 0;
+  /// The number of parameters, and the elements of the largest.
+  virtual int64_t parameter_count() const = 0;
+  virtual int64_t largest_parameter() const = 0;
+  /// Of a micro-batch of so many tokens, in elements of so many bytes.
+  virtual ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const = 0;
+  /// The probability of every dropout.
+  virtual void set_dropout(double probability) = 0;
+  /// Throws ConfigError, naming the value, for sizes that make no model.
+  virtual void validate() const = 0;
+  /// Hugging Face's config.json, which Architecture::from_json reads back to equal sizes.
+  virtual std::string to_json() const = 0;
+  /// For people, as "12 layers, 768 wide".
+  virtual std::string description() const = 0;
+  /// A model of these sizes, its weights drawn from LibTorch's default generator. Throws
+  /// ConfigError as `validate`.
+  virtual std::unique_ptr<LanguageModel> build() const = 0;
+};
+
+/// Where a parameter's values lie in the weights that other programs read.
+struct ExportPlace {
+  std::string tensor;            ///< the name there
+  std::vector<int64_t> sizes;    ///< of the whole tensor there
+  std::vector<int64_t> offsets;  ///< where the values begin, in each of its dimensions
+  bool transposed = false;       ///< the values are those of the transposed parameter
+};
+
+/// A language model. B is the batch, T the sequence, V the vocabulary; tokens and targets are
+/// int64. The functions throw ConfigError for another dtype or shape, or a sequence beyond the
+/// context.
+class LanguageModel {
+ public:
+  LanguageModel() = default;
+  LanguageModel(const LanguageModel&) = delete;
+  LanguageModel& operator=(const LanguageModel&) = delete;
+  virtual ~LanguageModel() = default;
+
+  /// Its parameters, under the names of checkpoints.
+  virtual torch::nn::Module& module() = 0;
+  virtual const LanguageModelConfig& config() const = 0;
+  /// The mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B, T), (B,
+  /// T) -> ().
+  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) = 0;
+  /// The model as layers, for micro-batches that pass together: `tokens[i]` and `targets[i]` as
+  /// `loss` takes them, all of one shape.
+  virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
+  /// Unnormalised log-probabilities of the token behind the last. (B, T) -> (B, V).
+  virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
+  /// Which layers `loss` recomputes in backward, from the next time on. ConfigError for a negative
+  /// `every`.
+  virtual void recompute(RecomputeSettings settings) = 0;
+  /// By the parameters' names; one that is absent is exported whole, under its own name. The
+  /// parameters of one tensor come one after the other.
+  virtual std::map<std::string, ExportPlace> export_places() = 0;
+};
+
+/// A kind of language model.
+struct Architecture {
+  std::string model_type;          ///< in Hugging Face's config.json
+  std::vector<std::string> names;  ///< of sizes that have one
+  /// The sizes of one of `names`.
+  std::function<std::unique_ptr<LanguageModelConfig>(std::string_view name)> preset;
+  /// Those that a config.json describes. ConfigError, which names `source`, for what the model does
+  /// not compute.
+  std::function<std::unique_ptr<LanguageModelConfig>(std::string_view json,
+                                                     std::string_view source)>
+      from_json;
+};
+
+}  // namespace zero

@@ -1,0 +1,168 @@
+#include "zero/models/layers/cross_entropy.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ceil_div.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/models/layers/matmul.h"
+#include "zero/models/layers/softmax.h"
+
+namespace zero {
+namespace {
+
+// Note [Rows of a chunk]
+// Each chunk re-reads the weight (V, C) and, for the gradient, re-reads and re-writes the weight's
+// gradient: three passes over V * C elements against 6 * rows * V * C operations. Few rows make the
+// step memory-bound, many rows make the logits large. 64 MiB of fp32 logits is 333 rows of GPT-2's
+// vocabulary, some 500 operations for each byte moved, far above any processor's ratio of the two;
+// the rows are then spread evenly over the chunks, so that no small remainder is left.
+int64_t rows_of_chunk(int64_t rows, int64_t vocabulary, int64_t logits_bytes) {
+  const int64_t limit = std::max<int64_t>(1, logits_bytes / (4 * vocabulary));
+  const int64_t chunks = std::max<int64_t>(1, at::ceil_div(rows, limit));
+  return std::max<int64_t>(1, at::ceil_div(rows, chunks));
+}
+
+struct LossAndGradients {
+  at::Tensor loss;    // () fp32
+  at::Tensor hidden;  // (N, C), undefined when not needed
+  at::Tensor weight;  // (V, C), undefined when not needed
+};
+
+// weight (V, C) += logits^T (V, rows) x (rows, C), or = where it is the first. In blocks of the
+// vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is very long.
+void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
+               bool first) {
+  constexpr int64_t kBlock = 8192;
+  for (int64_t begin = 0; begin < weight.size(0); begin += kBlock) {
+    const int64_t size = std::min(kBlock, weight.size(0) - begin);
+    auto block = weight.narrow(0, begin, size);
+    const auto columns = logits.narrow(1, begin, size).t();
+    // The first product writes, the others add: no zero fill.
+    if (first) {
+      at::mm_out(block, columns, x);
+    } else {
+      block.addmm_(columns, x);
+    }
+  }
+}
+
+LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
+                         const at::Tensor& targets, bool need_hidden, bool need_weight,
+                         const LinearCrossEntropyOptions& settings) {
+  const int64_t rows = hidden.size(0);
+  const int64_t vocabulary = weight.size(0);
+  const auto options = hidden.options();
+  const bool need_gradient = need_hidden || need_weight;
+
+  LossAndGradients out;
+  if (need_hidden) out.hidden = at::empty(hidden.sizes(), options);
+  if (need_weight) {
+    out.weight = at::empty({0}, options);
+    if (settings.weight_slot.defined()) out.weight.set_(settings.weight_slot.storage());
+    out.weight.resize_(weight.sizes());
+    if (rows == 0) out.weight.zero_();
+  }
+
+  const auto counted = targets.ne(kIgnoredTarget);
+  const auto count = counted.sum().to(at::kDouble);
+  // A row's gradient is (softmax - onehot) * row_scale: 1 / count, and 0 for an ignored row.
+  const auto row_scale = counted.to(at::kFloat).div_(count.clamp_min(1));
+  auto sum = at::zeros({}, options.dtype(at::kDouble));
+
+  const int64_t step = rows_of_chunk(rows, vocabulary, settings.logits_bytes);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t size = std::min(step, rows - begin);
+    const auto x = hidden.narrow(0, begin, size);
+    auto logits = product(x, weight.t());
+    sum += softmax_cross_entropy_(logits, targets.narrow(0, begin, size),
+                                  row_scale.narrow(0, begin, size), need_gradient);
+    if (need_hidden) out.hidden.narrow(0, begin, size).copy_(product(logits, weight));
+    if (need_weight) add_outer(out.weight, logits, x, begin == 0);
+  }
+  out.loss = sum.div_(count).to(at::kFloat);
+  return out;
+}
+
+// Multiplies in place: the gradient belongs to the function alone.
+at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale) {
+  if (!gradient.defined()) return gradient;
+  // On a device, reading the scale would stall the stream for longer than the product takes.
+  if (scale.is_cpu() && scale.item<float>() == 1.0F) return gradient;
+  return gradient.mul_(scale.to(gradient.scalar_type()));
+}
+
+class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets, bool need_hidden,
+                            bool need_weight, const LinearCrossEntropyOptions& options) {
+    auto result = compute(hidden, weight, targets, need_hidden, need_weight, options);
+    // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
+    // in place and give away.
+    context->saved_data["hidden"] = std::move(result.hidden);
+    context->saved_data["weight"] = std::move(result.weight);
+    context->saved_data["slot"] = options.weight_slot;
+    return result.loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto& saved = context->saved_data;
+    if (saved.empty()) {
+      throw Error(
+          "backward ran a second time through linear_cross_entropy, which gives its gradients away "
+          "in the "
+          "first. Compute the loss again, or use at::cross_entropy_loss on the logits.");
+    }
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          "linear_cross_entropy has no second derivative (backward ran with create_graph). Use "
+          "at::cross_entropy_loss on the logits.");
+    }
+    auto hidden = saved.at("hidden").toTensor();
+    auto weight = scaled(saved.at("weight").toTensor(), gradients[0]);
+    auto slot = saved.at("slot").toTensor();
+    saved.clear();
+    if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
+    return {scaled(std::move(hidden), gradients[0]), std::move(weight), {}, {}, {}, {}};
+  }
+};
+
+void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
+  const auto shape = [](const at::Tensor& tensor) {
+    return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
+  };
+  if (hidden.dim() != 2 || weight.dim() != 2 || targets.dim() != 1 ||
+      hidden.size(1) != weight.size(1) || hidden.size(0) != targets.size(0)) {
+    throw ConfigError(
+        fmt::format("linear_cross_entropy takes hidden (N, C), weight (V, C) and targets (N), not "
+                    "{}, {} and {}.",
+                    shape(hidden), shape(weight), shape(targets)));
+  }
+  if (hidden.scalar_type() != weight.scalar_type() || !at::isFloatingType(hidden.scalar_type()) ||
+      targets.scalar_type() != at::kLong) {
+    throw ConfigError(
+        fmt::format("linear_cross_entropy takes hidden and weight of one floating-point dtype and "
+                    "targets of Long, not {}, {} and {}.",
+                    c10::toString(hidden.scalar_type()), c10::toString(weight.scalar_type()),
+                    c10::toString(targets.scalar_type())));
+  }
+}
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options) {
+  check(hidden, weight, targets);
+  const bool grad = at::GradMode::is_enabled();
+  return LinearCrossEntropy::apply(hidden, weight, targets, grad && hidden.requires_grad(),
+                                   grad && weight.requires_grad(), options);
+}
+
+}  // namespace zero

@@ -1,0 +1,145 @@
+#include "zero/models/layers/linear.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/matmul.h"
+
+namespace zero {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor in_out(const at::Tensor& weight, bool transposed) {
+  return transposed ? weight.t() : weight;
+}
+
+struct Wanted {
+  bool x = false, weight = false, bias = false;
+};
+
+struct Gradients {
+  at::Tensor x, weight, bias;
+};
+
+// Not differentiable; the weight's and the bias's where they are collected.
+Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                       const at::Tensor& bias, bool transposed, Wanted wanted) {
+  Gradients result;
+  if (wanted.x) result.x = product(dy, in_out(weight, !transposed));
+  if (wanted.weight) {
+    result.weight = gradient_place(weight);
+    at::mm_out(result.weight, transposed ? dy.t() : x.t(), transposed ? x : dy);
+  }
+  if (wanted.bias) {
+    result.bias = gradient_place(bias);
+    at::sum_out(result.bias, dy, {0});
+  }
+  return result;
+}
+
+// What both functions below keep from forward to backward.
+void keep(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+          const std::optional<at::Tensor>& bias, bool transposed) {
+  variable_list saved{x, weight};
+  if (bias) saved.push_back(*bias);
+  context->save_for_backward(std::move(saved));
+  context->saved_data["transposed"] = transposed;
+}
+
+struct Kept {
+  explicit Kept(AutogradContext* context) {
+    const auto saved = context->get_saved_variables();
+    x = saved[0];
+    weight = saved[1];
+    if (saved.size() > 2) bias = saved[2];
+    transposed = context->saved_data.at("transposed").toBool();
+    wanted = {context->needs_input_grad(0), context->needs_input_grad(1),
+              bias.defined() && context->needs_input_grad(2)};
+  }
+  at::Tensor x, weight, bias;  // the bias may be undefined
+  bool transposed = false;
+  Wanted wanted;
+};
+
+class Linear : public torch::autograd::Function<Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, bool transposed) {
+    keep(context, x, weight, bias, transposed);
+    return product(x, in_out(weight, transposed), bias.value_or(at::Tensor()));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const Kept kept(context);
+    const auto& [x, weight, bias, transposed, wanted] = kept;
+    const auto dy = gradients[0].contiguous();
+    if (at::GradMode::is_enabled()) {  // of second order
+      return {wanted.x ? at::mm(dy, in_out(weight, !transposed)) : at::Tensor(),
+              !wanted.weight ? at::Tensor()
+              : transposed   ? at::mm(dy.t(), x)
+                             : at::mm(x.t(), dy),
+              wanted.bias ? dy.sum(0) : at::Tensor(), at::Tensor()};
+    }
+    const auto of = gradients_of(dy, x, weight, bias, transposed, wanted);
+    return {of.x, of.weight, of.bias, at::Tensor()};
+  }
+};
+
+class GeluLinear : public torch::autograd::Function<GeluLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, bool transposed) {
+    keep(context, x, weight, bias, transposed);
+    return product(tanh_gelu_values(x), in_out(weight, transposed), bias.value_or(at::Tensor()));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          "gelu_linear has no second derivative (backward ran with create_graph). Use tanh_gelu "
+          "and linear.");
+    }
+    const Kept kept(context);
+    const auto y = kept.wanted.weight ? tanh_gelu_values(kept.x) : at::Tensor();
+    const auto of = gradients_of(gradients[0].contiguous(), y, kept.weight, kept.bias,
+                                 kept.transposed, kept.wanted);
+    if (kept.wanted.x) tanh_gelu_gradient(kept.x, of.x, of.x);
+    return {of.x, of.weight, of.bias, at::Tensor()};
+  }
+};
+
+// (..., in) as (rows, in), and what comes of it as (..., out).
+template <class Function>
+at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                   WeightLayout layout) {
+  const bool transposed = layout == WeightLayout::out_in;
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(transposed ? 0 : 1);
+  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  return Function::apply(x.reshape({-1, x.size(-1)}).contiguous(), weight, optional_bias,
+                         transposed)
+      .view(sizes);
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  WeightLayout layout) {
+  return by_rows<Linear>(x, weight, bias, layout);
+}
+
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       WeightLayout layout) {
+  if (!has_tanh_gelu_kernel(x)) return linear(tanh_gelu(x), weight, bias, layout);
+  return by_rows<GeluLinear>(x, weight, bias, layout);
+}
+
+}  // namespace zero

@@ -1,0 +1,26 @@
+// The linear layer, with its three matrix products each where it is fastest.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace zero {
+
+/// How a linear layer's weight lies.
+enum class WeightLayout {
+  in_out,  ///< (in, out): y = x W, as in Hugging Face's GPT-2 files
+  out_in,  ///< (out, in): y = x W^T, as in torch::nn::Linear
+};
+
+/// x (..., in) -> (..., out); `bias` (out) may be undefined. Equal to torch::nn::functional::linear
+/// up to the order of the sums, and differentiable as often. In backward the gradients of
+/// weight and bias are computed where zero::gradient_place says, if it says so.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  WeightLayout layout = WeightLayout::out_in);
+
+/// linear(tanh_gelu(x), weight, bias, layout), the second half of a feed-forward layer, which keeps
+/// x alone for backward and computes its GELU again there: a quarter of what a transformer's block
+/// keeps, for a two-hundredth of its time. Backward once (no second derivative).
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       WeightLayout layout = WeightLayout::out_in);
+
+}  // namespace zero

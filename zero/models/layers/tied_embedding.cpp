@@ -1,0 +1,61 @@
+#include "zero/models/layers/tied_embedding.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+// Apart from the tensors that autograd looks at.
+struct Slot {
+  at::Tensor gradient;
+};
+
+class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
+                            const at::Tensor& indices, const Slot& slot) {
+    context->saved_data["indices"] = indices;
+    context->saved_data["slot"] = slot.gradient;
+    context->saved_data["rows"] = weight.size(0);
+    return at::embedding(weight, indices);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto& saved = context->saved_data;
+    if (saved.empty()) {
+      throw Error(
+          "backward ran a second time through the embedding of a tied weight, whose gradient it "
+          "gave away in the first. Compute the loss again.");
+    }
+    const auto indices = saved.at("indices").toTensor();
+    const auto rows = saved.at("rows").toInt();
+    auto gradient = saved.at("slot").toTensor();
+    saved.clear();  // so that autograd holds the gradient alone, and need not copy it
+    if (gradient.numel() == 0) {
+      gradient = at::embedding_dense_backward(gradients[0], indices, rows, -1, false);
+    } else {
+      gradient.index_add_(0, indices.reshape({-1}), gradients[0].reshape({-1, gradient.size(1)}));
+    }
+    return {std::move(gradient), {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor gradient_slot(const at::Tensor& weight) {
+  const auto options = at::TensorOptions().dtype(weight.scalar_type()).device(weight.device());
+  return at::empty(weight.sizes(), options).resize_({0});  // which keeps the memory
+}
+
+at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                          const at::Tensor& slot) {
+  return TiedEmbedding::apply(weight, indices, Slot{slot});
+}
+
+}  // namespace zero

@@ -1,0 +1,26 @@
+// The embedding of a tied weight, which is also the output projection.
+//
+// Note [Tied gradient]
+// A tied weight gets a gradient twice: a dense one from the output projection, and some rows from
+// the embedding. Autograd would make both dense and add them, which takes three arrays as large as
+// the weight (147 MiB each for GPT-2 in fp32) to change the rows of a few hundred tokens. Instead
+// the projection leaves its gradient in a slot, and the embedding, whose backward always runs
+// later, adds its rows to it in place and passes it on. The slot has its memory from the start of
+// forward, so that the largest gradient does not lie among the activations, which go before it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace zero {
+
+/// An empty slot for one forward and backward pass, of the dtype of `weight`, with memory for its
+/// gradient.
+at::Tensor gradient_slot(const at::Tensor& weight);
+
+/// Rows of `weight` (V, C): indices (...) int64 -> (..., C). In backward the gradient that `slot`
+/// holds by then (LinearCrossEntropyOptions::weight_slot), or zeros, plus the rows of this
+/// embedding, becomes the gradient of `weight`.
+at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                          const at::Tensor& slot);
+
+}  // namespace zero

@@ -1,0 +1,398 @@
+#include "zero/store/disk_tier.h"
+
+#include <ATen/ceil_div.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/host_memory.h"
+#include "zero/base/parallel.h"
+#include "zero/store/speed.h"
+
+namespace zero::store {
+
+DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
+                   const std::shared_ptr<Ledger>& ledger)
+    : units_(std::move(units)), options_(options), ledger_(ledger) {
+  int64_t total = 0;
+  int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
+  for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
+    base_.push_back(total);
+    front_.emplace_back(unit(u).arrays.size(), uint8_t{0});
+    int64_t bytes = 0;
+    for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
+      total += whole_bytes(u, a) * (unit(u).arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
+      bytes += element_bytes(u, a);
+      const auto& array = unit(u).arrays[static_cast<size_t>(a)];
+      if (!array.write || (array.read && array.doubled)) ahead_to_next_step_ = false;
+    }
+    if (bytes == 0) continue;
+    if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
+    // A block of any dtype begins on a multiple of kAlignment bytes.
+    block_numel_ =
+        std::max(block_numel_, std::min(kBlockNumel, at::round_up(unit(u).numel, kAlignment)));
+  }
+  std::vector<std::string> files;
+  std::vector<std::string> made;
+  for (const auto& folder : options_.folders) {
+    folders_.push_back(std::make_unique<Folder>(folder));
+    made.push_back(folders_.back()->path());
+    files.push_back(made.back() + "/states");
+  }
+  constexpr int64_t kMeasured = 64 << 20;
+  const auto shares =
+      made.size() > 1 ? measure_speeds(made, kMeasured, options_.file) : std::vector<double>{};
+  file_ = std::make_unique<File>(files, shares, total, options_.file);
+  // Reading and writing of single arrays goes through a frame too.
+  frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
+  frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
+  unwritten_.assign(units_.size(), 0);
+}
+
+DiskTier::FramesLock::FramesLock(DiskTier& stream) : stream_(stream) {
+  stream_.mutex_.lock();
+  const std::lock_guard lock(stream_.written_mutex_);
+  stream_.frames_locked_ = true;
+}
+
+DiskTier::FramesLock::~FramesLock() {
+  {
+    const std::lock_guard lock(stream_.written_mutex_);
+    stream_.frames_locked_ = false;
+  }
+  stream_.mutex_.unlock();
+  stream_.written_.notify_all();
+}
+
+// `for_each_block` will find something of it here.
+bool DiskTier::updates(int64_t unit) const {
+  return this->unit(unit).updated && !this->unit(unit).arrays.empty() && this->unit(unit).numel > 0;
+}
+
+void* DiskTier::buffer(Frame& frame) {
+  if (!frame.memory.defined())
+    frame.memory = host_zeros(frame_bytes_, at::kByte, ledger_, Category::offload_buffers);
+  return frame.memory.data_ptr();
+}
+
+void DiskTier::flip(int64_t unit, int64_t array) {
+  auto& copy = front_[static_cast<size_t>(unit)][static_cast<size_t>(array)];
+  copy = copy == 0 ? 1 : 0;
+}
+
+void DiskTier::wait_written(int64_t unit) {
+  while (true) {
+    {
+      std::unique_lock lock(written_mutex_);
+      const auto& left = unwritten_[static_cast<size_t>(unit)];
+      // Whoever updates looks after its frames as it goes on.
+      written_.wait(lock, [&] { return left == 0 || !frames_locked_; });
+      if (left == 0) return;
+    }
+    const FramesLock lock(*this);
+    for (auto& frame : frames_) {
+      if (frame.use == Use::writing && frame.position.unit == unit) finish(frame);
+    }
+  }
+}
+
+void DiskTier::settle() {
+  const FramesLock lock(*this);
+  for (auto& frame : frames_) {
+    if (frame.use == Use::writing) finish(frame);
+  }
+}
+
+void DiskTier::end_step() {
+  if (ahead_to_next_step_) return;
+  const FramesLock lock(*this);
+  finish_all();
+  for (auto& frame : frames_) frame.memory = at::Tensor();
+}
+
+int64_t DiskTier::element_bytes(int64_t unit, int64_t array) const {
+  return static_cast<int64_t>(
+      c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
+}
+
+int64_t DiskTier::whole_bytes(int64_t unit, int64_t array) const {
+  return at::round_up(this->unit(unit).numel * element_bytes(unit, array), kAlignment);
+}
+
+int64_t DiskTier::blocks_of(int64_t unit) const {
+  return at::ceil_div(this->unit(unit).numel, block_numel_);
+}
+
+// From the end to the beginning, if that is to be read ahead.
+int64_t DiskTier::next_in_order(int64_t unit, int64_t index) const {
+  const int64_t next = unit + 1 + index;
+  const auto units = static_cast<int64_t>(units_.size());
+  return next < units || ahead_to_next_step_ ? next % units : -1;
+}
+
+int64_t DiskTier::offset(Position position, int64_t array, bool front) const {
+  const auto u = static_cast<size_t>(position.unit);
+  const auto& arrays = units_[u].arrays;
+  int64_t at = base_[u];
+  for (int64_t a = 0; a < array; ++a)
+    at += whole_bytes(position.unit, a) * (arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
+  const auto a = static_cast<size_t>(array);
+  if (arrays[a].doubled && (front_[u][a] == 0) != front) at += whole_bytes(position.unit, array);
+  return at + position.block * block_numel_ * element_bytes(position.unit, array);
+}
+
+int64_t DiskTier::bytes_of(Position position, int64_t array) const {
+  const int64_t block_bytes = block_numel_ * element_bytes(position.unit, array);
+  return std::min(block_bytes, whole_bytes(position.unit, array) - position.block * block_bytes);
+}
+
+std::byte* DiskTier::memory(const Frame& frame, int64_t unit, int64_t array) const {
+  auto* data = static_cast<std::byte*>(frame.memory.data_ptr());
+  for (int64_t a = 0; a < array; ++a) data += element_bytes(unit, a) * block_numel_;
+  return data;
+}
+
+DiskTier::Frame* DiskTier::find(Position position, Use use) {
+  for (auto& frame : frames_) {
+    if (frame.use == use && frame.position == position) return &frame;
+  }
+  return nullptr;
+}
+
+void DiskTier::finish(Frame& frame) {
+  // Where one fails the others end with the vector: none runs on in memory that is used again.
+  auto transfers = std::exchange(frame.transfers, {});
+  const bool written = frame.use == Use::writing;
+  if (written) frame.use = Use::none;
+  std::exception_ptr failure;
+  try {
+    std::optional<comm::ClockedScope> counted;
+    if (!transfers.empty() && !upcoming_) counted.emplace(clock_);
+    for (auto& transfer : transfers) transfer.wait();
+  } catch (...) {
+    failure = std::current_exception();
+    transfers.clear();
+  }
+  if (written) {
+    {
+      const std::lock_guard lock(written_mutex_);
+      --unwritten_[static_cast<size_t>(frame.position.unit)];
+    }
+    written_.notify_all();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void DiskTier::finish_all() {
+  for (auto& frame : frames_) {
+    finish(frame);
+    frame.use = Use::none;
+  }
+}
+
+// One that needs no waiting, or null. None is left that has been written.
+DiskTier::Frame* DiskTier::free_frame() {
+  Frame* found = nullptr;
+  for (auto& frame : frames_) {
+    if (frame.use == Use::writing &&
+        std::all_of(frame.transfers.begin(), frame.transfers.end(),
+                    [](const auto& transfer) { return transfer.done(); }))
+      finish(frame);
+    if (frame.use == Use::none && found == nullptr) found = &frame;
+  }
+  return found;
+}
+
+// The frame that holds, or is getting, a block.
+DiskTier::Frame& DiskTier::take(Position position) {
+  if (auto* frame = find(position, Use::reading)) return *frame;
+  if (auto* frame = find(position, Use::writing)) finish(*frame);
+  auto* frame = free_frame();
+  if (frame == nullptr) {
+    // The oldest that is written; else one that was read ahead for a unit that was left out.
+    for (const auto use : {Use::writing, Use::reading}) {
+      for (auto& candidate : frames_) {
+        if (candidate.use == use && (frame == nullptr || candidate.turn < frame->turn))
+          frame = &candidate;
+      }
+      if (frame != nullptr) break;
+    }
+    ensure(frame != nullptr, "no buffer is left for the optimizer's states");
+    finish(*frame);
+  }
+  start_reading(*frame, position);
+  return *frame;
+}
+
+void DiskTier::start_reading(Frame& frame, Position position) {
+  frame.position = position;
+  frame.use = Use::reading;
+  frame.turn = ++turn_;
+  buffer(frame);
+  const auto& arrays = unit(position.unit).arrays;
+  frame.read_from.clear();
+  for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
+    frame.read_from.push_back(offset(position, a, arrays[static_cast<size_t>(a)].write));
+    if (!arrays[static_cast<size_t>(a)].read) continue;
+    frame.transfers.push_back(file_->read(frame.read_from.back(), memory(frame, position.unit, a),
+                                          bytes_of(position, a), Checks::by_caller));
+  }
+}
+
+void DiskTier::start_writing(Frame& frame) {
+  frame.use = Use::writing;
+  frame.turn = ++turn_;
+  const auto& here = frame.position;
+  {
+    const std::lock_guard lock(written_mutex_);
+    ++unwritten_[static_cast<size_t>(here.unit)];
+  }
+  const auto& arrays = unit(here.unit).arrays;
+  for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
+    if (!arrays[static_cast<size_t>(a)].write) continue;
+    frame.transfers.push_back(file_->write(offset(here, a, false), memory(frame, here.unit, a),
+                                           bytes_of(here, a), Checks::by_caller));
+  }
+}
+
+// As far as there are buffers, of which one stays for what is written.
+void DiskTier::read_ahead(Position position) {
+  const Position here = position;
+  int64_t units_ahead = 0;
+  for (int64_t ahead = 0; ahead + 2 < options_.buffer_count; ++ahead) {
+    if (++position.block == blocks_of(position.unit)) {
+      do {
+        const int64_t index = units_ahead++;
+        position = {upcoming_ ? upcoming_(index) : next_in_order(here.unit, index), 0};
+        if (position.unit < 0) return;
+      } while (!updates(position.unit));
+    }
+    if (position == here || find(position, Use::writing) != nullptr) return;
+    if (find(position, Use::reading) != nullptr) continue;
+    auto* frame = free_frame();
+    if (frame == nullptr) return;
+    start_reading(*frame, position);
+  }
+}
+
+// The pages that begin in the part; those of the last one reach beyond its elements.
+void DiskTier::update_part(const Frame& frame, int64_t part,
+                           const std::function<void(const Block&)>& update) {
+  const auto& here = frame.position;
+  const auto& arrays = unit(here.unit).arrays;
+  const auto count = static_cast<int64_t>(arrays.size());
+  const int64_t first = part * kPartNumel;
+  const int64_t begin = here.block * block_numel_ + first;
+  const int64_t end = here.block * block_numel_ + std::min(block_numel_, first + kPartNumel);
+  Block block{.begin = begin, .end = std::min(unit(here.unit).numel, end), .arrays = {}};
+  const auto bytes = [&](int64_t a) {
+    const int64_t width = element_bytes(here.unit, a);
+    return std::min(kPartNumel * width, bytes_of(here, a) - first * width);
+  };
+  for (int64_t a = 0; a < count; ++a) {
+    const int64_t at = first * element_bytes(here.unit, a);
+    block.arrays.push_back(memory(frame, here.unit, a) + at);
+    if (arrays[static_cast<size_t>(a)].read) {
+      file_->verify(frame.read_from[static_cast<size_t>(a)] + at, block.arrays.back(), bytes(a));
+    }
+  }
+  update(block);
+  for (int64_t a = 0; a < count; ++a) {
+    if (!arrays[static_cast<size_t>(a)].write) continue;
+    file_->record(offset(here, a, false) + first * element_bytes(here.unit, a),
+                  block.arrays[static_cast<size_t>(a)], bytes(a));
+  }
+}
+
+void DiskTier::for_each_block(int64_t unit, const std::function<void(const Block&)>& update,
+                              bool at_once) {
+  const FramesLock lock(*this);
+  const auto& u = this->unit(unit);
+  for (int64_t b = 0; b < blocks_of(unit); ++b) {
+    const Position here{unit, b};
+    auto& frame = take(here);
+    finish(frame);
+    frame.use = Use::updating;
+    if (options_.read_ahead) read_ahead(here);
+    const int64_t numel = std::min(u.numel - b * block_numel_, block_numel_);
+    const int64_t parts = at::ceil_div(numel, kPartNumel);
+    parallel_for(0, parts, at_once ? 1 : parts, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) update_part(frame, part, update);
+    });
+    start_writing(frame);
+    if (!options_.write_behind) finish(frame);
+  }
+}
+
+at::Tensor DiskTier::read(int64_t unit, int64_t array) {
+  const FramesLock lock(*this);
+  finish_all();
+  const auto& u = this->unit(unit);
+  auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
+  auto* target = static_cast<std::byte*>(values.data_ptr());
+  const int64_t bytes = element_bytes(unit, array);
+  void* memory = buffer(frames_.front());
+  for (int64_t b = 0; b < blocks_of(unit); ++b) {
+    const Position position{unit, b};
+    file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
+    const int64_t begin = b * block_numel_;
+    std::memcpy(target + begin * bytes, memory,
+                static_cast<size_t>(std::min(u.numel - begin, block_numel_) * bytes));
+  }
+  return values;
+}
+
+void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+                     Tier /*from*/) {
+  const FramesLock lock(*this);
+  finish_all();
+  const auto& u = this->unit(unit);
+  const auto contiguous = values.to(u.arrays[static_cast<size_t>(array)].dtype).contiguous();
+  const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
+  const int64_t bytes = element_bytes(unit, array);
+  const int64_t end = begin + contiguous.numel();
+  void* memory = buffer(frames_.front());
+  for (int64_t b = begin / block_numel_; b * block_numel_ < end; ++b) {
+    const Position position{unit, b};
+    const int64_t start = b * block_numel_;
+    const int64_t first = std::max(begin, start);
+    const int64_t last = std::min(end, start + block_numel_);
+    const bool whole = first == start && last == std::min(u.numel, start + block_numel_);
+    if (!whole) file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
+    std::memcpy(static_cast<std::byte*>(memory) + (first - start) * bytes,
+                source + (first - begin) * bytes, static_cast<size_t>((last - first) * bytes));
+    file_->write(offset(position, array), memory, bytes_of(position, array)).wait();
+  }
+}
+
+void DiskTier::wait(Transfer& transfer) {
+  const comm::ClockedScope counted(clock_);
+  transfer.wait();
+}
+
+FileCounts DiskTier::update_bytes(int64_t unit) const {
+  FileCounts bytes;
+  for (int64_t a = 0; a < array_count(unit); ++a) {
+    const auto& array = this->unit(unit).arrays[static_cast<size_t>(a)];
+    if (array.read) bytes.read += whole_bytes(unit, a);
+    if (array.write) bytes.written += whole_bytes(unit, a);
+  }
+  return bytes;
+}
+
+Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
+  return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array));
+}
+
+Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
+  // Of a doubled array the update, which may be running, writes the other copy.
+  if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
+  return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
+}
+
+}  // namespace zero::store

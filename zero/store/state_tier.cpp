@@ -1,0 +1,23 @@
+#include "zero/store/state_tier.h"
+
+namespace zero::store {
+
+MemoryTier::MemoryTier(Tier tier, HostLink& link, int64_t units, int64_t arrays)
+    : tier_(tier),
+      link_(link),
+      arrays_(static_cast<size_t>(units),
+              c10::SmallVector<at::Tensor, 5>(static_cast<size_t>(arrays))) {}
+
+void MemoryTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+                       Tier from) {
+  auto place = memory(unit, array).narrow(0, begin, values.numel());
+  if (from == tier_) {
+    place.copy_(values);
+    return;
+  }
+  const auto converted = values.to(place.scalar_type()).contiguous();
+  link_.copy(place.data_ptr(), tier_, converted.const_data_ptr(), from,
+             static_cast<int64_t>(place.nbytes()));
+}
+
+}  // namespace zero::store

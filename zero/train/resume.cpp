@@ -1,0 +1,168 @@
+#include "zero/train/resume.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/config/json.h"
+#include "zero/models/architectures.h"
+
+namespace zero::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Of the options, those that are about the folder and not about the run.
+constexpr std::array kFolderOptions{"out", "overwrite", "resume"};
+
+Json json_of(const RunSettings& run) {
+  auto engine = Json::parse(run.settings.dump());
+  auto options = engine.at("train");
+  engine.erase("train");
+  for (const char* key : kFolderOptions) options.erase(key);
+  return {{"engine", std::move(engine)},
+          {"train", std::move(options)},
+          {"model", Json::parse(run.model)}};
+}
+
+/// The record of the last checkpoint; null where there is none.
+Json read_record(const RunFolder& folder) {
+  const auto step = folder.last_checkpoint();
+  if (!step) return nullptr;
+  const auto path = folder.checkpoint(*step) / RunFolder::kMarker;
+  std::ifstream file(path);
+  try {
+    auto record = Json::parse(file);
+    if (record.is_object()) return record;
+  } catch (const Json::exception& error) {
+    throw CheckpointError(fmt::format("{} cannot be read: {}.", path.string(), error.what()));
+  }
+  throw CheckpointError(fmt::format("{} cannot be read: it is no JSON object.", path.string()));
+}
+
+/// Each value that differs, as "key old -> new"; sections are gone through.
+void add_differences(std::vector<std::string>& changes, const Json& before, const Json& now,
+                     const std::string& prefix) {
+  const auto text = [](const Json& object, const std::string& key) {
+    const auto found = object.find(key);
+    return found == object.end() ? std::string("(default)") : found->dump();
+  };
+  const auto compare = [&](const std::string& key) {
+    const auto old_value = before.find(key);
+    const auto new_value = now.find(key);
+    const bool both = old_value != before.end() && new_value != now.end();
+    if (both && old_value->is_object() && new_value->is_object()) {
+      add_differences(changes, *old_value, *new_value, prefix + key + ".");
+    } else if (!both || *old_value != *new_value) {
+      changes.push_back(
+          fmt::format("{}{} {} -> {}", prefix, key, text(before, key), text(now, key)));
+    }
+  };
+  for (const auto& [key, value] : before.items()) compare(key);
+  for (const auto& [key, value] : now.items()) {
+    if (!before.contains(key)) compare(key);
+  }
+}
+
+/// The sizes alone: with what a run may change set to the same.
+Json sizes_of(const std::string& model, const std::string& source) {
+  const auto sizes = language_model_config_from_json(model, source);
+  sizes->set_dropout(0);
+  return Json::parse(sizes->to_json());
+}
+
+void check_same_model(const std::filesystem::path& checkpoint, const Json& saved,
+                      const RunSettings& run) {
+  const auto before = sizes_of(saved.dump(), checkpoint.string());
+  const auto now = sizes_of(run.model, run.settings.program.model);
+  for (const auto& [key, value] : before.items()) {
+    const auto& here = now.value(key, Json());
+    if (here == value) continue;
+    throw ConfigError(fmt::format(
+        "{} is of a model whose {} is {}, but that of {} is {}. Leave out --model and --vocab-size "
+        "to go on with the checkpoint's model, or give another --out to train this one.",
+        checkpoint.string(), key, value.dump(), run.settings.program.model, here.dump()));
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader) {
+  const Json record{{"step", step},
+                    {"world_size", run.ranks},
+                    {"stage", run.settings.engine.stage},
+                    {"unit_bytes", run.settings.engine.unit_bytes},
+                    {"tile_elements", run.settings.model.tile_elements.value_or(0)},
+                    {"loader", Json::parse(loader.to_json())},
+                    {"settings", json_of(run)}};
+  return record.dump(2) + "\n";
+}
+
+ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
+  const auto record = read_record(folder);
+  const int64_t step = folder.last_checkpoint().value();
+  if (step >= run.settings.program.steps) {
+    throw ConfigError(
+        fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
+                    run.settings.program.out, step, run.settings.program.steps));
+  }
+  const auto path = folder.checkpoint(step);
+  const auto expect = [&](const char* key, const char* option, int64_t here) {
+    const auto there = record.value(key, here);
+    if (there == here) return;
+    throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
+                                  path.string(), option, there, here, option, there));
+  };
+  try {
+    expect("world_size", "--nproc", run.ranks);
+    expect("stage", "--stage", run.settings.engine.stage);
+    expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);
+    expect("tile_elements", "--tile-elements", run.settings.model.tile_elements.value_or(0));
+    ResumePoint point{step, LoaderState::from_json(record.at("loader").dump()), {}};
+    if (!record.contains("settings")) {
+      point.changes.emplace_back(
+          "not known: the checkpoint does not say with which options it was made");
+      return point;
+    }
+    const auto& saved = record.at("settings");
+    check_same_model(path, saved.at("model"), run);
+    const auto now = json_of(run);
+    for (const char* section : {"train", "engine", "model"})
+      add_differences(point.changes, saved.at(section), now.at(section), "");
+    return point;
+  } catch (const Json::exception& error) {
+    throw CheckpointError(
+        fmt::format("{} cannot be read: {}.", (path / RunFolder::kMarker).string(), error.what()));
+  }
+}
+
+std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
+  const auto record = read_record(folder);
+  if (!record.contains("settings")) return std::nullopt;
+  try {
+    auto configuration = record.at("settings").at("engine");
+    configuration["train"] = record.at("settings").at("train");
+    return SavedSettings{configuration.dump(), record.at("world_size").get<int>()};
+  } catch (const Json::exception& error) {
+    throw CheckpointError(fmt::format("The checkpoint's record in {} cannot be read: {}.",
+                                      folder.log().parent_path().string(), error.what()));
+  }
+}
+
+std::string override_settings(std::string_view saved, std::string_view file) {
+  auto merged = Json::parse(saved);
+  const auto over = fields::parse_json(file, "The configuration file");
+  if (over.contains("optimizer")) merged.erase("optimizer");
+  if (over.contains("train_batch_size")) {
+    merged.erase("train_micro_batch_size_per_gpu");
+    merged.erase("gradient_accumulation_steps");
+  }
+  merged.merge_patch(over);
+  return merged.dump();
+}
+
+}  // namespace zero::train

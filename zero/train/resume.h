@@ -1,0 +1,54 @@
+// What a checkpoint says of the run that wrote it, and what of it a resumed run may change.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/config/settings.h"
+#include "zero/data/token_loader.h"
+#include "zero/train/run_folder.h"
+
+namespace zero::train {
+
+/// The settings with which a run was started.
+struct RunSettings {
+  Settings settings;
+  std::string model;  ///< the model's sizes: the JSON text of its config.json
+  int ranks = 1;
+};
+
+/// Where a run goes on.
+struct ResumePoint {
+  int64_t step = 0;  ///< updates done
+  LoaderState loader;
+  /// Each setting that differs from the checkpoint's, as "steps 4 -> 8".
+  std::vector<std::string> changes;
+};
+
+/// The text of a checkpoint's train.json, from which the functions below read.
+std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader);
+
+/// The last checkpoint's position in a run with these settings. Throws ConfigError, naming the
+/// setting, both values and the remedy, where this run cannot go on from there: another number of
+/// ranks, stage, size of units or tiles, other sizes of the model (its dropout may change), or no
+/// step left to do. Throws CheckpointError where the checkpoint's record cannot be read.
+ResumePoint resume_point(const RunFolder& folder, const RunSettings& run);
+
+/// The settings that a resumed run starts from, where it is not told otherwise.
+struct SavedSettings {
+  std::string configuration;  ///< a configuration file's text: the engine's keys, and "train"
+  int ranks = 1;
+};
+
+/// Those of the last checkpoint, without the folder's name and what was to be done with it; none
+/// where there is no checkpoint. Throws CheckpointError.
+std::optional<SavedSettings> saved_settings(const RunFolder& folder);
+
+/// The configuration `saved` with what `file`, a configuration file's text, says in place of it. Of
+/// another optimizer or batch than the saved one nothing is kept.
+std::string override_settings(std::string_view saved, std::string_view file);
+
+}  // namespace zero::train
