@@ -253,7 +253,7 @@ struct Disk {
                                                                        int depth) {
       if (depth > 8) return;
       for (const auto& [name, node] : left[at].entries) {
-        const auto below = path.empty() ? name : path + "/" + name;
+        const auto below = (fs::path(path) / name).string();
         const auto& child = left[node];
         if (child.folder) {
           tree.folders[below] = true;
