@@ -97,7 +97,8 @@ void ReduceFlow::make_sums() {
 
 // Replicated gradients: on the device the whole unit's; on the host what this rank updates.
 void ReduceFlow::make_whole() {
-  for (const int64_t u : order_) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!table_.trainable(u)) continue;
     const auto& plan = table_.plan(u);
     const bool below = plan.gradients_at == Tier::host;
     const auto owned = [&](Category category) {
