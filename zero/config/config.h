@@ -45,7 +45,7 @@ struct OffloadOptimizer {
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
   bool pipeline_write = true;  ///< write a block back while the next one is updated
-  /// The part of master weights and states that goes there; the rest stays on the device.
+  /// The part of master weights and moments that goes there; the rest stays on the device.
   double ratio = 1;
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;

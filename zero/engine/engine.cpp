@@ -73,6 +73,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
       placement{.sharded = {}, .shards = std::move(ranks)},
       layout((model.agree(config, group()), lay_out(model, config, group().size()))) {
   const c10::NoGradGuard no_grad;
+  ensure(placement.replicas->size() == 1, "nothing reduces over replicas yet");
   const int64_t available = memory_of_rank(group());
   config = with_tiers(std::move(config), model, group().size(), available);
   placement.sharded = sharded_states(config, group().size());
@@ -203,11 +204,21 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
 
 // What a forked child has is a copy: threads, files, shared memory and peers are its parent's.
 Engine::~Engine() {
-  if (impl_.shared() && !impl_->owner.here()) impl_.abandon();
+  if (!impl_.shared()) return;
+  if (!impl_->owner.here()) {
+    impl_.abandon();
+  } else {
+    impl_->model.allow_take_over({});  // a zero::Gathered scope may outlive this
+  }
 }
 
 // Another engine takes the model over.
 void Engine::release() {
+  if (!impl_->owner.here()) {
+    impl_->model.leave();
+    impl_.abandon();
+    return;
+  }
   if (impl_.shared().use_count() > 1) {
     throw Error(
         "The model was given to another Engine while a zero::Gathered scope of its Engine is open. "

@@ -84,7 +84,9 @@ TrafficFormula Engine::traffic_formula() const {
     const bool updates = plan.trainable && owns;
 
     // Disk.
-    if (plan.parameters_at == Tier::disk) sum.disk_read += 2 * k * table.disk()->whole_bytes(u, 0);
+    if (plan.parameters_at == Tier::disk)
+      sum.disk_read +=
+          2 * k * table.disk()->whole_bytes(u, *table.place_on_disk(u, State::parameters));
     if (plan.trainable && plan.gradients_at == Tier::disk) {
       const int64_t bytes = table.disk()->whole_bytes(u, *table.place_on_disk(u, State::gradients));
       sum.disk_written += k * bytes;

@@ -99,7 +99,7 @@ void GatherFlow::gather(int64_t unit, void* destination) {
   if (on_disk(unit)) {
     options_.complete(unit, false);
     if (group_.size() == 1) {
-      fetch.read = table_.disk()->start_read(unit, 0, destination);
+      fetch.read = table_.disk()->start_read(unit, place(unit), destination);
       return;
     }
     {
@@ -147,7 +147,7 @@ bool GatherFlow::expect(int64_t unit) {
   const std::lock_guard lock(mutex_);
   if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
   if (!ahead_.empty() &&
-      ahead_bytes_ + table_.disk()->whole_bytes(unit, 0) > options_.read_ahead_bytes)
+      ahead_bytes_ + table_.disk()->whole_bytes(unit, place(unit)) > options_.read_ahead_bytes)
     return false;
   start_read(unit);
   return true;
@@ -156,11 +156,11 @@ bool GatherFlow::expect(int64_t unit) {
 // With the mutex held.
 void GatherFlow::start_read(int64_t unit) {
   auto& fetch = fetches_[static_cast<size_t>(unit)];
-  const int64_t bytes = table_.disk()->whole_bytes(unit, 0);
+  const int64_t bytes = table_.disk()->whole_bytes(unit, place(unit));
   fetch.slice = take_buffer(bytes);
   ahead_.push_back(unit);
   ahead_bytes_ += bytes;
-  fetch.read = table_.disk()->start_read(unit, 0, fetch.slice.data_ptr());
+  fetch.read = table_.disk()->start_read(unit, place(unit), fetch.slice.data_ptr());
 }
 
 // Ends a fetch; its buffer serves the next one.
@@ -177,7 +177,7 @@ void GatherFlow::leave_ahead(int64_t unit) {
   const auto found = std::find(ahead_.begin(), ahead_.end(), unit);
   if (found == ahead_.end()) return;
   ahead_.erase(found);
-  ahead_bytes_ -= table_.disk()->whole_bytes(unit, 0);
+  ahead_bytes_ -= table_.disk()->whole_bytes(unit, place(unit));
 }
 
 // Slices of ordinary units share buffers of one size; a larger one has its own, so that none of

@@ -90,6 +90,8 @@ class GatherFlow final : public paging::UnitSource {
   };
 
   bool on_disk(int64_t unit) const { return table_.on_disk(unit, State::parameters); }
+  // The number of a unit's slice among its arrays on disk.
+  int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
   at::Tensor take_buffer(int64_t bytes);
   void start_read(int64_t unit);
   void drop(int64_t unit);

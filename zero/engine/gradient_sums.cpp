@@ -209,10 +209,10 @@ void HostSums::bring_down(const Reduction& reduction) {
 }
 
 void HostSums::take(Reduction reduction) {
-  bring_down(reduction);
-  drop(reduction);
-  if (!hand_over_) return;
   const int64_t unit = reduction.unit;
+  bring_down(reduction);
+  drop(std::move(reduction));
+  if (!hand_over_) return;
   const auto& kept = memory(unit);
   const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(kept);
   if (norm.finite && complete_(unit)) hand_over_(unit, kept);

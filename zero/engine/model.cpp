@@ -185,9 +185,10 @@ void Model::check_owner(const std::string& name, const at::Tensor& tensor) {
   const auto* hook = Hook::of(tensor);
   if (paging::page_of(tensor) == nullptr && (hook == nullptr || hook->model.release_)) return;
   throw ConfigError(fmt::format(
-      "Parameter '{}' belongs to an Engine that still lives and shards it (ZeRO stage 3): its "
-      "bytes are not here to be taken over. Save them (Engine::save_full), end that Engine, build "
-      "the module anew, construct the Engine, and load them.",
+      "Parameter '{}' belongs to an Engine that still lives and shards it (ZeRO stage 3), or whose "
+      "zero::Gathered scope is still open: it cannot be taken over. Close the scope; at stage 3 "
+      "save the states (Engine::save_full), end that Engine, build the module anew, construct the "
+      "Engine, and load them.",
       name));
 }
 

@@ -144,7 +144,7 @@ class Model {
   bool written(int64_t index) const {
     return version(index) != versions_[static_cast<size_t>(index)];
   }
-  /// Parameters of those that are  `wanted` (a predicate of the index) that operators have written
+  /// Parameters of those that are `wanted` (a predicate of the index) that operators have written
   /// since the last call.
   template <class Wanted>
   std::vector<int64_t> take_written(const Wanted& wanted) {

@@ -254,7 +254,7 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
   if (!order_known_ && std::find(ready_.begin(), ready_.end(), u) == ready_.end())
     ready_.push_back(u);
-  ++waiting_;
+  if (!unit.last) ++waiting_;
   if (!holds_) advance();
 }
 
@@ -263,18 +263,28 @@ void ReduceFlow::release() {
   if (sharded()) advance();
 }
 
-// Reduces units in order as long as the next one is complete, or keeps too many waiting. (Where
-// updates run in backward it stays: its late gradient could not be used any more.)
+// Reduces units in order as long as the next one is complete, or keeps too many waiting.
 void ReduceFlow::advance() {
   while (next_ < order_.size()) {
     const auto& unit = state(order_[next_]);
     const bool complete =
         unit.arrived >= static_cast<int64_t>(layout_.unit(order_[next_]).segments.size());
-    const bool forced = waiting_ >= kWaiting && order_known_ && !options_.hand_over;
+    const bool forced = waiting_ >= kWaiting && may_leave(order_[next_]);
     if (unit.last || (!complete && !forced)) return;
     if (complete) --waiting_;
     reduce(order_[next_++]);
   }
+}
+
+// A unit may be reduced before its gradients are all here: not where a backward function has a
+// place in its bucket, nor where late gradients could not be used any more (updates in backward),
+// nor where an update of the step before may still read what is there (several layers in one pass).
+bool ReduceFlow::may_leave(int64_t unit) const {
+  const auto& segments = layout_.unit(unit).segments;
+  const bool promised = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+    return promised_[static_cast<size_t>(segment.parameter)] != 0;
+  });
+  return order_known_ && !promised && !holds_ && !options_.hand_over;
 }
 
 bool ReduceFlow::any_filled() const {
@@ -543,6 +553,7 @@ void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
   send_down(u);
   present_[static_cast<size_t>(parameter)] = 1;
   local_[static_cast<size_t>(parameter)] = 1;
+  passed_ = true;
 }
 
 }  // namespace zero

@@ -15,9 +15,9 @@
 // one that some rank did not touch is reduced with zeros when backward ends. The order is that in
 // which units became ready on rank 0 in the first pass. So that a unit which a pass leaves out (a
 // block that is skipped at random) does not keep all later buckets alive, it is reduced with what
-// has come once kWaiting complete ones wait behind it. A gradient that comes for a unit already
-// reduced in this pass (recomputation, several uses) waits in its bucket for the next pass, or for
-// the boundary.
+// has come once kWaiting complete ones wait behind it (ReduceFlow::may_leave says where not). A
+// gradient that comes for a unit already reduced in this pass (recomputation, several uses) waits
+// in its bucket for the next pass, or for the boundary.
 //
 // A gradient that was written to its place reaches the hook when all uses of the parameter in its
 // backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
@@ -160,6 +160,7 @@ class ReduceFlow final : public GradientSink {
   bool sharded() const { return placement_.sharded.gradients; }
   void abandon_reductions();
   void advance();
+  bool may_leave(int64_t unit) const;
   void reduce(int64_t unit);
   void retire_one();
   void reduce_whole();

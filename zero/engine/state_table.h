@@ -5,8 +5,9 @@
 // rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to where
 // operators read them (gather.h), reduce brings gradients to the cells that the update reads
 // (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They ask the
-// table for cells and blocks; where these lie is known here, and when a flow runs is known to
-// UpdateSchedule alone. Saving, loading and reading by name are readers and writers of cells.
+// table for cells and blocks. A plan says on which tier a cell lies, the table where on it; when an
+// update runs is known to UpdateSchedule alone. Saving, loading and reading by name are readers and
+// writers of cells.
 //
 // Note [Optimizer on the host]
 // Where master weights and moments lie in host memory the update runs there (ZeRO-Offload,

@@ -2,13 +2,13 @@
 //
 // Note [Updates beside]
 // An update runs beside other work where that hides its time: in backward as gradients are reduced
-// (Note [Update in backward] in engine.cpp), in the forward pass that follows (Note [Update in
-// forward]), or beside a whole step (Note [Delayed update]). What waits is a stack. Backward brings
-// gradients in the order opposite to that in which the next forward pass reads the parameters, so
-// the unit that came last is the one that is needed first; and where the disk is too slow to update
-// all units within backward, those that are left over are spread over the model, so that forward
-// finds the ones that it reaches first done and the others on their way. A unit that somebody waits
-// for goes before all others.
+// (Note [Update in backward] in update_schedule.h), in the forward pass that follows (Note [Update
+// in forward]), or beside a whole step (Note [Delayed update]). What waits is a stack. Backward
+// brings gradients in the order opposite to that in which the next forward pass reads the
+// parameters, so the unit that came last is the one that is needed first; and where the disk is too
+// slow to update all units within backward, those that are left over are spread over the model, so
+// that forward finds the ones that it reaches first done and the others on their way. A unit that
+// somebody waits for goes before all others.
 //
 // The states of the unit that comes next are read while one is updated, so that choice is bound
 // some units ahead (`upcoming`).
