@@ -194,6 +194,21 @@ TEST(LifecycleReplaced, AScopeMayOutliveItsEngineButNotAnother) {
   });
 }
 
+TEST(LifecycleReplaced, AModelWhoseScopeIsOpenIsRefusedAlsoWhenItsEngineHasGone) {
+  run_as_threads(1, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    auto engine = std::make_unique<Engine>(net, AdamW{}, config(0), group);
+    auto scope = std::make_unique<Gathered>(*engine, net->parameters());
+    engine.reset();
+    EXPECT_THAT(message_of<ConfigError>([&] { Engine another(net, AdamW{}, config(0), group); }),
+                AllOf(HasSubstr("'a.weight'"), HasSubstr("zero::Gathered")));
+    scope.reset();
+    Engine another(net, AdamW{}, config(0), group);
+    train(another, *net, 1);
+    EXPECT_EQ(another.steps(), 1);
+  });
+}
+
 // --- Constructors that fail.
 
 TEST(LifecycleConstructor, WhereItFailsTheModelIsAsItWas) {
@@ -365,6 +380,7 @@ TEST(LifecycleTies, TensorsOfOneStorageStayOneParameter) {
         engine.step();
         return weights(engine);
       };
+      SCOPED_TRACE("stage " + std::to_string(stage) + (bf16 ? " bf16" : ""));
       expect_equal(run(false), run(true));
     });
   }

@@ -1,5 +1,6 @@
 #include "zero/engine/gather.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -197,11 +198,28 @@ at::Tensor GatherFlow::take_buffer(int64_t bytes) {
   return taken.as_strided({bytes}, {1}, 0);
 }
 
+// Units [first, last) with bytes on the pages that this unit lies on. Where the user writes to it,
+// these pages do not follow the window any more (comm::Window::view): what else is there must be
+// valid by then too.
+std::pair<int64_t, int64_t> GatherFlow::units_on_pages_of(int64_t unit) const {
+  constexpr int64_t kPage = 4096;
+  const auto begin_of = [&](int64_t u) { return table_.window_offset(u); };
+  const auto end_of = [&](int64_t u) { return begin_of(u) + layout_.unit(u).bytes(); };
+  int64_t first = unit;
+  while (first > 0 && end_of(first - 1) > begin_of(unit) / kPage * kPage) --first;
+  int64_t last = unit + 1;
+  while (last < layout_.unit_count() && begin_of(last) < at::round_up(end_of(unit), kPage)) ++last;
+  return {first, last};
+}
+
 // The gather is an ordering alone: the slices lie side by side already.
 void* GatherFlow::view(int64_t unit) {
-  const auto u = static_cast<size_t>(unit);
-  for (int rank = 0; rank < group_.size(); ++rank)
-    table_.window()->wait(unit, rank, epoch_[u], labels_[u]);
+  const auto [first, last] = units_on_pages_of(unit);
+  for (int64_t v = first; v < last; ++v) {
+    for (int rank = 0; rank < group_.size(); ++rank)
+      table_.window()->wait(v, rank, epoch_[static_cast<size_t>(v)],
+                            labels_[static_cast<size_t>(v)]);
+  }
   group_.traffic().add(comm::Collective::all_gather,
                        partition::share_sent(layout_.unit(unit).bytes(), group_.size()), 0);
   return static_cast<std::byte*>(view_.data_ptr()) + table_.window_offset(unit);

@@ -23,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/comm/group.h"
@@ -92,6 +93,7 @@ class GatherFlow final : public paging::UnitSource {
   bool on_disk(int64_t unit) const { return table_.on_disk(unit, State::parameters); }
   // The number of a unit's slice among its arrays on disk.
   int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
+  std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
   at::Tensor take_buffer(int64_t bytes);
   void start_read(int64_t unit);
   void drop(int64_t unit);
