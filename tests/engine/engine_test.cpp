@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "tests/engine/net.h"
+#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -588,16 +589,6 @@ TEST(EngineSave, FullStatesLoadAtAnyStageAndNumberOfRanks) {
       });
     }
   }
-}
-
-template <class Exception>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "tests/engine/net.h"
+#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -23,16 +24,6 @@ using comm::Collective;
 using comm::run_as_threads;
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <class Exception>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
   const torch::NoGradGuard guard;

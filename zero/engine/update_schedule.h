@@ -73,7 +73,6 @@ struct UpdateTiming {
   bool late(const UnitPlan& plan) const {
     return in_next_forward && plan.parameters_at == Tier::disk;
   }
-  bool operator==(const UpdateTiming&) const = default;
 };
 
 class UpdateSchedule {
@@ -91,7 +90,6 @@ class UpdateSchedule {
   UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
                  ReduceFlow& reduce, size_t parameters, Options options);
 
-  const UpdateTiming& timing() const { return options_.timing; }
   /// Some updates run beside what follows: whoever starts them publishes the units.
   bool beside() const { return queue_ != nullptr; }
 
