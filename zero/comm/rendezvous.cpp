@@ -498,6 +498,42 @@ std::string remedy(const std::string& launcher, const std::string& each) {
   return fmt::format("srun --ntasks-per-node={} --distribution=block", each);
 }
 
+/// Rank 0 may host the store: it stays until all know what it knows, or time is up.
+void leave_together(c10d::Store& store, const Job& job) {
+  constexpr const char* kLeft = "left";
+  store.add(kLeft, 1);
+  const auto deadline = Clock::now() + std::chrono::seconds(5);
+  while (job.rank == 0 && store.add(kLeft, 0) < job.size && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// Names the ranks of each host, and what mends it.
+[[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
+                                   const std::string& launcher) {
+  const auto places = places_of(ranks);
+  const auto topology = Topology::of(places, 0);
+  std::string table;
+  std::vector<std::vector<int>> of_host(static_cast<size_t>(topology.hosts));
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    of_host[static_cast<size_t>(places[rank])].push_back(static_cast<int>(rank));
+  }
+  bool even = true;
+  for (const auto& list : of_host) {
+    even = even && list.size() == of_host[0].size();
+    table += fmt::format("{}{} on {} ({})", table.empty() ? "" : ", ", list.size(),
+                         ranks[static_cast<size_t>(list[0])].host, rank_list(list));
+  }
+  const auto size = static_cast<int>(ranks.size());
+  const auto each =
+      size % topology.hosts == 0 ? std::to_string(size / topology.hosts) : std::string("N");
+  throw CommError(fmt::format(
+      "The {} ranks of this job are {} over {} hosts: {}. Every host must have as many, and those "
+      "of a host must follow one another: {}.",
+      size, even ? "in no order" : "spread unevenly", topology.hosts, table,
+      remedy(launcher, each)));
+}
+
 }  // namespace
 
 fs::path rendezvous_folder() {
@@ -528,31 +564,6 @@ fs::path rendezvous_folder() {
 
 Topology Joined::topology(int rank) const { return Topology::of(places_of(ranks), rank); }
 
-void check_regular(const std::vector<Attendant>& ranks, const std::string& launcher) {
-  const auto places = places_of(ranks);
-  const auto topology = Topology::of(places, 0);
-  if (topology.regular) return;
-  std::string table;
-  std::vector<std::vector<int>> of_host(static_cast<size_t>(topology.hosts));
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    of_host[static_cast<size_t>(places[rank])].push_back(static_cast<int>(rank));
-  }
-  bool even = true;
-  for (const auto& list : of_host) {
-    even = even && list.size() == of_host[0].size();
-    table += fmt::format("{}{} on {} ({})", table.empty() ? "" : ", ", list.size(),
-                         ranks[static_cast<size_t>(list[0])].host, rank_list(list));
-  }
-  const auto size = static_cast<int>(ranks.size());
-  const auto each =
-      size % topology.hosts == 0 ? std::to_string(size / topology.hosts) : std::string("N");
-  throw CommError(fmt::format(
-      "The {} ranks of this job are {} over {} hosts: {}. Every host must have as many, and those "
-      "of a host must follow one another: {}.",
-      size, even ? "in no order" : "spread unevenly", topology.hosts, table,
-      remedy(launcher, each)));
-}
-
 Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::path& folder) {
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
@@ -568,6 +579,10 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     auto met = RollCall(*store, job, timeout)
                    .hold({.host = self.host, .machine = self.machine, .address = own},
                          [&] { file.remove(); });
+    if (!Topology::of(places_of(met.ranks), 0).regular) {
+      leave_together(*store, job);
+      refuse_irregular(met.ranks, job.launcher);
+    }
     auto address = outward_address(own, met.ranks, opened.port);
     return {.store = c10::make_intrusive<c10d::PrefixStore>(met.token, store),
             .store_address = opened.address,
@@ -651,7 +666,6 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   if (topology.hosts == 1) {
     return comm::shared_memory_group(std::move(joined.store), job.rank, job.size, options);
   }
-  comm::check_regular(joined.ranks, job.launcher);
   return comm::hosts_group(std::move(joined.store),
                            {.rank = job.rank,
                             .size = job.size,

@@ -65,14 +65,11 @@ struct Joined {
 };
 
 /// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called
-/// again: every call of all ranks gives a fresh store. Throws CommError naming the address, or the
-/// ranks that did not arrive within `timeout`.
+/// again: every call of all ranks gives a fresh store. Throws CommError naming the address, the
+/// ranks that did not arrive within `timeout`, or, where the hosts do not have as many ranks each,
+/// one after the other, the ranks of each host and what the launcher offers against it.
 Joined join_store(const Job& job, std::chrono::milliseconds timeout,
                   const std::filesystem::path& folder);
-
-/// Throws CommError where the hosts of `ranks` do not have as many ranks each, one after the other:
-/// it names the ranks of each host, and what `launcher` (Job) offers against it.
-void check_regular(const std::vector<Attendant>& ranks, const std::string& launcher);
 
 /// A store that this process hosts on the loopback interface alone, and the free port that it got.
 /// It answers while it lives.
