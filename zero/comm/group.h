@@ -166,8 +166,9 @@ void run_as_hosts(int hosts, int local_size,
 namespace zero {
 
 /// The group that the environment describes: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-/// mpirun, Slurm or `zero launch`; without any of them a group of one. Throws CommError or
-/// ConfigError naming the variable that is wrong.
+/// mpirun, Slurm or `zero launch`; without any of them a group of one. Ranks on one host share
+/// memory; on several, as many on each, they also send messages (hosts_group.h, docs/clusters.md).
+/// Throws CommError or ConfigError naming the variable that is wrong.
 std::shared_ptr<comm::Group> init(comm::GroupOptions options = {});
 
 }  // namespace zero
