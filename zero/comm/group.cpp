@@ -147,8 +147,12 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
   if (!impl_->transport.control) impl_->transport.control = impl_->transport.data;
   impl_->rank = impl_->transport.data->getRank();
   impl_->size = impl_->transport.data->getSize();
-  impl_->topology =
-      impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
+  if (impl_->transport.topology) {
+    impl_->topology = *impl_->transport.topology;
+  } else {
+    impl_->topology =
+        impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
+  }
 }
 
 Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)

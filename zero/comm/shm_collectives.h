@@ -14,29 +14,13 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/arena.h"
+#include "zero/comm/call.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/shm_control.h"
 #include "zero/comm/traffic.h"
 
 namespace zero::comm {
-
-/// One collective to run; its arguments have been checked. `input` and `output` are one tensor for
-/// all_reduce and broadcast.
-struct Call {
-  Op op = Op::none;
-  at::Tensor output;
-  at::Tensor input;
-  int root = 0;
-  int64_t window_bytes = 0;
-  int64_t window_slots = 0;
-  std::vector<int64_t> window_block_bytes;    ///< of each rank's block
-  std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
-  std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
-  Collective counted = Collective::control;
-  FixedText<72> label;
-  std::chrono::milliseconds timeout{};
-};
 
 /// Runs calls, one at a time, from any one thread at a time.
 class Collectives {
