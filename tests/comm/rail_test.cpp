@@ -440,9 +440,9 @@ TEST(RailTransport, IsRefusedByNameWhereRailsDoNotKnowIt) {
 TEST(RailTransport, IsChosenByAVariable) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto error = [&] {
-    return message_of<Error>([&] { (void)open_rail(store, {.store_host = kLoopbackAddress}); });
+    return message_of<Error>([&] { (void)open_rail(store, {.address = kLoopbackAddress}); });
   };
-  EXPECT_EQ(open_rail(store, {.store_host = kLoopbackAddress})->describe(),
+  EXPECT_EQ(open_rail(store, {.address = kLoopbackAddress})->describe(),
             "gloo over 127.0.0.1 (tcp)");
   const Variable unknown("ZERO_TRANSPORT", "openmp");
   EXPECT_THAT(error(),

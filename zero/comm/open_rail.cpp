@@ -40,7 +40,7 @@ std::unique_ptr<Rail> open_rail(c10::intrusive_ptr<c10d::Store> store, const Rai
                                 PieceOptions options) {
   const auto transport = chosen();
   if (transport != "gloo") return plugin_rail(transport, end.rail, end.host, end.hosts, options);
-  return gloo_rail(std::move(store), end.host, end.hosts, rail_address(end.store_host), options);
+  return gloo_rail(std::move(store), end.host, end.hosts, rail_address(end.address), options);
 }
 
 }  // namespace zero::comm

@@ -12,10 +12,10 @@ namespace zero::comm {
 
 /// One end of one rail.
 struct RailEnd {
-  int rail = 0;              ///< its number: this rank's place on its host
-  int host = 0;              ///< of this end
-  int hosts = 1;             ///< that the rail joins
-  std::string store_host{};  ///< where the ranks meet: decides which address others reach (Gloo)
+  int rail = 0;           ///< its number: this rank's place on its host
+  int host = 0;           ///< of this end
+  int hosts = 1;          ///< that the rail joins
+  std::string address{};  ///< of this host, by which it reaches the store (Gloo alone asks for it)
 };
 
 /// By ZERO_TRANSPORT: "gloo" (or unset), "openmpi", "mpich", or "mpi" for the one whose launcher
