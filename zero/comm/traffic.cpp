@@ -26,6 +26,11 @@ void Traffic::add_copied(Collective collective, int64_t copied_bytes) {
   counts_[static_cast<size_t>(collective)].copied_bytes += copied_bytes;
 }
 
+void Traffic::add_link(Collective collective, int64_t link_bytes) {
+  const std::lock_guard lock(mutex_);
+  counts_[static_cast<size_t>(collective)].link_bytes += link_bytes;
+}
+
 TrafficCount Traffic::count(Collective collective) const {
   const std::lock_guard lock(mutex_);
   return counts_[static_cast<size_t>(collective)];
@@ -39,6 +44,7 @@ TrafficCount Traffic::total() const {
     sum.calls += counts_[i].calls;
     sum.logical_bytes += counts_[i].logical_bytes;
     sum.copied_bytes += counts_[i].copied_bytes;
+    sum.link_bytes += counts_[i].link_bytes;
   }
   return sum;
 }

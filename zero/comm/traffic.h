@@ -28,6 +28,7 @@ struct TrafficCount {
   int64_t calls = 0;
   int64_t logical_bytes = 0;
   int64_t copied_bytes = 0;
+  int64_t link_bytes = 0;  ///< that this rank sent to other hosts
 };
 
 class Traffic {
@@ -36,6 +37,8 @@ class Traffic {
   void add(Collective collective, int64_t logical_bytes, int64_t copied_bytes);
   /// Bytes that a call which is already counted has copied.
   void add_copied(Collective collective, int64_t copied_bytes);
+  /// Bytes that a call which is already counted has sent to other hosts.
+  void add_link(Collective collective, int64_t link_bytes);
   TrafficCount count(Collective collective) const;
   /// Sum over all collectives except control.
   TrafficCount total() const;
