@@ -115,14 +115,17 @@ TEST(Launch, GivesTheRanksOfEachNodeTheirPlace) {
 TEST(Launch, KeepsTheStoreUntilTheOtherNodesHaveEnded) {
   TemporaryFolder folder;
   const auto flag = (folder / "go on").string();
-  const auto programs = launch_nodes(
-      2, 1,
-      fmt::format("if [ $RANK = 1 ]; then echo waits; until [ -e '{}' ]; do sleep 0.02; done; fi",
-                  flag));
-  ASSERT_TRUE(programs[1]->wait_for_output("waits"));
-  ASSERT_TRUE(exists(programs[0]->pid()));
+  const auto programs =
+      launch_nodes(2, 1,
+                   fmt::format("if [ $RANK = 0 ]; then echo done; exit; fi; "
+                               "until [ -e '{}' ]; do sleep 0.02; done; "
+                               "exec bash -c \": < /dev/tcp/127.0.0.1/$MASTER_PORT\"",
+                               flag));
+  ASSERT_TRUE(programs[0]->wait_for_output("done"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // in which it would have ended
   test::write_file(flag, "");
-  EXPECT_EQ(programs[1]->wait().status, 0);
+  const auto outcome = programs[1]->wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(programs[0]->wait().status, 0);
 }
 
