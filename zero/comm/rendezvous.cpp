@@ -209,7 +209,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
   }
 }
 
-bool is_loopback(const sockaddr& address) {
+bool on_loopback(const sockaddr& address) {
   if (address.sa_family == AF_INET) {
     const auto& inet = reinterpret_cast<const sockaddr_in&>(address);
     return ntohl(inet.sin_addr.s_addr) >> 24 == 127;
@@ -235,7 +235,7 @@ Listener listen_at(const std::string& host, uint16_t port, bool across) {
   Listener result;
   const auto addresses = find_addresses(host, port, result.reason);
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (across && is_loopback(*address->ai_addr) && !means_loopback(host)) {
+    if (across && on_loopback(*address->ai_addr) && !means_loopback(host)) {
       result.reason =
           "on this host the name means the loopback interface, which no other host can reach "
           "(/etc/hosts); give an address in digits";
