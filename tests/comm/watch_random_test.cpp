@@ -40,7 +40,7 @@ Outcome run_case(int seed) {
   WatchedRanks ranks(hosts, each, {}, milliseconds(8000));
   const bool at_start = up_to(5) == 0;
   if (at_start) {
-    std::this_thread::sleep_for(milliseconds(up_to(600)));
+    std::this_thread::sleep_for(milliseconds(up_to(60)));
   } else {
     ranks.wait_until_watched();
     std::this_thread::sleep_for(milliseconds(up_to(800)));
@@ -84,8 +84,7 @@ Outcome run_case(int seed) {
     EXPECT_TRUE(named) << "seed " << seed << ", " << outcome.what << ": rank " << rank << " says "
                        << result.message;
   }
-  // A rank that had not met the others yet knows only that somebody is missing.
-  if (!at_start && messages.size() > 1) {
+  if (messages.size() > 1) {
     std::string all;
     for (const auto& [message, by] : messages)
       all += "\n  " + std::to_string(by.front()) + ": " + message;

@@ -58,6 +58,11 @@ WatchedRanks::WatchedRanks(int hosts, int ranks_a_host, std::vector<std::string>
     pids_.push_back(pid);
     status_.push_back(-1);
   }
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_TRUE(wait_for(seconds(60), [&] { return std::filesystem::exists(file("here", rank)); }))
+        << "rank " << rank << " has not started";
+  }
+  std::ofstream(folder_ / "go") << std::flush;
 }
 
 WatchedRanks::~WatchedRanks() {

@@ -22,7 +22,8 @@ class WatchedRanks {
     std::string message;
   };
 
-  /// Starts them. `orders`: what ranks find to do at once, by rank.
+  /// Starts them, and lets them meet once all have started. `orders`: what ranks find to do at
+  /// once, by rank.
   WatchedRanks(int hosts, int ranks_a_host, std::vector<std::string> orders = {},
                std::chrono::milliseconds arrival = std::chrono::seconds(60));
   WatchedRanks(const WatchedRanks&) = delete;

@@ -11,6 +11,7 @@
 //   fork           makes a child that ends at once
 //   end            says whether there was a verdict, leaves and ends
 //   die            is killed before it meets the others
+// FOLDER/here.RANK: it has started, and waits for FOLDER/go to meet the others.
 // FOLDER/up.RANK: it is watched. FOLDER/result.RANK: the milliseconds of the monotonic clock at
 // which it heard the verdict, how often it was told, the origin and the message; or "0 0 -1 ok".
 #include <signal.h>
@@ -21,6 +22,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -88,6 +90,10 @@ struct Worker {
   }
 
   void run(HostWatch::Settings settings) {
+    write("here", "");
+    while (!std::filesystem::exists(folder + "/go")) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
     if (order() == "die") raise(SIGKILL);
     c10d::FileStore store(folder + "/store", settings.size);
     HostWatch watch(settings, store, [this](const Verdict&) {

@@ -625,7 +625,11 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
     // Judges go in the order of their places, the last one first: each waits for those behind it.
     return settled_ ? !link->heard : rank_order(link->rank) > rank_order(settings_.rank);
   });
-  if (awaited && waited < settings_.linger) return false;
+  // Who is still on his way would find the door shut, and nobody to say why.
+  const bool all_came = !settled_ || !is_judge() ||
+                        std::none_of(contacts_.begin(), contacts_.end(),
+                                     [](auto& there) { return there.state == State::absent; });
+  if ((awaited || !all_came) && waited < settings_.linger) return false;
   if (!settled_) {
     for (auto& link : links_) link->frames.send(Kind::leave, settings_.rank);
   }

@@ -56,7 +56,7 @@ class HostWatch {
     /// Whoever is not heard of for as long is given up. At least 4 beats.
     std::chrono::milliseconds silence{4000};
     /// A rank that has not come to the watch after as long is named.
-    std::chrono::milliseconds arrival{60'000};
+    std::chrono::milliseconds arrival{30'000};
     /// The most that `leave` waits for others.
     std::chrono::milliseconds linger{2000};
   };
@@ -68,8 +68,9 @@ class HostWatch {
   using Look = std::function<std::optional<Verdict>()>;
 
   /// Meets the others' watches in `store`, which is not used afterwards. Collective, but that it
-  /// returns once this rank is watched. Throws CommError with the verdict where there is one
-  /// meanwhile, and where a judge cannot be reached.
+  /// returns once this rank is watched: the first thing to be done once all ranks have signed in.
+  /// Throws CommError with the verdict where there is one meanwhile, and where a judge cannot be
+  /// reached.
   HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble, Look look = {});
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;
