@@ -1,5 +1,6 @@
 // The vector sums against the plain ones, with every instruction set.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/randn.h>
@@ -28,7 +29,8 @@ struct Dtypes {
 const Dtypes kAll[] = {
     {at::kFloat, at::kFloat},    {at::kDouble, at::kDouble}, {at::kBFloat16, at::kBFloat16},
     {at::kBFloat16, at::kFloat}, {at::kHalf, at::kHalf},     {at::kHalf, at::kFloat},
-    {at::kInt, at::kInt},        {at::kLong, at::kLong},     {at::kByte, at::kByte}};
+    {at::kFloat, at::kBFloat16}, {at::kFloat, at::kHalf},    {at::kInt, at::kInt},
+    {at::kLong, at::kLong},      {at::kByte, at::kByte}};
 
 // Random bits in floating point give every kind of number: huge, tiny, subnormal, infinite and NaN.
 std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
@@ -40,8 +42,8 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
 
 // To one output.
 void sum_to(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-            c10::ScalarType input_dtype, int64_t numel, bool stream) {
-  sum({&output, 1}, output_dtype, inputs, input_dtype, numel, stream);
+            c10::ScalarType input_dtype, int64_t numel, bool stream, int64_t block = kOneBlock) {
+  sum({&output, 1}, output_dtype, inputs, input_dtype, numel, stream, block);
 }
 
 bool same(const std::byte* a, const std::byte* b, c10::ScalarType dtype) {
@@ -86,6 +88,88 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
               }
             }
           }
+        }
+      }
+    }
+  });
+}
+
+// Numbers whose sums depend on the order: of all magnitudes within a factor of 2^20.
+std::vector<float> spread_values(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> values(count);
+  for (auto& value : values) {
+    const auto mantissa = static_cast<float>(random() % 4096) - 2048;
+    value = std::ldexp(mantissa, static_cast<int>(random() % 20) - 10);
+  }
+  return values;
+}
+
+TEST(Sum, AddsEachBlocksInputsFirstAndRoundsTheirSumsOnce) {
+  on_each_instruction_set([](const char* instructions) {
+    SCOPED_TRACE(instructions);
+    constexpr int64_t kNumel = 203;
+    for (const auto [input, output] : kAll) {
+      if (!at::isReducedFloatingType(input) && input != at::kFloat) continue;
+      for (const int64_t arrays : {1, 2, 3, 4, 6, 7}) {
+        std::vector<at::Tensor> data;
+        std::vector<at::Tensor> widened;
+        std::vector<const void*> inputs;
+        for (int64_t k = 0; k < arrays; ++k) {
+          auto values = spread_values(kNumel, static_cast<uint64_t>(k + 1));
+          data.push_back(at::from_blob(values.data(), {kNumel}).to(input, false, true));
+          widened.push_back(data.back().to(at::kFloat));
+          inputs.push_back(data.back().const_data_ptr());
+        }
+        for (int64_t block = 1; block <= arrays + 1; ++block) {
+          auto expected = at::empty({kNumel});
+          for (int64_t i = 0; i < kNumel; ++i) {
+            float total = 0;
+            for (int64_t host = 0; host < arrays; host += block) {
+              float partial = widened[static_cast<size_t>(host)].const_data_ptr<float>()[i];
+              for (int64_t k = host + 1; k < std::min(host + block, arrays); ++k)
+                partial += widened[static_cast<size_t>(k)].const_data_ptr<float>()[i];
+              total = host == 0 ? partial : total + partial;
+            }
+            expected.mutable_data_ptr<float>()[i] = total;
+          }
+          expected = expected.to(output);
+          auto plain = at::empty({kNumel}, output);
+          sum_reference(plain.mutable_data_ptr(), output, inputs, input, kNumel, block);
+          ASSERT_EQ(std::memcmp(plain.const_data_ptr(), expected.const_data_ptr(), plain.nbytes()),
+                    0)
+              << input << " to " << output << ", " << arrays << " in blocks of " << block;
+          for (const bool stream : {false, true}) {
+            auto fast = at::empty({kNumel}, output);
+            sum_to(fast.mutable_data_ptr(), output, inputs, input, kNumel, stream, block);
+            ASSERT_EQ(std::memcmp(fast.const_data_ptr(), expected.const_data_ptr(), fast.nbytes()),
+                      0)
+                << input << " to " << output << ", " << arrays << " in blocks of " << block;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Sum, OfBlocksEqualsThePlainLoopForAnyBits) {
+  on_each_instruction_set([](const char* instructions) {
+    SCOPED_TRACE(instructions);
+    constexpr size_t kNumel = 203;
+    for (const auto [input, output] : kAll) {
+      const auto size = c10::elementSize(output);
+      std::vector<std::vector<std::byte>> data;
+      std::vector<const void*> inputs;
+      for (size_t k = 0; k < 5; ++k)
+        data.push_back(random_bytes(kNumel * c10::elementSize(input), k));
+      for (const auto& array : data) inputs.push_back(array.data());
+      for (const int64_t block : {1, 2, 3, 4, 5}) {
+        std::vector<std::byte> plain(kNumel * size), fast(kNumel * size);
+        sum_reference(plain.data(), output, inputs, input, kNumel, block);
+        sum_to(fast.data(), output, inputs, input, kNumel, false, block);
+        for (size_t i = 0; i < kNumel; ++i) {
+          ASSERT_TRUE(same(fast.data() + i * size, plain.data() + i * size, output))
+              << input << " to " << output << ", element " << i << ", blocks of " << block;
         }
       }
     }

@@ -147,8 +147,12 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
   if (!impl_->transport.control) impl_->transport.control = impl_->transport.data;
   impl_->rank = impl_->transport.data->getRank();
   impl_->size = impl_->transport.data->getSize();
-  impl_->topology =
-      impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
+  if (impl_->transport.topology) {
+    impl_->topology = *impl_->transport.topology;
+  } else {
+    impl_->topology =
+        impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
+  }
 }
 
 Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
@@ -333,7 +337,7 @@ std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store
   if (size == 1) return std::make_shared<Group>(nullptr, options);
   const Accounts accounts;
   return std::make_shared<Group>(
-      shared_memory_transport(meet(*store, rank, size, options.timeout), options.timeout, accounts),
+      shared_memory_transport(meet(*store, rank, size, options.timeout), options, accounts),
       options, accounts);
 }
 

@@ -19,7 +19,7 @@ std::exception_ptr Health::failure() const {
 }
 
 void Health::fail(const std::exception_ptr& error) noexcept {
-  int origin = peers_->rank();
+  int origin = peers_->number(peers_->rank());
   std::string cause;
   try {
     std::rethrow_exception(error);
@@ -27,9 +27,9 @@ void Health::fail(const std::exception_ptr& error) noexcept {
     origin = known.origin();
     cause = known.cause();
   } catch (const std::exception& known) {
-    cause = fmt::format("{} failed: {}", peers_->who(origin), known.what());
+    cause = fmt::format("{} failed: {}", peers_->who(peers_->rank()), known.what());
   } catch (...) {
-    cause = fmt::format("{} failed", peers_->who(origin));
+    cause = fmt::format("{} failed", peers_->who(peers_->rank()));
   }
   const std::lock_guard lock(mutex_);
   if (failure_) return;
@@ -39,7 +39,7 @@ void Health::fail(const std::exception_ptr& error) noexcept {
 
 void Health::abandon(std::string_view why) {
   const auto cause = fmt::format("{} failed: {}", peers_->who(peers_->rank()), why);
-  fail(std::make_exception_ptr(PeerError(peers_->rank(), cause, cause)));
+  fail(std::make_exception_ptr(PeerError(peers_->number(peers_->rank()), cause, cause)));
 }
 
 }  // namespace zero::comm

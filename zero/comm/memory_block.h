@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "zero/base/ledger.h"
 #include "zero/comm/arena.h"
+#include "zero/comm/transport.h"
 
 namespace zero::comm {
 
@@ -34,6 +36,20 @@ class SharedBlock {
 /// A 1-D tensor in a new block of the shared memory. Throws OutOfMemory.
 at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at::ScalarType dtype,
                          const std::shared_ptr<Ledger>& ledger, Category category);
+
+/// Gives such tensors.
+class ArenaMemory final : public Memory {
+ public:
+  ArenaMemory(std::shared_ptr<Arena> arena, std::shared_ptr<Ledger> ledger)
+      : arena_(std::move(arena)), ledger_(std::move(ledger)) {}
+  at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) override {
+    return shared_tensor(arena_, numel, dtype, ledger_, category);
+  }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Ledger> ledger_;
+};
 
 /// The same in memory of this process alone, zero-filled, and on huge pages from 2 MiB on: a disk
 /// takes what lies in small ones in several requests.

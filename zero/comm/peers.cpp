@@ -7,9 +7,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -29,6 +32,17 @@ std::string first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
+}
+
+// Blanks and line ends would confuse the text in which ranks name their hosts.
+std::string host_name() {
+  const char* said = std::getenv(kHostVariable);
+  auto name = said != nullptr && *said != '\0' ? std::string(said)
+                                               : first_line("/proc/sys/kernel/hostname");
+  for (char& c : name) {
+    if (std::isgraph(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
 }
 
 int usable_cores() {
@@ -58,10 +72,14 @@ Process Process::self() {
   Process self;
   self.pid = getpid();
   self.start_time = comm::start_time(self.pid).value_or(0);
-  self.host = first_line("/proc/sys/kernel/hostname");
-  std::error_code none;  // a process of another process-id namespace cannot be watched
-  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host + " " +
-                 std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+  self.host = host_name();
+  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host;
+  // A process of another process-id namespace cannot be watched, and one of another network
+  // namespace cannot be handed the memory.
+  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::error_code none;
+    self.machine += " " + std::filesystem::read_symlink(name, none).string();
+  }
   return self;
 }
 
@@ -83,18 +101,30 @@ bool Watch::dead() const {
   return start_time(process_.pid) != process_.start_time;  // a kernel without pidfd_open
 }
 
-Peers::Peers(int rank, std::vector<Process> processes)
-    : rank_(rank), processes_(std::move(processes)) {
-  watches_.reserve(processes_.size());
-  for (const auto& process : processes_) watches_.emplace_back(process);
+Peers::Peers(int rank, std::vector<Process> processes, int first) : rank_(rank), first_(first) {
+  known_->watches.reserve(processes.size());
+  for (const auto& process : processes) known_->watches.emplace_back(process);
+  known_->processes = std::move(processes);
   spins_ = size() <= usable_cores() ? 200 : 0;
 }
 
 void Peers::attach(std::shared_ptr<Mapping> mapping) { mapping_ = std::move(mapping); }
 
+Peers Peers::on_channel(int channel) const {
+  ensure(channel >= 0 && channel < kLocalChannels && mapping_ != nullptr,
+         "ranks that have met have a few channels");
+  Peers other = *this;
+  other.channel_ = channel;
+  return other;
+}
+
 RankSlot& Peers::slot(int rank) const {
   return *std::launder(
-      reinterpret_cast<RankSlot*>(mapping_->at(static_cast<int64_t>(sizeof(RankSlot)) * rank)));
+      reinterpret_cast<RankSlot*>(mapping_->at(slot_offset(rank, size(), channel_))));
+}
+
+RankSlot& Peers::being(int rank) const {
+  return *std::launder(reinterpret_cast<RankSlot*>(mapping_->at(slot_offset(rank, size(), 0))));
 }
 
 void Peers::pause() {
@@ -106,14 +136,14 @@ void Peers::pause() {
 bool Peers::troubled() const {
   if (!mapping_) return false;
   for (int r = 0; r < size(); ++r) {
-    if (slot(r).current_state() == RankState::failed) return true;
+    if (being(r).current_state() == RankState::failed) return true;
   }
   return false;
 }
 
 std::string Peers::who(int rank) const {
-  const auto& process = processes_[static_cast<size_t>(rank)];
-  return fmt::format("rank {} (pid {}, host {})", rank, process.pid, process.host);
+  const auto& process = known_->processes[static_cast<size_t>(rank)];
+  return fmt::format("rank {} (pid {}, host {})", number(rank), process.pid, process.host);
 }
 
 std::string Peers::last_seen(int rank) const {
@@ -129,25 +159,26 @@ std::string Peers::last_seen(int rank) const {
 
 std::optional<Peers::Trouble> Peers::find_trouble(int awaited) const {
   for (int r = 0; r < size(); ++r) {
-    if (watches_[static_cast<size_t>(r)].dead() &&
-        (!mapping_ || slot(r).current_state() == RankState::active)) {
-      return Trouble{r, who(r) + " died"};
+    if (known_->watches[static_cast<size_t>(r)].dead() &&
+        (!mapping_ || being(r).current_state() == RankState::active)) {
+      return Trouble{number(r), who(r) + " died"};
     }
   }
   if (!mapping_) return std::nullopt;
   std::optional<Trouble> follow_up;
   for (int r = 0; r < size(); ++r) {
-    if (slot(r).current_state() != RankState::failed) continue;
-    const auto failure = slot(r).failure.load();
-    const bool known = failure.origin >= 0 && failure.origin < size();
-    Trouble trouble{known ? static_cast<int>(failure.origin) : r,
+    if (being(r).current_state() != RankState::failed) continue;
+    const auto failure = being(r).failure.load();
+    const bool known = failure.origin >= 0 && failure.origin <= std::numeric_limits<int>::max();
+    Trouble trouble{known ? static_cast<int>(failure.origin) : number(r),
                     std::string(failure.message.view())};
-    if (trouble.origin == r) return trouble;
+    if (trouble.origin == number(r)) return trouble;
     follow_up = std::move(trouble);
   }
   if (follow_up) return follow_up;
-  if (slot(awaited).current_state() == RankState::left) {
-    return Trouble{awaited, fmt::format("{} left the group; {}", who(awaited), last_seen(awaited))};
+  if (being(awaited).current_state() == RankState::left) {
+    return Trouble{number(awaited),
+                   fmt::format("{} left the group; {}", who(awaited), last_seen(awaited))};
   }
   return std::nullopt;
 }
@@ -161,7 +192,7 @@ void Peers::fail(const Trouble& trouble, const Describe& doing) const {
   std::string_view message = trouble.message;
   if (message.ends_with('.')) message.remove_suffix(1);
   throw PeerError(trouble.origin, trouble.message,
-                  fmt::format("{}; rank {} was waiting in {}.", message, rank_, doing()));
+                  fmt::format("{}; rank {} was waiting in {}.", message, number(rank_), doing()));
 }
 
 void Peers::fail_timeout(int awaited, const Describe& doing) const {
@@ -177,28 +208,35 @@ void Peers::fail_timeout(int awaited, const Describe& doing) const {
     missing += fmt::format("{} has not arrived: {}", who(r), last_seen(r));
   }
   const auto cause = fmt::format("Timed out: {}", missing);
-  throw PeerError(rank_, cause,
-                  fmt::format("{}; rank {} was waiting in {}.", cause, rank_, doing()));
+  throw PeerError(number(rank_), cause,
+                  fmt::format("{}; rank {} was waiting in {}.", cause, number(rank_), doing()));
 }
 
 void Peers::post_failure(int origin, std::string_view message) const noexcept {
-  const std::lock_guard lock(post_mutex_);
-  auto& here = own();
+  const std::lock_guard lock(known_->posting);
+  auto& here = being(rank_);
   if (here.current_state() != RankState::active) return;
   Failure failure;
   failure.origin = origin;
   failure.message = FixedText<2040>(message);
   here.failure.store(failure);
   here.state.store(static_cast<uint32_t>(RankState::failed), std::memory_order_release);
-  futex_wake(&here.ticks);
+  wake_waiters();
 }
 
 void Peers::post_left() const noexcept {
-  const std::lock_guard lock(post_mutex_);
-  auto& here = own();
+  const std::lock_guard lock(known_->posting);
+  auto& here = being(rank_);
   if (here.current_state() != RankState::active) return;
   here.state.store(static_cast<uint32_t>(RankState::left), std::memory_order_release);
-  futex_wake(&here.ticks);
+  wake_waiters();
+}
+
+void Peers::wake_waiters() const noexcept {
+  for (int channel = 0; channel < kLocalChannels; ++channel) {
+    auto* slot = reinterpret_cast<RankSlot*>(mapping_->at(slot_offset(rank_, size(), channel)));
+    futex_wake(&std::launder(slot)->ticks);
+  }
 }
 
 }  // namespace zero::comm

@@ -31,13 +31,17 @@ namespace zero::comm {
 /// ended and whose parent has not asked yet (a zombie).
 std::optional<uint64_t> start_time(int64_t pid);
 
+/// The environment variable that names this process's host in place of the host name: ranks that
+/// name different hosts share no memory, be they on one machine. For tests of several hosts.
+inline constexpr const char* kHostVariable = "ZERO_HOST";
+
 /// A process as its peers know it. The start time tells it from a later process with the same
 /// number.
 struct Process {
   int64_t pid = 0;
   uint64_t start_time = 0;
-  std::string host;     ///< host name
-  std::string machine;  ///< boot id, host name and process-id namespace: equal on one host
+  std::string host;     ///< host name, or what kHostVariable says
+  std::string machine;  ///< boot id, host, process-id and network namespace: equal on one host
   /// This process.
   static Process self();
   bool operator==(const Process&) const = default;
@@ -56,8 +60,8 @@ class Watch {
   Descriptor pidfd_;
 };
 
-/// A CommError that began with `origin`; `cause()` is the message without what this rank was doing,
-/// so that others can pass it on.
+/// A CommError that began with the job's rank `origin`; `cause()` is the message without what this
+/// rank was doing, so that others can pass it on.
 class PeerError : public CommError {
  public:
   PeerError(int origin, std::string cause, const std::string& message)
@@ -80,14 +84,23 @@ inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
 
 class Peers {
  public:
-  Peers(int rank, std::vector<Process> processes);
+  /// `first`: the number that rank 0 of these has among the ranks of the job, as messages name
+  /// them.
+  Peers(int rank, std::vector<Process> processes, int first = 0);
   /// From now on the states of the ranks are known too.
   void attach(std::shared_ptr<Mapping> mapping);
+  /// The same ranks, which run another sequence of calls beside this one. Once attached.
+  Peers on_channel(int channel) const;
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(processes_.size()); }
+  int size() const { return static_cast<int>(known_->processes.size()); }
+  /// What `rank` is among the ranks of the job.
+  int number(int rank) const { return first_ + rank; }
+  /// Its calls on this channel.
   RankSlot& slot(int rank) const;
   RankSlot& own() const { return slot(rank_); }
+  /// Whether it is there, active, gone: one for all channels.
+  RankSlot& being(int rank) const;
 
   /// Blocks until `look` returns nothing; otherwise it returns the value that it saw in the word at
   /// `word`, which `peer` changes and wakes. `doing` says what this rank is doing, for errors.
@@ -119,8 +132,8 @@ class Peers {
   /// reuse its memory.
   void check_failed(const Describe& doing) const;
 
-  /// This rank gives up because of `origin` (often itself): every rank that waits, this one too,
-  /// gets `message`. The first message stands.
+  /// This rank gives up because of `origin`, a rank of the job (often itself): every rank that
+  /// waits, this one too, gets `message`. The first message stands.
   void post_failure(int origin, std::string_view message) const noexcept;
   /// This rank is done with the group.
   void post_left() const noexcept;
@@ -133,20 +146,28 @@ class Peers {
  private:
   static constexpr std::chrono::milliseconds kCheckInterval{100};
   struct Trouble {
-    int origin;
+    int origin;  // among the ranks of the job
     std::string message;
   };
   static void pause();
   bool troubled() const;
+  void wake_waiters() const noexcept;
   std::optional<Trouble> find_trouble(int awaited) const;
   [[noreturn]] void fail(const Trouble& trouble, const Describe& doing) const;
   [[noreturn]] void fail_timeout(int awaited, const Describe& doing) const;
 
+  /// What all channels share.
+  struct Known {
+    std::vector<Process> processes;
+    std::vector<Watch> watches;
+    std::mutex posting;
+  };
+
   int rank_;
-  std::vector<Process> processes_;
-  std::vector<Watch> watches_;
+  int first_;
+  int channel_ = 0;
+  std::shared_ptr<Known> known_ = std::make_shared<Known>();
   std::shared_ptr<Mapping> mapping_;
-  mutable std::mutex post_mutex_;
   int spins_ = 0;
 };
 

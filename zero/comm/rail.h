@@ -19,15 +19,21 @@ namespace zero::comm {
 /// Messages of one channel between two hosts arrive in the order of their posting; those of
 /// different channels know nothing of each other. Whoever posts from threads of his own takes a
 /// channel of his own.
-enum class Channel : uint8_t { outward, homeward, control };
-inline constexpr size_t kChannels = 3;
+enum class Channel : uint8_t {
+  gather,    ///< slices, and the records of all calls
+  reduce,    ///< parts of sums
+  homeward,  ///< what a call's second phase sends
+  control,
+};
+inline constexpr size_t kChannels = 4;
 
 /// A message under way.
 class Passage {
  public:
   virtual ~Passage() = default;
-  /// Blocks until the bytes have left this rank's memory (send) or are in it (receive). Throws
-  /// CommError where the rail is aborted, the peer's end is gone, or the rail's timeout is over.
+  /// Blocks until the bytes have left this rank's memory (send) or are in it (receive); waiting
+  /// again returns at once. Throws CommError where the rail is aborted, the peer's end is gone, or
+  /// the rail's timeout is over.
   virtual void wait() = 0;
 };
 

@@ -4,16 +4,20 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace zero::comm {
 
-/// Whether `sum` takes these dtypes: Float, BFloat16 and Half (also into Float), Double, Int, Long,
-/// Byte.
+/// Whether `sum` takes these dtypes: Float, BFloat16 and Half (into itself or Float), Float into
+/// BFloat16 and Half (partial sums that are rounded here), Double, Int, Long, Byte.
 bool can_sum(c10::ScalarType input, c10::ScalarType output);
 
 /// Where a sum is written: to each of them.
 using Outputs = std::span<void* const>;
+
+/// All inputs are one block.
+inline constexpr int64_t kOneBlock = std::numeric_limits<int64_t>::max();
 
 /// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel) and each output, added in that
 /// order: in fp32 for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even)
@@ -22,12 +26,16 @@ using Outputs = std::span<void* const>;
 /// their elements only. An element's sum depends on that element's inputs alone. `stream`: the
 /// inputs are asked for ahead and outputs that are aligned alike are written past the caches, for
 /// parts of large arrays. Serial; vectorised with run-time dispatch.
+///
+/// `block` (from 1 on): the inputs are those of hosts with so many ranks each (the last may have
+/// fewer). A block's inputs are added in order, then the blocks' sums in order, which are not
+/// rounded before: the order in which hosts add, each its own ranks first.
 void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-         c10::ScalarType input_dtype, int64_t numel, bool stream);
+         c10::ScalarType input_dtype, int64_t numel, bool stream, int64_t block = kOneBlock);
 
 /// The same in plain loops to one output: what `sum` is tested against. (Which NaN a NaN becomes
 /// may differ.)
 void sum_reference(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
-                   c10::ScalarType input_dtype, int64_t numel);
+                   c10::ScalarType input_dtype, int64_t numel, int64_t block = kOneBlock);
 
 }  // namespace zero::comm

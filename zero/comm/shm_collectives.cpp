@@ -51,6 +51,17 @@ int64_t output_bytes(const Call& call) {
   return call.output.defined() ? static_cast<int64_t>(call.output.nbytes()) : 0;
 }
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+// Between the beginnings of the slices of a sum's input, which may be parts of larger ones: a 2-D
+// tensor (ranks, n).
+int64_t slice_distance(const Call& call) {
+  if (call.op != Op::reduce_scatter || call.input.dim() != 2) return 0;
+  return call.input.stride(0) * static_cast<int64_t>(call.input.element_size());
+}
+// From the first byte of the input to the last.
+int64_t span_of(const CallRecord& record, int ranks) {
+  if (record.slice_distance == 0) return record.input_bytes;
+  return record.slice_distance * (ranks - 1) + record.input_bytes / ranks;
+}
 int64_t element_bytes(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.element_size());
 }
@@ -65,11 +76,13 @@ int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64
 }  // namespace
 
 Collectives::Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic)
+                         std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic,
+                         int block)
     : peers_(std::move(peers)),
       arena_(std::move(arena)),
       ledger_(std::move(ledger)),
       traffic_(std::move(traffic)),
+      block_(block > 0 ? block : kOneBlock),
       records_(static_cast<size_t>(peers_->size())),
       doing_([this] { return own_.describe(); }) {}
 
@@ -128,7 +141,9 @@ void Collectives::begin(Call& call) {
     const bool read_by_peers =
         own_.input_bytes > 0 && (call.op != Op::broadcast || call.root == peers_->rank());
     if (read_by_peers) {
-      own_.data_offset = arena_->mapping()->offset_of(call.input.data_ptr(), own_.input_bytes);
+      own_.slice_distance = slice_distance(call);
+      own_.data_offset =
+          arena_->mapping()->offset_of(call.input.data_ptr(), span_of(own_, peers_->size()));
       staged_ = own_.data_offset < 0 ||
                 (call.op == Op::all_reduce && own_.input_bytes <= kSmallAllReduce);
       if (staged_) {
@@ -190,7 +205,7 @@ void Collectives::check_matching() const {
   std::map<std::string, std::string> callers;
   for (size_t r = 0; r < records_.size(); ++r) {
     auto& ranks = callers[records_[r].describe()];
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", r);
+    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", peers_->number(static_cast<int>(r)));
   }
   std::string table;
   for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
@@ -198,14 +213,14 @@ void Collectives::check_matching() const {
       fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
                   "issue the same collectives, of the "
                   "same sizes, dtypes and labels, in the same order, but these were called:{}",
-                  peers_->rank(), table));
+                  peers_->number(peers_->rank()), table));
 }
 
 void Collectives::distrust(int rank, const std::string& what) const {
   throw CommError(
       fmt::format("Rank {} has written {} into the shared memory, for {}; rank {} does not use it. "
                   "Does something in that rank's program write where it should not?",
-                  rank, what, own_.describe(), peers_->rank()));
+                  peers_->number(rank), what, own_.describe(), peers_->number(peers_->rank())));
 }
 
 void Collectives::check_place(int rank, std::string_view what, int64_t offset, int64_t bytes,
@@ -230,7 +245,7 @@ void Collectives::check_places(const Call& call) const {
     const bool read = record.input_bytes > 0 && (call.op != Op::broadcast || call.root == r);
     if (!read) continue;
     if (record.data_offset >= 0) {
-      check_place(r, "input", record.data_offset, record.input_bytes, 0, n);
+      check_place(r, "input", record.data_offset, span_of(record, n), 0, n);
     } else {
       check_place(r, "staging buffer", record.staging_offset, 2 * kHalf, r, r + 1);
     }
@@ -269,7 +284,7 @@ void Collectives::copy(void* to, const void* from, int64_t bytes) {
 
 bool Collectives::all_active() const {
   for (int r = 0; r < peers_->size(); ++r)
-    if (peers_->slot(r).current_state() != RankState::active) return false;
+    if (peers_->being(r).current_state() != RankState::active) return false;
   return true;
 }
 
@@ -284,7 +299,7 @@ void Collectives::add_piece(const Call& call, const Share& share, int64_t piece)
   for (auto* output : share.outputs)
     outputs.push_back(output + begin / width * element_bytes(call.output));
   sum(outputs, call.output.scalar_type(), inputs, call.input.scalar_type(), (end - begin) / width,
-      share.bytes >= kStreamedBytes);
+      share.bytes >= kStreamedBytes, block_);
 }
 
 void Collectives::add(const Call& call, const Share& own) {
@@ -324,10 +339,11 @@ void Collectives::stage_first(const Call& call) {
   const int n = peers_->size();
   if (call.op == Op::reduce_scatter || call.op == Op::all_to_all) {
     const auto slice = own_.input_bytes / n;
+    const auto distance = own_.slice_distance == 0 ? slice : own_.slice_distance;
     const auto chunk = slice_chunk(n);
     for (int r = 0; r < n; ++r) {
       if (r != peers_->rank())
-        copy(staging(0) + r * chunk, from + r * slice, std::min(chunk, slice));
+        copy(staging(0) + r * chunk, from + r * distance, std::min(chunk, slice));
     }
   } else {
     copy(staging(0), from, std::min(kHalf, own_.input_bytes));
@@ -357,13 +373,14 @@ void Collectives::all_gather(const Call& call) {
 void Collectives::reduce_scatter(const Call& call) {
   const int n = peers_->size();
   const auto slice = own_.input_bytes / n;
+  const auto distance = own_.slice_distance == 0 ? slice : own_.slice_distance;
   const auto* in = bytes_of(call.input);
   if (!any_staged()) {
     add_together(call, [&](int owner) {
       Share share{.bytes = slice};
       auto* output = owner == peers_->rank() ? bytes_of(call.output) : output_of(owner);
       if (output != nullptr) share.outputs.push_back(output);
-      for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, owner * slice, 0, 0));
+      for (int r = 0; r < n; ++r) share.inputs.push_back(peer_bytes(r, owner * distance, 0, 0));
       return share;
     });
     return;
@@ -375,11 +392,11 @@ void Collectives::reduce_scatter(const Call& call) {
     const auto bytes = std::min(chunk, slice - at);
     if (at > 0) {
       for (int r = 0; staged_ && r < n; ++r) {
-        if (r != peers_->rank()) copy(staging(half) + r * chunk, in + r * slice + at, bytes);
+        if (r != peers_->rank()) copy(staging(half) + r * chunk, in + r * distance + at, bytes);
       }
       sync();
     }
-    const auto mine = peers_->rank() * slice + at;
+    const auto mine = peers_->rank() * distance + at;
     Share share{.outputs = {bytes_of(call.output) + at / width * element_bytes(call.output)},
                 .bytes = bytes};
     for (int r = 0; r < n; ++r) {

@@ -14,6 +14,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/arena.h"
+#include "zero/comm/call.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/shm_control.h"
@@ -21,28 +22,12 @@
 
 namespace zero::comm {
 
-/// One collective to run; its arguments have been checked. `input` and `output` are one tensor for
-/// all_reduce and broadcast.
-struct Call {
-  Op op = Op::none;
-  at::Tensor output;
-  at::Tensor input;
-  int root = 0;
-  int64_t window_bytes = 0;
-  int64_t window_slots = 0;
-  std::vector<int64_t> window_block_bytes;    ///< of each rank's block
-  std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
-  std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
-  Collective counted = Collective::control;
-  FixedText<72> label;
-  std::chrono::milliseconds timeout{};
-};
-
 /// Runs calls, one at a time, from any one thread at a time.
 class Collectives {
  public:
+  /// `block`: see GroupOptions::block.
   Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
-              std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic);
+              std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic, int block = 0);
   /// Blocks until this rank may use the outputs and overwrite the inputs. Throws CommError,
   /// OutOfMemory.
   void run(Call& call);
@@ -85,6 +70,7 @@ class Collectives {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<Traffic> traffic_;
+  int64_t block_;
   std::unique_ptr<SharedBlock> staging_;
   uint64_t sequence_ = 0;
   bool staged_ = false;              // this rank's input goes through its staging buffer

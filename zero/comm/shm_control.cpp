@@ -19,8 +19,9 @@ std::string_view name(Op op) {
 
 bool CallRecord::matches(const CallRecord& other) const {
   return sequence == other.sequence && op == other.op && input_bytes == other.input_bytes &&
-         output_bytes == other.output_bytes && input_dtype == other.input_dtype &&
-         output_dtype == other.output_dtype && root == other.root && label == other.label;
+         output_bytes == other.output_bytes && slice_distance == other.slice_distance &&
+         input_dtype == other.input_dtype && output_dtype == other.output_dtype &&
+         root == other.root && label == other.label;
 }
 
 std::string CallRecord::describe() const {

@@ -57,6 +57,7 @@ struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
+  int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
   int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
   int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
@@ -76,7 +77,7 @@ struct CallRecord {
 
 enum class RankState : uint32_t { active, left, failed };
 
-/// Why a rank gave up. `origin` is the rank that the trouble began with.
+/// Why a rank gave up. `origin` is the rank of the job that the trouble began with.
 struct Failure {
   int64_t origin = -1;
   FixedText<2040> message;
@@ -106,8 +107,15 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
+/// Sequences of calls that the same ranks may run side by side; one host needs one, several hosts
+/// three (hosts_backend.h).
+inline constexpr int kLocalChannels = 3;
+
 inline constexpr int64_t control_bytes(int ranks) {
-  return static_cast<int64_t>(sizeof(RankSlot)) * ranks;
+  return static_cast<int64_t>(sizeof(RankSlot)) * ranks * kLocalChannels;
+}
+inline constexpr int64_t slot_offset(int rank, int ranks, int channel) {
+  return static_cast<int64_t>(sizeof(RankSlot)) * (channel * ranks + rank);
 }
 
 }  // namespace zero::comm

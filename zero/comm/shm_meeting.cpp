@@ -134,10 +134,11 @@ Process decode(const std::string& text, int rank) {
 
 class Meeter {
  public:
-  Meeter(c10d::Store& store, int rank, int size, milliseconds timeout)
+  Meeter(c10d::Store& store, int rank, int size, milliseconds timeout, int first)
       : store_(store),
         rank_(rank),
         size_(size),
+        first_(first),
         deadline_(deadline_after(timeout)),
         timeout_(timeout) {}
 
@@ -260,7 +261,7 @@ class Meeter {
   std::unique_ptr<Peers> make_peers() const {
     std::vector<Process> processes;
     for (int r = 0; r < size_; ++r) processes.push_back(processes_.at(r));
-    return std::make_unique<Peers>(rank_, std::move(processes));
+    return std::make_unique<Peers>(rank_, std::move(processes), first_);
   }
 
   // Rank 0 makes the memory and hands it to every other process over a socket.
@@ -269,8 +270,8 @@ class Meeter {
     Meeting meeting;
     meeting.mapping =
         Mapping::create(ArenaLayout::choose(size_, control_bytes(size_), physical_memory()));
-    for (int r = 0; r < size_; ++r) {
-      new (meeting.mapping->at(static_cast<int64_t>(sizeof(RankSlot)) * r)) RankSlot;
+    for (int i = 0; i < size_ * kLocalChannels; ++i) {
+      new (meeting.mapping->at(static_cast<int64_t>(sizeof(RankSlot)) * i)) RankSlot;
     }
     meeting.peers = make_peers();
     meeting.peers->attach(meeting.mapping);
@@ -410,6 +411,7 @@ class Meeter {
   c10d::Store& store_;
   int rank_;
   int size_;
+  int first_;
   Clock::time_point deadline_;
   milliseconds timeout_;
   std::string prefix_;
@@ -419,8 +421,8 @@ class Meeter {
 
 }  // namespace
 
-Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  return Meeter(store, rank, size, timeout).run();
+Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout, int first) {
+  return Meeter(store, rank, size, timeout, first).run();
 }
 
 }  // namespace zero::comm

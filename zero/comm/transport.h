@@ -13,6 +13,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/fixed_text.h"
+#include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
 
 namespace zero::comm {
@@ -79,6 +80,9 @@ struct Transport {
   std::shared_ptr<Liveness> liveness{};
   /// Of both backends, which then count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
+  /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell
+  /// each other.
+  std::optional<Topology> topology{};
 };
 
 }  // namespace zero::comm

@@ -54,9 +54,8 @@ void StepTraffic::end_step() {
   host_sum_.up += host.up - host_before_.up;
   const auto after = now();
   for (size_t i = 0; i < comm::kCollectives; ++i) {
-    sum_[i].calls += after[i].calls - before_[i].calls;
-    sum_[i].logical_bytes += after[i].logical_bytes - before_[i].logical_bytes;
-    sum_[i].copied_bytes += after[i].copied_bytes - before_[i].copied_bytes;
+    sum_[i] += after[i];
+    sum_[i] -= before_[i];
   }
   ++steps_;
 }

@@ -1,0 +1,35 @@
+// One collective, as a backend of libzero's own runs it.
+#pragma once
+
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "zero/comm/fixed_text.h"
+#include "zero/comm/memory_block.h"
+#include "zero/comm/shm_control.h"
+#include "zero/comm/traffic.h"
+
+namespace zero::comm {
+
+/// One collective to run; its arguments have been checked. `input` and `output` are one tensor for
+/// all_reduce and broadcast.
+struct Call {
+  Op op = Op::none;
+  at::Tensor output;
+  at::Tensor input;
+  int root = 0;
+  int64_t window_bytes = 0;
+  int64_t window_slots = 0;
+  std::vector<int64_t> window_block_bytes;    ///< of each rank's block
+  std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
+  std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
+  Collective counted = Collective::control;
+  FixedText<72> label;
+  std::chrono::milliseconds timeout{};
+};
+
+}  // namespace zero::comm

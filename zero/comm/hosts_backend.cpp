@@ -1,0 +1,318 @@
+#include "zero/comm/hosts_backend.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/base/thread.h"
+#include "zero/comm/memory_block.h"
+
+namespace zero::comm {
+
+// --- Health ---
+
+HostsHealth::HostsHealth(int rank, std::shared_ptr<Rail> rail, std::shared_ptr<Health> local,
+                         std::function<PeerError(const PeerError& trouble)> report)
+    : rank_(rank), rail_(std::move(rail)), local_(std::move(local)), report_(std::move(report)) {}
+
+void HostsHealth::check() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+bool HostsHealth::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ != nullptr;
+}
+
+// Whether this is the first.
+bool HostsHealth::record(const std::exception_ptr& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = error;
+  return true;
+}
+
+void HostsHealth::stop(const std::exception_ptr& error) noexcept {
+  if (local_) local_->fail(error);
+  rail_->abort();
+}
+
+std::exception_ptr HostsHealth::fail(const std::exception_ptr& error) noexcept {
+  try {
+    check();
+  } catch (...) {
+    return std::current_exception();
+  }
+  auto stands = error;
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (const PeerError& known) {
+      if (report_) stands = std::make_exception_ptr(report_(known));
+    } catch (const std::exception& own) {
+      const auto cause = fmt::format("Rank {} failed: {}", rank_, own.what());
+      // Its own words are this rank's; the others get them with its number.
+      if (report_) (void)report_(PeerError(rank_, cause, cause));
+    }
+  } catch (...) {  // nobody could be told
+  }
+  if (!record(stands)) {
+    const std::lock_guard lock(mutex_);
+    return failure_;  // it has been heard of meanwhile
+  }
+  stop(stands);
+  return stands;
+}
+
+void HostsHealth::hear(const PeerError& trouble) noexcept {
+  const auto error = std::make_exception_ptr(trouble);
+  if (record(error)) stop(error);
+}
+
+void HostsHealth::abandon(std::string_view why) {
+  const auto cause = fmt::format("Rank {} failed: {}", rank_, why);
+  fail(std::make_exception_ptr(PeerError(rank_, cause, cause)));
+}
+
+// --- The place ---
+
+struct HostsPlace {
+  Topology topology;
+  std::shared_ptr<Rail> rail;
+  Accounts accounts;
+  std::shared_ptr<Peers> peers;  // of this host; null where it has one rank
+  std::shared_ptr<Arena> arena;
+  std::vector<std::unique_ptr<Collectives>> local;  // by channel
+  std::shared_ptr<HostsHealth> health;
+  std::function<void()> leave;
+  OwnerProcess owner;
+
+  HostsPlace(HostsParts parts, Accounts counted)
+      : topology(parts.topology),
+        rail(std::move(parts.rail)),
+        accounts(std::move(counted)),
+        leave(std::move(parts.leave)) {
+    std::shared_ptr<Health> local_health;
+    if (parts.local.peers) {
+      peers = std::move(parts.local.peers);
+      local_health = std::make_shared<Health>(peers);
+      arena = std::make_shared<Arena>(std::move(parts.local.mapping), peers->rank());
+      for (int channel = 0; channel < kLocalChannels; ++channel) {
+        local.push_back(
+            std::make_unique<Collectives>(std::make_shared<Peers>(peers->on_channel(channel)),
+                                          arena, accounts.ledger, accounts.traffic));
+      }
+    }
+    health = std::make_shared<HostsHealth>(rank(), rail, local_health, std::move(parts.report));
+  }
+  HostsPlace(const HostsPlace&) = delete;
+  HostsPlace& operator=(const HostsPlace&) = delete;
+  ~HostsPlace() {
+    if (!owner.here()) return;
+    if (leave) leave();
+    if (peers) peers->post_left();
+  }
+
+  int rank() const { return topology.host * topology.local_size + topology.local_rank; }
+  int size() const { return topology.hosts * topology.local_size; }
+  HostsCollectives::Side side(int channel) const {
+    return {local.empty() ? nullptr : local[static_cast<size_t>(channel)].get()};
+  }
+  // For what passes through on its way.
+  at::Tensor make_array(int64_t bytes) const {
+    return arena ? shared_tensor(arena, bytes, at::kByte, accounts.ledger, Category::communication)
+                 : private_tensor(bytes, at::kByte, accounts.ledger, Category::communication);
+  }
+  HostsCollectives::MakeArray maker() const {
+    return [this](int64_t bytes) { return make_array(bytes); };
+  }
+};
+
+// --- Data ---
+
+/// A call that has been issued: what c10d's users wait on.
+class HostsBackend::Pending final : public c10d::Work {
+ public:
+  Pending(Call call, std::shared_ptr<Signal> signal) : signal_(std::move(signal)) {
+    call_.call = std::move(call);
+  }
+  bool isCompleted() override {
+    const std::lock_guard lock(signal_->mutex);
+    return finished_;
+  }
+  bool isSuccess() const override {
+    const std::lock_guard lock(signal_->mutex);
+    return finished_ && !error_;
+  }
+  std::exception_ptr exception() const override {
+    const std::lock_guard lock(signal_->mutex);
+    return error_;
+  }
+  /// Blocks until the call has run. `timeout` is not used: the call has its own.
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    std::unique_lock lock(signal_->mutex);
+    signal_->changed.wait(lock, [&] { return finished_; });
+    if (error_) std::rethrow_exception(error_);
+    return true;
+  }
+
+ private:
+  friend class HostsBackend;
+  std::shared_ptr<Signal> signal_;
+  HostsCall call_;
+  bool finished_ = false;  // guarded by the signal's mutex, as is the next
+  std::exception_ptr error_;
+};
+
+HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
+    : CallBackend(place->rank(), place->size(), timeout),
+      place_(std::move(place)),
+      collectives_(place_->topology, *place_->rail, place_->side(0), place_->side(1), false,
+                   place_->maker(), place_->accounts.traffic) {}
+
+HostsBackend::~HostsBackend() {
+  if (!owner_.here()) {  // a forked child, without these threads
+    outward_.thread.detach();
+    homeward_.thread.detach();
+    return;
+  }
+  if (std::uncaught_exceptions() > 0) place_->health->abandon("it left because of an exception");
+  close();
+}
+
+void HostsBackend::abort() { place_->health->abandon("The group was aborted."); }
+
+c10::intrusive_ptr<c10d::Work> HostsBackend::issue(Call call, bool asynchronous, bool /*wake*/) {
+  place_->health->check();
+  auto pending = c10::make_intrusive<Pending>(std::move(call), signal_);
+  {
+    const std::lock_guard lock(signal_->mutex);
+    if (!outward_.thread.joinable()) {
+      outward_.thread = start_thread<CommError>("what leaves a host", [this] { run_outward(); });
+      homeward_.thread =
+          start_thread<CommError>("what comes to a host", [this] { run_homeward(); });
+    }
+    outward_.calls.push_back(pending);
+    signal_->changed.notify_all();
+  }
+  if (!asynchronous) pending->wait(kNoTimeout);
+  return pending;
+}
+
+template <class Body>
+void HostsBackend::run(Pending& pending, Body body) noexcept {
+  if (pending.error_) return;
+  try {
+    place_->health->check();
+    body();
+  } catch (...) {
+    pending.error_ = place_->health->fail(std::current_exception());
+    HostsCollectives::settle(pending.call_);
+  }
+}
+
+c10::intrusive_ptr<HostsBackend::Pending> HostsBackend::take(Phase& phase, const bool& last) {
+  std::unique_lock lock(signal_->mutex);
+  signal_->changed.wait(lock, [&] { return !phase.calls.empty() || last; });
+  if (phase.calls.empty()) return {};
+  auto pending = std::move(phase.calls.front());
+  phase.calls.pop_front();
+  return pending;
+}
+
+void HostsBackend::run_outward() {
+  while (const auto pending = take(outward_, closing_)) {
+    run(*pending, [&] { collectives_.outward(pending->call_); });
+    const std::lock_guard lock(signal_->mutex);
+    homeward_.calls.push_back(pending);
+    signal_->changed.notify_all();
+  }
+  const std::lock_guard lock(signal_->mutex);
+  outward_closed_ = true;
+  signal_->changed.notify_all();
+}
+
+void HostsBackend::run_homeward() {
+  while (const auto pending = take(homeward_, outward_closed_)) {
+    run(*pending, [&] { collectives_.homeward(pending->call_); });
+    // The tensors are released as soon as the call is done, not when the last Work goes.
+    pending->call_.call.input.reset();
+    pending->call_.call.output.reset();
+    const std::lock_guard lock(signal_->mutex);
+    pending->finished_ = true;
+    signal_->changed.notify_all();
+  }
+}
+
+void HostsBackend::close() {
+  {
+    const std::lock_guard lock(signal_->mutex);
+    closing_ = true;
+    signal_->changed.notify_all();
+  }
+  if (outward_.thread.joinable()) outward_.thread.join();
+  if (homeward_.thread.joinable()) homeward_.thread.join();
+}
+
+// --- Control ---
+
+HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
+    : CallBackend(place->rank(), place->size(), timeout),
+      place_(std::move(place)),
+      collectives_(place_->topology, *place_->rail, place_->side(2), place_->side(2), true,
+                   place_->maker(), place_->accounts.traffic) {}
+
+namespace {
+
+/// A call that has run.
+class Ended final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> HostsControl::issue(Call call, bool /*asynchronous*/,
+                                                   bool /*wake*/) {
+  const std::lock_guard lock(mutex_);
+  HostsCall two_phases;
+  two_phases.call = std::move(call);
+  try {
+    place_->health->check();
+    collectives_.outward(two_phases);
+    collectives_.homeward(two_phases);
+  } catch (...) {
+    const auto stands = place_->health->fail(std::current_exception());
+    HostsCollectives::settle(two_phases);
+    std::rethrow_exception(stands);
+  }
+  return c10::make_intrusive<Ended>();
+}
+
+HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,
+                               const Accounts& accounts) {
+  const auto place = std::make_shared<HostsPlace>(std::move(parts), accounts);
+  const auto data = c10::make_intrusive<HostsBackend>(place, timeout);
+  const auto control = c10::make_intrusive<HostsControl>(place, timeout);
+  control->share_announcements(data->announcements());
+  HostsTransport made;
+  made.health = place->health;
+  made.transport = {.data = data,
+                    .control = control,
+                    .liveness = place->health,
+                    .announcements = data->announcements(),
+                    .topology = place->topology};
+  if (place->arena)
+    made.transport.memory = std::make_shared<ArenaMemory>(place->arena, accounts.ledger);
+  return made;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,133 @@
+// A c10d backend for ranks on several hosts: shared memory inside a host, rails between them.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "zero/base/owner_process.h"
+#include "zero/comm/accounts.h"
+#include "zero/comm/arena.h"
+#include "zero/comm/call_backend.h"
+#include "zero/comm/health.h"
+#include "zero/comm/hosts_collectives.h"
+#include "zero/comm/rail.h"
+#include "zero/comm/shm_meeting.h"
+#include "zero/comm/topology.h"
+
+namespace zero::comm {
+
+/// What a rank's group on several hosts is made of.
+struct HostsParts {
+  Topology topology;
+  std::shared_ptr<Rail> rail;
+  /// The ranks of this host; without memory where it has one rank.
+  Meeting local{};
+  /// Tells all ranks that rank `origin` is in trouble, and returns the first word on it in the job,
+  /// which may be another's. May be empty: then every host finds out by itself.
+  std::function<PeerError(const PeerError& trouble)> report{};
+  /// The rank leaves the job in order.
+  std::function<void()> leave{};
+};
+
+/// Whether a rank's group still works; one failure ends it for good. Thread-safe.
+class HostsHealth final : public Liveness {
+ public:
+  HostsHealth(int rank, std::shared_ptr<Rail> rail, std::shared_ptr<Health> local,
+              std::function<PeerError(const PeerError& trouble)> report);
+  /// Throws the failure, if there was one.
+  void check() const;
+  bool failed() const;
+  /// Records what a call ended with, tells everybody, and aborts what is under way. Returns the
+  /// failure that stands.
+  std::exception_ptr fail(const std::exception_ptr& error) noexcept;
+  /// The same for what others say, who know it already.
+  void hear(const PeerError& trouble) noexcept;
+  void abandon(std::string_view why) override;
+
+ private:
+  bool record(const std::exception_ptr& error) noexcept;
+  void stop(const std::exception_ptr& error) noexcept;
+
+  int rank_;
+  std::shared_ptr<Rail> rail_;
+  std::shared_ptr<Health> local_;
+  std::function<PeerError(const PeerError& trouble)> report_;
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;
+};
+
+/// What both backends of a rank use; leaves the group in order when it goes.
+struct HostsPlace;
+
+/// Collectives of tensors: each call passes two threads, a phase each (Note [Two phases]).
+class HostsBackend final : public CallBackend {
+ public:
+  HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout);
+  ~HostsBackend() override;
+  const std::string getBackendName() const override { return "zero_hosts"; }
+  void abort() override;
+
+ private:
+  class Pending;
+  /// What Works, which may outlive the backend, look at.
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+  /// A phase's queue and thread.
+  struct Phase {
+    std::deque<c10::intrusive_ptr<Pending>> calls;
+    std::thread thread;
+  };
+  c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) override;
+  void run_outward();
+  void run_homeward();
+  /// Null once there is nothing more to come.
+  c10::intrusive_ptr<Pending> take(Phase& phase, const bool& last);
+  template <class Body>
+  void run(Pending& pending, Body body) noexcept;
+  void close();
+
+  std::shared_ptr<HostsPlace> place_;
+  HostsCollectives collectives_;
+  std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();  // guards the phases
+  Phase outward_;
+  Phase homeward_;
+  bool closing_ = false;         // nothing more is issued
+  bool outward_closed_ = false;  // nothing more comes to the second phase
+  OwnerProcess owner_;
+};
+
+/// Scalars, checks and barriers: by the calling thread, beside the tensors.
+class HostsControl final : public CallBackend {
+ public:
+  HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout);
+  const std::string getBackendName() const override { return "zero_hosts_control"; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) override;
+
+  std::shared_ptr<HostsPlace> place_;
+  HostsCollectives collectives_;
+  std::mutex mutex_;
+};
+
+/// Data, control, memory and liveness of a group on several hosts. No windows: what is gathered
+/// from other hosts is copied.
+struct HostsTransport {
+  Transport transport;
+  std::shared_ptr<HostsHealth> health;
+};
+HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,
+                               const Accounts& accounts);
+
+}  // namespace zero::comm

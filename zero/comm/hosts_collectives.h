@@ -1,0 +1,150 @@
+// The collectives of a group on several hosts: what one rank does for each, in two phases.
+//
+// Note [Two levels]
+// With H hosts of R ranks, rank (h, r) shares memory with the ranks of host h and has a rail to
+// (h', r) of each other host (Note [Rails] in rail.h). N = H R; a full array is N slices, host by
+// host.
+//   all-gather      slice (h, r) goes to each (h', r), straight to its place there; then the ranks
+//                   of a host copy the slices that came from each other.
+//   reduce-scatter  host h adds its ranks' arrays: (h, r) does so for the slices (h', r), in shared
+//                   memory, and sends the partial sums to (h', r), who adds those of all hosts.
+//   all-reduce      the one and then the other.
+//   broadcast       along a chain of hosts, in chunks; in each, from the rank at the root's place.
+//   all-to-all      what goes to host h' is brought to its place by the ranks of h among
+//   themselves.
+// So a host's link carries (H-1)/H of an array once, whatever its ranks (partition/formulas.h).
+//
+// Note [Order of additions]
+// A sum adds a host's ranks in order, then the hosts in order, in fp32, and rounds once. Partial
+// sums are never rounded; with one rank a host there are none, and bf16 travels as bf16. A group on
+// one host adds in the same order where GroupOptions::block says so.
+//
+// Note [Two phases]
+// `outward` starts a call: what this rank has for others leaves. `homeward` ends it: what others
+// have for this rank is awaited and put in its place. Each phase runs calls in the order of their
+// issue, on a thread of its own, with channels of its own in shared memory and on the rail; so one
+// call's data travel while another's are added up, and yet nothing is ordered by timing. Sums pass
+// through a few chunks of constant size, in both phases.
+#pragma once
+
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "zero/comm/call.h"
+#include "zero/comm/rail.h"
+#include "zero/comm/shm_collectives.h"
+#include "zero/comm/topology.h"
+#include "zero/comm/traffic.h"
+
+namespace zero::comm {
+
+/// A call between its phases.
+struct HostsCall {
+  struct Departure {
+    int host = 0;
+    std::unique_ptr<Passage> passage;
+  };
+  Call call;
+  CallRecord record;
+  std::vector<CallRecord> records;  ///< of the other hosts' ranks, by host
+  std::vector<at::Tensor> held;     ///< for as long as something is under way
+  std::vector<Departure> departures;
+  std::vector<std::vector<std::unique_ptr<Passage>>> arrivals;  ///< by host: its record, and more
+};
+
+class HostsCollectives {
+ public:
+  /// What a phase uses alone. `local` is null where a host has one rank.
+  struct Side {
+    Collectives* local = nullptr;
+  };
+  /// Memory on which the ranks of a host work in place.
+  using MakeArray = std::function<at::Tensor(int64_t bytes)>;
+
+  /// `control`: for small calls, whose phases are run by one thread.
+  HostsCollectives(const Topology& topology, Rail& rail, Side outward, Side homeward, bool control,
+                   MakeArray make_array, std::shared_ptr<Traffic> traffic);
+
+  ~HostsCollectives();
+  HostsCollectives(const HostsCollectives&) = delete;
+  HostsCollectives& operator=(const HostsCollectives&) = delete;
+
+  /// One thread at a time runs `outward`, and one `homeward`, each in the order of issue. Both
+  /// throw CommError; then nothing more may be run, the rail is to be aborted, and each call and
+  /// this are settled before they go.
+  void outward(HostsCall& call);
+  void homeward(HostsCall& call);
+  /// Waits until the aborted rail does not touch what the call uses any more.
+  static void settle(HostsCall& call) noexcept;
+
+ private:
+  // Arrays through which chunks pass.
+  class Ring;
+  // Arrays of the sizes of small calls, used again and again.
+  class Scratch {
+   public:
+    explicit Scratch(MakeArray make) : make_(std::move(make)) {}
+    at::Tensor take(int64_t bytes);
+    void give(at::Tensor array);
+
+   private:
+    MakeArray make_;
+    std::mutex mutex_;
+    std::multimap<int64_t, at::Tensor> free_;  // by bytes
+  };
+
+  int rank_at(int host) const { return host * topology_.local_size + topology_.local_rank; }
+  int ranks() const { return topology_.hosts * topology_.local_size; }
+  int others() const { return topology_.hosts - 1; }
+  int host_after(int distance) const { return (topology_.host + distance) % topology_.hosts; }
+  bool alone() const { return topology_.local_size == 1; }
+  Channel on(Channel channel) const { return control_ ? Channel::control : channel; }
+  int64_t chunk_bytes() const;
+  bool small(const Call& call) const;
+  int64_t reduced_slice(const Call& call) const;
+
+  void depart(HostsCall& call, int host, Channel channel, const at::Tensor& values);
+  void arrive(HostsCall& call, int host, Channel channel, const at::Tensor& values);
+  void await(Passage& passage, int host) const;
+  void wait_for(HostsCall& call, int host) const;
+  void wait_for_departures(HostsCall& call) const;
+  void exchange_records(HostsCall& call);
+  void check_records(HostsCall& call) const;
+  static void run_local(const Side& side, const HostsCall& of, Op op, const at::Tensor& output,
+                        const at::Tensor& input, int root = 0);
+
+  void start_small_gather(HostsCall& call, const at::Tensor& input);
+  at::Tensor finish_small_gather(HostsCall& call, int64_t bytes);
+  void finish_small_all_gather(HostsCall& call);
+  void start_gather(HostsCall& call);
+  void finish_gather(HostsCall& call);
+  void send_parts(HostsCall& call, const at::Tensor& input, int64_t n);
+  void add_parts(HostsCall& call, const at::Tensor& output, const at::Tensor& input, int64_t n);
+  void add_small(HostsCall& call, const at::Tensor& values);
+  void finish_all_reduce(HostsCall& call);
+  void broadcast(HostsCall& call);
+  void start_all_to_all(HostsCall& call);
+  void finish_all_to_all(HostsCall& call);
+
+  Topology topology_;
+  Rail& rail_;
+  Side outward_;
+  Side homeward_;
+  bool control_;
+  MakeArray make_array_;
+  Scratch scratch_;
+  std::shared_ptr<Traffic> traffic_;
+  uint64_t sequence_ = 0;
+  std::unique_ptr<Ring> leaving_;  // sums of this host, on their way to others
+  std::unique_ptr<Ring> coming_;   // and those of other hosts, on their way here
+};
+
+}  // namespace zero::comm
