@@ -39,14 +39,16 @@ void fill(const at::Tensor& tensor, const std::function<int64_t(int64_t)>& value
 }
 
 struct Case {
-  int world;
+  int world;  // of each host
   bool shared;
+  int hosts = 1;
 };
 
 class Collectives : public ::testing::TestWithParam<Case> {
  protected:
   void on_every_rank(const std::function<void(Group&)>& body) {
-    run_as_threads(GetParam().world, [&](std::shared_ptr<Group> group) { body(*group); });
+    run_as_hosts(GetParam().hosts, GetParam().world,
+                 [&](std::shared_ptr<Group> group) { body(*group); });
   }
 };
 
@@ -182,6 +184,16 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                                            Case{7, false}),
                          [](const auto& info) {
                            return (info.param.shared ? "Shared" : "Staged") +
+                                  std::to_string(info.param.world);
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Hosts, Collectives,
+                         ::testing::Values(Case{1, true, 2}, Case{1, false, 3}, Case{2, true, 2},
+                                           Case{2, false, 2}, Case{2, true, 3}, Case{3, true, 2},
+                                           Case{1, true, 5}),
+                         [](const auto& info) {
+                           return (info.param.shared ? "Shared" : "Staged") +
+                                  std::to_string(info.param.hosts) + "x" +
                                   std::to_string(info.param.world);
                          });
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,7 @@ using std::chrono::steady_clock;
 using test::Outcome;
 using test::Program;
 using Variables = std::map<std::string, std::string>;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::vector<std::string> kMpirun{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n"};
@@ -127,12 +129,46 @@ TEST(Init, NamesARankThatNeverArrives) {
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 never arrived"));
 }
 
-TEST(Init, RefusesRanksOnSeveralHosts) {
-  auto variables = torchrun(0, 4, 1);
-  variables["LOCAL_WORLD_SIZE"] = "2";
-  const auto outcome = test::run({INIT_PROGRAM}, variables);
+/// Ranks on virtual hosts, one letter each, that meet over loopback.
+std::vector<Outcome> on_hosts(const std::string& hosts) {
+  const auto ranks = static_cast<int>(hosts.size());
+  const auto port = [] { return host_local_store(seconds(1)).port; }();
+  return by_hand(ranks, [&](int rank) {
+    auto variables = torchrun(rank, ranks, port);
+    const auto name = hosts.substr(static_cast<size_t>(rank), 1);
+    const auto local = std::count(hosts.begin(), hosts.end(), name[0]);
+    variables["LOCAL_WORLD_SIZE"] = std::to_string(local);
+    variables["LOCAL_RANK"] = "0";
+    variables["ZERO_HOST"] = "host-" + name;
+    return variables;
+  });
+}
+
+TEST(Init, RefusesUnevenHostsByName) {
+  for (const auto& outcome : on_hosts("aab")) {
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("spread unevenly over 2 hosts"),
+                                   HasSubstr("2 on host-a (ranks 0, 1), 1 on host-b (rank 2)"),
+                                   HasSubstr("--nproc-per-node N")));
+  }
+}
+
+TEST(Init, RefusesRanksThatAreNotInTheOrderOfTheirHosts) {
+  for (const auto& outcome : on_hosts("abab")) {
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("in no order over 2 hosts"),
+                                   HasSubstr("2 on host-a (ranks 0, 2), 2 on host-b (ranks 1, 3)"),
+                                   HasSubstr("--nproc-per-node 2")));
+  }
+}
+
+TEST(Init, AsksForAnAddressWhereRanksAreOnSeveralHosts) {
+  const auto outcome = test::run(
+      {INIT_PROGRAM},
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("all must be on one host"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("MPICH started 4 ranks, 2 of them on this host"),
+                                 HasSubstr("-genv MASTER_ADDR HOST")));
 }
 
 TEST(Init, ADeathEndsTheJobWithinSeconds) {

@@ -28,6 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Variables = std::map<std::string, std::string>;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -77,7 +78,7 @@ TEST(JobFromEnvironment, ReadsTorchrun) {
   EXPECT_EQ(job.size, 4);
   EXPECT_EQ(job.local_rank, 1);
   EXPECT_EQ(job.local_size, 4);
-  EXPECT_EQ(job.host, "localhost");
+  EXPECT_THAT(job.addresses, ElementsAre("localhost"));
   EXPECT_EQ(job.port, 29500);
   EXPECT_TRUE(job.launcher_hosts_store);
   EXPECT_FALSE(job_of(kTorchrun).launcher_hosts_store);
@@ -133,13 +134,124 @@ TEST(JobFromEnvironment, ReadsASlurmStepButNotABatchScript) {
   EXPECT_EQ(job_of(without(step, "SLURM_STEP_ID")).size, 1);
   EXPECT_EQ(job_of(with(step, "SLURM_STEP_NUM_TASKS", "4")).size, 4)
       << "a step may have fewer tasks than its job";
-  EXPECT_EQ(job_of(with(with(step, "SLURM_NTASKS", "8"), "SLURM_NNODES", "2")).local_size, 4);
+  EXPECT_TRUE(job.addresses.empty()) << "one node: by file";
+}
+
+// What Debian 12's OpenMPI 4.1.4, MPICH 4.0.2 and Slurm 22.05 set for 2 ranks on each of the hosts
+// zh1 and zh2, of which this is the first of zh2; without what nobody here reads.
+const Variables kOpenMpiOnTwoHosts{
+    {"OMPI_COMM_WORLD_RANK", "2"},
+    {"OMPI_COMM_WORLD_SIZE", "4"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_MCA_ess_base_jobid", "688324609"},
+    {"OMPI_MCA_orte_hnp_uri", "688324608.0;tcp://10.77.0.1:47315"},
+    {"OMPI_MCA_orte_local_daemon_uri", "688324608.1;tcp://10.77.0.2:59807"},
+    {"PMIX_NAMESPACE", "688324609"},
+    {"PMIX_SERVER_URI41", "688324608.1;tcp4://127.0.0.1:56961"}};
+const Variables kMpichOnTwoHosts{{"HYDI_CONTROL_FD", "7"}, {"PMI_FD", "8"},
+                                 {"PMI_RANK", "2"},        {"PMI_SIZE", "4"},
+                                 {"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "0"}};
+const Variables kSlurmOnTwoHosts{{"SLURM_JOB_ID", "1"},
+                                 {"SLURM_STEP_ID", "0"},
+                                 {"SLURM_PROCID", "2"},
+                                 {"SLURM_LOCALID", "0"},
+                                 {"SLURM_NTASKS", "4"},
+                                 {"SLURM_NNODES", "2"},
+                                 {"SLURM_STEP_NUM_TASKS", "4"},
+                                 {"SLURM_STEP_NUM_NODES", "2"},
+                                 {"SLURM_STEP_NODELIST", "zh[1-2]"},
+                                 {"SLURM_JOB_NODELIST", "zh[1-2]"},
+                                 {"SLURM_LAUNCH_NODE_IPADDR", "10.77.0.1"}};
+const Variables kPmi2{{"PMI_FD", "13"}, {"PMI_JOBID", "1.0"}, {"PMI_RANK", "2"}, {"PMI_SIZE", "4"}};
+
+void expect_rank_2_of_4_on_2_hosts(const Job& job) {
+  EXPECT_EQ(job.rank, 2);
+  EXPECT_EQ(job.size, 4);
+  EXPECT_EQ(job.local_rank, 0);
+  EXPECT_EQ(job.local_size, 2);
+  EXPECT_TRUE(job.across_hosts());
+}
+
+TEST(JobFromEnvironment, MeetsAtTheHostOfMpirun) {
+  const auto job = job_of(kOpenMpiOnTwoHosts);
+  expect_rank_2_of_4_on_2_hosts(job);
+  EXPECT_THAT(job.addresses, ElementsAre("10.77.0.1"));
+  EXPECT_GE(job.port, 20000) << "not one that the system gives to clients";
+  EXPECT_LT(job.port, 32768);
+  EXPECT_NE(job.port, job_of(with(kOpenMpiOnTwoHosts, "PMIX_NAMESPACE", "688324610")).port);
+  EXPECT_THAT(job.prefix, HasSubstr("688324609")) << "the keys are this job's alone";
+  EXPECT_THAT(job_of(with(kOpenMpiOnTwoHosts, "OMPI_MCA_orte_hnp_uri",
+                          "1.0;tcp://10.0.0.1,10.1.0.1:47;tcp6://[fe80::1]:48"))
+                  .addresses,
+              ElementsAre("10.0.0.1", "10.1.0.1"));
+  EXPECT_THAT(job_of(with(kOpenMpiOnTwoHosts, "OMPI_MCA_orte_hnp_uri", "1.0;tcp6://[fe80::1]:48"))
+                  .addresses,
+              ElementsAre("fe80::1"));
+  EXPECT_THAT(complaint_about(without(kOpenMpiOnTwoHosts, "OMPI_MCA_orte_hnp_uri")),
+              HasSubstr("mpirun -x MASTER_ADDR=HOST"));
+}
+
+TEST(JobFromEnvironment, MeetsAtTheFirstNodeOfASlurmStepWhateverItsMpi) {
+  auto under_pmi2 = kSlurmOnTwoHosts;
+  under_pmi2.insert(kPmi2.begin(), kPmi2.end());
+  for (const auto& variables : {kSlurmOnTwoHosts, under_pmi2}) {
+    const auto job = job_of(variables);
+    EXPECT_EQ(job.launcher, "Slurm");
+    expect_rank_2_of_4_on_2_hosts(job);
+    EXPECT_THAT(job.addresses, ElementsAre("zh1", "10.77.0.1"));
+    EXPECT_GE(job.port, 20000);
+    EXPECT_NE(job.port, job_of(with(variables, "SLURM_STEP_ID", "1")).port);
+  }
+}
+
+TEST(JobFromEnvironment, FindsTheFirstNameInSlurmsLists) {
+  const auto first = [](const std::string& list) {
+    return job_of(with(kSlurmOnTwoHosts, "SLURM_STEP_NODELIST", list)).addresses.at(0);
+  };
+  EXPECT_EQ(first("alpha,beta"), "alpha");
+  EXPECT_EQ(first("node[07-09,12],gpu1"), "node07");
+  EXPECT_EQ(first("node[3,5]"), "node3");
+  EXPECT_EQ(first("rack[1-2]-node[010-011].site"), "rack1-node010.site");
+}
+
+TEST(JobFromEnvironment, AsksMpichForAnAddressWhereHostsAreSeveral) {
+  EXPECT_THAT(complaint_about(kMpichOnTwoHosts),
+              AllOf(HasSubstr("MPICH started 4 ranks, 2 of them on this host"),
+                    HasSubstr("-genv MASTER_ADDR")));
+  const auto job =
+      job_of(with(with(kMpichOnTwoHosts, "MASTER_ADDR", "zh1"), "MASTER_PORT", "29500"));
+  expect_rank_2_of_4_on_2_hosts(job);
+  EXPECT_THAT(job.addresses, ElementsAre("zh1"));
+}
+
+TEST(JobFromEnvironment, ReadsMpichInsideASlurmAllocation) {
+  auto variables = with(with(kMpichOnTwoHosts, "MASTER_ADDR", "zh1"), "MASTER_PORT", "29500");
+  // The variables of mpiexec's helpers, one a node, which srun started.
+  variables.insert(kSlurmOnTwoHosts.begin(), kSlurmOnTwoHosts.end());
+  variables["SLURM_PROCID"] = "1";
+  variables["SLURM_NTASKS"] = variables["SLURM_STEP_NUM_TASKS"] = "2";
+  const auto job = job_of(variables);
+  EXPECT_EQ(job.launcher, "MPICH");
+  expect_rank_2_of_4_on_2_hosts(job);
+}
+
+TEST(JobFromEnvironment, TakesWhatIsSaidOverWhatTheLauncherKnows) {
+  for (const auto& variables : {kOpenMpiOnTwoHosts, kSlurmOnTwoHosts}) {
+    const auto known = job_of(variables);
+    const auto addressed = job_of(with(variables, "MASTER_ADDR", "10.9.9.9"));
+    EXPECT_THAT(addressed.addresses, ElementsAre("10.9.9.9"));
+    EXPECT_EQ(addressed.port, known.port);
+    const auto other_port = job_of(with(variables, "MASTER_PORT", "4711"));
+    EXPECT_EQ(other_port.addresses, known.addresses);
+    EXPECT_EQ(other_port.port, 4711);
+  }
 }
 
 TEST(JobFromEnvironment, TakesAnAddressFromAnyLauncher) {
   const auto job =
       job_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}});
-  EXPECT_EQ(job.host, "h");
+  EXPECT_THAT(job.addresses, ElementsAre("h"));
   EXPECT_EQ(job.port, 1);
 }
 
@@ -188,7 +300,7 @@ std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
         Job mine = job;
         mine.rank = ranks[i];
         for (int meeting = 0; meeting < meetings; ++meeting) {
-          const auto store = join_store(mine, timeout, folder);
+          const auto store = join_store(mine, timeout, folder).store;
           if (store->add("sum", 1) > job.size) messages[i] = "an earlier meeting's keys";
           store->set("done/" + std::to_string(mine.rank), "");
           // Rank 0 may host the store: it stays until all have finished with it.
@@ -298,7 +410,7 @@ TEST_F(Meet, NamesTheRanksThatNeverArrived) {
 TEST_F(Meet, UsesALaunchersStore) {
   const auto local = host_local_store(seconds(20));
   Job client = job(2);
-  client.host = kLoopback;
+  client.addresses = {kLoopback};
   client.port = local.port;
   client.launcher_hosts_store = true;
   for (const auto& message : meet_all(client, {0, 1}, seconds(20), folder_.path(), 2))
@@ -307,7 +419,7 @@ TEST_F(Meet, UsesALaunchersStore) {
 
 TEST_F(Meet, HostsAStoreAtTheAddressItIsGiven) {
   Job addressed = job(2);
-  addressed.host = "localhost";
+  addressed.addresses = {"localhost"};
   addressed.port = [] {
     return host_local_store(seconds(1)).port;
   }();  // free, now that it is closed
@@ -327,10 +439,10 @@ bool listens(const char* address, uint16_t port) {
 
 TEST_F(Meet, ListensAtTheAddressItIsGivenAlone) {
   Job addressed = job(2);
-  addressed.host = kLoopback;
+  addressed.addresses = {kLoopback};
   addressed.port = [] { return host_local_store(seconds(1)).port; }();
   c10::intrusive_ptr<c10d::Store> hosted;
-  std::thread rank_zero([&] { hosted = join_store(addressed, seconds(60), folder_.path()); });
+  std::thread rank_zero([&] { hosted = join_store(addressed, seconds(60), folder_.path()).store; });
   while (!listens(kLoopback, addressed.port)) std::this_thread::sleep_for(milliseconds(5));
   EXPECT_FALSE(listens("127.0.0.2", addressed.port)) << "another address of this host";
   Job other = addressed;
@@ -341,7 +453,7 @@ TEST_F(Meet, ListensAtTheAddressItIsGivenAlone) {
 
 TEST_F(Meet, ListensNowhereWhereTheAddressIsAnotherHosts) {
   Job elsewhere = job(2);
-  elsewhere.host = "192.0.2.1";  // kept for examples: nobody has it
+  elsewhere.addresses = {"192.0.2.1"};  // kept for examples: nobody has it
   elsewhere.port = [] { return host_local_store(seconds(1)).port; }();
   EXPECT_THAT(meet_all(elsewhere, {0}, seconds(20), folder_.path())[0],
               AllOf(HasSubstr("could not open the job's store at 192.0.2.1"),
@@ -351,7 +463,7 @@ TEST_F(Meet, ListensNowhereWhereTheAddressIsAnotherHosts) {
 TEST_F(Meet, PutsKeysBehindATokenThatRankZeroMakes) {
   const auto local = host_local_store(seconds(20));
   Job client = job(2);
-  client.host = kLoopback;
+  client.addresses = {kLoopback};
   client.port = local.port;
   client.launcher_hosts_store = true;
   // Somebody who knows where the job's keys begin writes what ranks will look for.
@@ -362,7 +474,7 @@ TEST_F(Meet, PutsKeysBehindATokenThatRankZeroMakes) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, mine = client, rank]() mutable {
       mine.rank = rank;
-      const auto store = join_store(mine, seconds(60), folder_.path());
+      const auto store = join_store(mine, seconds(60), folder_.path()).store;
       const bool seen = store->check({"word"});
       const std::lock_guard lock(mutex);
       found[static_cast<size_t>(rank)] = seen;
@@ -375,12 +487,12 @@ TEST_F(Meet, PutsKeysBehindATokenThatRankZeroMakes) {
 TEST_F(Meet, RefusesARollCallThatAnotherHasEnded) {
   const auto local = host_local_store(seconds(20));
   Job client = job(2);
-  client.host = kLoopback;
+  client.addresses = {kLoopback};
   client.port = local.port;
   client.launcher_hosts_store = true;
   local.store->set("p/1/complete", "go on");
   EXPECT_THAT(meet_all(client, {1}, seconds(20), folder_.path())[0],
-              HasSubstr("that rank 0 did not write"));
+              HasSubstr("that ranks of this job did not write"));
 }
 
 TEST(Launch, GivesAllRanksOneTokenThatIsNewEachTime) {
@@ -401,7 +513,7 @@ TEST(Launch, GivesAllRanksOneTokenThatIsNewEachTime) {
 
 TEST_F(Meet, NamesAnAddressThatCannotBeReached) {
   Job lost = job(2);
-  lost.host = kLoopback;
+  lost.addresses = {kLoopback};
   lost.port = [] { return host_local_store(seconds(1)).port; }();
   const auto messages = meet_all(lost, {1}, milliseconds(500), folder_.path());
   EXPECT_THAT(messages[0], HasSubstr("127.0.0.1:" + std::to_string(lost.port)));
@@ -410,7 +522,7 @@ TEST_F(Meet, NamesAnAddressThatCannotBeReached) {
 TEST_F(Meet, NamesAPortThatIsTaken) {
   const auto local = host_local_store(seconds(20));
   Job taken = job(2);
-  taken.host = kLoopback;
+  taken.addresses = {kLoopback};
   taken.port = local.port;
   const auto messages = meet_all(taken, {0}, milliseconds(500), folder_.path());
   EXPECT_THAT(messages[0], AllOf(HasSubstr("could not open"), HasSubstr(std::to_string(local.port)),

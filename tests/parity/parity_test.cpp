@@ -118,7 +118,8 @@ TEST(ParityOfOrder, AnotherReductionOrderIsNoticed) {
   ASSERT_GE(world()->size(), 3);
   // The same ranks, numbered the other way round.
   const auto job = comm::job_from_environment();
-  const auto store = comm::join_store(job, std::chrono::seconds(60), comm::rendezvous_folder());
+  const auto store =
+      comm::join_store(job, std::chrono::seconds(60), comm::rendezvous_folder()).store;
   const auto backwards = comm::shared_memory_group(store, job.size - 1 - job.rank, job.size);
   const auto expected = run(gpt2(), config(2, false, 0.0), 6);
   const auto actual = train({gpt2(), config(2, false, 0.0), 6}, backwards, world()->rank());

@@ -337,7 +337,7 @@ std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store
   if (size == 1) return std::make_shared<Group>(nullptr, options);
   const Accounts accounts;
   return std::make_shared<Group>(
-      shared_memory_transport(meet(*store, rank, size, options.timeout), options.timeout, accounts),
+      shared_memory_transport(meet(*store, rank, size, options.timeout), options, accounts),
       options, accounts);
 }
 

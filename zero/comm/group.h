@@ -30,6 +30,10 @@ struct GroupOptions {
   /// A peer that keeps a collective waiting for longer is reported by name in a CommError. A dead
   /// peer is reported at once.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// On one host: sums add blocks of so many ranks, each in order, and then the blocks' sums, as a
+  /// group on several hosts of so many ranks adds. So its results are theirs, bit for bit. 0: all
+  /// ranks are one block.
+  int block = 0;
 };
 
 /// One array that all ranks of a host share: each rank writes its own parts of it, and all read the
@@ -152,13 +156,19 @@ std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store
 void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>& body,
                     GroupOptions options = {});
 
+/// The same for `hosts` x `local_size` ranks, which share memory with those of their host alone.
+void run_as_hosts(int hosts, int local_size,
+                  const std::function<void(std::shared_ptr<Group>)>& body,
+                  GroupOptions options = {});
+
 }  // namespace zero::comm
 
 namespace zero {
 
 /// The group that the environment describes: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-/// mpirun, Slurm or `zero launch`; without any of them a group of one. Throws CommError or
-/// ConfigError naming the variable that is wrong.
+/// mpirun, Slurm or `zero launch`; without any of them a group of one. Ranks on one host share
+/// memory; on several, as many on each, they also send messages (hosts_group.h, docs/clusters.md).
+/// Throws CommError or ConfigError naming the variable that is wrong.
 std::shared_ptr<comm::Group> init(comm::GroupOptions options = {});
 
 }  // namespace zero

@@ -303,7 +303,8 @@ HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeo
   const auto data = c10::make_intrusive<HostsBackend>(place, timeout);
   const auto control = c10::make_intrusive<HostsControl>(place, timeout);
   control->share_announcements(data->announcements());
-  HostsTransport made{.health = place->health};
+  HostsTransport made;
+  made.health = place->health;
   made.transport = {.data = data,
                     .control = control,
                     .liveness = place->health,

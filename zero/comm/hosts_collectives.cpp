@@ -60,7 +60,7 @@ std::span<std::byte> span_of(const at::Tensor& values) {
   return {bytes_of(values), static_cast<size_t>(values.numel() * values.element_size())};
 }
 
-void copy(const at::Tensor& to, const at::Tensor& from) {
+void copy_values(const at::Tensor& to, const at::Tensor& from) {
   if (bytes_of(to) == bytes_of(from)) return;
   std::memcpy(bytes_of(to), bytes_of(from), span_of(from).size());
 }
@@ -108,7 +108,7 @@ class HostsCollectives::Ring {
     return std::exchange(passages_[static_cast<size_t>(index)], nullptr);
   }
   ~Ring() {
-    for (const auto& passage : passages_) settle(passage.get());
+    for (const auto& passage : passages_) comm::settle(passage.get());
   }
 
  private:
@@ -271,7 +271,7 @@ void HostsCollectives::start_small_gather(HostsCall& call, const at::Tensor& inp
   if (bytes == 0) return;
   call.held.push_back(scratch_.take(topology_.hosts * bytes));
   const auto& stage = call.held.back();
-  copy(part(stage, topology_.host * bytes, bytes), as_dtype(input, bytes, at::kByte));
+  copy_values(part(stage, topology_.host * bytes, bytes), as_dtype(input, bytes, at::kByte));
   for (int d = 1; d <= others(); ++d) {
     const int from = host_after(topology_.hosts - d);
     arrive(call, from, Channel::gather, part(stage, from * bytes, bytes));
@@ -300,7 +300,7 @@ void HostsCollectives::finish_small_all_gather(HostsCall& call) {
   const auto output = as_dtype(call.call.output, bytes * ranks(), at::kByte);
   for (int host = 0; host < topology_.hosts; ++host) {
     for (int r = 0; r < topology_.local_size; ++r)
-      copy(part(output, (host * topology_.local_size + r) * bytes, bytes),
+      copy_values(part(output, (host * topology_.local_size + r) * bytes, bytes),
            part(all, (r * topology_.hosts + host) * bytes, bytes));
   }
 }
@@ -323,7 +323,7 @@ void HostsCollectives::finish_gather(HostsCall& call) {
   const int64_t block = n * topology_.local_size;
   const auto spread = [&](int host) {
     const auto mine = part(output, rank_at(host) * n, n);
-    if (host == topology_.host) copy(mine, input);
+    if (host == topology_.host) copy_values(mine, input);
     if (!alone())
       run_local(homeward_, call, Op::all_gather, part(output, host * block, block), mine);
   };
@@ -499,7 +499,7 @@ void HostsCollectives::finish_all_to_all(HostsCall& call) {
   const auto from = part(input, topology_.host * block, block);
   const auto to = part(output, topology_.host * block, block);
   if (alone()) {
-    copy(to, from);
+    copy_values(to, from);
   } else {
     run_local(homeward_, call, Op::all_to_all, to, from);
   }

@@ -4,12 +4,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/peers.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {
@@ -78,16 +82,47 @@ class Variables {
   std::string launcher_;
 };
 
-/// MASTER_ADDR and MASTER_PORT, where they are set.
-void read_address(const Variables& variables, Job& job) {
-  if (!variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) return;
-  job.host = variables.text("MASTER_ADDR", "MASTER_PORT");
-  if (job.host.empty()) {
-    throw ConfigError(
-        "The environment variable MASTER_ADDR is ''; it should be the host name or address of rank "
-        "0.");
+/// What a launcher knows of where the ranks can meet, where nobody has said it.
+struct Meeting {
+  std::vector<std::string> addresses{};  ///< of rank 0's host, the likeliest first
+  std::string id{};                      ///< the same on all hosts, for this job alone
+};
+
+/// A port of the job's own, below those that the system gives to clients.
+uint16_t port_of(std::string_view id) {
+  constexpr uint16_t kFirst = 20'000, kPorts = 12'000;
+  uint64_t hash = 14'695'981'039'346'656'037U;  // FNV-1a: the same on every host
+  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 1'099'511'628'211U;
+  return static_cast<uint16_t>(kFirst + hash % kPorts);
+}
+
+/// MASTER_ADDR and MASTER_PORT where they are set; what is missing, from the launcher, if the job
+/// needs an address at all. `how` says how the launcher passes variables on.
+void read_address(const Variables& variables, const Meeting& known, std::string_view how,
+                  Job& job) {
+  if (!known.id.empty()) job.prefix = "zero/attempt_0/" + known.id;
+  const bool said = variables.has("MASTER_ADDR") || variables.has("MASTER_PORT");
+  if (!said && !job.across_hosts()) return;
+  if (said && (variables.has("MASTER_ADDR") || known.addresses.empty())) {
+    job.addresses = {variables.text("MASTER_ADDR", "MASTER_PORT")};
+    if (job.addresses[0].empty()) {
+      throw ConfigError(
+          "The environment variable MASTER_ADDR is ''; it should be the host name or address of "
+          "rank 0.");
+    }
+  } else {
+    job.addresses = known.addresses;
   }
-  job.port = static_cast<uint16_t>(variables.number("MASTER_PORT", "MASTER_ADDR", 1, 65535));
+  if (job.addresses.empty()) {
+    throw ConfigError(fmt::format(
+        "{} started {} ranks, {} of them on this host, but does not say where the others can meet "
+        "them. Set MASTER_ADDR to the name or address of the host of rank 0, and MASTER_PORT to a "
+        "free port there{}.",
+        job.launcher, job.size, job.local_size, how));
+  }
+  job.port = variables.has("MASTER_PORT") || known.id.empty()
+                 ? static_cast<uint16_t>(variables.number("MASTER_PORT", "MASTER_ADDR", 1, 65535))
+                 : port_of(known.id);
 }
 
 void read_local(const Variables& variables, const std::string& rank, const std::string& size,
@@ -103,14 +138,14 @@ Job torchrun_job(const Lookup& lookup) {
   Job job{.launcher = "torchrun"};
   std::tie(job.rank, job.size) = variables.rank_and_size("RANK", "WORLD_SIZE");
   read_local(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE", job);
-  read_address(variables, job);
-  if (job.size > 1 && job.port == 0) {
+  if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {
     throw ConfigError(fmt::format(
         "The environment variables MASTER_ADDR and MASTER_PORT are not set, but WORLD_SIZE is {}. "
         "torchrun and "
         "`zero launch` set them; by hand, give the host of rank 0 and a free port there.",
         job.size));
   }
+  read_address(variables, {}, "", job);
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.prefix = fmt::format(
       "zero/attempt_{}", variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, Variables::kMost));
@@ -126,16 +161,70 @@ Job torchrun_job(const Lookup& lookup) {
   return job;
 }
 
+/// The addresses in a URI of OpenMPI's: "1234.0;tcp://10.0.0.1,10.1.0.1:5678".
+std::vector<std::string> addresses_in(std::string_view uri) {
+  const auto begin = uri.find("://");
+  if (begin == std::string_view::npos) return {};
+  uri.remove_prefix(begin + 3);
+  uri = uri.substr(0, uri.find(';'));   // of the first transport
+  uri = uri.substr(0, uri.rfind(':'));  // without the port
+  std::vector<std::string> addresses;
+  for (size_t at = 0; at <= uri.size();) {
+    const auto end = std::min(uri.find(',', at), uri.size());
+    auto address = uri.substr(at, end - at);
+    if (address.starts_with('[') && address.ends_with(']')) {
+      address = address.substr(1, address.size() - 2);
+    }
+    if (!address.empty()) addresses.emplace_back(address);
+    at = end + 1;
+  }
+  return addresses;
+}
+
+/// The first name in a list of Slurm's: "node[07-09,12],gpu1" is node07 and others.
+std::string first_node(std::string_view list) {
+  std::string name;
+  for (size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+    if (list[at] != '[') {
+      name += list[at];
+      continue;
+    }
+    const auto end = std::min(list.find_first_of("-,]", at), list.size());
+    name += list.substr(at + 1, end - at - 1);
+    at = list.find(']', at);
+    if (at == std::string_view::npos) break;
+  }
+  return name;
+}
+
+/// Where a Slurm step or allocation has its first rank, and who asked for it: under sbatch that is
+/// the same host.
+void add_slurm_addresses(const Lookup& lookup, std::vector<std::string>& addresses) {
+  for (const char* nodes : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    const auto list = lookup(nodes);
+    if (!list) continue;
+    if (auto name = first_node(*list); !name.empty()) addresses.push_back(std::move(name));
+    break;
+  }
+  const auto launched_from = lookup("SLURM_LAUNCH_NODE_IPADDR");
+  if (launched_from && !launched_from->empty()) addresses.push_back(*launched_from);
+}
+
 Job open_mpi_job(const Lookup& lookup) {
   const Variables variables(lookup, "mpirun");
   Job job{.launcher = "mpirun"};
   std::tie(job.rank, job.size) =
       variables.rank_and_size("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   read_local(variables, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", job);
-  read_address(variables, job);
+  Meeting known;
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
-    if (const auto id = lookup(name); id && job.key.empty()) job.key = "ompi-" + *id;
+    if (const auto id = lookup(name); id && job.key.empty()) known.id = job.key = "ompi-" + *id;
   }
+  // mpirun's host, where rank 0 is unless hosts were given that leave it out.
+  if (const auto uri = lookup("OMPI_MCA_orte_hnp_uri")) known.addresses = addresses_in(*uri);
+  add_slurm_addresses(lookup, known.addresses);
+  read_address(variables, known, ": mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 passes them on",
+               job);
   return job;
 }
 
@@ -144,7 +233,8 @@ Job mpich_job(const Lookup& lookup) {
   Job job{.launcher = "MPICH"};
   std::tie(job.rank, job.size) = variables.rank_and_size("PMI_RANK", "PMI_SIZE");
   read_local(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job);
-  read_address(variables, job);
+  read_address(variables, {},
+               ": mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 passes them on", job);
   return job;
 }
 
@@ -161,10 +251,12 @@ Job slurm_job(const Lookup& lookup) {
   job.local_size = hosts == 1 ? job.size : at::ceil_div(job.size, hosts);
   job.local_rank =
       variables.number_or("SLURM_LOCALID", job.rank % job.local_size, 0, Variables::kMost);
-  read_address(variables, job);
+  Meeting known;
   if (const auto id = lookup("SLURM_JOB_ID")) {
-    job.key = fmt::format("slurm-{}.{}", *id, lookup("SLURM_STEP_ID").value_or("0"));
+    known.id = job.key = fmt::format("slurm-{}.{}", *id, lookup("SLURM_STEP_ID").value_or("0"));
   }
+  if (job.across_hosts()) add_slurm_addresses(lookup, known.addresses);
+  read_address(variables, known, ": export them before srun", job);
   return job;
 }
 
@@ -172,6 +264,13 @@ Job slurm_job(const Lookup& lookup) {
 /// a step.
 bool is_slurm_step(const Lookup& lookup) {
   return lookup("SLURM_PROCID") && (lookup("SLURM_STEP_ID") || !lookup("SLURM_JOB_ID"));
+}
+
+/// Whether mpiexec of MPICH started this rank: inside a Slurm allocation it has srun start its own
+/// helpers, of which the SLURM_* variables then speak. srun --mpi=pmi2 sets PMI_* too, but not
+/// these.
+bool of_hydra(const Lookup& lookup) {
+  return lookup("PMI_RANK") && lookup("MPI_LOCALRANKID").has_value();
 }
 
 }  // namespace
@@ -187,13 +286,15 @@ Job job_from_environment(const Lookup& variable) {
     job = torchrun_job(variable);
   } else if (variable("OMPI_COMM_WORLD_RANK") || variable("OMPI_COMM_WORLD_SIZE")) {
     job = open_mpi_job(variable);
+  } else if (is_slurm_step(variable) && !of_hydra(variable)) {
+    job = slurm_job(variable);
   } else if (variable("PMI_RANK") || variable("PMI_SIZE")) {
     job = mpich_job(variable);
-  } else if (is_slurm_step(variable)) {
-    job = slurm_job(variable);
   }
   // The ranks of one host are children of one launcher.
   if (job.key.empty()) job.key = fmt::format("parent-{}", getppid());
+  // Hosts may share the folder of the file.
+  job.key += fmt::format("-{:016x}", std::hash<std::string>{}(Process::self().machine));
   if (job.prefix.empty()) job.prefix = "zero/attempt_0";
   return job;
 }

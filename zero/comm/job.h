@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace zero::comm {
 
@@ -15,13 +16,18 @@ struct Job {
   int size = 1;
   int local_rank = 0;  ///< among the ranks of this host
   int local_size = 1;
-  std::string host{};                 ///< where the store listens
-  uint16_t port = 0;                  ///< 0: rank 0 chooses, and says which in a file
+  /// Where the store listens: at the first of these that is an address of rank 0's host. Empty:
+  /// all ranks are on one host, and rank 0 says in a file where.
+  std::vector<std::string> addresses{};
+  uint16_t port = 0;                  ///< of `addresses`
   bool launcher_hosts_store = false;  ///< then every rank is a client of it
   std::string key{};                  ///< this job's name among the jobs of this host and user
   /// Of the keys in the store: a restarted job must not read its predecessor's. Ends with the
   /// launcher's token where there is one.
   std::string prefix{};
+
+  /// Whether its launcher says that the ranks are on several hosts.
+  bool across_hosts() const { return local_size != size; }
 };
 
 /// The value of an environment variable, or nothing where it is not set.
@@ -29,8 +35,13 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 std::optional<std::string> environment_variable(const std::string& name);
 
 /// What the environment says. The first of these that is there decides: RANK or WORLD_SIZE
-/// (torchrun, `zero launch`, which also sets kTokenVariable), OMPI_COMM_WORLD_* (mpirun), PMI_*
-/// (MPICH), SLURM_* inside a job step.
+/// (torchrun, `zero launch`, which also sets kTokenVariable), OMPI_COMM_WORLD_* (mpirun of
+/// OpenMPI), SLURM_* inside a job step that srun started, PMI_* (MPICH's mpiexec).
+///
+/// Ranks on several hosts need an address: MASTER_ADDR, and MASTER_PORT, of whoever sets them; else
+/// what the launcher knows: the host of mpirun, or the first node of a Slurm step, and a port that
+/// follows from the job's number.
+///
 /// Throws ConfigError for a variable that is missing or cannot be used, with its name, its value
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);

@@ -7,6 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -30,6 +32,17 @@ std::string first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
+}
+
+// Blanks and line ends would confuse the text in which ranks name their hosts.
+std::string host_name() {
+  const char* said = std::getenv(kHostVariable);
+  auto name = said != nullptr && *said != '\0' ? std::string(said)
+                                               : first_line("/proc/sys/kernel/hostname");
+  for (char& c : name) {
+    if (std::isgraph(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
 }
 
 int usable_cores() {
@@ -59,10 +72,14 @@ Process Process::self() {
   Process self;
   self.pid = getpid();
   self.start_time = comm::start_time(self.pid).value_or(0);
-  self.host = first_line("/proc/sys/kernel/hostname");
-  std::error_code none;  // a process of another process-id namespace cannot be watched
-  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host + " " +
-                 std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+  self.host = host_name();
+  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host;
+  // A process of another process-id namespace cannot be watched, and one of another network
+  // namespace cannot be handed the memory.
+  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::error_code none;
+    self.machine += " " + std::filesystem::read_symlink(name, none).string();
+  }
   return self;
 }
 

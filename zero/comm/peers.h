@@ -31,13 +31,17 @@ namespace zero::comm {
 /// ended and whose parent has not asked yet (a zombie).
 std::optional<uint64_t> start_time(int64_t pid);
 
+/// The environment variable that names this process's host in place of the host name: ranks that
+/// name different hosts share no memory, be they on one machine. For tests of several hosts.
+inline constexpr const char* kHostVariable = "ZERO_HOST";
+
 /// A process as its peers know it. The start time tells it from a later process with the same
 /// number.
 struct Process {
   int64_t pid = 0;
   uint64_t start_time = 0;
-  std::string host;     ///< host name
-  std::string machine;  ///< boot id, host name and process-id namespace: equal on one host
+  std::string host;     ///< host name, or what kHostVariable says
+  std::string machine;  ///< boot id, host, process-id and network namespace: equal on one host
   /// This process.
   static Process self();
   bool operator==(const Process&) const = default;

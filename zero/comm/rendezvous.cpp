@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -22,6 +24,7 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/hosts_group.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/token.h"
 
@@ -151,32 +154,73 @@ std::string try_to_connect(const std::string& host, uint16_t port) {
   return reason;
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const Job& job, const std::string& host,
-                                              uint16_t port, std::chrono::milliseconds timeout) {
-  const auto give_up = [&](const std::string& reason) {
-    throw CommError(
-        fmt::format("Rank {} could not reach the job's store at {}:{} within {}: {}. {}", job.rank,
-                    host, port, seconds(timeout), reason,
-                    job.launcher_hosts_store
-                        ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
-                        : "Rank 0 should be listening there: did it start?"));
-  };
-  // c10d would wait as well, but it logs a stack trace where it fails.
-  const auto deadline = Clock::now() + timeout;
-  for (std::string reason; !(reason = try_to_connect(host, port)).empty();) {
-    if (Clock::now() >= deadline) give_up(reason);
-    std::this_thread::sleep_for(kPause);
+/// A store, and where this rank reaches it.
+struct OpenStore {
+  c10::intrusive_ptr<c10d::Store> store{};
+  std::string address{};
+  uint16_t port = 0;
+};
+
+/// "10.0.0.1:29500", or several with "or".
+std::string places(const std::vector<std::string>& addresses, uint16_t port) {
+  std::string text;
+  for (const auto& address : addresses) {
+    text += fmt::format("{}{}:{}", text.empty() ? "" : " or ", address, port);
   }
+  return text;
+}
+
+c10::intrusive_ptr<c10d::Store> client_of(const std::string& host, uint16_t port,
+                                          std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
   options.waitWorkers = false;  // the roll call waits, and knows names
   options.timeout = timeout;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
-    give_up(first_line(error));
-    throw;
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
+/// At the first of `addresses` where somebody listens.
+OpenStore connect_store(const Job& job, const std::vector<std::string>& addresses, uint16_t port,
+                        std::chrono::milliseconds timeout) {
+  const auto give_up = [&](const std::string& reason) {
+    throw CommError(fmt::format(
+        "Rank {} (on {}) could not reach the job's store at {} within {}: {}. {}", job.rank,
+        Process::self().host, places(addresses, port), seconds(timeout), reason,
+        job.launcher_hosts_store
+            ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
+            : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
+              "between, or MASTER_ADDR be a name that means another address here."));
+  };
+  // c10d would wait as well, but it logs a stack trace where it fails.
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    std::string reason;
+    for (const auto& host : addresses) {
+      reason = try_to_connect(host, port);
+      if (!reason.empty()) continue;
+      try {
+        return {client_of(host, port, timeout), host, port};
+      } catch (const c10::Error& error) {
+        give_up(first_line(error));
+      }
+    }
+    if (Clock::now() >= deadline) give_up(reason);
+    std::this_thread::sleep_for(kPause);
   }
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const auto& inet = reinterpret_cast<const sockaddr_in&>(address);
+    return ntohl(inet.sin_addr.s_addr) >> 24 == 127;
+  }
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+/// Whether whoever wrote `host` meant the loopback interface, as tests of several hosts do.
+bool means_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 /// A socket that listens on one address alone; where it is empty, why.
@@ -187,11 +231,18 @@ struct Listener {
 };
 
 /// On the first address of `host` that is this machine's; c10d would listen on all of the
-/// machine's.
-Listener listen_at(const std::string& host, uint16_t port) {
+/// machine's. A host's own name may mean its loopback interface (Debian's /etc/hosts), where no
+/// other host can come: then it is not this one that is looked for, where ranks are `across` hosts.
+Listener listen_at(const std::string& host, uint16_t port, bool across) {
   Listener result;
   const auto addresses = find_addresses(host, port, result.reason);
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    if (across && is_loopback(*address->ai_addr) && !means_loopback(host)) {
+      result.reason =
+          "on this host the name means the loopback interface, which no other host can reach "
+          "(/etc/hosts); give an address in digits";
+      continue;
+    }
     Descriptor listener(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;  // connections of an earlier job may linger on the port
     if (listener && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
@@ -208,34 +259,61 @@ Listener listen_at(const std::string& host, uint16_t port) {
   return result;
 }
 
-c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, uint16_t port,
-                                           std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = true;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  options.multiTenant = true;  // a second group of this process uses the same server
-  const auto give_up = [&](const std::string& reason) {
-    throw CommError(
-        fmt::format("Rank 0 could not open the job's store at {}:{}: {}. MASTER_ADDR should be an "
-                    "address of this host and "
-                    "MASTER_PORT a port that no other program uses.",
-                    host, port, reason));
+/// At the first of `addresses` that is this host's.
+OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port, bool across,
+                        std::chrono::milliseconds timeout) {
+  std::string reasons;
+  const auto give_up = [&] {
+    throw CommError(fmt::format(
+        "Rank 0 (on {}) could not open the job's store at {}: {}. MASTER_ADDR should be an address "
+        "of this host and MASTER_PORT a port that no other program uses.",
+        Process::self().host, places(addresses, port), reasons));
   };
-  auto listener = listen_at(host, port);
-  if (listener.socket) {
-    options.masterListenFd = listener.socket.release();  // the server closes it
-  } else if (!listener.taken) {
-    give_up(listener.reason);
+  for (const auto& host : addresses) {
+    auto listener = listen_at(host, port, across);
+    if (!listener.socket && !listener.taken) {
+      reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", listener.reason);
+      continue;
+    }
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = true;
+    options.waitWorkers = false;
+    options.timeout = timeout;
+    options.multiTenant = true;  // a second group of this process uses the same server
+    if (listener.socket) {
+      options.masterListenFd = listener.socket.release();  // the server closes it
+    }
+    // c10d knows whether it is this process that has the port; if not, it cannot listen either.
+    try {
+      return {c10::make_intrusive<c10d::TCPStore>(host, options), host, port};
+    } catch (const c10::Error& error) {
+      reasons = first_line(error);
+      give_up();
+    }
   }
-  // c10d knows whether it is this process that has the port; if not, it cannot listen either.
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
-    give_up(first_line(error));
-    throw;
+  give_up();
+  return {};
+}
+
+/// The address by which this host reaches `host`, in digits; "" where it does not.
+std::string address_towards(const std::string& host, uint16_t port) {
+  std::string reason;
+  const auto addresses = find_addresses(host, port, reason);
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    // Nothing is sent: the system only chooses an interface.
+    const Descriptor probe(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    std::array<char, NI_MAXHOST> digits{};
+    if (probe && connect(probe.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), length, digits.data(), digits.size(),
+                    nullptr, 0, NI_NUMERICHOST) == 0) {
+      return digits.data();
+    }
   }
+  return "";
 }
 
 StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
@@ -260,29 +338,51 @@ std::string rank_list(const std::vector<int>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
+constexpr size_t kLongestEntry = 2048;
+
+std::string encode(const Attendant& rank) {
+  return fmt::format("{} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
+                     rank.machine);
+}
+
+/// Nothing where no rank wrote it.
+std::optional<Attendant> decode(const std::string& text) {
+  const auto host_end = text.find(' ');
+  const auto address_end = text.find(' ', host_end + 1);
+  if (text.size() > kLongestEntry || host_end == std::string::npos ||
+      address_end == std::string::npos || text.find('\n') != std::string::npos) {
+    return std::nullopt;
+  }
+  Attendant rank{.host = text.substr(0, host_end),
+                 .machine = text.substr(address_end + 1),
+                 .address = text.substr(host_end + 1, address_end - host_end - 1)};
+  if (rank.address == "-") rank.address.clear();
+  return rank;
+}
+
 class RollCall {
  public:
   RollCall(c10d::Store& store, const Job& job, std::chrono::milliseconds timeout)
       : store_(store), job_(job), timeout_(timeout) {}
 
-  /// Blocks until all ranks are there; rank 0 calls `all_arrived` before it lets the others go on.
-  /// Returns a token that rank 0 has made for this meeting. Throws c10::Error where the store is
-  /// lost.
-  std::string hold(const std::function<void()>& all_arrived) {
-    store_.set(here(job_.rank), "");
+  /// A token that rank 0 has made for this meeting, and who was there.
+  struct Result {
+    std::string token{};
+    std::vector<Attendant> ranks{};
+  };
+
+  /// Blocks until all ranks are there, of which this is `own`; rank 0 calls `all_arrived` before it
+  /// lets the others go on. Throws c10::Error where the store is lost.
+  Result hold(const Attendant& own, const std::function<void()>& all_arrived) {
+    store_.set(here(job_.rank), encode(own));
     wait_for(job_.rank == 0 ? all() : std::vector<std::string>{kComplete});
-    if (job_.rank == 0) {
-      auto token = random_token();
-      all_arrived();
-      store_.set(kComplete, token);
-      return token;
-    }
-    auto token = store_.get_to_str(kComplete);
-    if (is_token(token)) return token;
-    throw CommError(
-        fmt::format("Rank {} found {} bytes that rank 0 did not write in the job's store at the "
-                    "roll call. Does another program use the same store, address or port?",
-                    job_.rank, token.size()));
+    if (job_.rank != 0) return read(store_.get_to_str(kComplete));
+    std::string verdict = random_token();
+    for (const auto& key : all()) verdict += "\n" + store_.get_to_str(key);
+    auto result = read(verdict);
+    all_arrived();
+    store_.set(kComplete, verdict);
+    return result;
   }
 
  private:
@@ -293,6 +393,24 @@ class RollCall {
     keys.reserve(static_cast<size_t>(job_.size));
     for (int rank = 0; rank < job_.size; ++rank) keys.push_back(here(rank));
     return keys;
+  }
+
+  /// What rank 0 says: the token, and a line for each rank.
+  Result read(const std::string& verdict) const {
+    Result result;
+    std::istringstream lines(verdict);
+    std::getline(lines, result.token);
+    bool valid = is_token(result.token);
+    for (std::string line; valid && std::getline(lines, line);) {
+      auto rank = decode(line);
+      valid = rank.has_value();
+      if (rank) result.ranks.push_back(std::move(*rank));
+    }
+    if (valid && result.ranks.size() == static_cast<size_t>(job_.size)) return result;
+    throw CommError(
+        fmt::format("Rank {} found {} bytes that ranks of this job did not write in its store at "
+                    "the roll call. Does another program use the same store, address or port?",
+                    job_.rank, verdict.size()));
   }
 
   /// Asks again and again: c10d's own wait logs warnings when the time is up.
@@ -325,24 +443,95 @@ class RollCall {
 };
 
 /// The store of `job`; its keys begin with `prefix`, to which the file's token is added.
-c10::intrusive_ptr<c10d::Store> open_store(const Job& job, const StoreFile& file,
-                                           std::chrono::milliseconds timeout, std::string& prefix) {
+OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::milliseconds timeout,
+                     std::string& prefix) {
   const bool host_it = job.rank == 0 && !job.launcher_hosts_store;
-  if (job.port != 0) {
-    return host_it ? host_store(job.host, job.port, timeout)
-                   : connect_store(job, job.host, job.port, timeout);
+  if (!job.addresses.empty()) {
+    return host_it ? host_store_at(job.addresses, job.port, job.across_hosts(), timeout)
+                   : connect_store(job, job.addresses, job.port, timeout);
   }
   if (!host_it) {
     const auto word = wait_for_word(file, job, timeout);
     prefix += "/" + word.token;
-    return connect_store(job, kLoopback, word.port, timeout);
+    return connect_store(job, {kLoopback}, word.port, timeout);
   }
   const auto local = host_local_store(timeout);
   const StoreFile::Word word{local.port, random_token()};
   prefix += "/" + word.token;
   file.remove_abandoned();
   file.write(word);
-  return local.store;
+  return {local.store, kLoopback, local.port};
+}
+
+/// This host's address for ranks of other hosts. Where the store's name means the loopback
+/// interface here, and only here, the way to any of those others tells.
+std::string outward_address(const std::string& own, const std::vector<Attendant>& ranks,
+                            uint16_t port) {
+  if (!means_loopback(own)) return own;
+  for (const auto& other : ranks) {
+    if (other.address.empty() || means_loopback(other.address)) continue;
+    if (auto address = address_towards(other.address, port); !address.empty()) return address;
+  }
+  return own;
+}
+
+/// The place of each rank's host among the hosts, in the order of their first ranks.
+std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
+  std::vector<std::string> machines;
+  std::vector<int64_t> places;
+  for (const auto& rank : ranks) {
+    const auto found = std::find(machines.begin(), machines.end(), rank.machine);
+    places.push_back(found - machines.begin());
+    if (found == machines.end()) machines.push_back(rank.machine);
+  }
+  return places;
+}
+
+/// What mends ranks that are not `each` a host, in order.
+std::string remedy(const std::string& launcher, const std::string& each) {
+  if (launcher == "torchrun") {
+    return fmt::format("--nproc-per-node {} (torchrun) or -n {} (zero launch) on every node", each,
+                       each);
+  }
+  if (launcher == "mpirun") return fmt::format("mpirun --map-by ppr:{}:node", each);
+  if (launcher == "MPICH") return fmt::format("mpiexec -ppn {}", each);
+  return fmt::format("srun --ntasks-per-node={} --distribution=block", each);
+}
+
+/// Rank 0 may host the store: it stays until all know what it knows, or time is up.
+void leave_together(c10d::Store& store, const Job& job) {
+  constexpr const char* kLeft = "left";
+  store.add(kLeft, 1);
+  const auto deadline = Clock::now() + std::chrono::seconds(5);
+  while (job.rank == 0 && store.add(kLeft, 0) < job.size && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// Names the ranks of each host, and what mends it.
+[[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
+                                   const std::string& launcher) {
+  const auto places = places_of(ranks);
+  const auto topology = Topology::of(places, 0);
+  std::string table;
+  std::vector<std::vector<int>> of_host(static_cast<size_t>(topology.hosts));
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    of_host[static_cast<size_t>(places[rank])].push_back(static_cast<int>(rank));
+  }
+  bool even = true;
+  for (const auto& list : of_host) {
+    even = even && list.size() == of_host[0].size();
+    table += fmt::format("{}{} on {} ({})", table.empty() ? "" : ", ", list.size(),
+                         ranks[static_cast<size_t>(list[0])].host, rank_list(list));
+  }
+  const auto size = static_cast<int>(ranks.size());
+  const auto each =
+      size % topology.hosts == 0 ? std::to_string(size / topology.hosts) : std::string("N");
+  throw CommError(fmt::format(
+      "The {} ranks of this job are {} over {} hosts: {}. Every host must have as many, and those "
+      "of a host must follow one another: {}.",
+      size, even ? "in no order" : "spread unevenly", topology.hosts, table,
+      remedy(launcher, each)));
 }
 
 }  // namespace
@@ -373,18 +562,33 @@ fs::path rendezvous_folder() {
   return folder;
 }
 
-c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
-                                           const fs::path& folder) {
+Topology Joined::topology(int rank) const { return Topology::of(places_of(ranks), rank); }
+
+Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::path& folder) {
   const StoreFile file(folder, job.key);
-  const auto attempt = [&](std::chrono::milliseconds patience) -> c10::intrusive_ptr<c10d::Store> {
+  const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
     auto prefix = job.prefix;
-    auto store = open_store(job, file, patience, prefix);
+    auto opened = open_store(job, file, patience, prefix);
+    auto store = std::move(opened.store);
     // A process may make several groups, one after the other on every rank: each has keys of its
     // own.
     const int64_t generation = store->add(fmt::format("{}/meetings/{}", prefix, job.rank), 1);
     store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, generation), store);
-    const auto token = RollCall(*store, job, timeout).hold([&] { file.remove(); });
-    return c10::make_intrusive<c10d::PrefixStore>(token, store);
+    const auto self = Process::self();
+    const auto own = address_towards(opened.address, opened.port);
+    auto met = RollCall(*store, job, timeout)
+                   .hold({.host = self.host, .machine = self.machine, .address = own},
+                         [&] { file.remove(); });
+    if (!Topology::of(places_of(met.ranks), 0).regular) {
+      leave_together(*store, job);
+      refuse_irregular(met.ranks, job.launcher);
+    }
+    auto address = outward_address(own, met.ranks, opened.port);
+    return {.store = c10::make_intrusive<c10d::PrefixStore>(met.token, store),
+            .store_address = opened.address,
+            .store_port = opened.port,
+            .address = std::move(address),
+            .ranks = std::move(met.ranks)};
   };
   try {
     try {
@@ -405,7 +609,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::millisec
 }
 
 LocalStore host_local_store(std::chrono::milliseconds timeout) {
-  auto listener = listen_at(kLoopback, 0);
+  auto listener = listen_at(kLoopback, 0, false);
   sockaddr_in address{};
   socklen_t length = sizeof(address);
   if (!listener.socket ||
@@ -429,6 +633,26 @@ LocalStore host_local_store(std::chrono::milliseconds timeout) {
   return local;
 }
 
+c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t port,
+                                           std::chrono::milliseconds timeout) {
+  return host_store_at({address}, port, true, timeout).store;
+}
+
+c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
+                                            std::chrono::milliseconds timeout) {
+  for (const auto deadline = Clock::now() + timeout; Clock::now() < deadline;) {
+    if (try_to_connect(address, port).empty()) {
+      try {
+        return client_of(address, port, timeout);
+      } catch (const c10::Error&) {
+        return nullptr;
+      }
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  return nullptr;
+}
+
 }  // namespace zero::comm
 
 namespace zero {
@@ -436,15 +660,20 @@ namespace zero {
 std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   const auto job = comm::job_from_environment();
   if (job.size == 1) return comm::single();
-  if (job.local_size != job.size) {
-    throw ConfigError(
-        fmt::format("{} started {} ranks, {} of them on this host. The ranks share memory, so all "
-                    "must be on one host.",
-                    job.launcher, job.size, job.local_size));
+  const auto folder = job.addresses.empty() ? comm::rendezvous_folder() : std::filesystem::path();
+  auto joined = comm::join_store(job, options.timeout, folder);
+  const auto topology = joined.topology(job.rank);
+  if (topology.hosts == 1) {
+    return comm::shared_memory_group(std::move(joined.store), job.rank, job.size, options);
   }
-  const auto folder = job.port == 0 ? comm::rendezvous_folder() : std::filesystem::path();
-  return comm::shared_memory_group(comm::join_store(job, options.timeout, folder), job.rank,
-                                   job.size, options);
+  return comm::hosts_group(std::move(joined.store),
+                           {.rank = job.rank,
+                            .size = job.size,
+                            .topology = topology,
+                            .address = joined.address,
+                            .store_address = joined.store_address,
+                            .store_port = joined.store_port},
+                           options);
 }
 
 }  // namespace zero

@@ -8,18 +8,23 @@
 //    rank 0 hosts it there. Without an address (mpirun, srun) the ranks are on one host: rank 0
 //    listens on a free port of the loopback interface and says which in a file that only this user
 //    can read; the file also names rank 0's process and the moment it started, so that what a
-//    crashed job left behind is never believed.
-// 3. Roll call: each rank signs in; rank 0 removes the file once all have, and tells the others to
-// go on. Whoever is
+//    crashed job left behind is never believed; and its name has the host's, whose processes those
+//    are, for hosts may share the folder.
+// 3. Roll call: each rank signs in with its host and its address; rank 0 removes the file once all
+// have, and tells the others to go on, and who is where. Whoever is
 //    missing when the time is up is named by every rank that is there.
+// 4. Ranks that have named one host share memory; several hosts are joined by hosts_group.h. What
+// the launcher says of hosts is not asked again: the ranks know better.
 //
 // Note [Trust]
 // A store answers whoever reaches it. So it listens on one address alone: the loopback interface,
-// or the one that MASTER_ADDR names; and the job's keys begin with a random token, which the ranks
-// have from their launcher's environment, from the file, or, under other launchers, from rank 0 at
-// the roll call. Who sees the store's keys or guesses right can still keep a job from starting, but
-// not more: memory is passed over a socket of which the kernel says which user and process is at
-// the other end (shm_meeting.cpp), and what peers write there is checked before it is used.
+// or the one that MASTER_ADDR or the launcher names; and the job's keys begin with a random token,
+// which the ranks have from their launcher's environment, from the file, or, under other launchers
+// and across hosts, from rank 0 at the roll call. Who sees the store's keys or guesses right can
+// still keep a job from starting, but not more: memory is passed over a socket of which the kernel
+// says which user and process is at the other end (shm_meeting.cpp), and what peers write there is
+// checked before it is used. Between hosts there is no such kernel: whoever can read the traffic
+// of the network can read the token too.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,8 +32,11 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "zero/comm/job.h"
+#include "zero/comm/topology.h"
 
 namespace zero::comm {
 
@@ -36,11 +44,32 @@ namespace zero::comm {
 /// alone; made if absent. Throws ConfigError where another user owns it.
 std::filesystem::path rendezvous_folder();
 
+/// A rank as it signed in.
+struct Attendant {
+  std::string host{};     ///< for messages
+  std::string machine{};  ///< Process::machine: the same for ranks that can share memory
+  std::string address{};  ///< by which it reaches the store
+};
+
+/// What a rank has when all of its job have met.
+struct Joined {
+  c10::intrusive_ptr<c10d::Store> store{};
+  std::string store_address{};  ///< at which this rank reaches it
+  uint16_t store_port = 0;
+  /// Of this host, in digits. A loopback address only where all ranks have one.
+  std::string address{};
+  std::vector<Attendant> ranks{};
+
+  /// Which ranks share a host.
+  Topology topology(int rank) const;
+};
+
 /// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called
-/// again: every call of all ranks gives a fresh store. Throws CommError naming the address, or the
-/// ranks that did not arrive within `timeout`.
-c10::intrusive_ptr<c10d::Store> join_store(const Job& job, std::chrono::milliseconds timeout,
-                                           const std::filesystem::path& folder);
+/// again: every call of all ranks gives a fresh store. Throws CommError naming the address, the
+/// ranks that did not arrive within `timeout`, or, where the hosts do not have as many ranks each,
+/// one after the other, the ranks of each host and what the launcher offers against it.
+Joined join_store(const Job& job, std::chrono::milliseconds timeout,
+                  const std::filesystem::path& folder);
 
 /// A store that this process hosts on the loopback interface alone, and the free port that it got.
 /// It answers while it lives.
@@ -49,6 +78,14 @@ struct LocalStore {
   uint16_t port = 0;
 };
 LocalStore host_local_store(std::chrono::milliseconds timeout);
+
+/// A store that this process hosts at `address`, which must be one of this host's, for ranks on
+/// other hosts too. Throws CommError.
+c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t port,
+                                           std::chrono::milliseconds timeout);
+/// The store that another process hosts there, or null where it does not answer within `timeout`.
+c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
+                                            std::chrono::milliseconds timeout);
 inline constexpr const char* kLoopback = "127.0.0.1";
 
 }  // namespace zero::comm

@@ -16,13 +16,13 @@
 
 namespace zero::comm {
 
-ShmBackend::ShmBackend(Meeting meeting, std::chrono::milliseconds timeout, const Accounts& accounts)
-    : CallBackend(meeting.peers->rank(), meeting.peers->size(), timeout),
+ShmBackend::ShmBackend(Meeting meeting, const GroupOptions& options, const Accounts& accounts)
+    : CallBackend(meeting.peers->rank(), meeting.peers->size(), options.timeout),
       peers_(std::move(meeting.peers)),
       health_(std::make_shared<Health>(peers_)),
       arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank())),
       accounts_(accounts),
-      collectives_(peers_, arena_, accounts.ledger, accounts.traffic),
+      collectives_(peers_, arena_, accounts.ledger, accounts.traffic, options.block),
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
 
 ShmBackend::~ShmBackend() {
@@ -98,9 +98,9 @@ class ShmWindows final : public Windows {
 
 }  // namespace
 
-Transport shared_memory_transport(Meeting meeting, std::chrono::milliseconds timeout,
+Transport shared_memory_transport(Meeting meeting, const GroupOptions& options,
                                   const Accounts& accounts) {
-  const auto backend = c10::make_intrusive<ShmBackend>(std::move(meeting), timeout, accounts);
+  const auto backend = c10::make_intrusive<ShmBackend>(std::move(meeting), options, accounts);
   return {.data = backend,
           .control = backend,
           .memory = std::make_shared<ArenaMemory>(backend->arena(), accounts.ledger),

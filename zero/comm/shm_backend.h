@@ -14,6 +14,7 @@
 #include "zero/comm/arena.h"
 #include "zero/comm/call_backend.h"
 #include "zero/comm/call_queue.h"
+#include "zero/comm/group.h"
 #include "zero/comm/health.h"
 #include "zero/comm/shm_collectives.h"
 #include "zero/comm/shm_meeting.h"
@@ -25,7 +26,7 @@ namespace zero::comm {
 /// someone waits for them first: the waiting thread then runs them itself.
 class ShmBackend final : public CallBackend {
  public:
-  ShmBackend(Meeting meeting, std::chrono::milliseconds timeout, const Accounts& accounts);
+  ShmBackend(Meeting meeting, const GroupOptions& options, const Accounts& accounts);
   ~ShmBackend() override;
 
   const std::string getBackendName() const override { return "zero_shm"; }
@@ -52,7 +53,7 @@ class ShmBackend final : public CallBackend {
 };
 
 /// All five roles, by the ranks that have met.
-Transport shared_memory_transport(Meeting meeting, std::chrono::milliseconds timeout,
+Transport shared_memory_transport(Meeting meeting, const GroupOptions& options,
                                   const Accounts& accounts);
 
 }  // namespace zero::comm

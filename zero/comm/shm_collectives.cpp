@@ -76,11 +76,13 @@ int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64
 }  // namespace
 
 Collectives::Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic)
+                         std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic,
+                         int block)
     : peers_(std::move(peers)),
       arena_(std::move(arena)),
       ledger_(std::move(ledger)),
       traffic_(std::move(traffic)),
+      block_(block > 0 ? block : kOneBlock),
       records_(static_cast<size_t>(peers_->size())),
       doing_([this] { return own_.describe(); }) {}
 
@@ -297,7 +299,7 @@ void Collectives::add_piece(const Call& call, const Share& share, int64_t piece)
   for (auto* output : share.outputs)
     outputs.push_back(output + begin / width * element_bytes(call.output));
   sum(outputs, call.output.scalar_type(), inputs, call.input.scalar_type(), (end - begin) / width,
-      share.bytes >= kStreamedBytes);
+      share.bytes >= kStreamedBytes, block_);
 }
 
 void Collectives::add(const Call& call, const Share& own) {

@@ -25,8 +25,9 @@ namespace zero::comm {
 /// Runs calls, one at a time, from any one thread at a time.
 class Collectives {
  public:
+  /// `block`: see GroupOptions::block.
   Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
-              std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic);
+              std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic, int block = 0);
   /// Blocks until this rank may use the outputs and overwrite the inputs. Throws CommError,
   /// OutOfMemory.
   void run(Call& call);
@@ -69,6 +70,7 @@ class Collectives {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<Traffic> traffic_;
+  int64_t block_;
   std::unique_ptr<SharedBlock> staging_;
   uint64_t sequence_ = 0;
   bool staged_ = false;              // this rank's input goes through its staging buffer

@@ -1,0 +1,214 @@
+// A group on several hosts: the bits of one host, the bytes of its formula, and errors by name.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/message_of.h"
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+
+namespace zero::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct World {
+  int hosts;
+  int local_size;
+};
+
+std::ostream& operator<<(std::ostream& out, const World& world) {
+  return out << world.hosts << "x" << world.local_size;
+}
+
+// Numbers whose sums depend on their order.
+at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
+  auto tensor = at::empty({numel}, at::kFloat);
+  auto* out = tensor.data_ptr<float>();
+  uint64_t state = 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(rank + 1);
+  for (int64_t i = 0; i < numel; ++i) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    const auto bits = static_cast<int64_t>(state >> 33) - (int64_t{1} << 30);
+    out[i] = static_cast<float>(bits) * 1.37e-7F * static_cast<float>(1 + (i % 7) * (rank + 3));
+  }
+  return tensor.to(dtype);
+}
+
+// What every rank has in the end, by rank.
+std::vector<at::Tensor> reduced(const std::function<void(const std::function<void(Group&)>&)>& run,
+                                int ranks, at::ScalarType dtype, at::ScalarType into, bool all) {
+  std::vector<at::Tensor> results(static_cast<size_t>(ranks));
+  constexpr int64_t kSlice = 300'007;
+  run([&](Group& group) {
+    auto input = group.empty(kSlice * ranks, dtype, Category::communication);
+    input.copy_(values(group.rank(), input.numel(), dtype));
+    auto& result = results[static_cast<size_t>(group.rank())];
+    if (all) {
+      group.all_reduce(input, "sum").wait();
+      result = input.clone();
+    } else {
+      result = at::empty({kSlice}, into);
+      group.reduce_scatter(result, input, "sum").wait();
+    }
+  });
+  return results;
+}
+
+class Hosts : public ::testing::TestWithParam<World> {
+ protected:
+  static int ranks() { return GetParam().hosts * GetParam().local_size; }
+  static void on_hosts(const std::function<void(Group&)>& body) {
+    run_as_hosts(GetParam().hosts, GetParam().local_size,
+                 [&](std::shared_ptr<Group> group) { body(*group); });
+  }
+};
+
+TEST_P(Hosts, SumsHaveTheBitsOfOneHostThatAddsInBlocks) {
+  const auto on_one_host = [&](const std::function<void(Group&)>& body) {
+    GroupOptions options;
+    options.block = GetParam().local_size;
+    run_as_threads(
+        ranks(), [&](std::shared_ptr<Group> group) { body(*group); }, options);
+  };
+  for (const bool all : {false, true}) {
+    for (const auto& [dtype, into] :
+         std::vector<std::pair<at::ScalarType, at::ScalarType>>{{at::kFloat, at::kFloat},
+                                                                {at::kBFloat16, at::kBFloat16},
+                                                                {at::kBFloat16, at::kFloat},
+                                                                {at::kHalf, at::kHalf}}) {
+      if (all && dtype != into) continue;
+      const auto hosts = reduced(&Hosts::on_hosts, ranks(), dtype, into, all);
+      const auto one = reduced(on_one_host, ranks(), dtype, into, all);
+      for (size_t r = 0; r < hosts.size(); ++r)
+        EXPECT_TRUE(at::equal(hosts[r], one[r])) << "rank " << r << ", " << dtype;
+    }
+  }
+}
+
+TEST_P(Hosts, KnowWhereTheirRanksAre) {
+  on_hosts([&](Group& group) {
+    EXPECT_EQ(group.topology().hosts, GetParam().hosts);
+    EXPECT_EQ(group.topology().host, group.rank() / GetParam().local_size);
+    EXPECT_EQ(group.local_size(), GetParam().local_size);
+    EXPECT_EQ(group.local_rank(), group.rank() % GetParam().local_size);
+  });
+}
+
+// Two levels: a host's link carries (H-1)/H of an array once, whatever its ranks.
+TEST_P(Hosts, SendNoMoreOverTheirLinksThanTheyMust) {
+  const auto [hosts, local_size] = GetParam();
+  on_hosts([&, hosts = hosts, local_size = local_size](Group& group) {
+    constexpr int64_t kSlice = 100'000;
+    auto whole = group.empty(kSlice * group.size(), at::kBFloat16, Category::communication);
+    whole.zero_();
+    auto slice = whole.narrow(0, group.rank() * kSlice, kSlice);
+    group.all_gather(whole, slice, "gather").wait();
+    EXPECT_EQ(group.traffic().count(Collective::all_gather).link_bytes, (hosts - 1) * kSlice * 2);
+    auto sum = at::empty({kSlice}, at::kBFloat16);
+    group.reduce_scatter(sum, whole, "scatter").wait();
+    EXPECT_EQ(group.traffic().count(Collective::reduce_scatter).link_bytes,
+              (hosts - 1) * kSlice * (local_size == 1 ? 2 : 4));
+  });
+}
+
+TEST_P(Hosts, ControlCallsGoBesideTensors) {
+  on_hosts([&](Group& group) {
+    auto tensor = group.empty(3'000'000, at::kFloat, Category::communication);
+    tensor.fill_(group.rank() + 1);
+    for (int k = 0; k < 3; ++k) {
+      auto work = group.all_reduce(tensor, "large");
+      auto flag = at::empty({1}, at::kFloat);
+      flag.fill_(1);
+      group.all_reduce_control(flag, "flag");
+      EXPECT_EQ(flag.item<float>(), static_cast<float>(group.size()));
+      auto all = at::empty({group.size() * 3}, at::kLong);
+      auto mine = at::empty({3}, at::kLong);
+      mine.fill_(group.rank());
+      group.all_gather_control(all, mine, "present");
+      for (int64_t i = 0; i < all.numel(); ++i) EXPECT_EQ(all.data_ptr<int64_t>()[i], i / 3);
+      group.barrier("between");
+      work.wait();
+    }
+  });
+}
+
+TEST_P(Hosts, NameWhoCallsSomethingElse) {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const auto body = [&](std::shared_ptr<Group> group) {
+    auto tensor = group->empty(200'000, at::kFloat, Category::communication);
+    tensor.fill_(1);
+    try {
+      group->all_reduce(tensor, group->rank() == group->size() - 1 ? "another" : "one").wait();
+    } catch (const CommError& error) {
+      const std::lock_guard lock(mutex);
+      messages.emplace_back(error.what());
+    }
+  };
+  run_as_hosts(GetParam().hosts, GetParam().local_size, body);
+  ASSERT_EQ(messages.size(), static_cast<size_t>(ranks()));
+  int full = 0;
+  for (const auto& message : messages) {
+    if (message.find("'another'") != std::string::npos &&
+        message.find("'one'") != std::string::npos)
+      ++full;
+  }
+  EXPECT_GE(full, 1);
+}
+
+TEST_P(Hosts, ARanksFailureIsEveryRanksFailure) {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const auto body = [&](std::shared_ptr<Group> group) {
+    group->barrier("start");
+    auto tensor = group->empty(2'000'000, at::kFloat, Category::communication);
+    tensor.fill_(1);
+    if (group->rank() == 1) throw Error("the disk of rank 1 is full");
+    try {
+      for (int k = 0; k < 100; ++k) group->all_reduce(tensor, "again").wait();
+    } catch (const CommError& error) {
+      const std::lock_guard lock(mutex);
+      messages.emplace_back(error.what());
+    }
+  };
+  const auto thrown =
+      message_of<Error>([&] { run_as_hosts(GetParam().hosts, GetParam().local_size, body); });
+  EXPECT_THAT(thrown, HasSubstr("the disk of rank 1 is full"));
+  EXPECT_EQ(messages.size(), static_cast<size_t>(ranks() - 1));
+}
+
+TEST_P(Hosts, WorksMayOutliveTheirGroup) {
+  std::mutex mutex;
+  std::vector<Work> works;
+  run_as_hosts(GetParam().hosts, GetParam().local_size, [&](std::shared_ptr<Group> group) {
+    auto tensor = at::empty({100'000}, at::kFloat);
+    tensor.fill_(1);
+    auto work = group->all_reduce(tensor, "last");
+    const std::lock_guard lock(mutex);
+    works.push_back(std::move(work));
+  });
+  for (auto& work : works) work.wait();
+  EXPECT_EQ(works.size(), static_cast<size_t>(ranks()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Hosts,
+                         ::testing::Values(World{2, 1}, World{2, 2}, World{3, 1}, World{3, 2}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.hosts) + "x" +
+                                  std::to_string(info.param.local_size);
+                         });
+
+}  // namespace
+}  // namespace zero::comm

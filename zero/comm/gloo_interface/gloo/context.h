@@ -1,0 +1,47 @@
+// What c10d's ProcessGroupGloo.hpp must know of Gloo, whose headers LibTorch does not bring along.
+//
+// Note [Gloo without its headers]
+// That header holds Gloo's objects by pointer alone, so their layouts do not matter here: these
+// types are named, never made, and of their members none is called by libzero. The store's
+// interface is needed because a class of that header derives from it inline; libzero makes no such
+// object, so its table of virtual functions is LibTorch's own. cmake/Gloo.cmake tries all of it
+// with the LibTorch at hand.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gloo {
+
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+
+namespace transport {
+
+class Device;
+
+class UnboundBuffer {
+ public:
+  virtual ~UnboundBuffer();
+};
+
+}  // namespace transport
+
+namespace rendezvous {
+
+class Store {
+ public:
+  virtual ~Store();
+  virtual void set(const std::string& key, const std::vector<char>& value) = 0;
+  virtual std::vector<char> get(const std::string& key) = 0;
+  virtual void wait(const std::vector<std::string>& keys) = 0;
+  virtual void wait(const std::vector<std::string>& keys,
+                    const std::chrono::milliseconds& timeout) = 0;
+};
+
+}  // namespace rendezvous
+}  // namespace gloo

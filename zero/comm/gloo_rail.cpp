@@ -1,0 +1,248 @@
+#include "zero/comm/gloo_rail.h"
+
+#include <ATen/Version.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/version.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <array>
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/agreement.h"
+#include "zero/comm/backend_rail.h"
+#include "zero/comm/rail_address.h"
+
+namespace zero::comm {
+namespace {
+
+using c10d::ProcessGroupGloo;
+using std::chrono::milliseconds;
+
+constexpr const char* kTransportVariable = "GLOO_DEVICE_TRANSPORT";
+
+// Gloo's classes are compiled into this file as that LibTorch's headers have them.
+void check_release() {
+  const auto settings = at::show_config();
+  constexpr std::string_view kKey = "TORCH_VERSION=";
+  const auto begin = settings.find(kKey);
+  if (begin == std::string::npos) return;
+  const auto running = settings.substr(begin + kKey.size(), std::string_view(TORCH_VERSION).size());
+  if (running != TORCH_VERSION) {
+    throw CommError(fmt::format(
+        "libzero was built with LibTorch {} and runs with {}; ranks on several hosts need the "
+        "release that it was built with.",
+        TORCH_VERSION, running));
+  }
+}
+
+// "tcp" or "tcp, encrypted".
+std::string transport_name() {
+  const char* value = std::getenv(kTransportVariable);
+  if (value == nullptr || std::string_view(value).empty() || std::string_view(value) == "TCP")
+    return "tcp";
+  if (std::string_view(value) != "TCP_TLS") {
+    throw ConfigError(
+        fmt::format("{} is '{}'; rails know TCP and TCP_TLS.", kTransportVariable, value));
+  }
+  for (const char* part : {"PKEY", "CERT", "CA_FILE"}) {
+    const auto name = fmt::format("{}_TCP_TLS_{}", kTransportVariable, part);
+    const char* file = std::getenv(name.c_str());
+    if (file == nullptr || std::string_view(file).empty()) {
+      throw ConfigError(fmt::format(
+          "{} is TCP_TLS, which needs {} (and the other two of _PKEY, _CERT and _CA_FILE): the "
+          "name of a file in PEM.",
+          kTransportVariable, name));
+    }
+  }
+  return "tcp, encrypted";
+}
+
+// A receive that nothing is ever sent for: what has become of it says what has become of the
+// connection.
+class Canary {
+ public:
+  Canary(c10d::Backend& gloo, int host) : byte_(at::empty({1}, at::kByte)) {
+    constexpr int kTag = 0x7fffffff;  // no piece has it
+    std::vector<at::Tensor> tensors{byte_};
+    work_ = gloo.recv(tensors, host, kTag);
+  }
+  // Why the connection is broken, if it is.
+  std::optional<std::string> trouble() {
+    try {
+      work_->abort();  // so that the wait does not
+      work_->wait(milliseconds(1));
+    } catch (...) {
+      return message_of(std::current_exception());
+    }
+    return std::nullopt;
+  }
+  // Gloo's way to close a connection, and all others of its kind: it takes the time.
+  void close() {
+    try {
+      work_->wait(milliseconds(1));
+    } catch (const std::exception&) {  // so it should be
+    }
+  }
+
+ private:
+  at::Tensor byte_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+// One channel: connections of its own, so that its messages wait for no other channel's.
+class Line {
+ public:
+  Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
+       const std::string& address, milliseconds timeout) {
+    auto options = c10::make_intrusive<ProcessGroupGloo::Options>(timeout);
+    options->threads = 1;  // they run collectives, of which there are none
+    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(address, false));
+    gloo_ = c10::make_intrusive<ProcessGroupGloo>(store, host, hosts, options);
+    canaries_.resize(static_cast<size_t>(hosts));
+    for (int peer = 0; peer < hosts; ++peer) {
+      if (peer != host)
+        canaries_[static_cast<size_t>(peer)] = std::make_unique<Canary>(*gloo_, peer);
+    }
+  }
+
+  // Posts under a lock: Gloo counts its calls without one.
+  template <class Post>
+  std::unique_ptr<Piece> post(const Post& post) {
+    const std::lock_guard lock(posting_);
+    return post(*gloo_);
+  }
+  std::optional<std::string> trouble(int host) {
+    const std::lock_guard lock(asking_);
+    return canaries_[static_cast<size_t>(host)]->trouble();
+  }
+  void close() {
+    const std::lock_guard lock(asking_);
+    for (const auto& canary : canaries_) {
+      if (canary) return canary->close();
+    }
+  }
+
+ private:
+  c10::intrusive_ptr<ProcessGroupGloo> gloo_;
+  std::vector<std::unique_ptr<Canary>> canaries_;  // by host
+  std::mutex posting_, asking_;
+};
+
+class GlooCarrier final : public Carrier {
+ public:
+  GlooCarrier(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
+              const std::string& address, milliseconds timeout)
+      : description_(fmt::format("gloo over {} ({})", address, transport_name())) {
+    for (size_t i = 0; i < kChannels; ++i) {
+      const auto own = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}", i), store);
+      lines_[i] = std::make_unique<Line>(own, host, hosts, address, timeout);
+    }
+  }
+
+  std::unique_ptr<Piece> send(int host, Channel channel, int tag,
+                              std::span<const std::byte> bytes) override {
+    return line(channel).post([&](auto& gloo) { return send_piece(gloo, host, tag, bytes); });
+  }
+  std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
+                                 std::span<std::byte> bytes) override {
+    return line(channel).post([&](auto& gloo) { return receive_piece(gloo, host, tag, bytes); });
+  }
+  bool watches() const override { return true; }
+  std::optional<std::string> trouble(int host) override {
+    for (const auto& line : lines_) {
+      if (auto why = line->trouble(host)) return why;
+    }
+    return std::nullopt;
+  }
+  void close() override {
+    for (const auto& line : lines_) line->close();
+  }
+  std::string describe() const override { return description_; }
+
+ private:
+  Line& line(Channel channel) { return *lines_[static_cast<size_t>(channel)]; }
+
+  std::string description_;
+  std::array<std::unique_ptr<Line>, kChannels> lines_;
+};
+
+std::string key(int host) { return fmt::format("address/{}", host); }
+
+// Publishes `address` and returns all hosts'. Throws naming the hosts that do not come.
+std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int hosts,
+                                            const std::string& address, milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  std::vector<std::string> all;
+  std::vector<int> missing;
+  try {
+    store.set(key(host), std::vector<uint8_t>(address.begin(), address.end()));
+    for (int peer = 0; peer < hosts; ++peer) {
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
+      try {
+        store.wait({key(peer)}, std::max(left, milliseconds(1)));
+      } catch (const std::exception&) {
+        if (!store.check({key(peer)})) {  // throws where it is the store that does not answer
+          missing.push_back(peer);
+          continue;
+        }
+      }
+      const auto bytes = store.get(key(peer));
+      all.emplace_back(bytes.begin(), bytes.end());
+    }
+  } catch (...) {
+    throw CommError(fmt::format("Host {} cannot use the store while the hosts connect: {}", host,
+                                message_of(std::current_exception())));
+  }
+  if (!missing.empty()) {
+    throw CommError(fmt::format(
+        "Host {} waited {} s for host{} {} to connect. Is every host's program running?", host,
+        std::chrono::duration<double>(timeout).count(), missing.size() == 1 ? "" : "s",
+        fmt::join(missing, ", ")));
+  }
+  return all;
+}
+
+// Where this end listens, given where all say that they do.
+std::string usable(const std::string& own, const std::vector<std::string>& all) {
+  if (!is_loopback(own)) return own;
+  for (const auto& other : all) {
+    if (!is_loopback(other)) return address_towards(other);
+  }
+  return own;
+}
+
+}  // namespace
+
+bool has_gloo_rails() { return true; }
+
+std::unique_ptr<Rail> gloo_rail(c10::intrusive_ptr<c10d::Store> store, int host, int hosts,
+                                const std::string& address, PieceOptions options) {
+  check_release();
+  (void)transport_name();
+  const auto all = exchange_addresses(*store, host, hosts, address, options.timeout);
+  const auto listens = usable(address, all);
+  std::unique_ptr<Carrier> carrier;
+  try {
+    carrier = std::make_unique<GlooCarrier>(store, host, hosts, listens, options.timeout);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    throw CommError(fmt::format(
+        "Host {} cannot connect to the others by gloo over {}: {} The hosts are at {}. Set "
+        "ZERO_INTERFACE to the interface that joins them (`ip address` lists them), and see that "
+        "no "
+        "firewall stands between them.",
+        host, listens, message_of(std::current_exception()), fmt::join(all, ", ")));
+  }
+  return piece_rail(std::move(carrier), host, hosts, options);
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,315 @@
+#include "zero/comm/piece_rail.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/base/thread.h"
+#include "zero/comm/agreement.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kCounterBits = 16;
+
+// What a transport says, for a person: its first sentence, without the file and line that it begins
+// with and the address of a socket.
+std::string reason_of(const std::exception_ptr& error) {
+  auto text = message_of(error);
+  if (text.starts_with('[')) {
+    const auto end = text.find("] ");
+    if (end != std::string::npos) text.erase(0, end + 2);
+  }
+  text.erase(std::min(text.find('\n'), text.size()));
+  text.erase(std::min(text.find(". "), text.size()));
+  while (!text.empty() && (text.back() == '.' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+class Message;
+
+// What a rail and its messages share: a message may outlive the rail.
+struct Shared {
+  std::mutex mutex;
+  bool aborted = false;
+  std::string why;                // it was aborted, where the rail itself did it
+  std::vector<std::string> lost;  // why a host is lost, or ""
+  std::unordered_set<Message*> under_way;
+  std::unique_ptr<Carrier> carrier;
+  PieceOptions options;
+  int host = 0;
+
+  void abort(std::string_view reason);
+};
+
+// What happens to a message, for errors.
+struct Title {
+  bool sends;
+  int peer;
+  size_t bytes;
+  std::string text(int host) const {
+    return sends ? fmt::format("host {} sent {} to host {}", host,
+                               format_bytes(static_cast<double>(bytes)), peer)
+                 : fmt::format("host {} received {} from host {}", host,
+                               format_bytes(static_cast<double>(bytes)), peer);
+  }
+};
+
+// With the mutex held.
+[[noreturn]] void throw_aborted(const Shared& shared, const Title& title) {
+  throw CommError(fmt::format("The rail of host {} ({}) was aborted{}{} while {}.", shared.host,
+                              shared.carrier->describe(), shared.why.empty() ? "" : ", since ",
+                              shared.why, title.text(shared.host)));
+}
+
+[[noreturn]] void throw_lost(const Shared& shared, const Title& title, std::string_view why) {
+  throw CommError(fmt::format("Host {} lost host {} while {} over {}: {}.", shared.host, title.peer,
+                              title.text(shared.host), shared.carrier->describe(), why));
+}
+
+class Message final : public Passage {
+ public:
+  Message(std::shared_ptr<Shared> shared, Title title)
+      : shared_(std::move(shared)), title_(title) {}
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+  ~Message() override {
+    if (pieces_.empty()) return;
+    shared_->abort(fmt::format("{} and nobody waited for it", title_.text(shared_->host)));
+    forget();
+  }
+
+  void add(std::unique_ptr<Piece> piece) { pieces_.push_back(std::move(piece)); }
+  const Title& title() const { return title_; }
+
+  // With the mutex held.
+  void abort_pieces() {
+    for (const auto& piece : pieces_) piece->abort();
+  }
+
+  void wait() override {
+    for (const auto& piece : pieces_) wait_for(*piece);
+    forget();
+  }
+
+ private:
+  void wait_for(Piece& piece) {
+    const auto began = std::chrono::steady_clock::now();
+    std::exception_ptr error;
+    bool done = false;
+    if (!is_aborted()) {
+      try {
+        done = piece.wait(shared_->options.timeout);
+        // It may have arrived before the host was lost.
+        if (!done && !is_aborted()) done = piece.wait(milliseconds(1));
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    if (done) return;
+    forget();  // nobody touches the memory from here on
+    const bool late = std::chrono::steady_clock::now() - began >= shared_->options.timeout;
+    fail(error, late);
+  }
+
+  [[noreturn]] void fail(const std::exception_ptr& error, bool late) {
+    std::string lost;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      if (shared_->aborted) throw_aborted(*shared_, title_);
+      lost = shared_->lost[static_cast<size_t>(title_.peer)];
+    }
+    if (late) {
+      const auto what = fmt::format("nothing moved for {} s while {}",
+                                    std::chrono::duration<double>(shared_->options.timeout).count(),
+                                    title_.text(shared_->host));
+      shared_->abort(what);  // the rest of the message may come at any time
+      throw CommError(fmt::format(
+          "Over {} {}. Host {} does not answer, or the two hosts do not make the same calls.",
+          shared_->carrier->describe(), what, title_.peer));
+    }
+    if (!lost.empty()) throw_lost(*shared_, title_, lost);
+    throw_lost(*shared_, title_, error ? reason_of(error) : "the connection is closed");
+  }
+
+  bool is_aborted() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->aborted;
+  }
+
+  void forget() {
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->under_way.erase(this);
+    }
+    pieces_.clear();
+  }
+
+  std::shared_ptr<Shared> shared_;
+  Title title_;
+  std::vector<std::unique_ptr<Piece>> pieces_;
+};
+
+void Shared::abort(std::string_view reason) {
+  {
+    const std::lock_guard lock(mutex);
+    if (aborted) return;
+    aborted = true;
+    why = reason;
+    for (auto* message : under_way) message->abort_pieces();
+  }
+  carrier->close();
+}
+
+// Pieces of one direction between two hosts, channel by channel.
+struct Counters {
+  std::array<uint64_t, kChannels> next{};
+};
+
+class PieceRail final : public Rail {
+ public:
+  PieceRail(std::unique_ptr<Carrier> carrier, int host, int hosts, PieceOptions options)
+      : hosts_(hosts), shared_(std::make_shared<Shared>()) {
+    ensure(options.piece_bytes > 0, "a piece has bytes");
+    shared_->carrier = std::move(carrier);
+    shared_->options = options;
+    shared_->host = host;
+    shared_->lost.resize(static_cast<size_t>(hosts));
+    Counters first;
+    first.next.fill(options.first_piece);
+    sent_.assign(static_cast<size_t>(hosts), first);
+    received_ = sent_;
+    if (hosts > 1 && shared_->carrier->watches()) {
+      watch_ =
+          start_thread<CommError>(fmt::format("the rail of host {}", host), [this] { watch(); });
+    }
+  }
+
+  PieceRail(const PieceRail&) = delete;
+  PieceRail& operator=(const PieceRail&) = delete;
+  ~PieceRail() override {
+    bool busy = false;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      busy = !shared_->under_way.empty();
+      ends_ = true;
+    }
+    wake_.notify_all();
+    if (watch_.joinable()) watch_.join();
+    if (busy) shared_->abort("it is gone");
+  }
+
+  int host() const override { return shared_->host; }
+  int hosts() const override { return hosts_; }
+  std::string describe() const override { return shared_->carrier->describe(); }
+  int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
+  void abort() override { shared_->abort(""); }
+
+  std::unique_ptr<Passage> send(int host, Channel channel,
+                                std::span<const std::byte> bytes) override {
+    const Title title{true, host, bytes.size()};
+    auto passage = post(title, channel, bytes, sent_, [&](int tag, auto piece) {
+      return shared_->carrier->send(host, channel, tag, piece);
+    });
+    sent_bytes_.fetch_add(static_cast<int64_t>(bytes.size()), std::memory_order_relaxed);
+    return passage;
+  }
+
+  std::unique_ptr<Passage> receive(int host, Channel channel, std::span<std::byte> bytes) override {
+    const Title title{false, host, bytes.size()};
+    return post(title, channel, bytes, received_, [&](int tag, auto piece) {
+      return shared_->carrier->receive(host, channel, tag, piece);
+    });
+  }
+
+ private:
+  template <class Byte, class Start>
+  std::unique_ptr<Passage> post(const Title& title, Channel channel, std::span<Byte> bytes,
+                                std::vector<Counters>& counters, const Start& start) {
+    ensure(title.peer >= 0 && title.peer < hosts_ && title.peer != shared_->host,
+           "a message goes to another host of the rail");
+    auto message = std::make_unique<Message>(shared_, title);
+    check(title);
+    auto& number = counters[static_cast<size_t>(title.peer)].next[static_cast<size_t>(channel)];
+    try {
+      while (!bytes.empty()) {
+        const auto piece = bytes.first(std::min(bytes.size(), shared_->options.piece_bytes));
+        message->add(start(tag(number++, piece.size()), piece));
+        bytes = bytes.subspan(piece.size());
+      }
+    } catch (...) {
+      const auto error = std::current_exception();
+      check(title);
+      throw_lost(*shared_, title, reason_of(error));
+    }
+    const std::lock_guard lock(shared_->mutex);
+    shared_->under_way.insert(message.get());
+    if (shared_->aborted) message->abort_pieces();  // the wait will say so
+    return message;
+  }
+
+  // Throws where the rail or the host is no more.
+  void check(const Title& title) const {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->aborted) throw_aborted(*shared_, title);
+    const auto& why = shared_->lost[static_cast<size_t>(title.peer)];
+    if (!why.empty()) throw_lost(*shared_, title, why);
+  }
+
+  int tag(uint64_t number, size_t bytes) const {
+    const int check_bits = std::max(shared_->carrier->tag_bits() - kCounterBits, 0);
+    const auto low = static_cast<uint32_t>(number & ((1U << kCounterBits) - 1));
+    const uint64_t mixed = static_cast<uint64_t>(bytes) * 0x9E3779B97F4A7C15U;
+    const auto check = check_bits == 0 ? 0 : static_cast<uint32_t>(mixed >> (64 - check_bits));
+    return static_cast<int>((check << kCounterBits) | low);
+  }
+
+  // Note [Lost hosts]
+  // Gloo tells of a broken connection those whose pieces have not begun; a piece of which some
+  // bytes have gone would be waited for until the time is up. So the rail asks a few times a
+  // second, and wakes them.
+  void watch() {
+    constexpr milliseconds kInterval{200};
+    std::unique_lock lock(shared_->mutex);
+    while (!wake_.wait_for(lock, kInterval, [this] { return ends_ || shared_->aborted; })) {
+      for (int host = 0; host < hosts_; ++host) {
+        auto& lost = shared_->lost[static_cast<size_t>(host)];
+        if (host == shared_->host || !lost.empty()) continue;
+        if (const auto trouble = shared_->carrier->trouble(host)) {
+          lost = *trouble;
+          for (auto* message : shared_->under_way) {
+            if (message->title().peer == host) message->abort_pieces();
+          }
+        }
+      }
+    }
+  }
+
+  int hosts_;
+  std::shared_ptr<Shared> shared_;
+  std::vector<Counters> sent_, received_;  // by host
+  std::atomic<int64_t> sent_bytes_{0};
+  bool ends_ = false;
+  std::condition_variable wake_;
+  std::thread watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rail> piece_rail(std::unique_ptr<Carrier> carrier, int host, int hosts,
+                                 PieceOptions options) {
+  return std::make_unique<PieceRail>(std::move(carrier), host, hosts, options);
+}
+
+}  // namespace zero::comm

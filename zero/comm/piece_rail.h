@@ -1,0 +1,73 @@
+// A rail over whatever carries single pieces of memory from host to host.
+//
+// Note [Pieces]
+// A message is cut into pieces, all of which are posted at once, so that the carrier always has the
+// next at hand and a message need not be whole before its first bytes leave. Both ends cut alike: a
+// piece is told by its tag, which is made of the channel, the piece's number between the two hosts,
+// and a few bits of its size. So ends that disagree about a message's size wait for pieces that
+// never come, and say so when the time is up, instead of writing one message into another's memory.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "zero/comm/rail.h"
+
+namespace zero::comm {
+
+/// A piece under way. Once it is destroyed nobody touches its memory any more.
+class Piece {
+ public:
+  virtual ~Piece() = default;
+  /// Blocks until the piece has left this rank's memory, or is in it. False where it was aborted;
+  /// throws anything where it failed or the time is up.
+  virtual bool wait(std::chrono::milliseconds timeout) = 0;
+  /// A wait under way, or else the next one, returns false. Thread-safe.
+  virtual void abort() = 0;
+};
+
+/// Carries pieces. Sends and receives match by host, channel and tag, and, where these are equal,
+/// in the order of posting. Calls of one channel may come from another thread than those of
+/// another.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  /// Tags that it tells apart: 2^bits, at least 2^14 beside the channels.
+  virtual int tag_bits() const { return 28; }
+  /// Post a piece of at least one byte. Throw anything.
+  virtual std::unique_ptr<Piece> send(int host, Channel channel, int tag,
+                                      std::span<const std::byte> bytes) = 0;
+  virtual std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
+                                         std::span<std::byte> bytes) = 0;
+  /// Whether `trouble` can tell anything, and is to be asked a few times a second.
+  virtual bool watches() const { return false; }
+  /// Why the connection to `host` is broken, if it is known to be. Does not block.
+  virtual std::optional<std::string> trouble(int /*host*/) { return std::nullopt; }
+  /// Ends all connections; pieces under way touch their memory no more. Thread-safe.
+  virtual void close() = 0;
+  /// As Rail::describe.
+  virtual std::string describe() const = 0;
+};
+
+struct PieceOptions {
+  /// What moves not at all for so long is reported.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// A message is cut into pieces of so many bytes; the same on all hosts.
+  size_t piece_bytes = size_t{1} << 20;
+  /// The number of the first piece; the same on all hosts. For tests of what happens when the
+  /// numbers begin again.
+  uint64_t first_piece = 0;
+};
+
+/// The rail of `host`, one of `hosts`, over `carrier`. A message of no bytes is not sent, and both
+/// its ends are over at once. A passage that is dropped before it has been waited for aborts the
+/// rail: its message would stop all that come after it.
+std::unique_ptr<Rail> piece_rail(std::unique_ptr<Carrier> carrier, int host, int hosts,
+                                 PieceOptions options);
+
+}  // namespace zero::comm

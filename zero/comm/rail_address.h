@@ -1,0 +1,25 @@
+// By which of a machine's addresses the other hosts reach it.
+#pragma once
+
+#include <string>
+
+namespace zero::comm {
+
+/// The address that this machine uses towards `peer`, a name or an address: by its routes, nothing
+/// is sent. Throws CommError where the name has no address or no route leads there.
+std::string address_towards(const std::string& peer);
+
+/// The first address (IPv4 before IPv6) of `interface`, as "eth0"; `variable` is who names it.
+/// Throws ConfigError, with the interfaces that there are, where it has none.
+std::string address_of_interface(const std::string& interface, const std::string& variable);
+
+/// 127.0.0.0/8 or ::1.
+bool is_loopback(const std::string& address);
+
+/// Where this host's rails listen: the address of the interface that ZERO_INTERFACE or
+/// GLOO_SOCKET_IFNAME names, or else the one by which it reaches `store_host`, where the ranks
+/// meet. Throws ConfigError where the variable names the loopback interface and `store_host` is
+/// elsewhere: no other host could connect.
+std::string rail_address(const std::string& store_host);
+
+}  // namespace zero::comm
