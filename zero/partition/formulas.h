@@ -134,7 +134,7 @@ int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& 
 
 /// How a step uses the links.
 struct LinkPlan {
-  Placement placement;
+  Placement placement{};
   /// States are sharded inside a host only, and the hosts' are replicas: PyTorch's HSDP, MiCS
   /// (2205.00119). Nothing is gathered across.
   bool hybrid = false;
