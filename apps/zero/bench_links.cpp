@@ -105,6 +105,14 @@ class Board {
     return all;
   }
 
+  /// The last call. Rank 0, which may host the store, returns when no other needs it any more.
+  void leave() {
+    const auto key = [](int rank) { return fmt::format("left/{}", rank); };
+    store_->set(key(rank_), std::vector<uint8_t>{1});
+    if (rank_ != 0) return;
+    for (int rank = 1; rank < size_; ++rank) store_->wait({key(rank)});
+  }
+
  private:
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, size_;
@@ -259,31 +267,37 @@ void print_row(const Json& row) {
   std::fflush(stdout);
 }
 
+/// Throws ConfigError where `size` ranks of one host cannot be divided into `hosts`.
+void check_division(int size, int hosts) {
+  if (size % hosts != 0) {
+    throw ConfigError(
+        fmt::format("--hosts is {}, which does not divide the {} ranks.", hosts, size));
+  }
+  if (hosts < 2) {
+    throw ConfigError(
+        fmt::format("All {} ranks are on one host, and there is no link to measure. Start ranks on "
+                    "several, or divide these with --hosts 2.",
+                    size));
+  }
+}
+
 /// Which ranks are on which host: as they are, or as --hosts divides those of one host.
 Place place_of(const comm::Joined& joined, const comm::Job& job, std::optional<int> hosts) {
   Place place{joined.topology(job.rank), {}, job.rank, job.size};
-  if (hosts) {
-    if (place.topology.hosts > 1 && *hosts != place.topology.hosts) {
-      throw ConfigError(fmt::format("--hosts is {}, but the ranks are on {} hosts. Leave it out.",
-                                    *hosts, place.topology.hosts));
-    }
-    if (job.size % *hosts != 0) {
-      throw ConfigError(
-          fmt::format("--hosts is {}, which does not divide the {} ranks.", *hosts, job.size));
-    }
-    place.topology.hosts = *hosts;
-    place.topology.local_size = job.size / *hosts;
-    place.topology.host = job.rank / place.topology.local_size;
-    place.topology.local_rank = job.rank % place.topology.local_size;
+  auto& topology = place.topology;
+  if (topology.hosts > 1 && hosts && *hosts != topology.hosts) {
+    throw ConfigError(fmt::format("--hosts is {}, but the ranks are on {} hosts. Leave it out.",
+                                  *hosts, topology.hosts));
   }
-  if (place.topology.hosts < 2) {
-    throw ConfigError(fmt::format(
-        "All {} ranks are on one host, and there is no link to measure. Start ranks on several, or "
-        "divide these with --hosts 2.",
-        job.size));
+  if (topology.hosts == 1) {
+    topology.hosts = hosts.value_or(1);
+    check_division(job.size, topology.hosts);
+    topology.local_size = job.size / topology.hosts;
+    topology.host = job.rank / topology.local_size;
+    topology.local_rank = job.rank % topology.local_size;
   }
-  for (int host = 0; host < place.topology.hosts; ++host) {
-    const auto& rank = joined.ranks.at(static_cast<size_t>(host * place.topology.local_size));
+  for (int host = 0; host < topology.hosts; ++host) {
+    const auto& rank = joined.ranks.at(static_cast<size_t>(host * topology.local_size));
     place.hosts.push_back(fmt::format("{} ({})", rank.host, rank.address));
   }
   return place;
@@ -338,7 +352,7 @@ int run(const Options& options) {
                         {"volume_bytes", options.volume}},
                        results);
   }
-  (void)board.exchange({});  // nobody leaves while another still speaks to him
+  board.leave();
   return 0;
 }
 
@@ -350,8 +364,10 @@ int links(const Arguments& arguments) {
   const auto ranks = choose_ranks(options.nproc, 2);
   if (ranks.launched()) return run(options);
   if (ranks.size() < 2) throw ConfigError("--nproc is 1; a link has two ends.");
+  const int hosts = options.hosts.value_or(2);
+  check_division(ranks.size(), hosts);
   auto divided = arguments;
-  if (!options.hosts) divided.insert(divided.end(), {"--hosts", "2"});
+  if (!options.hosts) divided.insert(divided.end(), {"--hosts", std::to_string(hosts)});
   return start_ranks(ranks, {"bench", "links"}, divided);
 }
 
