@@ -1,4 +1,4 @@
-// `zero launch`: any program as the ranks of a job on this host.
+// `zero launch`: any program as the ranks of a job on this host, or of this host's part of one.
 #include "zero/comm/launcher.h"
 
 #include <map>
@@ -14,7 +14,8 @@ int launch(const Arguments& arguments) {
       "Runs N copies of PROGRAM on this host, each with the environment that zero::init() reads\n"
       "(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; torchrun's "
       "names).\n"
-      "When a copy fails the others are stopped, and its status is the status of the launch.");
+      "When a copy fails the others are stopped, and its status is the status of the launch.\n"
+      "For a job over several hosts run it on each, with --nnodes, --node-rank and --master-addr.");
   comm::LaunchOptions options;
   const std::map<std::string, comm::RankLogs> logs{{"rank0", comm::RankLogs::rank0},
                                                    {"prefix", comm::RankLogs::prefix},
@@ -24,6 +25,15 @@ int launch(const Arguments& arguments) {
       ->required()
       ->default_str("")
       ->type_name("N");
+  parser.add_option("--nnodes", options.nnodes, "Hosts of the job, each with N ranks")
+      ->type_name("H");
+  parser.add_option("--node-rank", options.node_rank, "This host's place among them, from 0")
+      ->type_name("K");
+  parser
+      .add_option("--master-addr", options.master_addr,
+                  "Name or address of the host with --node-rank 0, as the others reach it")
+      ->type_name("HOST");
+  parser.add_option("--master-port", options.master_port, "A free port there")->type_name("PORT");
   parser
       .add_option("--logs", log_mode,
                   "prefix: every line of every rank behind [RANK]; rank0: rank 0's output as it "

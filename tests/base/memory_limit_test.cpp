@@ -52,6 +52,32 @@ TEST(MemoryLimit, KnowsGroupsOfTheFirstVersionAndContainers) {
   EXPECT_EQ(available_memory(root.path()).available, (int64_t{512} << 20) - 12288);
 }
 
+// Two containers: one machine, a pod's limit that both have, and a limit of each one's own.
+TEST(MemoryLimit, SaysOfEachLimitWhoseItIs) {
+  const TemporaryFolder root;
+  write(root.path() / "proc/meminfo", kMachine);
+  write(root.path() / "proc/sys/kernel/random/boot_id", "of-this-boot\n");
+  const auto groups = root.path() / "sys/fs/cgroup";
+  write(groups / "pod/memory.max", "1073741824\n");
+  for (const char* name : {"first", "second"})
+    write(groups / "pod" / name / "memory.max", "536870912\n");
+  const auto limits_of = [&](const std::string& group) {
+    write(root.path() / "proc/self/cgroup", "0::" + group + "\n");
+    return memory_limits(root.path());
+  };
+  const auto first = limits_of("/pod/first");
+  const auto second = limits_of("/pod/second");
+  ASSERT_EQ(first.size(), 3U);
+  ASSERT_EQ(second.size(), 3U);
+  EXPECT_EQ(first[0].reason, "the machine's memory, 8.00 GiB");
+  EXPECT_EQ(first[0].id, second[0].id);
+  EXPECT_EQ(first[1].available, int64_t{1} << 29) << "the tightest";
+  EXPECT_NE(first[1].id, second[1].id);
+  EXPECT_EQ(first[2].available, int64_t{1} << 30);
+  EXPECT_EQ(first[2].id, second[2].id);
+  EXPECT_NE(first[0].id, first[2].id);
+}
+
 TEST(MemoryLimit, CountsWhatTheKernelKilled) {
   const TemporaryFolder root;
   EXPECT_EQ(kills_for_memory(root.path()), 0);

@@ -106,8 +106,8 @@ TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
         bool first = true;
         Arena arena(mapping, rank, [&] {
           if (std::exchange(first, false)) both.arrive_and_wait();
-          return MemoryLimit{.available = kHost - (taken() - before),
-                             .reason = "the host's memory"};
+          return std::vector<MemoryLimit>{
+              {.available = kHost - (taken() - before), .reason = "the host's memory"}};
         });
         try {
           const auto block = arena.allocate(bytes);
@@ -132,6 +132,33 @@ TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
     }
   }
   for (const auto& refusal : at_once(kHost * 4 / 10)) EXPECT_EQ(refusal, "");
+}
+
+// Ranks that share memory may be in containers with limits of their own.
+TEST(Arena, WhatARankTakesIsMissingWhereItCounts) {
+  constexpr int64_t kBlock = int64_t{60} << 20;
+  enum : int64_t { kMachine = 1, kGroup = 2, kOtherGroup = 3 };
+  const auto mapping = Mapping::create({kPage, int64_t{1} << 30, 2});
+  const auto allocate_beside = [&](int64_t machine, int64_t group_of_other) {
+    Arena arena(mapping, 0, [&] {
+      return std::vector<MemoryLimit>{{machine, "the machine's memory", kMachine},
+                                      {int64_t{100} << 20, "a cgroup's limit", kGroup}};
+    });
+    mapping->limit_id(1, 0).store(kMachine);
+    mapping->limit_id(1, 1).store(group_of_other);
+    mapping->pending(1).store(kBlock);
+    std::string refusal;
+    try {
+      arena.free(arena.allocate(kBlock));
+    } catch (const OutOfMemory& error) {
+      refusal = error.what();
+    }
+    return refusal;
+  };
+  EXPECT_EQ(allocate_beside(4 * kBlock, kOtherGroup), "");
+  EXPECT_NE(allocate_beside(4 * kBlock, kGroup).find("a cgroup's limit"), std::string::npos);
+  EXPECT_NE(allocate_beside(kBlock + kPage, kOtherGroup).find("the machine's memory"),
+            std::string::npos);
 }
 
 TEST(Arena, ALimitOnFilesIsNamedAndKillsNobody) {

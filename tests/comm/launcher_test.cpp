@@ -11,12 +11,15 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/support/run_program.h"
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
+#include "zero/comm/rendezvous.h"
 
 namespace zero::comm {
 namespace {
@@ -25,6 +28,7 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 using test::Outcome;
 using test::Program;
+using test::TemporaryFolder;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -74,6 +78,78 @@ TEST(Launch, GivesEachRankItsPlace) {
   }
   EXPECT_THAT(outcome.out, Not(HasSubstr("none")));
   EXPECT_EQ(count(outcome.out, " True\n"), 3);
+}
+
+/// The launchers of a job over several nodes, each with `ranks` ranks of a script.
+std::vector<std::unique_ptr<Program>> launch_nodes(int nodes, int ranks,
+                                                   const std::string& script) {
+  const auto port = std::to_string([] { return host_local_store(seconds(1)).port; }());
+  std::vector<std::unique_ptr<Program>> programs;
+  for (int node = 0; node < nodes; ++node) {
+    programs.push_back(std::make_unique<Program>(
+        command(ranks, script,
+                {"--nnodes", std::to_string(nodes), "--node-rank", std::to_string(node),
+                 "--master-addr", kLoopback, "--master-port", port})));
+  }
+  return programs;
+}
+
+TEST(Launch, GivesTheRanksOfEachNodeTheirPlace) {
+  const auto programs =
+      launch_nodes(2, 2,
+                   "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK "
+                   "$MASTER_ADDR token=$ZERO_JOB_TOKEN.");
+  for (int node = 0; node < 2; ++node) {
+    const auto outcome = programs[static_cast<size_t>(node)]->wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(fmt::format("zero: node {} of 2: ranks {} to {}", node,
+                                                   2 * node, 2 * node + 1)));
+    for (int local = 0; local < 2; ++local) {
+      const int rank = 2 * node + local;
+      EXPECT_THAT(outcome.out, HasSubstr(fmt::format("[{0}] {0} 4 {1} 2 {2} 127.0.0.1 token=.\n",
+                                                     rank, local, node)));
+    }
+  }
+}
+
+TEST(Launch, KeepsTheStoreUntilTheOtherNodesHaveEnded) {
+  TemporaryFolder folder;
+  const auto flag = (folder / "go on").string();
+  const auto programs =
+      launch_nodes(2, 1,
+                   fmt::format("if [ $RANK = 0 ]; then echo done; exit; fi; "
+                               "until [ -e '{}' ]; do sleep 0.02; done; "
+                               "exec bash -c \": < /dev/tcp/127.0.0.1/$MASTER_PORT\"",
+                               flag));
+  ASSERT_TRUE(programs[0]->wait_for_output("done"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // in which it would have ended
+  test::write_file(flag, "");
+  const auto outcome = programs[1]->wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(programs[0]->wait().status, 0);
+}
+
+TEST(Launch, NamesTheRankOfTheJobThatFailedOnANode) {
+  const auto programs =
+      launch_nodes(2, 2, "[ $RANK = 3 ] && exit 7; [ $RANK = 2 ] && exec sleep 100; exit 0");
+  const auto outcome = programs[1]->wait();
+  EXPECT_EQ(outcome.status, 7);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3 (pid "));
+  EXPECT_THAT(outcome.err, HasSubstr("the other ranks of this host were stopped"));
+  EXPECT_EQ(programs[0]->wait().status, 0);
+}
+
+TEST(Launch, RefusesANodeThatCannotBe) {
+  const auto complaint = [](std::vector<std::string> options) {
+    return launch_script(1, "true", std::move(options)).err;
+  };
+  EXPECT_THAT(complaint({"--nnodes", "2"}), HasSubstr("--master-addr"));
+  EXPECT_THAT(complaint({"--nnodes", "2", "--node-rank", "2", "--master-addr", "h"}),
+              HasSubstr("between 0 and 1"));
+  EXPECT_THAT(complaint({"--nnodes", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(complaint({"--node-rank", "1"}), HasSubstr("should be 0"));
+  EXPECT_THAT(complaint({"--nnodes", "2", "--master-addr", "192.0.2.1"}),
+              HasSubstr("could not open the job's store at 192.0.2.1"));
 }
 
 TEST(Launch, SharesTheCoresUnlessTheUserSaysOtherwise) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/support/instruction_sets.h"
+#include "zero/partition/formulas.h"
 
 namespace zero::comm {
 namespace {
@@ -177,6 +178,14 @@ TEST(Quantise, TakesTheBytesOfAScaleABlockAndACodeAnElement) {
   // An element of bf16 is 2 bytes: half, and a quarter, of them but for the scales.
   EXPECT_EQ(wire_bytes({WireFormat::int8, 128}, 1 << 20), (1 << 20) * 33 / 32);
   EXPECT_EQ(wire_bytes({WireFormat::int4, 128}, 1 << 20), (1 << 19) * 17 / 16);
+}
+
+TEST(Quantise, TakesTheBytesOfTheFormula) {
+  for (const auto& q : all_quantisations()) {
+    const partition::Wire wire{q.format == WireFormat::int4 ? 4 : 8, q.block};
+    for (const int64_t numel : {0, 1, 63, 64, 65, 192, 1000, 4096})
+      EXPECT_EQ(wire_bytes(q, numel), wire.bytes(numel)) << describe(q) << ", " << numel;
+  }
 }
 
 TEST(Quantise, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {

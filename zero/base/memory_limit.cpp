@@ -1,9 +1,11 @@
 #include "zero/base/memory_limit.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -44,8 +46,14 @@ struct Version {
   const char* shared;
 };
 
-// Takes what one group and those above it leave.
-void take_groups(MemoryLimit& least, const Version& version, const std::string& path) {
+// One for each thing that has a number in the kernel that runs now.
+int64_t identity(const std::string& boot, const std::string& what) {
+  return static_cast<int64_t>(std::hash<std::string>{}(boot + what) | 1);
+}
+
+// Adds what one group and those above it leave.
+void add_groups(std::vector<MemoryLimit>& limits, const Version& version, const std::string& path,
+                const std::string& boot) {
   // In a container the path may be that outside it; then the mount itself is this process's group.
   auto group = version.mount / fs::path(path).relative_path();
   std::error_code ignored;
@@ -57,23 +65,31 @@ void take_groups(MemoryLimit& least, const Version& version, const std::string& 
     const auto statistics = group / "memory.stat";
     const int64_t used = number_of(statistics, version.resident).value_or(0) +
                          number_of(statistics, version.shared).value_or(0);
-    const int64_t left = std::max<int64_t>(0, *limit - used);
-    if (left >= least.available) continue;
-    least = {left, fmt::format("a memory cgroup's limit of {}, of which {} are used",
-                               format_bytes(static_cast<double>(*limit)),
-                               format_bytes(static_cast<double>(used)))};
+    // A group's number is the same in every container that sees it.
+    struct stat status {};
+    const bool known = stat(group.c_str(), &status) == 0;
+    limits.push_back(
+        {std::max<int64_t>(0, *limit - used),
+         fmt::format("a memory cgroup's limit of {}, of which {} are used",
+                     format_bytes(static_cast<double>(*limit)),
+                     format_bytes(static_cast<double>(used))),
+         known ? identity(boot, fmt::format("{}:{}", status.st_dev, status.st_ino)) : 0});
   }
 }
 
 }  // namespace
 
-MemoryLimit available_memory(const fs::path& root) {
-  MemoryLimit least;
+std::vector<MemoryLimit> memory_limits(const fs::path& root) {
+  std::string boot;
+  std::getline(std::ifstream(root / "proc/sys/kernel/random/boot_id"), boot);
+  std::vector<MemoryLimit> limits(1);
+  limits[0].id = identity(boot, "machine");
   const auto meminfo = root / "proc/meminfo";
   if (const auto kib = number_of(meminfo, "MemAvailable:")) {
     const auto total = number_of(meminfo, "MemTotal:").value_or(0);
-    least = {*kib << 10, fmt::format("the machine's memory, {}",
-                                     format_bytes(static_cast<double>(total << 10)))};
+    limits[0].available = *kib << 10;
+    limits[0].reason =
+        fmt::format("the machine's memory, {}", format_bytes(static_cast<double>(total << 10)));
   }
   const Version first{root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss",
                       "total_shmem"};
@@ -84,10 +100,20 @@ MemoryLimit available_memory(const fs::path& root) {
     const auto path = line.find(':', controllers + 1);
     if (path == std::string::npos) continue;
     const auto names = line.substr(controllers + 1, path - controllers - 1);
-    if (names.empty()) take_groups(least, second, line.substr(path + 1));
-    if (names == "memory") take_groups(least, first, line.substr(path + 1));
+    if (names.empty()) add_groups(limits, second, line.substr(path + 1), boot);
+    if (names == "memory") add_groups(limits, first, line.substr(path + 1), boot);
   }
-  return least;
+  std::sort(limits.begin() + 1, limits.end(),
+            [](const MemoryLimit& a, const MemoryLimit& b) { return a.available < b.available; });
+  if (limits.size() > kMemoryLimits) limits.resize(kMemoryLimits);
+  return limits;
+}
+
+MemoryLimit available_memory(const fs::path& root) {
+  const auto limits = memory_limits(root);
+  return *std::min_element(
+      limits.begin(), limits.end(),
+      [](const MemoryLimit& a, const MemoryLimit& b) { return a.available < b.available; });
 }
 
 int64_t kills_for_memory(const fs::path& root) {

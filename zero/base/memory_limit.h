@@ -4,17 +4,26 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace zero {
 
 struct MemoryLimit {
   int64_t available = INT64_MAX;  ///< bytes; what the system can drop (page cache) counts as free
   std::string reason;             ///< what sets it, for messages: "the machine's memory"
+  /// Of whose memory it is: processes with the same one take from each other. 0: not known.
+  int64_t id = 0;
 };
 
-/// The least of what the machine has, and what the memory cgroups of this process (version 1 or 2)
-/// leave it and all others in them. `root` is where the file systems proc and sys are; tests give
-/// another.
+/// What limits this process: the memory of the machine, and the limits of the cgroups (version 1 or
+/// 2) that it is in, the tightest. Processes that share memory
+/// need not share all of these (containers of one pod), and others may (containers of one machine).
+/// `root` is where the file systems proc and sys are; tests give another.
+std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
+/// At most as many, of which the first is the machine's.
+inline constexpr size_t kMemoryLimits = 4;
+
+/// The one of them that leaves the least.
 MemoryLimit available_memory(const std::filesystem::path& root = "/");
 
 /// How many processes the kernel has killed since the machine's start because memory ran out, of

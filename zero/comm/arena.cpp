@@ -39,7 +39,9 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
 constexpr int64_t kPiece = int64_t{32} << 20;
-constexpr int64_t kCounter = sizeof(int64_t);
+constexpr int64_t kNumber = sizeof(int64_t);
+// Of a rank: the bytes that it is about to take, and of whose memory.
+constexpr int64_t kCounter = kNumber * static_cast<int64_t>(1 + kMemoryLimits);
 
 // Reserves pages; returns 0 or an errno.
 int reserve(int file, int64_t offset, int64_t bytes) {
@@ -158,33 +160,52 @@ std::atomic_ref<int64_t> Mapping::pending(int rank) const {
   return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(of_ranks + kCounter * rank));
 }
 
+std::atomic_ref<int64_t> Mapping::limit_id(int rank, size_t which) const {
+  auto* of_ranks = at(layout_.control_bytes) - kCounter * layout_.ranks;
+  return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(
+      of_ranks + kCounter * rank + kNumber * static_cast<int64_t>(1 + which)));
+}
+
 // Note [Pending memory]
 // Ranks allocate at the same time, and what one has been granted is not missing from the host's
 // memory before its pages are there: two of them that looked at the memory alone could each take
 // more than half of it, and the kernel would kill one. So a rank says first how much it is about to
 // take, and counts what the others say as taken. The pages are then reserved in pieces, each of
 // which stops being pending when it is there. A rank that reads a count and then the memory may see
-// a piece twice, but never misses one; so it looks again while the counts change.
+// a piece twice, but never misses one; so it looks again while the counts change. Ranks that share
+// this memory may be in different cgroups: what one takes is missing from the machine's memory and
+// from what its own group may have, but not from another group's. A rank that has not said yet what
+// limits it counts as in all of them.
 class Arena::Grant {
  public:
   Grant(const Arena& arena, int64_t bytes)
       : mapping_(*arena.mapping_), rank_(arena.rank_), left_(bytes) {
     mapping_.pending(rank_).fetch_add(left_);
-    for (bool changes = true; changes && !fits_;) {
-      others_ = of_others();
-      memory_ = arena.memory_();
-      fits_ = bytes <= memory_.available - others_;
-      changes = of_others() != others_;
+    for (bool changes = true; changes && !fits();) {
+      const auto before = of_others({});
+      const auto limits = arena.limits_();
+      for (size_t i = 0; i < std::min(limits.size(), kMemoryLimits); ++i) {
+        mapping_.limit_id(rank_, i).store(limits[i].id);
+      }
+      refusing_.reset();
+      for (const auto& limit : limits) {
+        others_ = of_others(limit);
+        if (bytes <= limit.available - others_) continue;
+        refusing_ = limit;
+        break;
+      }
+      looked_ = true;
+      changes = of_others({}) != before;
     }
   }
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
   ~Grant() { taken(left_); }
 
-  bool fits() const { return fits_; }
+  bool fits() const { return looked_ && !refusing_; }
   std::string refusal() const {
     return fmt::format("only {} can be had of {}{}",
-                       format_bytes(static_cast<double>(memory_.available)), memory_.reason,
+                       format_bytes(static_cast<double>(refusing_->available)), refusing_->reason,
                        others_ == 0
                            ? ""
                            : fmt::format(", and other ranks of this host are taking {} of them",
@@ -196,26 +217,36 @@ class Arena::Grant {
   }
 
  private:
-  int64_t of_others() const {
+  // What the other ranks are about to take of the memory that `limit` is of.
+  int64_t of_others(const MemoryLimit& limit) const {
     int64_t sum = 0;
     for (int rank = 0; rank < mapping_.layout().ranks; ++rank) {
-      if (rank != rank_) sum += mapping_.pending(rank).load();
+      if (rank != rank_ && shares(rank, limit.id)) sum += mapping_.pending(rank).load();
     }
     return sum;
+  }
+  bool shares(int rank, int64_t id) const {
+    const bool known = mapping_.limit_id(rank, 0).load() != 0;
+    if (id == 0 || !known) return true;
+    for (size_t i = 0; i < kMemoryLimits; ++i) {
+      if (mapping_.limit_id(rank, i).load() == id) return true;
+    }
+    return false;
   }
 
   const Mapping& mapping_;
   int rank_;
   int64_t left_;
-  int64_t others_ = 0;
-  MemoryLimit memory_;
-  bool fits_ = false;
+  bool looked_ = false;
+  std::optional<MemoryLimit> refusing_;
+  int64_t others_ = 0;  // of what refuses
 };
 
-Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::function<MemoryLimit()> memory)
+Arena::Arena(std::shared_ptr<Mapping> mapping, int rank,
+             std::function<std::vector<MemoryLimit>()> limits)
     : mapping_(std::move(mapping)),
       rank_(rank),
-      memory_(std::move(memory)),
+      limits_(std::move(limits)),
       heap_(static_cast<size_t>(mapping_->layout().region_offset(rank)),
             static_cast<size_t>(mapping_->layout().region_bytes)) {}
 

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "zero/base/descriptor.h"
 #include "zero/base/memory_limit.h"
@@ -60,6 +61,9 @@ class Mapping {
   std::byte* at(int64_t offset) const { return memory_.data() + offset; }
   /// The bytes that `rank` has been granted and has not taken yet.
   std::atomic_ref<int64_t> pending(int rank) const;
+  /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, 0 where there is
+  /// none.
+  std::atomic_ref<int64_t> limit_id(int rank, size_t which) const;
   /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
   /// regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
@@ -91,10 +95,10 @@ class PrivateView {
 class Arena {
  public:
   static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
-  /// `memory` says what the host has left; tests give another.
+  /// `limits` says what is left of the memory; tests give another.
   Arena(
       std::shared_ptr<Mapping> mapping, int rank,
-      std::function<MemoryLimit()> memory = [] { return available_memory(); });
+      std::function<std::vector<MemoryLimit>()> limits = [] { return memory_limits(); });
   /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory, also where there is
   /// room for it but not for what the other ranks are taking meanwhile.
   int64_t allocate(int64_t bytes);
@@ -109,7 +113,7 @@ class Arena {
   class Grant;
   std::shared_ptr<Mapping> mapping_;
   int rank_;
-  std::function<MemoryLimit()> memory_;
+  std::function<std::vector<MemoryLimit>()> limits_;
   OwnerProcess owner_;
   mutable std::mutex mutex_;
   RangeHeap heap_;  // of the offsets in the file

@@ -266,14 +266,58 @@ class Environment {
   std::vector<std::string> entries_;
 };
 
-Environment rank_environment(const LaunchOptions& options, int rank, uint16_t port) {
+/// Where the ranks meet, and the launchers of several hosts: this launcher's store, or that of
+/// node 0's.
+class JobStore {
+ public:
+  explicit JobStore(const LaunchOptions& options)
+      : address_(options.nnodes == 1 ? kLoopback : options.master_addr),
+        port_(options.master_port),
+        nodes_(options.nnodes),
+        hosted_here_(options.node_rank == 0) {
+    constexpr std::chrono::minutes kPatience(5);
+    if (options.nnodes == 1) {
+      auto local = host_local_store(kPatience);
+      store_ = std::move(local.store);
+      port_ = local.port;
+    } else if (hosted_here_) {
+      store_ = host_store(address_, port_, kPatience);
+    }
+  }
+  const std::string& address() const { return address_; }
+  uint16_t port() const { return port_; }
+
+  /// This launcher's ranks have ended.
+  void leave() {
+    if (nodes_ == 1) return;
+    if (!store_) store_ = reach_store(address_, port_, std::chrono::seconds(1));
+    try {
+      if (store_) store_->add(kEnded, 1);
+    } catch (const std::exception&) {  // node 0 has ended before
+    }
+  }
+  /// Whether ranks of other hosts may still need the store that is hosted here.
+  bool needed() const { return nodes_ > 1 && hosted_here_ && store_->add(kEnded, 0) < nodes_; }
+
+ private:
+  static constexpr const char* kEnded = "zero/launch/ended";
+  std::string address_;
+  uint16_t port_;
+  int nodes_;
+  bool hosted_here_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+Environment rank_environment(const LaunchOptions& options, int local_rank, const JobStore& store) {
   Environment environment;
-  environment.set("RANK", std::to_string(rank));
-  environment.set("WORLD_SIZE", std::to_string(options.nproc));
-  environment.set("LOCAL_RANK", std::to_string(rank));
+  environment.set("RANK", std::to_string(options.node_rank * options.nproc + local_rank));
+  environment.set("WORLD_SIZE", std::to_string(options.nnodes * options.nproc));
+  environment.set("LOCAL_RANK", std::to_string(local_rank));
   environment.set("LOCAL_WORLD_SIZE", std::to_string(options.nproc));
-  environment.set("MASTER_ADDR", kLoopback);
-  environment.set("MASTER_PORT", std::to_string(port));
+  environment.set("GROUP_RANK", std::to_string(options.node_rank));
+  environment.set("GROUP_WORLD_SIZE", std::to_string(options.nnodes));
+  environment.set("MASTER_ADDR", store.address());
+  environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_RESTART_COUNT", "0");
   if (!environment_variable("OMP_NUM_THREADS")) {
@@ -333,14 +377,17 @@ class Supervisor {
   }
 
   int run() {
-    const auto store = host_local_store(std::chrono::minutes(5));
-    for (int rank = 0; rank < options_.nproc; ++rank) start(rank, store.port);
+    JobStore store(options_);
+    if (options_.nnodes > 1) announce(store);
+    for (int local = 0; local < options_.nproc; ++local) start(local, store);
     while (running() > 0) wait_for_events();
     for (auto& relay : relays_) {  // what the last ranks said before they ended
       if (relay.open()) relay.pump();
       if (relay.open()) relay.finish();
     }
     const int status = verdict();
+    store.leave();
+    wait_for_launchers(store);
     wait_for_reader();
     return status;
   }
@@ -351,13 +398,24 @@ class Supervisor {
     int in = -1, out = -1, err = -1;
   };
 
-  void start(int rank, uint16_t port) {
+  int first_rank() const { return options_.node_rank * options_.nproc; }
+
+  void announce(const JobStore& store) {
+    errors_.put(fmt::format(
+        "zero: node {} of {}: ranks {} to {}, with WORLD_SIZE={} LOCAL_WORLD_SIZE={} "
+        "MASTER_ADDR={} MASTER_PORT={}\n",
+        options_.node_rank, options_.nnodes, first_rank(), first_rank() + options_.nproc - 1,
+        options_.nnodes * options_.nproc, options_.nproc, store.address(), store.port()));
+  }
+
+  void start(int local_rank, const JobStore& store) {
+    const int rank = first_rank() + local_rank;
     Descriptor null = open_file("/dev/null", O_RDWR);
     Descriptor log;
     Streams streams;
     // One reader of a terminal or file is enough; a rank that is not in the foreground may not read
     // a terminal at all.
-    if (rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
+    if (local_rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
     std::vector<Descriptor> pipes;
     const auto relay = [&](Sink& sink) {
       auto pipe = make_pipe();
@@ -380,14 +438,16 @@ class Supervisor {
         streams.out = streams.err = log.get();
         break;
     }
-    spawn(rank, port, streams);
+    spawn(local_rank, store, streams);
   }
 
-  void spawn(int rank, uint16_t port, const Streams& streams) {
+  void spawn(int local_rank, const JobStore& store, const Streams& streams) {
+    const int rank = first_rank() + local_rank;
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
-    auto environment = rank_environment(options_, rank, port);
-    environment.set(kTokenVariable, token_);
+    auto environment = rank_environment(options_, local_rank, store);
+    // Other hosts' launchers do not know it: there rank 0 makes one.
+    if (options_.nnodes == 1) environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();
     auto words = options_.command;
     auto arguments = Environment::null_terminated(words);
@@ -455,9 +515,27 @@ class Supervisor {
       if (relay.ready()) relay.pump();
     }
     reap();
-    if (kill_at_ && Clock::now() >= *kill_at_) {
-      signal_all(SIGKILL);
-      kill_at_.reset();
+    if (stop_at_ && Clock::now() >= *stop_at_) {
+      signal_all(stop_with_);
+      stop_at_.reset();
+      if (stop_with_ == SIGTERM) {
+        stop_with_ = SIGKILL;
+        stop_at_ = Clock::now() + options_.grace;
+      }
+    }
+  }
+
+  /// Ranks of other hosts may still ask the store what has happened.
+  void wait_for_launchers(const JobStore& store) {
+    const auto deadline =
+        Clock::now() + (failed_ ? std::chrono::seconds(5) : std::chrono::seconds(300));
+    while (!interrupted_by_ && Clock::now() < deadline && store.needed()) {
+      std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
+      add_sinks(polled);
+      if (poll(polled.data(), 1, 50) < 0 && errno != EINTR) return;
+      interrupted_by_ = signals_.next();
+      output_.flush();
+      errors_.flush();
     }
   }
 
@@ -480,8 +558,8 @@ class Supervisor {
   }
 
   int milliseconds_to_deadline() const {
-    if (!kill_at_) return -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now());
+    if (!stop_at_) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*stop_at_ - Clock::now());
     return std::max(0, static_cast<int>(left.count()));
   }
 
@@ -507,8 +585,9 @@ class Supervisor {
     }
     if (failed == nullptr || failed_) return;
     failed_ = failed->rank;
-    signal_all(SIGTERM);
-    kill_at_ = Clock::now() + options_.grace;
+    // The other hosts learn from this host's ranks which one has failed.
+    stop_at_ =
+        Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
   }
 
   /// Whether a rank ended because the launcher passed a signal on: its peers then have the time
@@ -521,11 +600,14 @@ class Supervisor {
   int verdict() {
     if (forced_) return 128 + SIGINT;
     if (failed_) {
-      const auto& process = processes_[static_cast<size_t>(*failed_)];
+      const auto& process = processes_[static_cast<size_t>(*failed_ - first_rank())];
       const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
-      errors_.put(fmt::format("zero: error: {}{}{}{}\n", process.fate(), reason(process),
-                              options_.nproc > 1 ? "; the other ranks were stopped" : "",
-                              options_.logs == RankLogs::files ? "; see " + log.string() : ""));
+      errors_.put(fmt::format(
+          "zero: error: {}{}{}{}\n", process.fate(), reason(process),
+          options_.nproc > 1 ? (options_.nnodes > 1 ? "; the other ranks of this host were stopped"
+                                                    : "; the other ranks were stopped")
+                             : "",
+          options_.logs == RankLogs::files ? "; see " + log.string() : ""));
       return process.exit_status();
     }
     for (const auto& process : processes_) {
@@ -554,7 +636,8 @@ class Supervisor {
   std::optional<int> interrupted_by_;
   bool forced_ = false;
   std::optional<int> failed_;
-  std::optional<Clock::time_point> kill_at_;
+  std::optional<Clock::time_point> stop_at_;
+  int stop_with_ = SIGTERM;
 };
 
 }  // namespace
@@ -563,6 +646,22 @@ int launch(const LaunchOptions& options) {
   if (options.nproc < 1) {
     throw ConfigError(
         fmt::format("The number of ranks is {}; it should be at least 1.", options.nproc));
+  }
+  if (options.nnodes < 1) {
+    throw ConfigError(
+        fmt::format("The number of nodes is {}; it should be at least 1.", options.nnodes));
+  }
+  if (options.node_rank < 0 || options.node_rank >= options.nnodes) {
+    throw ConfigError(fmt::format("The rank of this node is {}; of {} node{} it should be {}.",
+                                  options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s",
+                                  options.nnodes == 1
+                                      ? std::string("0")
+                                      : fmt::format("between 0 and {}", options.nnodes - 1)));
+  }
+  if (options.nnodes > 1 && options.master_addr.empty()) {
+    throw ConfigError(
+        "A job over several nodes needs the name or address of node 0 (--master-addr), the same "
+        "on every node.");
   }
   if (options.command.empty()) throw ConfigError("There is no program to launch.");
   if (options.logs == RankLogs::files) {

@@ -1,7 +1,9 @@
-// Starts the ranks of a job on this host and looks after them until the last has ended.
+// Starts the ranks of a job on this host and looks after them until the last has ended. A job over
+// several hosts has a launcher on each.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -25,6 +27,12 @@ struct LaunchOptions {
   std::filesystem::path log_dir{};
   /// Between SIGTERM and SIGKILL, once a rank has failed.
   std::chrono::milliseconds grace = std::chrono::seconds(2);
+
+  // Of a job over several hosts, whose launchers are all given the same, but for the node's rank.
+  int nnodes = 1;
+  int node_rank = 0;          ///< this host's: it has the ranks from node_rank * nproc on
+  std::string master_addr{};  ///< of node 0, whose launcher hosts the store of all ranks
+  uint16_t master_port = 29500;
 };
 
 /// Runs `nproc` copies of the command with the environment that zero::init() and torchrun's
@@ -35,6 +43,11 @@ struct LaunchOptions {
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
 /// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
 /// may take its time to end; a second SIGINT kills them. The ranks die with this process.
+///
+/// Where the job is over several hosts, each launcher looks after its own ranks. Those of a host
+/// where one has failed are first left a second to tell the other hosts, and the launcher of node 0
+/// keeps the store open until the other launchers have ended: five seconds after a failure, else
+/// five minutes.
 ///
 /// Output is passed on as its reader takes it. While the reader does not, signals and failures are
 /// looked after all the same, up to 1 MiB is kept, and ranks that write more wait; at the end it

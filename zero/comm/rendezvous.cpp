@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -26,6 +25,7 @@
 #include "zero/comm/group.h"
 #include "zero/comm/hosts_group.h"
 #include "zero/comm/peers.h"
+#include "zero/comm/rail_address.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {
@@ -209,7 +209,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
   }
 }
 
-bool is_loopback(const sockaddr& address) {
+bool on_loopback(const sockaddr& address) {
   if (address.sa_family == AF_INET) {
     const auto& inet = reinterpret_cast<const sockaddr_in&>(address);
     return ntohl(inet.sin_addr.s_addr) >> 24 == 127;
@@ -219,9 +219,7 @@ bool is_loopback(const sockaddr& address) {
 }
 
 /// Whether whoever wrote `host` meant the loopback interface, as tests of several hosts do.
-bool means_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
+bool means_loopback(const std::string& host) { return host == "localhost" || is_loopback(host); }
 
 /// A socket that listens on one address alone; where it is empty, why.
 struct Listener {
@@ -237,7 +235,7 @@ Listener listen_at(const std::string& host, uint16_t port, bool across) {
   Listener result;
   const auto addresses = find_addresses(host, port, result.reason);
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (across && is_loopback(*address->ai_addr) && !means_loopback(host)) {
+    if (across && on_loopback(*address->ai_addr) && !means_loopback(host)) {
       result.reason =
           "on this host the name means the loopback interface, which no other host can reach "
           "(/etc/hosts); give an address in digits";
@@ -296,26 +294,6 @@ OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port
   return {};
 }
 
-/// The address by which this host reaches `host`, in digits; "" where it does not.
-std::string address_towards(const std::string& host, uint16_t port) {
-  std::string reason;
-  const auto addresses = find_addresses(host, port, reason);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    // Nothing is sent: the system only chooses an interface.
-    const Descriptor probe(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage own{};
-    socklen_t length = sizeof(own);
-    std::array<char, NI_MAXHOST> digits{};
-    if (probe && connect(probe.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&own), length, digits.data(), digits.size(),
-                    nullptr, 0, NI_NUMERICHOST) == 0) {
-      return digits.data();
-    }
-  }
-  return "";
-}
-
 StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
                               std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
@@ -340,24 +318,13 @@ std::string rank_list(const std::vector<int>& ranks) {
 
 constexpr size_t kLongestEntry = 2048;
 
-std::string encode(const Attendant& rank) {
-  return fmt::format("{} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
-                     rank.machine);
-}
+std::string encode(const Attendant& rank) { return rank.host + " " + rank.machine; }
 
 /// Nothing where no rank wrote it.
 std::optional<Attendant> decode(const std::string& text) {
-  const auto host_end = text.find(' ');
-  const auto address_end = text.find(' ', host_end + 1);
-  if (text.size() > kLongestEntry || host_end == std::string::npos ||
-      address_end == std::string::npos || text.find('\n') != std::string::npos) {
-    return std::nullopt;
-  }
-  Attendant rank{.host = text.substr(0, host_end),
-                 .machine = text.substr(address_end + 1),
-                 .address = text.substr(host_end + 1, address_end - host_end - 1)};
-  if (rank.address == "-") rank.address.clear();
-  return rank;
+  const auto end = text.find(' ');
+  if (text.size() > kLongestEntry || end == std::string::npos) return std::nullopt;
+  return Attendant{.host = text.substr(0, end), .machine = text.substr(end + 1)};
 }
 
 class RollCall {
@@ -463,18 +430,6 @@ OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::millise
   return {local.store, kLoopback, local.port};
 }
 
-/// This host's address for ranks of other hosts. Where the store's name means the loopback
-/// interface here, and only here, the way to any of those others tells.
-std::string outward_address(const std::string& own, const std::vector<Attendant>& ranks,
-                            uint16_t port) {
-  if (!means_loopback(own)) return own;
-  for (const auto& other : ranks) {
-    if (other.address.empty() || means_loopback(other.address)) continue;
-    if (auto address = address_towards(other.address, port); !address.empty()) return address;
-  }
-  return own;
-}
-
 /// The place of each rank's host among the hosts, in the order of their first ranks.
 std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
   std::vector<std::string> machines;
@@ -575,19 +530,17 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     const int64_t generation = store->add(fmt::format("{}/meetings/{}", prefix, job.rank), 1);
     store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, generation), store);
     const auto self = Process::self();
-    const auto own = address_towards(opened.address, opened.port);
-    auto met = RollCall(*store, job, timeout)
-                   .hold({.host = self.host, .machine = self.machine, .address = own},
-                         [&] { file.remove(); });
+    auto met =
+        RollCall(*store, job, timeout).hold({.host = self.host, .machine = self.machine}, [&] {
+          file.remove();
+        });
     if (!Topology::of(places_of(met.ranks), 0).regular) {
       leave_together(*store, job);
       refuse_irregular(met.ranks, job.launcher);
     }
-    auto address = outward_address(own, met.ranks, opened.port);
     return {.store = c10::make_intrusive<c10d::PrefixStore>(met.token, store),
             .store_address = opened.address,
             .store_port = opened.port,
-            .address = std::move(address),
             .ranks = std::move(met.ranks)};
   };
   try {
@@ -661,19 +614,16 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   const auto job = comm::job_from_environment();
   if (job.size == 1) return comm::single();
   const auto folder = job.addresses.empty() ? comm::rendezvous_folder() : std::filesystem::path();
+  if (const auto block = comm::sum_block_from_environment(); block > 0) options.block = block;
   auto joined = comm::join_store(job, options.timeout, folder);
   const auto topology = joined.topology(job.rank);
-  if (topology.hosts == 1) {
-    return comm::shared_memory_group(std::move(joined.store), job.rank, job.size, options);
-  }
-  return comm::hosts_group(std::move(joined.store),
-                           {.rank = job.rank,
-                            .size = job.size,
-                            .topology = topology,
-                            .address = joined.address,
-                            .store_address = joined.store_address,
-                            .store_port = joined.store_port},
-                           options);
+  return comm::job_group(
+      std::move(joined.store),
+      {.rank = job.rank,
+       .size = job.size,
+       .topology = topology,
+       .address = topology.hosts == 1 ? std::string() : comm::rail_address(joined.store_address)},
+      options);
 }
 
 }  // namespace zero

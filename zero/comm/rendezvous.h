@@ -10,7 +10,7 @@
 //    can read; the file also names rank 0's process and the moment it started, so that what a
 //    crashed job left behind is never believed; and its name has the host's, whose processes those
 //    are, for hosts may share the folder.
-// 3. Roll call: each rank signs in with its host and its address; rank 0 removes the file once all
+// 3. Roll call: each rank signs in with its host; rank 0 removes the file once all
 // have, and tells the others to go on, and who is where. Whoever is
 //    missing when the time is up is named by every rank that is there.
 // 4. Ranks that have named one host share memory; several hosts are joined by hosts_group.h. What
@@ -48,7 +48,6 @@ std::filesystem::path rendezvous_folder();
 struct Attendant {
   std::string host{};     ///< for messages
   std::string machine{};  ///< Process::machine: the same for ranks that can share memory
-  std::string address{};  ///< by which it reaches the store
 };
 
 /// What a rank has when all of its job have met.
@@ -56,8 +55,6 @@ struct Joined {
   c10::intrusive_ptr<c10d::Store> store{};
   std::string store_address{};  ///< at which this rank reaches it
   uint16_t store_port = 0;
-  /// Of this host, in digits. A loopback address only where all ranks have one.
-  std::string address{};
   std::vector<Attendant> ranks{};
 
   /// Which ranks share a host.

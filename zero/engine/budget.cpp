@@ -9,9 +9,12 @@
 // is nothing to gather, and the budget is only checked.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/min.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -74,10 +77,42 @@ void Engine::Impl::limit_device() {
       bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
 }
 
+namespace {
+
+/// What leaves this rank the least memory, and how many ranks of the group share it.
+struct MemoryShare {
+  MemoryLimit limit;
+  int ranks = 1;
+  int64_t of_rank() const { return limit.available / ranks; }
+};
+
+// Ranks of one host may be in containers with limits of their own, and ranks that share no memory
+// may be on one machine all the same. Collective.
+MemoryShare memory_share(comm::Group& group) {
+  constexpr auto kIds = static_cast<int64_t>(kMemoryLimits);
+  const auto limits = memory_limits();
+  auto mine = at::zeros({kIds}, at::kLong);
+  auto all = at::empty({kIds * group.size()}, at::kLong);
+  for (size_t i = 0; i < limits.size(); ++i) mine[static_cast<int64_t>(i)] = limits[i].id;
+  group.all_gather_control(all, mine, "memory of the host");
+  const std::span<const int64_t> ids(all.const_data_ptr<int64_t>(),
+                                     static_cast<size_t>(all.numel()));
+  std::optional<MemoryShare> least;
+  for (const auto& limit : limits) {
+    const auto sharing =
+        limit.id == 0 ? group.local_size() : static_cast<int>(std::ranges::count(ids, limit.id));
+    const MemoryShare share{limit, sharing};
+    if (!least || share.of_rank() < least->of_rank()) least = share;
+  }
+  return *least;
+}
+
+}  // namespace
+
 int64_t memory_of_rank(comm::Group& group) {
   auto mine = at::empty({1}, at::kLong);
   auto all = at::empty({group.size()}, at::kLong);
-  mine[0] = available_memory().available / group.local_size();
+  mine[0] = memory_share(group).of_rank();
   group.all_gather_control(all, mine, "memory of the host");
   return all.min().item<int64_t>();
 }
@@ -87,13 +122,14 @@ double bytes_to_build(int64_t parameters, const comm::Group& group) {
 }
 
 void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
-  const auto limit = available_memory();
-  const double local = group.local_size();
+  const auto share = memory_share(group);
+  const auto& limit = share.limit;
+  const double local = share.ranks;
   const auto on_host = [&](const Config& as) {
     return predicted_states(as, parameters, group.size()).total() * local;
   };
   const double states = on_host(config);
-  const double build = built_on_disk ? 0 : bytes_to_build(parameters, group);
+  const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
   const auto available = static_cast<double>(limit.available);
   const bool fits = std::max(states, build) <= available;
   const auto failed = comm::first_failure(group, !fits, "memory of the host");
@@ -131,8 +167,8 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
       "A model of {:.2f} billion parameters does not fit: its states take {} on this host "
       "({} rank{} at stage {}, each with {} of parameters, {} of gradients and {} of optimizer "
       "states in memory){}, but only {} are left ({}){}. Activations and buffers come on top.",
-      static_cast<double>(parameters) / 1e9, format_bytes(states), group.local_size(),
-      group.local_size() == 1 ? "" : "s", config.stage, format_bytes(of_rank.parameters),
+      static_cast<double>(parameters) / 1e9, format_bytes(states), share.ranks,
+      share.ranks == 1 ? "" : "s", config.stage, format_bytes(of_rank.parameters),
       format_bytes(of_rank.gradients), format_bytes(of_rank.optimizer),
       build > states ? fmt::format(", and building it in fp32 {}", format_bytes(build)) : "",
       format_bytes(available), limit.reason, ways));

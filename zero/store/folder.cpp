@@ -4,12 +4,19 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
 #include <string_view>
 
 #include "zero/base/error.h"
@@ -23,6 +30,23 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "libzero-states-";
 constexpr const char* kLock = "lock";
 
+// Before a folder's random ending: whose it is.
+std::string host_part() {
+  std::string name;
+  std::getline(std::ifstream("/proc/sys/kernel/hostname"), name);
+  return fmt::format("{:08x}-", static_cast<uint32_t>(std::hash<std::string>{}(name)));
+}
+
+// Whether other hosts may be at these files too. Their locks may not be seen here.
+bool on_shared_file_system(const fs::path& folder) {
+  constexpr std::array<uint32_t, 6> kOwn{
+      0xEF53,     0x58465342, 0x9123683E,   // ext, XFS, Btrfs
+      0x01021994, 0x794C7630, 0x2FC12FC1};  // tmpfs, overlay, ZFS
+  struct statfs status {};
+  return statfs(folder.c_str(), &status) != 0 ||
+         std::find(kOwn.begin(), kOwn.end(), static_cast<uint32_t>(status.f_type)) == kOwn.end();
+}
+
 // A descriptor that holds the lock of `file`, or -1 (errno says why) while another process has it.
 int take_lock(const fs::path& file, int flags) {
   const int descriptor = open(file.c_str(), O_RDWR | O_CLOEXEC | flags, 0600);
@@ -35,11 +59,13 @@ int take_lock(const fs::path& file, int flags) {
 }
 
 // Best effort: another user's are not ours to remove, another process may be at it too. A folder
-// without a lock file is just being made.
+// without a lock file is just being made. Where other hosts have the folder too, only what this one
+// has left: it may not see others' locks.
 void remove_left_over(const fs::path& parent) {
   std::error_code error;
+  const auto prefix = std::string(kPrefix) + (on_shared_file_system(parent) ? host_part() : "");
   for (const auto& entry : fs::directory_iterator(parent, error)) {
-    if (!entry.path().filename().string().starts_with(kPrefix)) continue;
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
     const int lock = take_lock(entry.path() / kLock, 0);
     if (lock < 0) continue;
     fs::remove_all(entry.path(), error);
@@ -51,7 +77,7 @@ void remove_left_over(const fs::path& parent) {
 
 Folder::Folder(const std::string& parent) {
   remove_left_over(parent);
-  path_ = (fs::path(parent) / (std::string(kPrefix) + "XXXXXX")).string();
+  path_ = (fs::path(parent) / (std::string(kPrefix) + host_part() + "XXXXXX")).string();
   if (mkdtemp(path_.data()) == nullptr) {
     const int error = errno;
     throw StoreError(fmt::format(

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Ranks on several hosts, as far as this machine allows; what is left out is named, with the reason.
+
+hosts_test.py loopback|network|slurm INIT_PROGRAM ZERO_PROGRAM
+"""
+import os
+import sys
+import tempfile
+
+import hosts
+from hosts import CannotRun
+
+INIT, ZERO = sys.argv[2:4]
+os.environ.setdefault("TEST_TIMEOUT_S", "60")
+
+
+def output_of(body):
+    """What `body(descriptor)` returns, and what was written meanwhile."""
+    with tempfile.TemporaryFile() as file:
+        result = body(file.fileno())
+        file.seek(0)
+        return result, file.read().decode(errors="replace")
+
+
+def check(condition, what, text):
+    if not condition:
+        raise AssertionError(f"{what}\n{text}")
+
+
+def check_sums(status, text, ranks):
+    check(status == 0, f"the launcher ended with status {status}", text)
+    for rank in range(ranks):
+        line = f"rank {rank} of {ranks} sum {ranks * (ranks + 1) // 2}\n"
+        check(line in text, f"there is no '{line.strip()}'", text)
+
+
+def meets_over_loopback(launcher, count, ranks):
+    status, text = output_of(lambda out: hosts.run_over_loopback(launcher, count, ranks, [INIT], ZERO, out))
+    check_sums(status, text, count * ranks)
+
+
+def meets(launcher, count, ranks):
+    (status, carried), text = output_of(
+        lambda out: hosts.run(launcher, count, ranks, [INIT], zero=ZERO, output=out))
+    check_sums(status, text, count * ranks)
+    check(all(sent > 0 and received > 0 for sent, received in carried), f"a cable carried nothing: {carried}", text)
+
+
+def refuses_uneven_hosts():
+    """mpirun puts 2 ranks on one host and 1 on the other; each says so."""
+    with hosts.Network(2) as network:
+        hosts.need("mpirun.openmpi")
+        command = ["mpirun.openmpi", "--allow-run-as-root", "-n", 3, "--host", "zh1:2,zh2:1", "--bind-to", "none",
+                   "--mca", "plm_rsh_agent", hosts.HERE / "rsh", INIT]
+        status, text = output_of(lambda out: hosts.run_all(network, [(network.hosts[0], command, {})], out))
+    check(status != 0, "uneven hosts were not refused", text)
+    check("2 on zh1 (ranks 0, 1), 1 on zh2 (rank 2)" in text and "--map-by ppr:N:node" in text,
+          "the refusal does not name the ranks of each host and the remedy", text)
+
+
+def asks_mpich_for_an_address():
+    with hosts.Network(2) as network:
+        hosts.need("mpiexec.mpich")
+        command = ["mpiexec.mpich", "-launcher", "ssh", "-launcher-exec", hosts.HERE / "rsh", "-hosts", "zh1:1,zh2:1",
+                   "-n", 2, INIT]
+        status, text = output_of(lambda out: hosts.run_all(network, [(network.hosts[0], command, {})], out))
+    check(status != 0 and "-genv MASTER_ADDR HOST" in text, "the error does not say how to pass the address", text)
+
+
+def names_a_node_that_is_missing():
+    """Node 1's launcher is alone: node 0 was never started."""
+    with hosts.Network(2) as network:
+        command = hosts.start_launcher(network, "launch", 1, [INIT], ZERO)[1]
+        os.environ["TEST_TIMEOUT_S"] = "2"
+        status, text = output_of(lambda out: hosts.run_all(network, [command], out))
+        os.environ["TEST_TIMEOUT_S"] = "60"
+    check(status != 0 and "could not reach the job's store at zh1:29500" in text,
+          "the error does not name the address", text)
+
+
+def loopback_name_is_not_listened_at():
+    """/etc/hosts of Debian: the host's own name is 127.0.1.1 there, and only there."""
+    with hosts.Network(2) as network:
+        first = network.hosts[0]
+        names = network.folder / "own-names"
+        names.write_text("127.0.1.1 zh1\n10.77.0.2 zh2\n")
+        check(first.run(["mount", "--bind", names, "/etc/hosts"]) == 0, "no mount", "")
+        command = hosts.start_launcher(network, "launch", 1, [INIT], ZERO)[0]
+        status, text = output_of(lambda out: hosts.run_all(network, [command], out))
+    check(status != 0 and "loopback interface" in text and "/etc/hosts" in text,
+          "the error does not say that the name means the loopback interface", text)
+
+
+SUITES = {
+    "loopback": [(f"{launcher} starts {count} x {ranks} ranks over loopback",
+                  lambda launcher=launcher, count=count, ranks=ranks: meets_over_loopback(launcher, count, ranks))
+                 for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))],
+    "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
+                 lambda launcher=launcher, count=count, ranks=ranks: meets(launcher, count, ranks))
+                for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
+               [("uneven hosts are refused by name", refuses_uneven_hosts),
+                ("MPICH is asked for an address", asks_mpich_for_an_address),
+                ("a node that is missing is named", names_a_node_that_is_missing),
+                ("a host name that means loopback is not listened at", loopback_name_is_not_listened_at)],
+    "slurm": [(f"{launcher} starts {count} x {ranks} ranks under a real Slurm",
+               lambda launcher=launcher, count=count, ranks=ranks: meets(launcher, count, ranks))
+              for launcher in ("srun-none", "srun-pmix", "srun-pmi2") for count, ranks in ((2, 1), (2, 2))],
+}
+
+
+def main():
+    if sys.argv[1] != "loopback":
+        try:
+            hosts.own_namespace()
+        except CannotRun as reason:
+            print(f"left out: all of '{sys.argv[1]}': {reason}")
+            return 0
+    failed = 0
+    for name, body in SUITES[sys.argv[1]]:
+        try:
+            body()
+            print(f"passed: {name}", flush=True)
+        except CannotRun as reason:
+            print(f"left out: {name}: {reason}", flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"FAILED: {name}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
