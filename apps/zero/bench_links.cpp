@@ -140,8 +140,7 @@ class Talk {
   /// Seconds from one end to the other: of a message and its answer, halved. `begins`: this end
   /// sends first.
   double ping(bool begins) {
-    const int times = static_cast<int>(
-        std::clamp<int64_t>(kBytesUnderWay / static_cast<int64_t>(size_), 2, kMostPings));
+    const int times = std::clamp(messages_, 2, kMostPings);
     return timed([&] {
              for (int i = 0; i < times; ++i) {
                const auto arrives = receive(0);
