@@ -159,6 +159,23 @@ TEST(Traffic, CountsWhatIsStagedAsCopied) {
   });
 }
 
+TEST(Traffic, CountsWhatLeavesForOtherHostsBesideTheRest) {
+  Traffic traffic;
+  traffic.add(Collective::all_gather, 10, 20);
+  traffic.add_link(Collective::all_gather, 3);
+  traffic.add_link(Collective::all_gather, 4);
+  traffic.add_link(Collective::reduce_scatter, 5);
+  traffic.add_link(Collective::control, 100);
+  EXPECT_EQ(traffic.count(Collective::all_gather).calls, 1);
+  EXPECT_EQ(traffic.count(Collective::all_gather).logical_bytes, 10);
+  EXPECT_EQ(traffic.count(Collective::all_gather).copied_bytes, 20);
+  EXPECT_EQ(traffic.count(Collective::all_gather).link_bytes, 7);
+  EXPECT_EQ(traffic.count(Collective::control).link_bytes, 100);
+  EXPECT_EQ(traffic.total().link_bytes, 7 + 5);
+  traffic.reset();
+  EXPECT_EQ(traffic.total().link_bytes, 0);
+}
+
 TEST(Traffic, OfControlIsKeptApart) {
   run_as_threads(2, [](std::shared_ptr<Group> group) {
     auto flag = at::full({4}, 1.0f);

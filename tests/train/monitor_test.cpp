@@ -114,6 +114,38 @@ TEST_F(JsonlTest, WritesMemoryAndTrafficByRankWithTheFormulaBeside) {
             Json({{"calls", 4}, {"logical_bytes", 5}, {"copied_bytes", 6}, {"formula", 7}}));
 }
 
+RankTraffic traffic_of_two_hosts() {
+  RankTraffic traffic;
+  traffic.hosts = 2;
+  traffic.counts[static_cast<size_t>(comm::Collective::all_gather)] = {1, 10, 4096, 2048};
+  traffic.counts[static_cast<size_t>(comm::Collective::reduce_scatter)] = {1, 20, 1024, 8192};
+  traffic.counts[static_cast<size_t>(comm::Collective::control)] = {1, 30, 512, 256};
+  traffic.all_gather_link_formula = 3072;
+  traffic.reduce_scatter_link_formula = 1024;
+  return traffic;
+}
+
+TEST_F(JsonlTest, TellsWhatCrossesBetweenHostsWhereThereAreSeveral) {
+  {
+    const auto monitor = jsonl_monitor(path_, false);
+    monitor->traffic({traffic_of_two_hosts()}, 1);
+    monitor->traffic({RankTraffic{}}, 1);
+  }
+  const auto lines = lines_of(path_);
+  const auto& of_two = lines[0]["per_rank"][0];
+  EXPECT_EQ(of_two["all_gather"], Json({{"calls", 1},
+                                        {"logical_bytes", 10},
+                                        {"copied_bytes", 4096},
+                                        {"link_bytes", 2048},
+                                        {"formula", 0},
+                                        {"link_formula", 3072}}));
+  EXPECT_EQ(of_two["control"]["link_bytes"], 256);
+  EXPECT_FALSE(of_two["control"].contains("link_formula"));
+  const auto& of_one = lines[1]["per_rank"][0];
+  EXPECT_FALSE(of_one["all_gather"].contains("link_bytes"));
+  EXPECT_FALSE(of_one["all_gather"].contains("link_formula"));
+}
+
 TEST_F(JsonlTest, TakesTextThatIsNotUtf8) {
   jsonl_monitor(path_, false)->sample("a", "b\xff\nc");
   EXPECT_EQ(lines_of(path_).at(0)["text"], "b\xef\xbf\xbd\nc");
@@ -175,6 +207,26 @@ TEST(Console, GivesATerminalNothingButText) {
   EXPECT_EQ(shown("\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80"),
             "\nsample\n> \\xc0\\xaf\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80\n");
   EXPECT_EQ(shown("\xc2\x9b"), "\nsample\n> \\xc2\\x9b\n") << "a control sequence in eight bits";
+}
+
+TEST(Console, ShowsWhatCrossesBetweenHostsWhereThereAreSeveral) {
+  const auto shown = [](const RankTraffic& traffic) {
+    testing::internal::CaptureStdout();
+    console_monitor(1)->traffic({traffic, traffic}, 2);
+    std::fflush(stdout);
+    return testing::internal::GetCapturedStdout();
+  };
+  auto of_one = traffic_of_two_hosts();
+  of_one.hosts = 1;
+  const auto before = shown(of_one);
+  EXPECT_THAT(before, ::testing::Not(::testing::HasSubstr("between hosts")));
+  const auto text = shown(traffic_of_two_hosts());
+  EXPECT_EQ(text.substr(0, before.size()), before);
+  EXPECT_EQ(text.substr(before.size()),
+            "\ntraffic a step by link, bytes (formula beside)\n"
+            "  rank  inside hosts              between hosts\n"
+            "     0       2.5 KiB         5 KiB      (2 KiB)\n"
+            "     1       2.5 KiB         5 KiB      (2 KiB)\n");
 }
 
 TEST(Jsonl, NamesTheFileThatCannotBeWritten) {

@@ -18,8 +18,9 @@ bool is_loopback(const std::string& address);
 
 /// Where this host's rails listen: the address of the interface that ZERO_INTERFACE or
 /// GLOO_SOCKET_IFNAME names, or else the one by which it reaches `store_host`, where the ranks
-/// meet. Throws ConfigError where the variable names the loopback interface and `store_host` is
-/// elsewhere: no other host could connect.
+/// meet. (It may be that address already: a host reaches itself by it.) Throws ConfigError where
+/// the variable names the loopback interface and `store_host` is elsewhere: no other host could
+/// connect.
 std::string rail_address(const std::string& store_host);
 
 }  // namespace zero::comm

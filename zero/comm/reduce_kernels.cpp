@@ -67,14 +67,17 @@ int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_
   };
   constexpr auto kLine = static_cast<int64_t>(64 / sizeof(Element));
   int64_t i = from;
-  // The sums of the block that begins at input `begin`.
-  const auto add_block = [&](size_t begin, Sum & a, Sum & b, Sum & c, Sum & e)
+  const auto load_four = [&](size_t k, Sum & a, Sum & b, Sum & c, Sum & e)
       __attribute__((always_inline)) {
-    const auto* first = at(begin) + i;
+    const auto* first = at(k) + i;
     a = In::load(d, first);
     b = In::load(d, first + lanes);
     c = In::load(d, first + 2 * lanes);
     e = In::load(d, first + 3 * lanes);
+  };
+  // The others of the block that begins at input `begin`.
+  const auto add_others = [&](size_t begin, Sum & a, Sum & b, Sum & c, Sum & e)
+      __attribute__((always_inline)) {
     for (size_t k = begin + 1; k < std::min(begin + block, count); ++k) {
       const auto* next = at(k) + i;
       a = hn::Add(a, In::load(d, next));
@@ -90,16 +93,18 @@ int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_
     return a;
   };
   for (; i + 4 * lanes <= numel; i += 4 * lanes) {
+    Sum a, b, c, e;
+    load_four(0, a, b, c, e);
     if constexpr (kStream) {
       for (size_t k = 0; k < count; ++k) {
         for (int64_t n = 0; n < 4 * lanes; n += kLine) prefetch_to_second_level(at(k) + i + n);
       }
     }
-    Sum a, b, c, e;
-    add_block(0, a, b, c, e);
+    add_others(0, a, b, c, e);
     for (size_t begin = block; begin < count; begin += block) {
       Sum next_a, next_b, next_c, next_e;
-      add_block(begin, next_a, next_b, next_c, next_e);
+      load_four(begin, next_a, next_b, next_c, next_e);
+      add_others(begin, next_a, next_b, next_c, next_e);
       a = hn::Add(a, next_a);
       b = hn::Add(b, next_b);
       c = hn::Add(c, next_c);

@@ -13,12 +13,25 @@ std::string_view name(Collective collective) {
   return kNames[static_cast<size_t>(collective)];
 }
 
+TrafficCount& TrafficCount::operator+=(const TrafficCount& other) {
+  calls += other.calls;
+  logical_bytes += other.logical_bytes;
+  copied_bytes += other.copied_bytes;
+  link_bytes += other.link_bytes;
+  return *this;
+}
+
+TrafficCount& TrafficCount::operator-=(const TrafficCount& other) {
+  calls -= other.calls;
+  logical_bytes -= other.logical_bytes;
+  copied_bytes -= other.copied_bytes;
+  link_bytes -= other.link_bytes;
+  return *this;
+}
+
 void Traffic::add(Collective collective, int64_t logical_bytes, int64_t copied_bytes) {
   const std::lock_guard lock(mutex_);
-  auto& count = counts_[static_cast<size_t>(collective)];
-  ++count.calls;
-  count.logical_bytes += logical_bytes;
-  count.copied_bytes += copied_bytes;
+  counts_[static_cast<size_t>(collective)] += {1, logical_bytes, copied_bytes, 0};
 }
 
 void Traffic::add_copied(Collective collective, int64_t copied_bytes) {
@@ -40,11 +53,7 @@ TrafficCount Traffic::total() const {
   const std::lock_guard lock(mutex_);
   TrafficCount sum;
   for (size_t i = 0; i < kCollectives; ++i) {
-    if (static_cast<Collective>(i) == Collective::control) continue;
-    sum.calls += counts_[i].calls;
-    sum.logical_bytes += counts_[i].logical_bytes;
-    sum.copied_bytes += counts_[i].copied_bytes;
-    sum.link_bytes += counts_[i].link_bytes;
+    if (static_cast<Collective>(i) != Collective::control) sum += counts_[i];
   }
   return sum;
 }

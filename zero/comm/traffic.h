@@ -23,12 +23,16 @@ std::string_view name(Collective collective);
 /// with N ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all (N-1)/N S,
 /// all-reduce 2 (N-1)/N S, broadcast S on the root and 0 elsewhere. Copied bytes are those that
 /// were really copied or read for this rank, mostly by it; complete once the call's Work has been
-/// waited for. A transport that does not tell counts its logical bytes as copied.
+/// waited for. A transport that does not tell counts its logical bytes as copied. Link bytes are
+/// those that this rank has sent to other hosts, whatever for: none where all ranks are on one.
 struct TrafficCount {
   int64_t calls = 0;
   int64_t logical_bytes = 0;
   int64_t copied_bytes = 0;
-  int64_t link_bytes = 0;  ///< that this rank sent to other hosts
+  int64_t link_bytes = 0;
+
+  TrafficCount& operator+=(const TrafficCount& other);
+  TrafficCount& operator-=(const TrafficCount& other);
 };
 
 class Traffic {
@@ -37,7 +41,7 @@ class Traffic {
   void add(Collective collective, int64_t logical_bytes, int64_t copied_bytes);
   /// Bytes that a call which is already counted has copied.
   void add_copied(Collective collective, int64_t copied_bytes);
-  /// Bytes that a call which is already counted has sent to other hosts.
+  /// The same of bytes that leave for another host.
   void add_link(Collective collective, int64_t link_bytes);
   TrafficCount count(Collective collective) const;
   /// Sum over all collectives except control.

@@ -79,6 +79,11 @@ struct TrafficFormula {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
+  /// Of these, what this rank sends to other hosts (partition::link_traffic): sums of bf16 leave a
+  /// host in fp32.
+  int64_t all_gather_link = 0;
+  int64_t reduce_scatter_link = 0;
+  int64_t all_reduce_link = 0;
   /// From and to this rank's disk: each state on it read once and written once; parameters read for
   /// every gather (as in `all_gather`); gradients written for every micro-batch, and read again to
   /// add the next one.

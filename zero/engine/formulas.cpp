@@ -69,6 +69,8 @@ TrafficFormula Engine::traffic_formula() const {
   const auto& table = *impl.table;
   const auto& sharded = impl.placement.sharded;
   const int ranks = impl.group().size();
+  const int64_t hosts = impl.group().topology().hosts;
+  const partition::Cluster cluster{hosts, ranks / hosts};
   // Passes of a step, each of which gathers and reduces.
   const int64_t k =
       impl.config.layer_major_accumulation ? 1 : impl.config.gradient_accumulation_steps;
@@ -108,23 +110,28 @@ TrafficFormula Engine::traffic_formula() const {
       sum.host_up += bytes.up;
     }
 
-    // Ranks.
-    const int64_t parameter_bytes = partition::share_sent(unit.bytes(), ranks);
-    const int64_t gradient_bytes =
-        plan.trainable
-            ? partition::share_sent(
-                  unit.numel * static_cast<int64_t>(c10::elementSize(impl.reduce->wire_dtype(u))),
-                  ranks)
-            : 0;
-    if (!sharded.optimizer) {
-      sum.all_reduce += 2 * gradient_bytes;
-      continue;
+    // Ranks, and those of them on other hosts.
+    const partition::Wire parameter{.bits = 8 * unit.element_bytes};
+    const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
+    const int64_t gathered_across = all_gather_link_bytes(cluster, unit.numel, parameter);
+    const int64_t gathers = sharded.parameters ? 2 * k : plan.trainable ? 1 : 0;
+    if (sharded.optimizer) {
+      sum.all_gather += gathers * gathered;
+      sum.all_gather_link += gathers * gathered_across / cluster.ranks_a_host;
     }
-    sum.reduce_scatter += gradient_bytes * (sharded.gradients ? k : 1);
-    if (sharded.parameters) {
-      sum.all_gather += 2 * k * parameter_bytes;
-    } else if (plan.trainable) {
-      sum.all_gather += parameter_bytes;
+    if (!plan.trainable) continue;
+    const auto gradient_bytes = static_cast<int64_t>(c10::elementSize(impl.reduce->wire_dtype(u)));
+    const partition::Wire gradient{.bits = 8 * gradient_bytes};
+    const int64_t reduced = partition::share_sent(unit.numel * gradient_bytes, ranks);
+    if (sharded.optimizer) {
+      const int64_t sums = sharded.gradients ? k : 1;
+      sum.reduce_scatter += sums * reduced;
+      sum.reduce_scatter_link +=
+          sums * reduce_scatter_link_bytes(cluster, unit.numel, gradient) / cluster.ranks_a_host;
+    } else {
+      sum.all_reduce += 2 * reduced;
+      sum.all_reduce_link +=
+          all_reduce_link_bytes(cluster, unit.numel, gradient) / cluster.ranks_a_host;
     }
   }
   return sum;

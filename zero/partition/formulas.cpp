@@ -68,6 +68,62 @@ int64_t share_sent(int64_t bytes, int64_t world_size) {
   return bytes / world_size * (world_size - 1);
 }
 
+int64_t Wire::bytes(int64_t numel) const {
+  constexpr int64_t kScaleBytes = 4;
+  const int64_t scales = block == 0 ? 0 : (numel + block - 1) / block * kScaleBytes;
+  return scales + (numel * bits + 7) / 8;
+}
+
+namespace {
+
+/// Every rank sends so many messages of its slice's size, or of as much.
+int64_t slices_to_other_hosts(const Cluster& cluster, int64_t slice, const Wire& wire) {
+  return cluster.ranks_a_host * (cluster.hosts - 1) * wire.bytes(slice);
+}
+
+}  // namespace
+
+Wire partial_wire(const Cluster& cluster, const Wire& elements) {
+  const bool rounded = elements.block == 0 && elements.bits < kWireFp32.bits;
+  return rounded && cluster.ranks_a_host > 1 ? kWireFp32 : elements;
+}
+
+int64_t all_gather_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire) {
+  return slices_to_other_hosts(cluster, numel / cluster.ranks(), wire);
+}
+
+int64_t reduce_scatter_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements) {
+  return all_gather_link_bytes(cluster, numel, partial_wire(cluster, elements));
+}
+
+int64_t all_reduce_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements) {
+  return reduce_scatter_link_bytes(cluster, numel, elements) +
+         all_gather_link_bytes(cluster, numel, elements);
+}
+
+int64_t all_to_all_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire) {
+  return slices_to_other_hosts(cluster, numel / cluster.hosts, wire);
+}
+
+int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire) {
+  return cluster.hosts > 1 ? wire.bytes(numel) : 0;
+}
+
+LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& plan) {
+  const auto& sharded = plan.placement;
+  const bool every_micro_batch = (sharded.gradients || plan.hybrid) && !plan.deferred;
+  const int64_t sums = every_micro_batch ? plan.micro_batches : 1;
+  LinkTraffic traffic;
+  traffic.reduce = sums * reduce_scatter_link_bytes(cluster, numel, plan.gradients);
+  if (plan.hybrid || !sharded.optimizer) {
+    traffic.gather = sums * all_gather_link_bytes(cluster, numel, plan.gradients);
+  } else {
+    const int64_t gathers = sharded.parameters && !plan.kept ? 2 * plan.micro_batches : 1;
+    traffic.gather = gathers * all_gather_link_bytes(cluster, numel, plan.parameters);
+  }
+  return traffic;
+}
+
 HostTraffic offload_traffic(double parameters, int64_t micro_batches, bool accumulated_on_device,
                             StateBytes bytes) {
   const auto times = static_cast<double>(accumulated_on_device ? 1 : micro_batches);

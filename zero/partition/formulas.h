@@ -1,7 +1,8 @@
 // The formulas of ZeRO (1910.02054): memory of the model states, traffic of a step, the largest
 // model that fits. Two forms of each: over Psi, as the paper states them, and over a Layout, which
-// counts the declared padding too and is what the ledger shows, byte for byte. Below them those of
-// ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857), for states that are not on the device.
+// counts the declared padding too and is what the ledger shows, byte for byte. Below them what
+// crosses between hosts, with ZeRO++ (2306.10209) too, and the formulas of ZeRO-Offload
+// (2101.06840) and ZeRO-Infinity (2104.07857), for states that are not on the device.
 #pragma once
 
 #include <cstdint>
@@ -80,6 +81,88 @@ StepTraffic step_traffic(Placement placement, double parameters, double world_si
 /// Bytes that one rank sends when all of `bytes` (a full buffer) is gathered or reduce-scattered
 /// over N ranks: (N-1)/N of it.
 int64_t share_sent(int64_t bytes, int64_t world_size);
+
+// --- Between hosts ---
+//
+// H hosts of R ranks each, N = H R. Inside a host ranks share memory; rank r of each host speaks to
+// rank r of the others and carries 1/R of what its host sends (Note [Two levels] in
+// comm/hosts_collectives.h). All below are bytes that leave one host, which is what its link
+// carries each way; each of its ranks sends 1/R of them.
+
+/// Hosts of as many ranks each.
+struct Cluster {
+  int64_t hosts = 1;
+  int64_t ranks_a_host = 1;
+  int64_t ranks() const { return hosts * ranks_a_host; }
+};
+
+/// What an element takes on its way.
+struct Wire {
+  int64_t bits = 16;
+  int64_t block = 0;  ///< elements that share a scale of 4 bytes; 0: there is none
+  /// Of a message of `numel` elements. comm::wire_bytes for the formats that it has.
+  int64_t bytes(int64_t numel) const;
+  bool operator==(const Wire&) const = default;
+};
+inline constexpr Wire kWireFp32{32};
+inline constexpr Wire kWireBf16{16};
+
+/// How sums of a host's ranks leave it, where the ranks' own elements are `elements`. Numbers of 16
+/// bits add up in fp32 and leave unrounded, where there is something to add (R > 1); at R = 2 that
+/// is as much as all raw elements were. Quantised ones are added up first and leave quantised.
+Wire partial_wire(const Cluster& cluster, const Wire& elements);
+
+/// All-gather, a whole array of `numel` elements (a multiple of N): each rank sends its slice to
+/// H-1 hosts, (H-1)/H of the array in all. ZeRO++ (2306.10209), section 3.1 with `wire` quantised
+/// (qwZ).
+int64_t all_gather_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
+
+/// Reduce-scatter: sums of the host's ranks for the slices of the H-1 others, (H-1)/H of the array,
+/// in the wire of `partial_wire`. ZeRO++, section 3.3 with `elements` quantised (qgZ): one
+/// quantisation between hosts, none inside.
+int64_t reduce_scatter_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
+
+/// All-reduce: a reduce-scatter, and an all-gather of the sums in the elements' own wire.
+int64_t all_reduce_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
+
+/// All-to-all of N ranks' arrays of `numel` elements each: (H-1)/H of each array.
+int64_t all_to_all_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
+
+/// Broadcast, along a chain of hosts: all of the array leaves each host but the last, of this rank
+/// alone that is at the root's place. That much of a host that is not the last.
+int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
+
+/// How a step uses the links.
+struct LinkPlan {
+  Placement placement{};
+  /// States are sharded inside a host only, and the hosts' are replicas: PyTorch's HSDP, MiCS
+  /// (2205.00119). Nothing is gathered across.
+  bool hybrid = false;
+  /// What a host has gathered stays there until the update: hpZ (ZeRO++, section 3.2), whose
+  /// backward gathers inside the host, and so do further micro-batches.
+  bool kept = false;
+  /// Gradients of micro-batches add up inside the host, and across hosts once a step.
+  bool deferred = false;
+  int64_t micro_batches = 1;
+  Wire parameters = kWireBf16;
+  Wire gradients = kWireBf16;
+};
+
+/// Bytes that leave a host in a step.
+struct LinkTraffic {
+  int64_t gather = 0;  ///< parameters; of all-reduces the second half
+  int64_t reduce = 0;
+  int64_t total() const { return gather + reduce; }
+};
+
+/// A step over `numel` parameters (a multiple of N), with k micro-batches. In units of
+/// numel (H-1)/H: ZeRO-3 2k + k; with `kept` 1 + k; with `kept` and `deferred` 1 + 1; stages 1 and
+/// 2 1 + 1 and 1 + k (`deferred`: 1 + 1); stage 0 and `hybrid`, an all-reduce of the gradients, 1 +
+/// 1, hybrid k times that unless `deferred`. ZeRO++, section 3: M + M + M of ZeRO-3 becomes 0.5 M +
+/// 0 + 0.25 M with INT8 parameters, kept, and INT4 gradients, but for the scales.
+LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& plan);
+
+// --- Device, host and disk ---
 
 /// Bytes that one device and its host exchange in a step.
 struct HostTraffic {

@@ -54,9 +54,8 @@ void StepTraffic::end_step() {
   host_sum_.up += host.up - host_before_.up;
   const auto after = now();
   for (size_t i = 0; i < comm::kCollectives; ++i) {
-    sum_[i].calls += after[i].calls - before_[i].calls;
-    sum_[i].logical_bytes += after[i].logical_bytes - before_[i].logical_bytes;
-    sum_[i].copied_bytes += after[i].copied_bytes - before_[i].copied_bytes;
+    sum_[i] += after[i];
+    sum_[i] -= before_[i];
   }
   ++steps_;
 }
@@ -75,6 +74,10 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   mine.all_gather_formula = steps_ * formula.all_gather;
   mine.reduce_scatter_formula = steps_ * formula.reduce_scatter;
   mine.all_reduce_formula = steps_ * formula.all_reduce;
+  mine.hosts = engine_.group().topology().hosts;
+  mine.all_gather_link_formula = steps_ * formula.all_gather_link;
+  mine.reduce_scatter_link_formula = steps_ * formula.reduce_scatter_link;
+  mine.all_reduce_link_formula = steps_ * formula.all_reduce_link;
   mine.disk = disk_sum_;
   mine.disk_read_formula = steps_ * formula.disk_read;
   mine.disk_written_formula = steps_ * formula.disk_written;

@@ -177,6 +177,7 @@ class ConsoleMonitor final : public Monitor {
       }
       print("\n");
     }
+    if (ranks[0].hosts > 1) link_traffic(ranks, steps);
   }
 
   void sample(const std::string& prompt, const std::string& text) override {
@@ -194,6 +195,23 @@ class ConsoleMonitor final : public Monitor {
   static std::string bytes_cell(int64_t bytes, int64_t formula, int64_t steps) {
     return fmt::format("{:>12} {:>12}", bytes_or_dash(bytes / steps),
                        "(" + bytes_or_dash(formula / steps) + ")");
+  }
+
+  /// All collectives but control together, as they really moved.
+  static void link_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
+    print("\ntraffic a step by link, bytes (formula beside)\n{:>6}  {:>12}  {:>25}\n", "rank",
+          "inside hosts", "between hosts");
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const auto& of = ranks[rank];
+      comm::TrafficCount sum;
+      for (size_t i = 0; i < comm::kCollectives; ++i) {
+        if (static_cast<comm::Collective>(i) != comm::Collective::control) sum += of.counts[i];
+      }
+      const int64_t formula =
+          of.all_gather_link_formula + of.reduce_scatter_link_formula + of.all_reduce_link_formula;
+      print("{:>6}  {:>12}  {}\n", rank, bytes_or_dash(sum.copied_bytes / steps),
+            bytes_cell(sum.link_bytes, formula, steps));
+    }
   }
 
   static void host_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {

@@ -62,20 +62,32 @@ Json to_json(const RankMemory& memory) {
 }
 
 Json to_json(const RankTraffic& traffic) {
-  const std::array<std::pair<comm::Collective, int64_t>, 3> formulas{
-      {{comm::Collective::all_gather, traffic.all_gather_formula},
-       {comm::Collective::reduce_scatter, traffic.reduce_scatter_formula},
-       {comm::Collective::all_reduce, traffic.all_reduce_formula}}};
+  struct Formula {
+    comm::Collective collective;
+    int64_t bytes;
+    int64_t link_bytes;
+  };
+  const std::array<Formula, 3> formulas{
+      {{comm::Collective::all_gather, traffic.all_gather_formula, traffic.all_gather_link_formula},
+       {comm::Collective::reduce_scatter, traffic.reduce_scatter_formula,
+        traffic.reduce_scatter_link_formula},
+       {comm::Collective::all_reduce, traffic.all_reduce_formula,
+        traffic.all_reduce_link_formula}}};
+  const bool several_hosts = traffic.hosts > 1;
   Json object;
   for (size_t i = 0; i < comm::kCollectives; ++i) {
     const auto& count = traffic.counts[i];
-    object[std::string(comm::name(static_cast<comm::Collective>(i)))] = {
-        {"calls", count.calls},
-        {"logical_bytes", count.logical_bytes},
-        {"copied_bytes", count.copied_bytes}};
+    auto& shown = object[std::string(comm::name(static_cast<comm::Collective>(i)))];
+    shown = {{"calls", count.calls},
+             {"logical_bytes", count.logical_bytes},
+             {"copied_bytes", count.copied_bytes}};
+    if (several_hosts) shown["link_bytes"] = count.link_bytes;
   }
-  for (const auto& [collective, bytes] : formulas)
-    object[std::string(comm::name(collective))]["formula"] = bytes;
+  for (const auto& formula : formulas) {
+    auto& shown = object[std::string(comm::name(formula.collective))];
+    shown["formula"] = formula.bytes;
+    if (several_hosts) shown["link_formula"] = formula.link_bytes;
+  }
   if (traffic.disk.bytes > 0) {
     object["disk"] = {{"read", traffic.disk.read},
                       {"read_formula", traffic.disk_read_formula},

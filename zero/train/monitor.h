@@ -66,6 +66,11 @@ struct RankTraffic {
   int64_t all_gather_formula = 0;
   int64_t reduce_scatter_formula = 0;
   int64_t all_reduce_formula = 0;
+  /// Those on several hosts: the formula's bytes of the counts' `link_bytes`.
+  int64_t hosts = 1;
+  int64_t all_gather_link_formula = 0;
+  int64_t reduce_scatter_link_formula = 0;
+  int64_t all_reduce_link_formula = 0;
   /// The same from and to its disk; `wait_ms` has no formula.
   DiskUse disk;
   int64_t disk_read_formula = 0;

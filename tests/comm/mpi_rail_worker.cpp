@@ -1,0 +1,117 @@
+// A process that mpirun starts: the end of a rail over MPI on a host of its own, so to speak.
+// Exit status 0: all was as it should be.
+//   comm_mpi_rail_worker PLUGIN (exchange|abort|mismatch)
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/job.h"
+#include "zero/comm/open_rail.h"
+
+namespace {
+
+using namespace zero;  // NOLINT: a program of one file
+using comm::Channel;
+
+using Bytes = std::vector<std::byte>;
+
+Bytes message(size_t size, int seed) {
+  Bytes bytes(size);
+  uint32_t state = static_cast<uint32_t>(seed) * 2654435761U + 1;
+  for (auto& byte : bytes) {
+    state = state * 1664525U + 1013904223U;
+    byte = static_cast<std::byte>(state >> 24);
+  }
+  return bytes;
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw Error("not so: " + what);
+}
+
+// Every pair of hosts, both ways, on every channel from a thread each.
+void exchange(comm::Rail& rail) {
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> errors(comm::kChannels);
+  for (const auto channel : {Channel::outward, Channel::homeward, Channel::control}) {
+    threads.emplace_back([&rail, &errors, channel] {
+      try {
+        for (const size_t size : {size_t{0}, size_t{1}, size_t{70000}, (size_t{5} << 20) + 3}) {
+          const auto hosts = static_cast<size_t>(rail.hosts());
+          std::vector<Bytes> sent(hosts), received(hosts);
+          std::vector<std::unique_ptr<comm::Passage>> passages;
+          const auto seed = [&](int from, int to) {
+            return static_cast<int>(size % 1000) + 16 * from + 4 * to + static_cast<int>(channel);
+          };
+          for (int peer = 0; peer < rail.hosts(); ++peer) {
+            if (peer == rail.host()) continue;
+            const auto at = static_cast<size_t>(peer);
+            sent[at] = message(size, seed(rail.host(), peer));
+            received[at].resize(size);
+            passages.push_back(rail.receive(peer, channel, received[at]));
+            passages.push_back(rail.send(peer, channel, sent[at]));
+          }
+          for (const auto& passage : passages) passage->wait();
+          for (int peer = 0; peer < rail.hosts(); ++peer) {
+            if (peer == rail.host()) continue;
+            require(received[static_cast<size_t>(peer)] == message(size, seed(peer, rail.host())),
+                    "the bytes are those that were sent");
+          }
+        }
+      } catch (...) {
+        errors[static_cast<size_t>(channel)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  const int64_t each = 1 + 70000 + (int64_t{5} << 20) + 3;
+  require(rail.sent_bytes() == 3 * (rail.hosts() - 1) * each, "the bytes sent are counted");
+}
+
+// Aborts while a receive is under way: the wait ends, and the memory stays as it is.
+void abort(comm::Rail& rail) {
+  const int peer = 1 - rail.host();
+  Bytes received(1 << 20);
+  const auto passage = rail.receive(peer, Channel::outward, received);
+  std::thread aborts([&rail] { rail.abort(); });
+  std::string error;
+  try {
+    passage->wait();
+  } catch (const CommError& thrown) {
+    error = thrown.what();
+  }
+  aborts.join();
+  require(error.find("aborted") != std::string::npos, "the wait was aborted: " + error);
+  try {
+    (void)rail.send(peer, Channel::control, received);
+  } catch (const CommError&) {
+    return;
+  }
+  require(false, "later calls are refused");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc != 3) return 2;
+  setenv("ZERO_TRANSPORT", argv[1], 1);
+  const std::string mode = argv[2];
+  const auto job = comm::job_from_environment();
+  const int hosts = mode == "mismatch" ? job.size + 1 : job.size;
+  const auto rail =
+      comm::open_rail({}, {.rail = 0, .host = job.rank, .hosts = hosts}, {.piece_bytes = 1 << 18});
+  if (mode == "exchange") exchange(*rail);
+  if (mode == "abort") abort(*rail);
+  std::printf("host %d of %d: %s\n", rail->host(), rail->hosts(), rail->describe().c_str());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,106 @@
+#include "zero/comm/frame_link.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace zero::comm {
+namespace {
+
+struct Header {
+  uint32_t word = 0;  // kMagic and the kind
+  int32_t origin = 0;
+  uint32_t length = 0;
+};
+
+constexpr uint32_t kMagic = 0x5a574100;  // the last byte is the kind
+constexpr size_t kMostUnsent = size_t{64} << 10;
+
+}  // namespace
+
+FrameLink::FrameLink(Descriptor socket) : socket_(std::move(socket)) {
+  const int flags = fcntl(socket_.get(), F_GETFL);
+  fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
+  const int on = 1;
+  setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+void FrameLink::send(Frame::Kind kind, int origin, std::string_view text) {
+  if (closed_ || unsent_.size() > kMostUnsent || (kind == Frame::Kind::beat && has_unsent())) {
+    return;
+  }
+  text = text.substr(0, kLongestText);
+  const Header header{kMagic | static_cast<uint32_t>(kind), origin,
+                      static_cast<uint32_t>(text.size())};
+  unsent_.append(reinterpret_cast<const char*>(&header), sizeof header).append(text);
+  flush();
+}
+
+void FrameLink::flush() {
+  while (!closed_ && has_unsent()) {
+    const auto sent = ::send(socket_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      unsent_.erase(0, static_cast<size_t>(sent));
+    } else if (errno != EINTR) {
+      // A connection that is gone may still have something to be read: `receive` finds its end.
+      if (errno != EAGAIN) unsent_.clear();
+      return;
+    }
+  }
+}
+
+std::vector<Frame> FrameLink::receive() {
+  constexpr size_t kMostAtOnce = size_t{64} << 10;
+  bool ended = closed_;
+  while (!ended && received_.size() < kMostAtOnce) {
+    std::array<char, 4096> bytes;
+    const auto got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (got > 0) {
+      received_.append(bytes.data(), static_cast<size_t>(got));
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      ended = true;
+    } else if (errno == EAGAIN) {
+      break;
+    }
+  }
+  std::vector<Frame> frames;
+  size_t at = 0;
+  Header header;
+  while (received_.size() - at >= sizeof header) {
+    std::memcpy(&header, received_.data() + at, sizeof header);
+    const auto kind = header.word & 0xffU;
+    if ((header.word & ~0xffU) != kMagic || kind < static_cast<uint32_t>(Frame::Kind::hello) ||
+        kind > static_cast<uint32_t>(Frame::Kind::leave) || header.length > kLongestText) {
+      ended = true;
+      break;
+    }
+    if (received_.size() - at < sizeof header + header.length) break;
+    frames.push_back({static_cast<Frame::Kind>(kind), header.origin,
+                      received_.substr(at + sizeof header, header.length)});
+    at += sizeof header + header.length;
+  }
+  received_.erase(0, at);
+  closed_ = ended;
+  return frames;
+}
+
+void FrameLink::close() {
+  if (!socket_) return;
+  shutdown(socket_.get(), SHUT_WR);
+  // What is left unread would make the system take back what is still on its way to the peer.
+  std::array<char, 4096> bytes;
+  while (recv(socket_.get(), bytes.data(), bytes.size(), 0) > 0) continue;
+  socket_.close();
+  closed_ = true;
+}
+
+}  // namespace zero::comm

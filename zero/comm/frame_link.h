@@ -1,0 +1,55 @@
+// A TCP connection between two watches: short messages, and nobody ever blocks on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/base/descriptor.h"
+
+namespace zero::comm {
+
+struct Frame {
+  enum class Kind : uint32_t {
+    hello = 1,  ///< who connects, with the token that proves it
+    beat,       ///< the sender lives
+    report,     ///< the sender is in trouble; the origin is the rank that it blames
+    verdict,    ///< what everybody reports
+    heard,      ///< the verdict has arrived
+    leave,      ///< the sender ends in order
+  };
+  Kind kind = Kind::beat;
+  int origin = 0;
+  std::string text{};
+};
+
+class FrameLink {
+ public:
+  static constexpr size_t kLongestText = 2000;
+
+  /// Takes a connected socket, which becomes non-blocking.
+  explicit FrameLink(Descriptor socket);
+
+  int socket() const { return socket_.get(); }
+  /// The peer's end is gone, or what it sent was no frame. What came before has been received.
+  bool closed() const { return closed_; }
+  bool has_unsent() const { return !unsent_.empty(); }
+
+  /// Sends what the system takes at once and keeps the rest for `flush`. Longer texts are cut. What
+  /// a peer that takes nothing leaves behind is bounded: then beats are dropped, and later all.
+  void send(Frame::Kind kind, int origin = 0, std::string_view text = {});
+  void flush();
+  /// The frames that have arrived.
+  std::vector<Frame> receive();
+  /// Ends the connection after what has been sent.
+  void close();
+
+ private:
+  Descriptor socket_;
+  std::string unsent_;
+  std::string received_;
+  bool closed_ = false;
+};
+
+}  // namespace zero::comm

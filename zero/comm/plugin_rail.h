@@ -1,0 +1,24 @@
+// Rails over a plugin, a library of its own that is loaded when it is asked for.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "zero/comm/piece_rail.h"
+
+namespace zero::comm {
+
+/// The end on `host` of rail number `rail` by the plugin libzero_rail_NAME.so, which is looked for
+/// beside libzero and then where the system looks for libraries: "openmpi" or "mpich". Collective
+/// over the processes of all rails. The processes must have been started by that MPI's launcher.
+///
+/// Aborting one rail ends all of this process that go over MPI: it cannot take back a message that
+/// it has begun to receive, so nobody calls it any more. (Over adapters that write to memory by
+/// themselves, as InfiniBand's, a piece whose transfer had begun may still arrive afterwards: end
+/// the process.)
+///
+/// Throws CommError naming the file, and the package that brings what it lacks.
+std::unique_ptr<Rail> plugin_rail(const std::string& name, int rail, int host, int hosts,
+                                  PieceOptions options = {});
+
+}  // namespace zero::comm
