@@ -43,6 +43,11 @@ constexpr int64_t kNumber = sizeof(int64_t);
 // Of a rank: the bytes that it is about to take, and of whose memory.
 constexpr int64_t kCounter = kNumber * static_cast<int64_t>(1 + kMemoryLimits);
 
+// What the ranks share of `bytes` bytes, and a record of each rank at the end.
+int64_t control_region(int ranks, int64_t bytes) {
+  return at::round_up(at::round_up(bytes, kNumber) + kCounter * ranks, kPage);
+}
+
 // Reserves pages; returns 0 or an errno.
 int reserve(int file, int64_t offset, int64_t bytes) {
   if (beyond_file_limit(offset + bytes)) return EFBIG;
@@ -59,13 +64,11 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
   const auto most =
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / ranks)));
-  const auto pending = kCounter * ranks;
-  return {at::round_up(at::round_up(control_bytes, kCounter) + pending, kPage),
-          std::min(wanted, most) - kSkew, ranks};
+  return {control_region(ranks, control_bytes), std::min(wanted, most) - kSkew, ranks};
 }
 
 bool ArenaLayout::valid(int64_t least_control_bytes) const {
-  return ranks > 0 && control_bytes == at::round_up(least_control_bytes, kPage) &&
+  return ranks > 0 && control_bytes == control_region(ranks, least_control_bytes) &&
          region_bytes > 0 && region_bytes % kPage == 0 && region_bytes <= kMostVirtual / ranks;
 }
 
