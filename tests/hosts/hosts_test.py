@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,18 @@ def loopback_name_is_not_listened_at():
         status, text = output_of(lambda out: hosts.run_all(network, [command], out))
     check(status != 0 and "loopback interface" in text and "/etc/hosts" in text,
           "the error does not say that the name means the loopback interface", text)
+
+
+def names_a_killed_rank(count, ranks):
+    """Rank 1 kills itself while all reduce again and again: every other rank says so, and nothing else goes wrong."""
+    (status, _), text = output_of(
+        lambda out: hosts.run("launch", count, ranks, [INIT, "die"], zero=ZERO, output=out))
+    check(status != 0, "the launchers ended with status 0", text)
+    for rank in range(count * ranks):
+        if rank != 1:
+            check(re.search(rf"^\[{rank}\] error: .*[Rr]ank 1 \(", text, re.MULTILINE), f"rank {rank} does not name rank 1", text)
+    check("rank 1 (pid" in text and "SIGKILL" in text, "the launcher does not name rank 1", text)
+    check("terminate called" not in text, "a rank was aborted", text)
 
 
 def training_command(folder, width=64, steps=20):
@@ -182,6 +195,8 @@ SUITES = {
                 for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
                [("uneven hosts are refused by name", refuses_uneven_hosts),
                 ("MPICH is asked for an address", asks_mpich_for_an_address),
+                ("a killed rank is named on 2 x 2", functools.partial(names_a_killed_rank, 2, 2)),
+                ("a killed rank is named on 3 x 1", functools.partial(names_a_killed_rank, 3, 1)),
                 ("a node that is missing is named", names_a_node_that_is_missing),
                 ("a host name that means loopback is not listened at", loopback_name_is_not_listened_at)],
     "slurm": [(f"{launcher} starts {count} x {ranks} ranks under a real Slurm",

@@ -83,6 +83,7 @@ void HostsHealth::abandon(std::string_view why) {
 // --- The place ---
 
 struct HostsPlace {
+  std::shared_ptr<void> lasting;  // first: all else may report to it
   Topology topology;
   std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
@@ -95,7 +96,8 @@ struct HostsPlace {
   OwnerProcess owner;
 
   HostsPlace(HostsParts parts, Accounts counted)
-      : topology(parts.topology),
+      : lasting(std::move(parts.lasting)),
+        topology(parts.topology),
         numbers(std::move(parts.numbers)),
         rail(std::move(parts.rail)),
         accounts(std::move(counted)) {

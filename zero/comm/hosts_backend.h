@@ -36,6 +36,9 @@ struct HostsParts {
   /// Tells all ranks that rank `origin` is in trouble, and returns the first word on it in the job,
   /// which may be another's. May be empty: then every host finds out by itself.
   std::function<PeerError(const PeerError& trouble)> report{};
+  /// Kept until both backends are gone: what `report` needs. It does not hold that itself, for the
+  /// watch's own thread may be the last to let go of what holds `report`.
+  std::shared_ptr<void> lasting{};
 };
 
 /// Whether a rank's group still works; one failure ends it for good. Thread-safe.

@@ -201,8 +201,10 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
                      : open_rail(part_of(keys, fmt::format("rail/{}", topology.local_rank)), end,
                                  {.timeout = options.timeout});
     if (watch_) {
-      parts.report = [watch = watch_](const PeerError& trouble) {
-        return error_of(watch->report(trouble.origin(), trouble.cause()));
+      parts.lasting = watch_;
+      parts.report = [watch = std::weak_ptr<HostWatch>(watch_)](const PeerError& trouble) {
+        const auto held = watch.lock();
+        return held ? error_of(held->report(trouble.origin(), trouble.cause())) : trouble;
       };
     }
     auto made = hosts_transport(std::move(parts), options.timeout, accounts);
