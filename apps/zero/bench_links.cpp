@@ -24,6 +24,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/job.h"
 #include "zero/comm/open_rail.h"
+#include "zero/comm/rail_address.h"
 #include "zero/comm/rendezvous.h"
 
 namespace zero::app::benchmarks {
@@ -297,7 +298,7 @@ Place place_of(const comm::Joined& joined, const comm::Job& job, std::optional<i
   }
   for (int host = 0; host < topology.hosts; ++host) {
     const auto& rank = joined.ranks.at(static_cast<size_t>(host * topology.local_size));
-    place.hosts.push_back(fmt::format("{} ({})", rank.host, rank.address));
+    place.hosts.push_back(rank.host);
   }
   return place;
 }
@@ -312,11 +313,13 @@ int run(const Options& options) {
   const auto& at = place.topology;
   Board board(c10::make_intrusive<c10d::PrefixStore>("links/board", joined.store), job.rank,
               job.size);
-  const auto rail = comm::open_rail(
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("links/rail/{}", at.local_rank),
-                                             joined.store),
-      {.rail = at.local_rank, .host = at.host, .hosts = at.hosts, .address = joined.address},
-      {.timeout = kTimeout});
+  const auto rail = comm::open_rail(c10::make_intrusive<c10d::PrefixStore>(
+                                        fmt::format("links/rail/{}", at.local_rank), joined.store),
+                                    {.rail = at.local_rank,
+                                     .host = at.host,
+                                     .hosts = at.hosts,
+                                     .address = comm::rail_address(joined.store_address)},
+                                    {.timeout = kTimeout});
   const bool reports = job.rank == 0;
   if (reports) {
     fmt::print("machine   {}\nhosts     {} x {} rank{}: {}\nby        {}\n", describe(start),
