@@ -188,7 +188,7 @@ class Network:
 
 
 def python_with_torch():
-    """ZERO_TEST_TORCH, or the virtual environment that tests/hosts/torch.sh makes, or this Python."""
+    """ZERO_TEST_TORCH, or that of the virtual environment in which docs/clusters.md installs it, or this Python."""
     for python in (os.environ.get("ZERO_TEST_TORCH"), os.path.expanduser("~/.cache/libzero/hosts/torch/bin/python"),
                    sys.executable):
         if python and shutil.which(python) and subprocess.run(
