@@ -54,15 +54,6 @@ TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
 }
 
 // Whoever joins checks it so.
-TEST(ArenaLayout, IsValidForAnyNumberOfRanks) {
-  for (int ranks = 1; ranks <= 300; ++ranks) {
-    const int64_t control_bytes = int64_t{1000} * ranks;
-    const auto layout = ArenaLayout::choose(ranks, control_bytes, int64_t{24} << 30);
-    EXPECT_TRUE(layout.valid(control_bytes)) << ranks;
-    EXPECT_FALSE(layout.valid(control_bytes + 2 * kPage)) << ranks;
-  }
-}
-
 TEST(Arena, BlocksAreZeroApartAndReused) {
   const auto mapping = Mapping::create({kPage, int64_t{1} << 20, 2});
   Arena arena(mapping, 1);
