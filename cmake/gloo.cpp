@@ -15,6 +15,7 @@ using c10d::ProcessGroupGloo;
 
 bool run(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   auto options = c10::make_intrusive<ProcessGroupGloo::Options>(std::chrono::seconds(20));
+  options->threads = 0;  // they would run collectives
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1", false));
   const auto gloo = c10::make_intrusive<ProcessGroupGloo>(store, rank, 2, options);
   if (gloo->getRank() != rank || gloo->getSize() != 2 || gloo->getBackendName() != "gloo")

@@ -89,21 +89,30 @@ class Board {
   Board(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
       : store_(std::move(store)), rank_(rank), size_(size) {}
 
-  /// Every rank's `values` in the order of the ranks. Collective.
-  std::vector<std::vector<double>> exchange(const std::vector<double>& values) {
-    const auto turn = fmt::format("turn/{}", turn_++);
-    std::vector<uint8_t> bytes(values.size() * sizeof(double));
-    std::memcpy(bytes.data(), values.data(), bytes.size());
+  /// Every rank's `value` in the order of the ranks. Collective.
+  std::vector<std::string> exchange(const std::string& value) {
+    const auto key = [turn = turn_++](int rank) { return fmt::format("turn/{}/{}", turn, rank); };
+    std::vector<uint8_t> bytes(value.begin(), value.end());
     bytes.push_back(0);  // an empty value is none
-    store_->set(fmt::format("{}/{}", turn, rank_), bytes);
-    std::vector<std::vector<double>> all;
+    store_->set(key(rank_), bytes);
+    std::vector<std::string> all;
     for (int rank = 0; rank < size_; ++rank) {
-      const auto theirs = store_->get(fmt::format("{}/{}", turn, rank));
-      std::vector<double> one(theirs.size() / sizeof(double));
-      std::memcpy(one.data(), theirs.data(), one.size() * sizeof(double));
-      all.push_back(std::move(one));
+      const auto theirs = store_->get(key(rank));
+      all.emplace_back(theirs.begin(), theirs.end() - 1);
     }
     return all;
+  }
+
+  /// The largest of all ranks' values. Collective.
+  double largest(double value) {
+    std::string bytes(sizeof value, '\0');
+    std::memcpy(bytes.data(), &value, sizeof value);
+    for (const auto& theirs : exchange(bytes)) {
+      double other = 0;
+      std::memcpy(&other, theirs.data(), std::min(sizeof other, theirs.size()));
+      value = std::max(value, other);
+    }
+    return value;
   }
 
   /// The last call. Rank 0, which may host the store, returns when no other needs it any more.
@@ -224,10 +233,7 @@ class Run {
     if (takes_part) talk.emplace(rail_, begins ? second : first, size, options_.volume);
     const auto seconds = [&](const std::function<double(Talk&)>& body) {
       (void)board_.exchange({});
-      const double own = talk ? body(*talk) : 0;
-      double slowest = 0;
-      for (const auto& values : board_.exchange({own})) slowest = std::max(slowest, values.at(0));
-      return slowest;
+      return board_.largest(talk ? body(*talk) : 0);
     };
     std::vector<double> latency, one_way, both_ways;
     for (int i = 0; i <= options_.repetitions; ++i) {
@@ -296,10 +302,6 @@ Place place_of(const comm::Joined& joined, const comm::Job& job, std::optional<i
     topology.host = job.rank / topology.local_size;
     topology.local_rank = job.rank % topology.local_size;
   }
-  for (int host = 0; host < topology.hosts; ++host) {
-    const auto& rank = joined.ranks.at(static_cast<size_t>(host * topology.local_size));
-    place.hosts.push_back(rank.host);
-  }
   return place;
 }
 
@@ -309,17 +311,22 @@ int run(const Options& options) {
   const auto start = machine();
   auto joined = comm::join_store(
       job, kTimeout, job.addresses.empty() ? comm::rendezvous_folder() : std::filesystem::path());
-  const auto place = place_of(joined, job, options.hosts);
+  auto place = place_of(joined, job, options.hosts);
   const auto& at = place.topology;
   Board board(c10::make_intrusive<c10d::PrefixStore>("links/board", joined.store), job.rank,
               job.size);
+  const auto address = comm::rail_address(joined.store_address);
+  const auto names = board.exchange(
+      fmt::format("{} ({})", joined.ranks.at(static_cast<size_t>(job.rank)).host, address));
+  comm::RailEnd end{.host = at.host, .hosts = at.hosts, .address = address};
+  for (int host = 0; host < at.hosts; ++host) {
+    const int first = host * at.local_size;
+    place.hosts.push_back(names.at(static_cast<size_t>(first)));
+    end.ranks.push_back(first + at.local_rank);
+  }
   const auto rail = comm::open_rail(c10::make_intrusive<c10d::PrefixStore>(
                                         fmt::format("links/rail/{}", at.local_rank), joined.store),
-                                    {.rail = at.local_rank,
-                                     .host = at.host,
-                                     .hosts = at.hosts,
-                                     .address = comm::rail_address(joined.store_address)},
-                                    {.timeout = kTimeout});
+                                    end, {.timeout = kTimeout});
   const bool reports = job.rank == 0;
   if (reports) {
     fmt::print("machine   {}\nhosts     {} x {} rank{}: {}\nby        {}\n", describe(start),

@@ -38,6 +38,11 @@ TEST_P(MpiRail, JoinsThreeHosts) {
   EXPECT_THAT(outcome.out, HasSubstr("host 2 of 3: "));
 }
 
+TEST_P(MpiRail, HasSeveralRailsInAProcessAndSeveralBesideEachOther) {
+  const auto outcome = on_hosts(4, "pairs");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
 TEST_P(MpiRail, AbortWakesItsWaits) {
   // MPI is not finalised then, which mpirun may count as a failure: what the processes say matters.
   const auto outcome = on_hosts(2, "abort");
@@ -49,7 +54,7 @@ TEST_P(MpiRail, SaysWhereTheProcessesAreNotThoseOfTheHosts) {
   const auto outcome = on_hosts(1, "mismatch");
   EXPECT_NE(outcome.status, 0);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("libzero_rail_" + GetParam() + ".so"),
-                                 HasSubstr("it should join 2 hosts")));
+                                 HasSubstr("MPI has 1 processes")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, MpiRail, ::testing::Values(MPI_RAIL_PLUGINS),

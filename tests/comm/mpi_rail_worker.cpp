@@ -1,6 +1,6 @@
 // A process that mpirun starts: the end of a rail over MPI on a host of its own, so to speak.
 // Exit status 0: all was as it should be.
-//   comm_mpi_rail_worker PLUGIN (exchange|abort|mismatch)
+//   comm_mpi_rail_worker PLUGIN (exchange|pairs|abort|mismatch)
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -106,10 +106,23 @@ int main(int argc, char** argv) try {
   setenv("ZERO_TRANSPORT", argv[1], 1);
   const std::string mode = argv[2];
   const auto job = comm::job_from_environment();
-  const int hosts = mode == "mismatch" ? job.size + 1 : job.size;
-  const auto rail =
-      comm::open_rail({}, {.rail = 0, .host = job.rank, .hosts = hosts}, {.piece_bytes = 1 << 18});
-  if (mode == "exchange") exchange(*rail);
+  // All ranks are hosts, but in `pairs`: there ranks 0 and 2 are one rail, and 1 and 3 another.
+  std::vector<int> ranks;
+  if (mode == "pairs") {
+    ranks = {job.rank % 2, job.rank % 2 + 2};
+  } else {
+    for (int rank = 0; rank < job.size; ++rank) ranks.push_back(rank);
+    if (mode == "mismatch") ranks.push_back(job.size);
+  }
+  const int host = mode == "pairs" ? job.rank / 2 : job.rank;
+  const auto open = [&](int own, const std::vector<int>& joined) {
+    return comm::open_rail({},
+                           {.host = own, .hosts = static_cast<int>(joined.size()), .ranks = joined},
+                           {.piece_bytes = 1 << 18});
+  };
+  const auto rail = open(host, ranks);
+  if (mode == "exchange" || mode == "pairs") exchange(*rail);
+  if (mode == "pairs") exchange(*open(job.rank, {0, 1, 2, 3}));  // beside the other
   if (mode == "abort") abort(*rail);
   std::printf("host %d of %d: %s\n", rail->host(), rail->hosts(), rail->describe().c_str());
   return 0;

@@ -459,7 +459,7 @@ TEST(RailTransport, IsChosenByAVariable) {
 
 TEST(RailTransport, APluginThatIsNotThereIsNamedWithItsPackage) {
   EXPECT_THAT(
-      message_of<CommError>([] { (void)plugin_rail("mvapich", 0, 0, 1); }),
+      message_of<CommError>([] { (void)plugin_rail("mvapich", {0}, 0); }),
       AllOf(HasSubstr("libzero_rail_mvapich.so cannot be loaded"), HasSubstr("libmvapich-dev")));
 }
 

@@ -98,7 +98,7 @@ class Line {
   Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
        const std::string& address, milliseconds timeout) {
     auto options = c10::make_intrusive<ProcessGroupGloo::Options>(timeout);
-    options->threads = 1;  // they run collectives, of which there are none
+    options->threads = 0;  // they would run collectives
     options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(address, false));
     gloo_ = c10::make_intrusive<ProcessGroupGloo>(store, host, hosts, options);
     canaries_.resize(static_cast<size_t>(hosts));

@@ -191,10 +191,11 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
       parts.local =
           meet(of_host, topology.local_rank, topology.local_size, options.timeout, members.local);
     }
-    const RailEnd end{.rail = topology.local_rank,
-                      .host = topology.host,
-                      .hosts = topology.hosts,
-                      .address = job_.address};
+    RailEnd end{.host = topology.host, .hosts = topology.hosts, .address = job_.address};
+    for (int host = 0; host < topology.hosts; ++host) {
+      const int member = host * topology.local_size + topology.local_rank;
+      end.ranks.push_back(ranks[static_cast<size_t>(member)]);
+    }
     const auto rail_key = fmt::format("{}/rail/{}", key, topology.local_rank);
     parts.rail = job_.make_rail
                      ? job_.make_rail(rail_key, end)

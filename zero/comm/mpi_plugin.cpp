@@ -292,25 +292,34 @@ class World {
   std::thread thread_;  // last: it uses all of these
 };
 
-std::unique_ptr<Line> open_line(int rail, int host, int hosts, int channels) {
+// Whether this process and the others are what libzero takes them for.
+void check_places(const std::vector<int>& ranks, int host) {
+  int processes = 0, own = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  const int expected = ranks[static_cast<size_t>(host)];
+  if (own == expected && *std::max_element(ranks.begin(), ranks.end()) < processes) return;
+  throw std::runtime_error("MPI has " + std::to_string(processes) +
+                           " processes, and this one, rank " + std::to_string(expected) +
+                           " of the job, is number " + std::to_string(own) +
+                           " of them. Start the ranks with this MPI's mpirun, or srun --mpi=TYPE");
+}
+
+std::unique_ptr<Line> open_line(const std::vector<int>& ranks, int host, int channels) {
   auto line = std::make_unique<Line>();
   line->channels.resize(static_cast<size_t>(channels), MPI_COMM_NULL);
   World::instance().run([&] {
     World::instance().initialise();
-    int processes = 0;
-    MPI_Comm_size(MPI_COMM_WORLD, &processes);
+    check_places(ranks, host);
+    MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
+    check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+    check(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members),
+          "MPI_Group_incl");
     MPI_Comm joined = MPI_COMM_NULL;
-    check(MPI_Comm_split(MPI_COMM_WORLD, rail, host, &joined), "MPI_Comm_split");
-    int size = 0, rank = 0;
-    MPI_Comm_size(joined, &size);
-    MPI_Comm_rank(joined, &rank);
-    if (size != hosts || rank != host) {
-      MPI_Comm_free(&joined);
-      throw std::runtime_error(
-          "MPI has " + std::to_string(processes) + " processes, of which " + std::to_string(size) +
-          " are on rail " + std::to_string(rail) + "; it should join " + std::to_string(hosts) +
-          " hosts. Start the ranks with this MPI's mpirun, or srun --mpi=TYPE");
-    }
+    constexpr int kTag = 0;  // one thread makes one after the other
+    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, kTag, &joined), "MPI_Comm_create_group");
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
     MPI_Comm_set_errhandler(joined, MPI_ERRORS_RETURN);
     for (auto& channel : line->channels) {
       check(MPI_Comm_dup(joined, &channel), "MPI_Comm_dup");
@@ -341,9 +350,11 @@ Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   }
 }
 
-void* open(int32_t rail, int32_t host, int32_t hosts, int32_t channels, char* error, size_t size) {
-  return guarded<void*>(nullptr, error, size,
-                        [&] { return open_line(rail, host, hosts, channels).release(); });
+void* open(const int32_t* ranks, int32_t host, int32_t hosts, int32_t channels, char* error,
+           size_t size) {
+  return guarded<void*>(nullptr, error, size, [&] {
+    return open_line({ranks, ranks + hosts}, host, channels).release();
+  });
 }
 
 int32_t tag_bits(void* rail) { return static_cast<Line*>(rail)->tag_bits; }

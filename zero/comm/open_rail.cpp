@@ -39,7 +39,7 @@ std::string chosen() {
 std::unique_ptr<Rail> open_rail(c10::intrusive_ptr<c10d::Store> store, const RailEnd& end,
                                 PieceOptions options) {
   const auto transport = chosen();
-  if (transport != "gloo") return plugin_rail(transport, end.rail, end.host, end.hosts, options);
+  if (transport != "gloo") return plugin_rail(transport, end.ranks, end.host, options);
   return gloo_rail(std::move(store), end.host, end.hosts, rail_address(end.address), options);
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "zero/comm/piece_rail.h"
 
@@ -12,10 +13,11 @@ namespace zero::comm {
 
 /// One end of one rail.
 struct RailEnd {
-  int rail = 0;           ///< its number: this rank's place on its host
-  int host = 0;           ///< of this end
-  int hosts = 1;          ///< that the rail joins
-  std::string address{};  ///< of this host, by which it reaches the store (Gloo alone asks for it)
+  int host = 0;   ///< of this end
+  int hosts = 1;  ///< that the rail joins
+  /// The ranks of the job that it joins, one on each host (an MPI alone asks for them).
+  std::vector<int> ranks{};
+  std::string address{};  ///< of this host, by which it reaches the store (for Gloo)
 };
 
 /// By ZERO_TRANSPORT: "gloo" (or unset), "openmpi", "mpich", or "mpi" for the one whose launcher

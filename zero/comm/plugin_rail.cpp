@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/comm/rail_plugin.h"
@@ -81,12 +82,14 @@ class PluginPiece final : public Piece {
 
 class PluginCarrier final : public Carrier {
  public:
-  PluginCarrier(const ZeroRailPlugin& plugin, const std::string& name, int rail, int host,
-                int hosts)
+  PluginCarrier(const ZeroRailPlugin& plugin, const std::string& name,
+                const std::vector<int>& ranks, int host)
       : plugin_(plugin) {
     Reason reason;
-    rail_ = plugin_.open(rail, host, hosts, static_cast<int32_t>(kChannels), reason.text.data(),
-                         reason.text.size());
+    const std::vector<int32_t> joined(ranks.begin(), ranks.end());
+    const auto hosts = static_cast<int32_t>(joined.size());
+    rail_ = plugin_.open(joined.data(), host, hosts, static_cast<int32_t>(kChannels),
+                         reason.text.data(), reason.text.size());
     if (rail_ == nullptr) {
       throw CommError(fmt::format("{} ({}) gives host {} of {} no rail: {}.", file_name(name),
                                   plugin_.library, host, hosts, reason.str()));
@@ -124,10 +127,10 @@ class PluginCarrier final : public Carrier {
 
 }  // namespace
 
-std::unique_ptr<Rail> plugin_rail(const std::string& name, int rail, int host, int hosts,
+std::unique_ptr<Rail> plugin_rail(const std::string& name, const std::vector<int>& ranks, int host,
                                   PieceOptions options) {
-  return piece_rail(std::make_unique<PluginCarrier>(load(name), name, rail, host, hosts), host,
-                    hosts, options);
+  return piece_rail(std::make_unique<PluginCarrier>(load(name), name, ranks, host), host,
+                    static_cast<int>(ranks.size()), options);
 }
 
 }  // namespace zero::comm

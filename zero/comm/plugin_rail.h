@@ -3,14 +3,16 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "zero/comm/piece_rail.h"
 
 namespace zero::comm {
 
-/// The end on `host` of rail number `rail` by the plugin libzero_rail_NAME.so, which is looked for
-/// beside libzero and then where the system looks for libraries: "openmpi" or "mpich". Collective
-/// over the processes of all rails. The processes must have been started by that MPI's launcher.
+/// The end on `host` of the rail that joins `ranks`, one of each host, by the plugin
+/// libzero_rail_NAME.so, which is looked for beside libzero and then where the system looks for
+/// libraries: "openmpi" or "mpich". Collective over `ranks`: their numbers are those that they have
+/// in MPI, whose launcher must have started them.
 ///
 /// Aborting one rail ends all of this process that go over MPI: it cannot take back a message that
 /// it has begun to receive, so nobody calls it any more. (Over adapters that write to memory by
@@ -18,7 +20,7 @@ namespace zero::comm {
 /// the process.)
 ///
 /// Throws CommError naming the file, and the package that brings what it lacks.
-std::unique_ptr<Rail> plugin_rail(const std::string& name, int rail, int host, int hosts,
+std::unique_ptr<Rail> plugin_rail(const std::string& name, const std::vector<int>& ranks, int host,
                                   PieceOptions options = {});
 
 }  // namespace zero::comm
