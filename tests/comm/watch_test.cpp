@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -343,6 +344,29 @@ TEST(Watch, GivesEveryReportTheFirstWord) {
   EXPECT_EQ(watches[0].verdict(), first);
   watches.leave();
   EXPECT_EQ(watches[2].report(2, "Late."), first);
+}
+
+TEST(Watch, MayBeLetGoByWhomItTells) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto threads = entries("/proc/self/task");
+  std::unique_ptr<HostWatch> first, second;
+  std::jthread thread(
+      [&] { first = std::make_unique<HostWatch>(settings(0, 2), *store, HostWatch::OnTrouble()); });
+  std::promise<void> made, gone;
+  second = std::make_unique<HostWatch>(settings(1, 2), *store, [&](const Verdict&) {
+    made.get_future().wait();
+    second.reset();
+    gone.set_value();
+  });
+  thread.join();
+  first->report(0, "Rank 0 is tired.");
+  made.set_value();
+  gone.get_future().wait();
+  first.reset();
+  for (int i = 0; i < 1000 && entries("/proc/self/task") > threads; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(entries("/proc/self/task"), threads);
 }
 
 TEST(Watch, SaysWhatTheHostSees) {

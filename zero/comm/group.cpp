@@ -3,9 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
+
 #include <mutex>
 #include <string>
 #include <utility>
@@ -17,8 +21,6 @@
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/reduce_kernels.h"
-#include "zero/comm/shm_backend.h"
-#include "zero/comm/shm_meeting.h"
 #include "zero/comm/shm_window.h"
 #include "zero/comm/wait_clock.h"
 
@@ -316,6 +318,29 @@ void Group::all_reduce_control(at::Tensor tensor, std::string_view label) {
   impl_->all_reduce(Collective::control, std::move(tensor), label).wait();
 }
 
+void Group::abandon(std::string_view why) {
+  if (impl_->transport.liveness) impl_->transport.liveness->abandon(why);
+}
+
+std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
+  const bool ascending =
+      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal{}) == ranks.end();
+  if (!ascending || ranks.empty() || ranks.front() < 0 || ranks.back() >= size() ||
+      std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) {
+    throw CommError(fmt::format(
+        "The ranks of a subgroup must be ascending ranks of the group of {}, among them rank {}, "
+        "which asks for it; they are {}.",
+        size(), rank(), fmt::join(ranks, ", ")));
+  }
+  if (ranks.size() == 1) return single(impl_->accounts);
+  if (!impl_->transport.subgroups) {
+    throw CommError(
+        "A group over a foreign backend has no subgroups; make them with that backend, or use "
+        "zero::init.");
+  }
+  return impl_->transport.subgroups->make(ranks, impl_->options, impl_->accounts);
+}
+
 const Accounts& Group::accounts() const { return impl_->accounts; }
 Traffic& Group::traffic() { return *impl_->accounts.traffic; }
 const std::shared_ptr<Ledger>& Group::ledger() const { return impl_->accounts.ledger; }
@@ -327,18 +352,6 @@ double Group::wait_ms() const {
 
 std::shared_ptr<Group> single(Accounts accounts) {
   return std::make_shared<Group>(Transport{}, GroupOptions{}, std::move(accounts));
-}
-
-std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
-                                           int size, GroupOptions options) {
-  if (size < 1 || rank < 0 || rank >= size) {
-    throw CommError(fmt::format("There is no rank {} in a group of {}.", rank, size));
-  }
-  if (size == 1) return std::make_shared<Group>(nullptr, options);
-  const Accounts accounts;
-  return std::make_shared<Group>(
-      shared_memory_transport(meet(*store, rank, size, options.timeout), options, accounts),
-      options, accounts);
 }
 
 }  // namespace zero::comm

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -126,6 +127,16 @@ class Group {
   /// ledger.
   void all_gather_control(at::Tensor output, at::Tensor input, std::string_view label = "");
   void all_reduce_control(at::Tensor tensor, std::string_view label = "");
+
+  /// This rank gives up: every call of its peers under way, and all later ones, throw a CommError
+  /// with `why`. Nothing where the transport cannot tell them.
+  void abandon(std::string_view why);
+
+  /// The group of `ranks` (numbers in this group, ascending, this rank's among them; as many on
+  /// each host, in order), whose rank i is ranks[i]. Collective among them. It counts in this
+  /// group's accounts. Throws CommError where the transport cannot make it: those of zero::init and
+  /// of run_as_threads can.
+  std::shared_ptr<Group> subgroup(std::span<const int> ranks);
 
   /// All that is counted, for another group of this rank.
   const Accounts& accounts() const;

@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,8 @@ class Health final : public Liveness {
   /// Records an exception that a call ended with.
   void fail(const std::exception_ptr& error) noexcept;
   void abandon(std::string_view why) override;
+  /// A rank that has died or failed, if there is one.
+  std::optional<Peers::Trouble> trouble() const { return peers_->trouble(); }
 
  private:
   std::shared_ptr<Peers> peers_;

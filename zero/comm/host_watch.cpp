@@ -143,13 +143,14 @@ Descriptor connect_to(const std::string& address, uint16_t port, std::string& re
 
 }  // namespace
 
-class HostWatch::Impl {
+// The thread holds it too: whoever hears of trouble on that thread may let the watch go there.
+class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(Settings settings, OnTrouble on_trouble, Look look);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  ~Impl() { leave(); }
 
+  void start();
   void meet(c10d::Store& store);
   Verdict report(int origin, const std::string& message);
   std::optional<Verdict> verdict() const;
@@ -272,7 +273,11 @@ HostWatch::Impl::Impl(Settings settings, OnTrouble on_trouble, Look look)
     throw CommError(fmt::format("Cannot make an event for the watch of rank {}: {}.",
                                 settings_.rank, std::strerror(errno)));
   }
-  thread_ = start_thread<CommError>("the watch over the job's ranks", [this] { run(); });
+}
+
+void HostWatch::Impl::start() {
+  thread_ = start_thread<CommError>("the watch over the job's ranks",
+                                    [self = shared_from_this()] { self->run(); });
 }
 
 void HostWatch::Impl::wake() const {
@@ -392,7 +397,11 @@ void HostWatch::Impl::leave() {
     leave_asked_ = true;
   }
   wake();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it ends by itself when it comes back
+  } else if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 // --- The thread ---
@@ -771,7 +780,8 @@ void HostWatch::Impl::drop_closed(Clock::time_point now) {
 HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble, Look look)
     : exceptions_(std::uncaught_exceptions()) {
   const int rank = settings.rank;
-  impl_ = std::make_unique<Impl>(std::move(settings), std::move(on_trouble), std::move(look));
+  impl_ = std::make_shared<Impl>(std::move(settings), std::move(on_trouble), std::move(look));
+  impl_->start();
   std::string failure;
   try {
     impl_->meet(store);
@@ -780,19 +790,25 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
     const std::string text = error.what_without_backtrace();
     failure = fmt::format("Rank {} lost the job's store while the watches met: {}.", rank,
                           text.substr(0, text.find('\n')));
-  } catch (const CommError& error) {
+  } catch (const std::exception& error) {
     failure = error.what();
   }
-  throw CommError(impl_->heard_by_a_judge() ? impl_->report(rank, failure).message : failure);
+  if (impl_->heard_by_a_judge()) failure = impl_->report(rank, failure).message;
+  impl_->leave();
+  throw CommError(failure);
 }
 
 HostWatch::~HostWatch() {
   if (!owner_.here()) {
-    static_cast<void>(impl_.release());  // the thread and the connections are the parent's
-  } else if (std::uncaught_exceptions() > exceptions_) {
+    // The thread and the connections are the parent's.
+    static_cast<void>(new std::shared_ptr<Impl>(std::move(impl_)));
+    return;
+  }
+  if (std::uncaught_exceptions() > exceptions_) {
     impl_->report(impl_->rank(),
                   fmt::format("{} left because of an exception.", impl_->who_first(impl_->rank())));
   }
+  impl_->leave();
 }
 
 Verdict HostWatch::report(int origin, const std::string& message) {

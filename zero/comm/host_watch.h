@@ -61,7 +61,7 @@ class HostWatch {
     std::chrono::milliseconds linger{2000};
   };
   /// Called once, on the watch's thread, as soon as there is a verdict: aborts what this rank waits
-  /// for. Must neither throw nor wait for a thread that calls `leave`.
+  /// for. Must neither throw nor wait for a thread that calls `leave`; it may destroy the watch.
   using OnTrouble = std::function<void(const Verdict&)>;
   /// What this host knows by itself (a local rank that has died or failed), in the job's ranks.
   /// Called on the watch's thread at every beat; must not block.
@@ -96,7 +96,7 @@ class HostWatch {
   class Impl;
   OwnerProcess owner_;
   int exceptions_;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace zero::comm

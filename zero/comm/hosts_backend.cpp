@@ -84,21 +84,21 @@ void HostsHealth::abandon(std::string_view why) {
 
 struct HostsPlace {
   Topology topology;
+  std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
   Accounts accounts;
   std::shared_ptr<Peers> peers;  // of this host; null where it has one rank
   std::shared_ptr<Arena> arena;
   std::vector<std::unique_ptr<Collectives>> local;  // by channel
+  std::shared_ptr<Health> local_health;
   std::shared_ptr<HostsHealth> health;
-  std::function<void()> leave;
   OwnerProcess owner;
 
   HostsPlace(HostsParts parts, Accounts counted)
       : topology(parts.topology),
+        numbers(std::move(parts.numbers)),
         rail(std::move(parts.rail)),
-        accounts(std::move(counted)),
-        leave(std::move(parts.leave)) {
-    std::shared_ptr<Health> local_health;
+        accounts(std::move(counted)) {
     if (parts.local.peers) {
       peers = std::move(parts.local.peers);
       local_health = std::make_shared<Health>(peers);
@@ -109,17 +109,18 @@ struct HostsPlace {
                                           arena, accounts.ledger, accounts.traffic));
       }
     }
-    health = std::make_shared<HostsHealth>(rank(), rail, local_health, std::move(parts.report));
+    health = std::make_shared<HostsHealth>(number(), rail, local_health, std::move(parts.report));
   }
   HostsPlace(const HostsPlace&) = delete;
   HostsPlace& operator=(const HostsPlace&) = delete;
   ~HostsPlace() {
     if (!owner.here()) return;
-    if (leave) leave();
     if (peers) peers->post_left();
   }
 
   int rank() const { return topology.host * topology.local_size + topology.local_rank; }
+  // Among the ranks of the job.
+  int number() const { return numbers.empty() ? rank() : numbers[static_cast<size_t>(rank())]; }
   int size() const { return topology.hosts * topology.local_size; }
   HostsCollectives::Side side(int channel) const {
     return {local.empty() ? nullptr : local[static_cast<size_t>(channel)].get()};
@@ -173,8 +174,8 @@ class HostsBackend::Pending final : public c10d::Work {
 HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
-      collectives_(place_->topology, *place_->rail, place_->side(0), place_->side(1), false,
-                   place_->maker(), place_->accounts.traffic) {}
+      collectives_(place_->topology, place_->numbers, *place_->rail, place_->side(0),
+                   place_->side(1), false, place_->maker(), place_->accounts.traffic) {}
 
 HostsBackend::~HostsBackend() {
   if (!owner_.here()) {  // a forked child, without these threads
@@ -265,8 +266,8 @@ void HostsBackend::close() {
 HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
-      collectives_(place_->topology, *place_->rail, place_->side(2), place_->side(2), true,
-                   place_->maker(), place_->accounts.traffic) {}
+      collectives_(place_->topology, place_->numbers, *place_->rail, place_->side(2),
+                   place_->side(2), true, place_->maker(), place_->accounts.traffic) {}
 
 namespace {
 
@@ -305,6 +306,7 @@ HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeo
   control->share_announcements(data->announcements());
   HostsTransport made;
   made.health = place->health;
+  made.local = place->peers;
   made.transport = {.data = data,
                     .control = control,
                     .liveness = place->health,

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "zero/base/owner_process.h"
 #include "zero/comm/accounts.h"
@@ -28,19 +29,19 @@ namespace zero::comm {
 /// What a rank's group on several hosts is made of.
 struct HostsParts {
   Topology topology;
+  std::vector<int> numbers{};  ///< of the group's ranks in the job, for messages; empty: the same
   std::shared_ptr<Rail> rail;
   /// The ranks of this host; without memory where it has one rank.
   Meeting local{};
   /// Tells all ranks that rank `origin` is in trouble, and returns the first word on it in the job,
   /// which may be another's. May be empty: then every host finds out by itself.
   std::function<PeerError(const PeerError& trouble)> report{};
-  /// The rank leaves the job in order.
-  std::function<void()> leave{};
 };
 
 /// Whether a rank's group still works; one failure ends it for good. Thread-safe.
 class HostsHealth final : public Liveness {
  public:
+  /// `rank`: among the ranks of the job.
   HostsHealth(int rank, std::shared_ptr<Rail> rail, std::shared_ptr<Health> local,
               std::function<PeerError(const PeerError& trouble)> report);
   /// Throws the failure, if there was one.
@@ -126,6 +127,7 @@ class HostsControl final : public CallBackend {
 struct HostsTransport {
   Transport transport;
   std::shared_ptr<HostsHealth> health;
+  std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
 };
 HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,
                                const Accounts& accounts);

@@ -118,10 +118,11 @@ class HostsCollectives::Ring {
   int64_t turn_ = 0;
 };
 
-HostsCollectives::HostsCollectives(const Topology& topology, Rail& rail, Side outward,
-                                   Side homeward, bool control, MakeArray make_array,
+HostsCollectives::HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
+                                   Side outward, Side homeward, bool control, MakeArray make_array,
                                    std::shared_ptr<Traffic> traffic)
     : topology_(topology),
+      numbers_(std::move(numbers)),
       rail_(rail),
       outward_(outward),
       homeward_(homeward),
@@ -155,7 +156,7 @@ void HostsCollectives::await(Passage& passage, int host) const {
   } catch (const PeerError&) {
     throw;
   } catch (const CommError& error) {
-    throw PeerError(rank_at(host), error.what(), error.what());
+    throw PeerError(number_at(host), error.what(), error.what());
   }
 }
 
@@ -239,7 +240,7 @@ void HostsCollectives::check_records(HostsCall& call) const {
   std::map<std::string, std::string> callers;
   for (int host = 0; host < topology_.hosts; ++host) {
     auto& ranks = callers[call.records[static_cast<size_t>(host)].describe()];
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank_at(host));
+    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", number_at(host));
   }
   std::string table;
   for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
@@ -247,7 +248,7 @@ void HostsCollectives::check_records(HostsCall& call) const {
       fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
                   "issue the same collectives, of the same sizes, dtypes and labels, in the same "
                   "order, but these were called:{}",
-                  rank_at(topology_.host), table));
+                  number_at(topology_.host), table));
 }
 
 void HostsCollectives::run_local(const Side& side, const HostsCall& of, Op op,
@@ -301,7 +302,7 @@ void HostsCollectives::finish_small_all_gather(HostsCall& call) {
   for (int host = 0; host < topology_.hosts; ++host) {
     for (int r = 0; r < topology_.local_size; ++r)
       copy_values(part(output, (host * topology_.local_size + r) * bytes, bytes),
-           part(all, (r * topology_.hosts + host) * bytes, bytes));
+                  part(all, (r * topology_.hosts + host) * bytes, bytes));
   }
 }
 

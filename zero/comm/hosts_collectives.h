@@ -69,9 +69,11 @@ class HostsCollectives {
   /// Memory on which the ranks of a host work in place.
   using MakeArray = std::function<at::Tensor(int64_t bytes)>;
 
-  /// `control`: for small calls, whose phases are run by one thread.
-  HostsCollectives(const Topology& topology, Rail& rail, Side outward, Side homeward, bool control,
-                   MakeArray make_array, std::shared_ptr<Traffic> traffic);
+  /// `numbers`: of the group's ranks in the job, for messages; empty: the same. `control`: for
+  /// small calls, whose phases are run by one thread.
+  HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail, Side outward,
+                   Side homeward, bool control, MakeArray make_array,
+                   std::shared_ptr<Traffic> traffic);
 
   ~HostsCollectives();
   HostsCollectives(const HostsCollectives&) = delete;
@@ -102,6 +104,10 @@ class HostsCollectives {
   };
 
   int rank_at(int host) const { return host * topology_.local_size + topology_.local_rank; }
+  // Of this place's rank on `host`, among the ranks of the job.
+  int number_at(int host) const {
+    return numbers_.empty() ? rank_at(host) : numbers_[static_cast<size_t>(rank_at(host))];
+  }
   int ranks() const { return topology_.hosts * topology_.local_size; }
   int others() const { return topology_.hosts - 1; }
   int host_after(int distance) const { return (topology_.host + distance) % topology_.hosts; }
@@ -135,6 +141,7 @@ class HostsCollectives {
   void finish_all_to_all(HostsCall& call);
 
   Topology topology_;
+  std::vector<int> numbers_;
   Rail& rail_;
   Side outward_;
   Side homeward_;

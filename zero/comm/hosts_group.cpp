@@ -3,21 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
+#include <future>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
-#include <string>
+#include <span>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
-#include "zero/comm/gloo_rail.h"
+#include "zero/base/thread.h"
 #include "zero/comm/host_watch.h"
 #include "zero/comm/hosts_backend.h"
-#include "zero/comm/rail_address.h"
+#include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
-#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -26,82 +28,237 @@ PeerError error_of(const Verdict& verdict) {
   return {verdict.origin, verdict.message, verdict.message};
 }
 
-/// Brings the watch's verdict to the group, whichever is there first.
-class Alarm {
+// What the groups of a rank hear of the job's watch, and it of them.
+class Ear {
  public:
-  void ring(const Verdict& verdict) {
-    const std::lock_guard lock(mutex_);
-    verdict_ = verdict;
-    if (const auto health = health_.lock()) health->hear(error_of(verdict));
+  struct Member {
+    std::function<void(const PeerError&)> hear;           // of trouble elsewhere
+    std::function<std::optional<Peers::Trouble>()> look;  // for trouble here; may be empty
+  };
+  // A group that is told of trouble while `alive` lives.
+  void add(std::weak_ptr<void> alive, Member member) {
+    std::optional<Verdict> known;
+    {
+      const std::lock_guard lock(mutex_);
+      known = verdict_;
+      members_.emplace_back(std::move(alive), member);
+    }
+    if (known) member.hear(error_of(*known));
   }
-  void connect(const std::shared_ptr<HostsHealth>& health) {
+  void hear(const Verdict& verdict) {
+    std::vector<std::pair<std::weak_ptr<void>, Member>> members;
+    {
+      const std::lock_guard lock(mutex_);
+      verdict_ = verdict;
+      members = members_;
+    }
+    for (const auto& [alive, member] : members)
+      if (const auto held = alive.lock()) member.hear(error_of(verdict));
+  }
+  std::optional<Verdict> look() {
     const std::lock_guard lock(mutex_);
-    health_ = health;
-    if (verdict_) health->hear(error_of(*verdict_));
+    std::erase_if(members_, [](const auto& entry) { return entry.first.expired(); });
+    for (const auto& [alive, member] : members_) {
+      const auto held = alive.lock();
+      if (!held || !member.look) continue;
+      if (const auto trouble = member.look()) return Verdict{trouble->origin, trouble->message};
+    }
+    return std::nullopt;
+  }
+  std::optional<Verdict> verdict() const {
+    const std::lock_guard lock(mutex_);
+    return verdict_;
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::optional<Verdict> verdict_;
-  std::weak_ptr<HostsHealth> health_;
+  std::vector<std::pair<std::weak_ptr<void>, Member>> members_;
 };
 
-std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& keys, const HostsJob& job,
-                                  const GroupOptions& options,
-                                  const std::shared_ptr<HostWatch>& watch, Alarm& alarm) {
-  const auto& topology = job.topology;
-  const auto part = [&](std::string name) {
-    return c10::make_intrusive<WatchedStore>(std::move(name), keys, [watch] {
-      if (const auto verdict = watch->verdict()) throw error_of(*verdict);
-    });
-  };
-  HostsParts parts;
-  parts.topology = topology;
-  parts.report = [watch](const PeerError& trouble) {
-    return error_of(watch->report(trouble.origin(), trouble.cause()));
-  };
-  parts.leave = [watch] { watch->leave(); };
-  if (topology.local_size > 1) {
-    const auto of_host = part(fmt::format("host/{}", topology.host));
-    parts.local = meet(*of_host, topology.local_rank, topology.local_size, options.timeout,
-                       topology.host * topology.local_size);
+// Makes groups of the job's ranks, and lives as long as the last of them.
+class JobGroups final : public Subgroups, public std::enable_shared_from_this<JobGroups> {
+ public:
+  JobGroups(c10::intrusive_ptr<c10d::Store> store, const HostsJob& job,
+            std::chrono::milliseconds timeout)
+      : store_(std::move(store)), job_(job) {
+    if (job_.topology.hosts == 1 || !job_.watched) return;
+    watch_ = std::make_shared<HostWatch>(
+        HostWatch::Settings{
+            .rank = job_.rank,
+            .size = job_.size,
+            .topology = job_.topology,
+            .address = job_.address,
+            .arrival = std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(30))},
+        *store_, [ear = ear_](const Verdict& verdict) { ear->hear(verdict); },
+        [ear = ear_] { return ear->look(); });
   }
-  parts.rail =
-      gloo_rail(part(fmt::format("rail/{}", topology.local_rank)), topology.host, topology.hosts,
-                rail_address(job.store_address), {.timeout = options.timeout});
-  const Accounts accounts;
-  auto made = hosts_transport(std::move(parts), options.timeout, accounts);
-  alarm.connect(made.health);
-  return std::make_shared<Group>(std::move(made.transport), options, accounts);
-}
+
+  std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& options,
+                              const Accounts& accounts) override {
+    const auto members = members_of(ranks);
+    // Other ranks may make another group of the same name at the same time.
+    const auto name = fmt::format("zero/group/{}/{}/{}", ranks.front(), ranks.back(), ranks.size());
+    const auto generation = store_->add(fmt::format("{}/generation/{}", name, job_.rank), 1);
+    const auto key = fmt::format("{}/{}", name, generation);
+    const auto keys = c10::make_intrusive<c10d::PrefixStore>(key, store_);
+    Transport transport = members.topology.hosts == 1
+                              ? on_one_host(ranks, members, *keys, options, accounts)
+                              : on_hosts(ranks, members, keys, key, options, accounts);
+    transport.subgroups =
+        std::make_shared<Within>(shared_from_this(), std::vector<int>(ranks.begin(), ranks.end()));
+    return std::make_shared<Group>(std::move(transport), options, accounts);
+  }
+
+ private:
+  // Groups of a group's ranks, by their numbers there.
+  class Within final : public Subgroups {
+   public:
+    Within(std::shared_ptr<JobGroups> job, std::vector<int> ranks)
+        : job_(std::move(job)), ranks_(std::move(ranks)) {}
+    std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& options,
+                                const Accounts& accounts) override {
+      std::vector<int> of_job;
+      for (const int rank : ranks) of_job.push_back(ranks_[static_cast<size_t>(rank)]);
+      return job_->make(of_job, options, accounts);
+    }
+
+   private:
+    std::shared_ptr<JobGroups> job_;
+    std::vector<int> ranks_;
+  };
+
+  struct Members {
+    int rank = 0;            // of this one among them
+    Topology topology;       // of the members
+    std::vector<int> local;  // those of this host, as ranks of the job
+  };
+
+  Members members_of(std::span<const int> ranks) const {
+    Members members;
+    std::vector<int64_t> hosts;
+    for (const int rank : ranks) hosts.push_back(rank / job_.topology.local_size);
+    members.rank =
+        static_cast<int>(std::find(ranks.begin(), ranks.end(), job_.rank) - ranks.begin());
+    members.topology = Topology::of(hosts, members.rank);
+    if (!members.topology.regular) {
+      throw CommError(
+          fmt::format("A group of {} ranks from rank {} on has not as many on each host.",
+                      ranks.size(), ranks.front()));
+    }
+    for (size_t i = 0; i < ranks.size(); ++i)
+      if (hosts[i] == job_.topology.host) members.local.push_back(ranks[i]);
+    return members;
+  }
+
+  Transport on_one_host(std::span<const int> ranks, const Members& members, c10d::Store& store,
+                        const GroupOptions& options, const Accounts& accounts) {
+    const auto size = static_cast<int>(ranks.size());
+    auto meeting = meet(store, members.rank, size, options.timeout, members.local);
+    auto made = shared_memory_transport(std::move(meeting), options, accounts);
+    if (watch_) {
+      const auto health = std::dynamic_pointer_cast<Health>(made.liveness);
+      ear_->add(health, {.hear =
+                             [raw = health.get()](const PeerError& trouble) {
+                               raw->fail(std::make_exception_ptr(trouble));
+                             },
+                         .look = [raw = health.get()] { return raw->trouble(); }});
+    }
+    return made;
+  }
+
+  Transport on_hosts(std::span<const int> ranks, const Members& members,
+                     const c10::intrusive_ptr<c10d::Store>& keys, const std::string& key,
+                     const GroupOptions& options, const Accounts& accounts) {
+    const auto& topology = members.topology;
+    HostsParts parts;
+    parts.topology = topology;
+    parts.numbers.assign(ranks.begin(), ranks.end());
+    if (topology.local_size > 1) {
+      c10d::PrefixStore of_host(fmt::format("host/{}", topology.host), keys);
+      parts.local =
+          meet(of_host, topology.local_rank, topology.local_size, options.timeout, members.local);
+    }
+    const RailEnd end{.rail = topology.local_rank,
+                      .host = topology.host,
+                      .hosts = topology.hosts,
+                      .address = job_.address};
+    const auto rail_key = fmt::format("{}/rail/{}", key, topology.local_rank);
+    parts.rail = watched<std::shared_ptr<Rail>>([=, job = job_, store = store_] {
+      if (job.make_rail) return job.make_rail(rail_key, end);
+      return std::shared_ptr<Rail>(
+          open_rail(c10::make_intrusive<c10d::PrefixStore>(rail_key, store), end,
+                    {.timeout = options.timeout}));
+    });
+    if (watch_) {
+      parts.report = [watch = watch_](const PeerError& trouble) {
+        return error_of(watch->report(trouble.origin(), trouble.cause()));
+      };
+    }
+    auto made = hosts_transport(std::move(parts), options.timeout, accounts);
+    if (watch_) {
+      ear_->add(
+          made.health,
+          {.hear = [raw = made.health.get()](const PeerError& trouble) { raw->hear(trouble); },
+           .look =
+               [raw = made.local.get()] {
+                 return raw == nullptr ? std::nullopt : raw->trouble();
+               }});
+    }
+    return std::move(made.transport);
+  }
+
+  // Runs what waits for other hosts, unless there is trouble: then it is left to itself, since
+  // nothing can wake it, and the trouble is thrown.
+  template <class Result>
+  Result watched(std::function<Result()> body) {
+    if (!watch_) return body();
+    auto promise = std::make_shared<std::promise<Result>>();
+    auto result = promise->get_future();
+    auto thread =
+        start_thread<CommError>("the meeting of several hosts", [promise, body = std::move(body)] {
+          try {
+            promise->set_value(body());
+          } catch (...) {
+            promise->set_exception(std::current_exception());
+          }
+        });
+    while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+      if (const auto verdict = ear_->verdict()) {
+        thread.detach();
+        throw error_of(*verdict);
+      }
+    }
+    thread.join();
+    return result.get();
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  HostsJob job_;
+  std::shared_ptr<Ear> ear_ = std::make_shared<Ear>();
+  std::shared_ptr<HostWatch> watch_;
+};
 
 }  // namespace
 
-std::shared_ptr<Group> hosts_group(c10::intrusive_ptr<c10d::Store> store, const HostsJob& job,
-                                   GroupOptions options) {
-  const auto& topology = job.topology;
-  if (!topology.regular || topology.hosts * topology.local_size != job.size) {
-    throw CommError(fmt::format("Rank {} of {}: {} hosts must have as many ranks each, in order.",
-                                job.rank, job.size, topology.hosts));
-  }
-  // A store may serve several groups, one after the other: each has its own generation of keys.
-  const auto generation = store->add(fmt::format("zero/hosts/generation/{}", job.rank), 1);
-  const auto keys = c10::make_intrusive<c10d::PrefixStore>(fmt::format("zero/hosts/{}", generation),
-                                                           std::move(store));
-  const auto alarm = std::make_shared<Alarm>();
-  HostWatch::Settings settings{
-      .rank = job.rank, .size = job.size, .topology = topology, .address = job.address};
-  settings.arrival = std::min(settings.arrival, options.timeout);
-  const auto watch = std::make_shared<HostWatch>(
-      std::move(settings), *keys, [alarm](const Verdict& verdict) { alarm->ring(verdict); });
-  try {
-    return make_group(keys, job, options, watch, *alarm);
-  } catch (const std::exception& error) {
-    const auto verdict = watch->report(
-        job.rank, fmt::format("Rank {} failed while the hosts joined: {}", job.rank, error.what()));
-    if (verdict.origin == job.rank) throw;
-    throw error_of(verdict);
-  }
+std::shared_ptr<Group> job_group(c10::intrusive_ptr<c10d::Store> store, const HostsJob& job,
+                                 GroupOptions options, Accounts accounts) {
+  if (job.size < 1 || job.rank < 0 || job.rank >= job.size)
+    throw CommError(fmt::format("There is no rank {} in a group of {}.", job.rank, job.size));
+  if (job.size == 1) return std::make_shared<Group>(Transport{}, options, std::move(accounts));
+  ensure(job.topology.regular && job.topology.hosts * job.topology.local_size == job.size,
+         "the hosts of a job have as many ranks each, in order");
+  const auto groups = std::make_shared<JobGroups>(std::move(store), job, options.timeout);
+  std::vector<int> all(static_cast<size_t>(job.size));
+  std::iota(all.begin(), all.end(), 0);
+  return groups->make(all, options, accounts);
+}
+
+std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                           int size, GroupOptions options) {
+  return job_group(std::move(store),
+                   {.rank = rank, .size = size, .topology = Topology::of_one_host(size, rank)},
+                   options);
 }
 
 }  // namespace zero::comm

@@ -299,4 +299,8 @@ Job job_from_environment(const Lookup& variable) {
   return job;
 }
 
+int sum_block_from_environment(const Lookup& variable) {
+  return Variables(variable, "you").number_or("ZERO_SUM_BLOCK", 0, 1, Variables::kMost);
+}
+
 }  // namespace zero::comm

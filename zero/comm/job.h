@@ -46,4 +46,8 @@ std::optional<std::string> environment_variable(const std::string& name);
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);
 
+/// ZERO_SUM_BLOCK: GroupOptions::block for `zero::init`, so that a run on one host has the bits of
+/// a run on several of so many ranks each. 0 where it is not set. Throws ConfigError.
+int sum_block_from_environment(const Lookup& variable = environment_variable);
+
 }  // namespace zero::comm

@@ -101,7 +101,8 @@ bool Watch::dead() const {
   return start_time(process_.pid) != process_.start_time;  // a kernel without pidfd_open
 }
 
-Peers::Peers(int rank, std::vector<Process> processes, int first) : rank_(rank), first_(first) {
+Peers::Peers(int rank, std::vector<Process> processes, std::vector<int> numbers) : rank_(rank) {
+  known_->numbers = std::move(numbers);
   known_->watches.reserve(processes.size());
   for (const auto& process : processes) known_->watches.emplace_back(process);
   known_->processes = std::move(processes);

@@ -84,9 +84,8 @@ inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
 
 class Peers {
  public:
-  /// `first`: the number that rank 0 of these has among the ranks of the job, as messages name
-  /// them.
-  Peers(int rank, std::vector<Process> processes, int first = 0);
+  /// `numbers`: what these are among the ranks of the job, as messages name them; empty: the same.
+  Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
   /// From now on the states of the ranks are known too.
   void attach(std::shared_ptr<Mapping> mapping);
   /// The same ranks, which run another sequence of calls beside this one. Once attached.
@@ -95,7 +94,9 @@ class Peers {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(known_->processes.size()); }
   /// What `rank` is among the ranks of the job.
-  int number(int rank) const { return first_ + rank; }
+  int number(int rank) const {
+    return known_->numbers.empty() ? rank : known_->numbers[static_cast<size_t>(rank)];
+  }
   /// Its calls on this channel.
   RankSlot& slot(int rank) const;
   RankSlot& own() const { return slot(rank_); }
@@ -128,6 +129,13 @@ class Peers {
     }
   }
 
+  struct Trouble {
+    int origin = 0;  ///< among the ranks of the job
+    std::string message{};
+  };
+  /// A rank that has died or failed, if there is one. Does not block.
+  std::optional<Trouble> trouble() const { return find_trouble(rank_); }
+
   /// Throws if a rank has failed. For the moment after a wait: a peer that gave up may already
   /// reuse its memory.
   void check_failed(const Describe& doing) const;
@@ -145,10 +153,6 @@ class Peers {
 
  private:
   static constexpr std::chrono::milliseconds kCheckInterval{100};
-  struct Trouble {
-    int origin;  // among the ranks of the job
-    std::string message;
-  };
   static void pause();
   bool troubled() const;
   void wake_waiters() const noexcept;
@@ -160,11 +164,11 @@ class Peers {
   struct Known {
     std::vector<Process> processes;
     std::vector<Watch> watches;
+    std::vector<int> numbers;
     std::mutex posting;
   };
 
   int rank_;
-  int first_;
   int channel_ = 0;
   std::shared_ptr<Known> known_ = std::make_shared<Known>();
   std::shared_ptr<Mapping> mapping_;

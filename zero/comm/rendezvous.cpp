@@ -614,19 +614,16 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   const auto job = comm::job_from_environment();
   if (job.size == 1) return comm::single();
   const auto folder = job.addresses.empty() ? comm::rendezvous_folder() : std::filesystem::path();
+  if (const auto block = comm::sum_block_from_environment(); block > 0) options.block = block;
   auto joined = comm::join_store(job, options.timeout, folder);
   const auto topology = joined.topology(job.rank);
-  if (topology.hosts == 1) {
-    return comm::shared_memory_group(std::move(joined.store), job.rank, job.size, options);
-  }
-  return comm::hosts_group(std::move(joined.store),
-                           {.rank = job.rank,
-                            .size = job.size,
-                            .topology = topology,
-                            .address = comm::rail_address(joined.store_address),
-                            .store_address = joined.store_address,
-                            .store_port = joined.store_port},
-                           options);
+  return comm::job_group(
+      std::move(joined.store),
+      {.rank = job.rank,
+       .size = job.size,
+       .topology = topology,
+       .address = topology.hosts == 1 ? std::string() : comm::rail_address(joined.store_address)},
+      options);
 }
 
 }  // namespace zero

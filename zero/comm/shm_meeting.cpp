@@ -134,11 +134,11 @@ Process decode(const std::string& text, int rank) {
 
 class Meeter {
  public:
-  Meeter(c10d::Store& store, int rank, int size, milliseconds timeout, int first)
+  Meeter(c10d::Store& store, int rank, int size, milliseconds timeout, std::vector<int> numbers)
       : store_(store),
         rank_(rank),
         size_(size),
-        first_(first),
+        numbers_(std::move(numbers)),
         deadline_(deadline_after(timeout)),
         timeout_(timeout) {}
 
@@ -261,7 +261,7 @@ class Meeter {
   std::unique_ptr<Peers> make_peers() const {
     std::vector<Process> processes;
     for (int r = 0; r < size_; ++r) processes.push_back(processes_.at(r));
-    return std::make_unique<Peers>(rank_, std::move(processes), first_);
+    return std::make_unique<Peers>(rank_, std::move(processes), numbers_);
   }
 
   // Rank 0 makes the memory and hands it to every other process over a socket.
@@ -411,7 +411,7 @@ class Meeter {
   c10d::Store& store_;
   int rank_;
   int size_;
-  int first_;
+  std::vector<int> numbers_;
   Clock::time_point deadline_;
   milliseconds timeout_;
   std::string prefix_;
@@ -421,8 +421,9 @@ class Meeter {
 
 }  // namespace
 
-Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout, int first) {
-  return Meeter(store, rank, size, timeout, first).run();
+Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout,
+             std::vector<int> numbers) {
+  return Meeter(store, rank, size, timeout, std::move(numbers)).run();
 }
 
 }  // namespace zero::comm

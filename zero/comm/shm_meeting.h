@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "zero/comm/arena.h"
 #include "zero/comm/peers.h"
@@ -19,8 +20,8 @@ struct Meeting {
 /// Meets the other ranks in `store`: returns once every rank has mapped the memory. Collective; may
 /// be called again with the same store for another group. Throws CommError where the ranks are not
 /// on one host, a rank fails or dies, or one does not arrive within `timeout`.
-/// `first`: what rank 0 of these is among the ranks of the job, for messages.
+/// `numbers`: as Peers has them.
 Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout,
-             int first = 0);
+             std::vector<int> numbers = {});
 
 }  // namespace zero::comm

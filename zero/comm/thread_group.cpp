@@ -1,13 +1,14 @@
 // Ranks as threads of one process.
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <exception>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,9 +17,8 @@
 #include "zero/base/thread.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/group.h"
-#include "zero/comm/hosts_backend.h"
-#include "zero/comm/shm_backend.h"
-#include "zero/comm/shm_meeting.h"
+#include "zero/comm/hosts_group.h"
+#include "zero/comm/peers.h"
 #include "zero/comm/thread_rail.h"
 
 namespace zero::comm {
@@ -56,22 +56,57 @@ bool is_own(const std::exception_ptr& error, int rank) {
   }
 }
 
-// A rank's transport, made beside the others'.
-using MakeTransport = std::function<Transport(int rank, const Accounts& accounts)>;
+// The rails of ranks that are threads, by key.
+class ThreadRails {
+ public:
+  std::shared_ptr<Rail> end(const std::string& key, const RailEnd& end) {
+    const std::lock_guard lock(mutex_);
+    auto& rail = rails_[key];
+    if (rail.empty()) rail = thread_rail(end.hosts);
+    return rail[static_cast<size_t>(end.host)];
+  }
 
-void run_ranks(int size, const MakeTransport& make,
-               const std::function<void(std::shared_ptr<Group>)>& body, GroupOptions options) {
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<std::shared_ptr<Rail>>> rails_;
+};
+
+}  // namespace
+
+void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>& body,
+                    GroupOptions options) {
+  if (size < 1) throw CommError("run_as_threads needs at least one rank.");
+  run_as_hosts(1, size, body, options);
+}
+
+void run_as_hosts(int hosts, int local_size,
+                  const std::function<void(std::shared_ptr<Group>)>& body, GroupOptions options) {
+  if (hosts < 1 || local_size < 1)
+    throw CommError("run_as_hosts needs at least one host, and one rank on each.");
+  const int size = hosts * local_size;
+  if (size == 1) return body(std::make_shared<Group>(nullptr, options));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ThreadRails rails;
   FirstFailure failure;
   const auto run_rank = [&](int rank) {
-    Transport transport;
+    std::shared_ptr<Group> group;
     try {
-      const Accounts accounts;
-      transport = make(rank, accounts);
-      body(std::make_shared<Group>(transport, options, accounts));
+      group = job_group(store,
+                        {.rank = rank,
+                         .size = size,
+                         .topology = {.hosts = hosts,
+                                      .host = rank / local_size,
+                                      .local_size = local_size,
+                                      .local_rank = rank % local_size},
+                         .make_rail = [&](const std::string& key,
+                                          const RailEnd& end) { return rails.end(key, end); },
+                         .watched = false},
+                        options);
+      body(group);
     } catch (...) {
       const auto error = std::current_exception();
       failure.report(error, is_own(error, rank));
-      if (transport.liveness) transport.liveness->abandon(message_of(error));
+      if (group) group->abandon(message_of(error));
     }
   };
   // They begin when all are there: a rank whose thread is refused would be waited for.
@@ -93,50 +128,6 @@ void run_ranks(int size, const MakeTransport& make,
   all_there.set_value(true);
   for (auto& thread : threads) thread.join();
   failure.rethrow();
-}
-
-}  // namespace
-
-void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>& body,
-                    GroupOptions options) {
-  if (size < 1) throw CommError("run_as_threads needs at least one rank.");
-  if (size == 1) return body(std::make_shared<Group>(nullptr, options));
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  run_ranks(
-      size,
-      [&](int rank, const Accounts& accounts) {
-        return shared_memory_transport(meet(*store, rank, size, options.timeout), options,
-                                       accounts);
-      },
-      body, options);
-}
-
-void run_as_hosts(int hosts, int local_size,
-                  const std::function<void(std::shared_ptr<Group>)>& body, GroupOptions options) {
-  if (hosts < 1 || local_size < 1)
-    throw CommError("run_as_hosts needs at least one host, and one rank on each.");
-  if (hosts == 1) return run_as_threads(local_size, body, options);
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::vector<std::shared_ptr<Rail>>> rails;
-  for (int r = 0; r < local_size; ++r) rails.push_back(thread_rail(hosts));
-  run_ranks(
-      hosts * local_size,
-      [&](int rank, const Accounts& accounts) {
-        HostsParts parts;
-        const int host = rank / local_size;
-        parts.topology = {.hosts = hosts,
-                          .host = host,
-                          .local_size = local_size,
-                          .local_rank = rank % local_size};
-        parts.rail = rails[static_cast<size_t>(rank % local_size)][static_cast<size_t>(host)];
-        if (local_size > 1) {
-          c10d::PrefixStore of_host(fmt::format("host/{}", host), store);
-          parts.local =
-              meet(of_host, rank % local_size, local_size, options.timeout, host * local_size);
-        }
-        return hosts_transport(std::move(parts), options.timeout, accounts).transport;
-      },
-      body, options);
 }
 
 }  // namespace zero::comm

@@ -1,4 +1,4 @@
-// What carries a group: five roles, of which a transport fills those that it can.
+// What carries a group: six roles, of which a transport fills those that it can.
 #pragma once
 
 #include <torch/types.h>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -18,7 +19,10 @@
 
 namespace zero::comm {
 
+class Group;
 class Window;
+struct Accounts;
+struct GroupOptions;
 
 /// Memory on which collectives work in place.
 class Memory {
@@ -43,6 +47,15 @@ class Liveness {
   /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
+};
+
+/// Groups of some of the ranks.
+class Subgroups {
+ public:
+  virtual ~Subgroups() = default;
+  /// See Group::subgroup.
+  virtual std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& options,
+                                      const Accounts& accounts) = 0;
 };
 
 /// What a backend's next call is for, which c10d's interface does not say.
@@ -78,6 +91,7 @@ struct Transport {
   std::shared_ptr<Memory> memory{};
   std::shared_ptr<Windows> windows{};
   std::shared_ptr<Liveness> liveness{};
+  std::shared_ptr<Subgroups> subgroups{};
   /// Of both backends, which then count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
   /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell
