@@ -479,14 +479,16 @@ TEST(Frames, ArriveWholeHoweverTheyAreCut) {
   const Descriptor tap(bytes_ends[1]);
   sender.send(Frame::Kind::report, 3, "Rank 3 is tired.");
   sender.send(Frame::Kind::beat, 2);
-  std::string bytes(1000, '\0');
+  std::string bytes(10'000, '\0');
   const auto got = recv(tap.get(), bytes.data(), bytes.size(), 0);
   ASSERT_GT(got, 0);
   bytes.resize(static_cast<size_t>(got));
   std::vector<Frame> frames;
   for (const char byte : bytes) {
     ASSERT_EQ(::send(raw.get(), &byte, 1, 0), 1);
-    for (auto& frame : receiver.receive()) frames.push_back(frame);
+    for (auto& frame : receiver.receive()) {
+      if (frame.kind != Frame::Kind::beat || frame.origin == 2) frames.push_back(frame);
+    }
   }
   ASSERT_EQ(frames.size(), 2U);
   EXPECT_EQ(frames[0].kind, Frame::Kind::report);
@@ -510,6 +512,7 @@ TEST(Frames, OfAPeerThatTakesNothingStayBounded) {
   size_t received = 0;
   for (int i = 0; i < 10'000 && (sender.has_unsent() || i < 10); ++i) {
     for (const auto& frame : receiver.receive()) {
+      if (frame.kind == Frame::Kind::beat) continue;  // what follows other frames
       EXPECT_EQ(frame.origin, static_cast<int>(received++));
       EXPECT_EQ(frame.text.size(), FrameLink::kLongestText);
     }

@@ -202,11 +202,13 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   void run();
   void take_orders();
   void beat();
+  void look(Clock::time_point now);
   void forgive(Clock::time_point now);
   void decide(Clock::time_point now);
   bool may_go(Clock::time_point now);
-  Clock::time_point next_look(Clock::time_point now) const;
+  Clock::time_point next_silence(Clock::time_point now) const;
   void wait_for_words(Clock::time_point until);
+  void read_from(Link& link, Clock::time_point now);
   void take_word(Link& link, const Frame& frame, Clock::time_point now);
   bool welcome(Link& link, const Frame& frame) const;
   void accept_links();
@@ -409,20 +411,23 @@ void HostWatch::Impl::leave() {
 void HostWatch::Impl::run() {
   pthread_setname_np(pthread_self(), kThreadName);
   auto last = Clock::now();
-  auto next_beat = last;
+  auto next_look = last;
+  bool beats = true;  // at every other look
   for (;;) {
     take_orders();
     const auto now = Clock::now();
     // It was stopped, and so missed the others' words.
     if (now - last > settings_.silence / 2) forgive(now);
     last = now;
-    if (now >= next_beat) {
-      beat();
-      next_beat = now + settings_.beat;
+    if (now >= next_look) {
+      look(now);
+      if (beats) beat();
+      beats = !beats;
+      next_look = now + settings_.beat / 2;
     }
     decide(now);
     if (leaving_ && may_go(now)) break;
-    wait_for_words(std::min(next_beat, next_look(now)));
+    wait_for_words(std::min(next_look, next_silence(now)));
   }
   for (auto& link : links_) link->frames.close();
   links_.clear();
@@ -449,10 +454,14 @@ void HostWatch::Impl::take_orders() {
 }
 
 void HostWatch::Impl::beat() {
-  accepting_ = true;
   for (auto& link : links_) {
     if (link->rank >= 0) link->frames.send(Kind::beat, settings_.rank);
   }
+}
+
+void HostWatch::Impl::look(Clock::time_point now) {
+  accepting_ = true;
+  for (auto& link : links_) read_from(*link, now);
   if (settled_ || leaving_ || !look_) return;
   if (auto seen = look_(); seen && known(seen->origin)) pending_.push_back(std::move(*seen));
 }
@@ -481,6 +490,12 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
 
 void HostWatch::Impl::decide(Clock::time_point now) {
   if (settled_) return;
+  for (int r = 0; r < settings_.size; ++r) {
+    if (!silent(r, now, settings_.silence)) continue;
+    for (auto& link : links_) read_from(*link, now);  // what has gathered unread
+    if (settled_) return;
+    break;
+  }
   const int acting = acting_judge(now);
   if (acting == settings_.rank) {
     if (auto trouble = find_trouble(now)) settle(std::move(*trouble));
@@ -529,7 +544,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   while (first < settings_.size && !silent(first, now, settings_.silence)) ++first;
   if (first == settings_.size) return std::nullopt;
   // What stopped together was not heard of last at quite the same moment.
-  const auto nearly = settings_.silence - 3 * settings_.beat;
+  const auto nearly = settings_.silence - 3 * settings_.beat / 2;
   const auto wholly_silent = [&](int host) {
     for (int r = 0; r < settings_.size; ++r) {
       const auto& there = contact(r);
@@ -650,7 +665,7 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
 }
 
 /// When silence may be noticed next, and what else is not announced by a word.
-Clock::time_point HostWatch::Impl::next_look(Clock::time_point now) const {
+Clock::time_point HostWatch::Impl::next_silence(Clock::time_point now) const {
   if (leaving_) return now + milliseconds(20);
   auto next = now + settings_.beat;
   for (const auto& there : contacts_) {
@@ -681,14 +696,17 @@ void HostWatch::Impl::wait_for_words(Clock::time_point until) {
     auto& link = *links_[i];
     const auto events = polled[i + 2].revents;
     if ((events & POLLOUT) != 0) link.frames.flush();
-    if ((events & ~POLLOUT) == 0) continue;
-    for (const auto& frame : link.frames.receive()) {
-      take_word(link, frame, now);
-      if (link.frames.socket() < 0) break;
-    }
+    if ((events & ~POLLOUT) != 0) read_from(link, now);
   }
   if (polled[1].revents != 0) accept_links();
   drop_closed(now);
+}
+
+void HostWatch::Impl::read_from(Link& link, Clock::time_point now) {
+  for (const auto& frame : link.frames.receive()) {
+    take_word(link, frame, now);
+    if (link.frames.socket() < 0) return;
+  }
 }
 
 void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_point now) {
@@ -760,6 +778,7 @@ void HostWatch::Impl::accept_links() {
                                          [](const auto& link) { return link->rank < 0; });
     if (strangers >= settings_.size + 64) continue;
     links_.push_back(std::make_unique<Link>(Link{FrameLink(std::move(connection))}));
+    links_.back()->frames.let_beats_gather();
   }
 }
 
