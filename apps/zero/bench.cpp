@@ -12,6 +12,7 @@ namespace {
 constexpr Subcommand kSubjects[] = {
     {"collectives", "bandwidth of the collectives beside that of plain copies",
      benchmarks::collectives},
+    {"links", "latency and bandwidth between hosts", benchmarks::links},
     {"nvme", "bandwidth of a disk as offloaded states use it", benchmarks::nvme},
     {"optimizer", "bandwidth of the optimizers beside that of plain loops", benchmarks::optimizer},
     {"pager", "nanoseconds that stage 3 adds to an operator that uses a parameter",

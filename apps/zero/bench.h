@@ -12,6 +12,7 @@
 namespace zero::app::benchmarks {
 
 int collectives(const Arguments& arguments);
+int links(const Arguments& arguments);
 int nvme(const Arguments& arguments);
 int optimizer(const Arguments& arguments);
 int pager(const Arguments& arguments);

@@ -47,15 +47,20 @@ Ranks choose_ranks(std::optional<int> nproc, int otherwise) {
   return {std::move(job), size};
 }
 
-int run_on_ranks(const Ranks& ranks, const std::vector<std::string>& words,
-                 const Arguments& arguments,
-                 const std::function<int(const std::shared_ptr<comm::Group>&)>& body) {
-  if (ranks.launched() || ranks.size() == 1) return run_rank(ranks.size() == 1, body);
+int start_ranks(const Ranks& ranks, const std::vector<std::string>& words,
+                const Arguments& arguments) {
   comm::LaunchOptions launch{.nproc = ranks.size()};
   launch.command = {"/proc/self/exe"};
   launch.command.insert(launch.command.end(), words.begin(), words.end());
   launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
   return comm::launch(launch);
+}
+
+int run_on_ranks(const Ranks& ranks, const std::vector<std::string>& words,
+                 const Arguments& arguments,
+                 const std::function<int(const std::shared_ptr<comm::Group>&)>& body) {
+  if (ranks.launched() || ranks.size() == 1) return run_rank(ranks.size() == 1, body);
+  return start_ranks(ranks, words, arguments);
 }
 
 }  // namespace zero::app

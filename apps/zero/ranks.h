@@ -32,8 +32,13 @@ class Ranks {
 /// ConfigError where --nproc cannot be used.
 Ranks choose_ranks(std::optional<int> nproc, int otherwise);
 
+/// Starts the ranks, each of them this program with the subcommand's `words` and `arguments`;
+/// returns the exit status of all.
+int start_ranks(const Ranks& ranks, const std::vector<std::string>& words,
+                const Arguments& arguments);
+
 /// Runs `body` on every rank and returns the exit status. Where no launcher has started the ranks,
-/// starts them: this program with the subcommand's `words` and `arguments`. A rank that fails says
+/// `start_ranks` does. A rank that fails says
 /// so by itself; the others end without a word.
 int run_on_ranks(const Ranks& ranks, const std::vector<std::string>& words,
                  const Arguments& arguments,

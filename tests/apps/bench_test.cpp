@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "tests/support/run_program.h"
 
@@ -65,7 +66,7 @@ void expect_summary(const Json& summary) {
 TEST_F(Bench, ListsItsSubjects) {
   const auto help = bench({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* subject : {"collectives", "nvme", "optimizer", "pager", "step"}) {
+  for (const char* subject : {"collectives", "links", "nvme", "optimizer", "pager", "step"}) {
     EXPECT_THAT(help.out, HasSubstr(subject));
     const auto about = bench({subject, "--help"});
     EXPECT_EQ(about.status, 0);
@@ -73,6 +74,31 @@ TEST_F(Bench, ListsItsSubjects) {
   }
   EXPECT_EQ(run({ZERO_PROGRAM, "help", "bench"}).out, help.out);
   EXPECT_EQ(bench({}).status, 2);
+}
+
+TEST_F(Bench, LinksTimesEveryPairOfHostsOverOneRailAndAll) {
+  const auto json = measure({"links", "--nproc", "6", "--hosts", "3", "--sizes", "1KiB,64KiB",
+                             "--volume", "64KiB", "--repetitions", "1"},
+                            {"3 x 2 ranks", "gloo over 127.0.0.1 (tcp)", "hosts 0 and 1, 1 rail",
+                             "hosts 1 and 2, 2 rails at once", "64.0 KiB"});
+  std::set<std::tuple<int, int, int, int>> seen;
+  for (const auto& row : json["results"]) {
+    seen.emplace(row["hosts"][0], row["hosts"][1], row["rails"], row["size_bytes"]);
+    for (const char* key : {"microseconds", "one_way_gb_per_s", "both_ways_gb_per_s"}) {
+      expect_summary(row[key]);
+      EXPECT_GT(row[key]["min"].get<double>(), 0);
+    }
+  }
+  EXPECT_EQ(seen.size(), 3u * 2u * 2u);
+  EXPECT_EQ(json["options"]["ranks_a_host"], 2);
+}
+
+TEST_F(Bench, LinksSaysWhichHostsThereCannotBe) {
+  EXPECT_THAT(error({"links", "--nproc", "1"}), HasSubstr("a link has two ends"));
+  EXPECT_THAT(error({"links", "--nproc", "3", "--hosts", "2"}),
+              HasSubstr("--hosts is 2, which does not divide the 3 ranks"));
+  EXPECT_THAT(error({"links", "--nproc", "2", "--hosts", "1"}),
+              HasSubstr("All 2 ranks are on one host"));
 }
 
 TEST_F(Bench, NvmeTimesEverySettingAndWritesTheSection) {

@@ -26,6 +26,16 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
+TEST(ArenaLayout, IsValidForAnyNumberOfRanks) {
+  for (int ranks = 1; ranks <= 256; ++ranks) {
+    for (const int64_t control : {int64_t{100}, kPage - 8, kPage, kPage + 1}) {
+      const auto layout = ArenaLayout::choose(ranks, control, int64_t{24} << 30);
+      EXPECT_TRUE(layout.valid(control)) << ranks << " ranks, " << control << " bytes";
+      EXPECT_FALSE(layout.valid(control + 2 * kPage));
+    }
+  }
+}
+
 TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
   const auto small = ArenaLayout::choose(2, 5000, int64_t{24} << 30);
   EXPECT_LE(small.region_bytes, int64_t{64} << 30);
@@ -40,6 +50,16 @@ TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
     for (int rank = 1; rank < std::min(ranks, 8); ++rank)
       EXPECT_NE(rank * large.region_bytes & ((1 << 28) - 1), 0);
     EXPECT_EQ(large.region_bytes % (2 << 20), 0);
+  }
+}
+
+// Whoever joins checks it so.
+TEST(ArenaLayout, IsValidForAnyNumberOfRanks) {
+  for (int ranks = 1; ranks <= 300; ++ranks) {
+    const int64_t control_bytes = int64_t{1000} * ranks;
+    const auto layout = ArenaLayout::choose(ranks, control_bytes, int64_t{24} << 30);
+    EXPECT_TRUE(layout.valid(control_bytes)) << ranks;
+    EXPECT_FALSE(layout.valid(control_bytes + 2 * kPage)) << ranks;
   }
 }
 

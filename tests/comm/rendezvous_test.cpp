@@ -192,6 +192,21 @@ TEST(JobFromEnvironment, MeetsAtTheHostOfMpirun) {
               HasSubstr("mpirun -x MASTER_ADDR=HOST"));
 }
 
+// OpenMPI 5.0.11.
+TEST(JobFromEnvironment, MeetsAtTheHostThatIsInTheJobsNameOfOpenMpi5) {
+  const Variables variables{{"OMPI_COMM_WORLD_RANK", "2"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_NAMESPACE", "prterun-zh1-9@1"},
+                            {"PMIX_SERVER_URI41", "prterun-zh1-9@0.1;tcp4://127.0.0.1:43823"}};
+  const auto job = job_of(variables);
+  expect_rank_2_of_4_on_2_hosts(job);
+  EXPECT_THAT(job.addresses, ElementsAre("zh1"));
+  EXPECT_THAT(job_of(with(variables, "PMIX_NAMESPACE", "prterun-node-1-4711@1")).addresses,
+              ElementsAre("node-1"));
+}
+
 TEST(JobFromEnvironment, MeetsAtTheFirstNodeOfASlurmStepWhateverItsMpi) {
   auto under_pmi2 = kSlurmOnTwoHosts;
   under_pmi2.insert(kPmi2.begin(), kPmi2.end());

@@ -111,7 +111,7 @@ TEST(Config, BatchRuleGivesTheThirdOfTwo) {
               HasSubstr("= 2.4e+19"));
 }
 
-TEST(Config, KeysOfDeepSpeedThatNeedNoChoiceAreAcceptedAndModesThatAreNotThereRefused) {
+TEST(Config, KeysOfDeepSpeedThatNeedNoChoiceAreAccepted) {
   const auto config = Config::parse(R"({"zero_optimization": {
       "stage": 3, "contiguous_gradients": true, "overlap_comm": null, "reduce_scatter": true,
       "reduce_bucket_size": 5e8, "sub_group_size": 1e9, "stage3_max_live_parameters": 7,
@@ -121,12 +121,93 @@ TEST(Config, KeysOfDeepSpeedThatNeedNoChoiceAreAcceptedAndModesThatAreNotThereRe
                                     1);
   EXPECT_EQ(config.stage, 3);
   EXPECT_EQ(config.max_live_parameters, 7);
-  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_quantized_gradients": true}})"),
-              HasSubstr("zero_optimization.zero_quantized_gradients is true"));
-  EXPECT_THAT(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"),
-              HasSubstr("zero_hpz_partition_size is 8; it must be 1"));
   EXPECT_THAT(error_of(R"({"zero_optimization": {"overlap_comm": 3}})"),
               HasSubstr("overlap_comm is 3; it must be true or false"));
+}
+
+TEST(Config, ReadsDeepSpeedsKeysForSeveralHosts) {
+  const auto config = Config::parse(R"({"zero_optimization": {
+      "stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": true,
+      "zero_quantized_nontrainable_weights": true, "zero_quantized_gradients": true,
+      "zero_quantized_weights_format": "fp8", "zero_quantized_gradients_format": "int8",
+      "zero_quantized_block_size": 256, "mics_hierarchical_params_gather": true,
+      "zeropp_loco_param": {"err_beta": 0.5, "reset_T": 7}}})",
+                                    1);
+  EXPECT_EQ(config.hpz_partition_size, 8);
+  EXPECT_TRUE(config.quantised.weights);
+  EXPECT_TRUE(config.quantised.frozen_weights);
+  EXPECT_TRUE(config.quantised.gradients);
+  EXPECT_EQ(config.quantised.weights_format, comm::WireFormat::fp8);
+  EXPECT_EQ(config.quantised.gradients_format, comm::WireFormat::int8);
+  EXPECT_EQ(config.quantised.block, 256);
+  EXPECT_EQ(config.quantised.feedback, (ErrorFeedback{.beta = 0.5, .reset_every = 7}));
+  EXPECT_EQ(Config::parse(config.dump(), 1), config);
+  EXPECT_EQ(Config::parse(R"({"zero_optimization": {"stage": 3, "mics_shard_size": 4}})", 1)
+                .mics_shard_size,
+            4);
+}
+
+// As in DeepSpeed: nothing is quantised, kept or replicated that was not asked for.
+TEST(Config, OfSeveralHostsNothingIsChosenByDefault) {
+  const auto config = Config::parse(
+      R"({"zero_optimization": {"stage": 3, "zeropp_loco_param": null, "mics_shard_size": -1,
+          "zero_hpz_partition_size": 1, "zero_quantized_weights": false}})",
+      1);
+  EXPECT_FALSE(config.quantised.any());
+  EXPECT_EQ(config.quantised, QuantisedLinks());
+  EXPECT_EQ(config.hpz_partition_size, 1);
+  EXPECT_EQ(config.mics_shard_size, -1);
+  const auto quantised =
+      Config::parse(R"({"zero_optimization": {"stage": 3, "zero_quantized_gradients": true,
+                        "zeropp_loco_param": {}}})",
+                    1)
+          .quantised;
+  EXPECT_EQ(quantised.gradients_format, comm::WireFormat::int4);
+  EXPECT_EQ(quantised.weights_format, comm::WireFormat::int8);
+  EXPECT_EQ(quantised.feedback, (ErrorFeedback{.beta = 0.8, .reset_every = 1024}));
+}
+
+TEST(Config, OfSeveralHostsWhatCannotBeIsRefused) {
+  const auto refused = [](const std::string& keys) {
+    return error_of(R"({"zero_optimization": {)" + keys + "}}");
+  };
+  for (const char* key : {"zero_quantized_weights", "zero_quantized_nontrainable_weights",
+                          "zero_quantized_gradients"}) {
+    EXPECT_THAT(refused("\"stage\": 2, \"" + std::string(key) + "\": true"),
+                AllOf(HasSubstr(std::string("zero_optimization.") + key + " is true"),
+                      HasSubstr("the stage is 2"), HasSubstr("Set the stage to 3")));
+  }
+  EXPECT_THAT(refused(R"("stage": 1, "zero_hpz_partition_size": 8)"),
+              HasSubstr("zero_hpz_partition_size is 8, but the stage is 1"));
+  EXPECT_THAT(refused(R"("stage": 2, "mics_shard_size": 8)"),
+              HasSubstr("mics_shard_size is 8, but the stage is 2"));
+  EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 0)"), HasSubstr("mics_shard_size is 0"));
+  EXPECT_THAT(refused(R"("stage": 3, "zero_hpz_partition_size": 0)"),
+              HasSubstr("zero_hpz_partition_size is 0; it must be a whole number, at least 1"));
+  EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 4, "zero_hpz_partition_size": 4)"),
+              HasSubstr("Leave one of them out"));
+  EXPECT_THAT(refused(R"("stage": 3, "zeropp_loco_param": {"err_beta": 0.8})"),
+              HasSubstr("zero_quantized_gradients is false"));
+  EXPECT_THAT(refused(R"("stage": 3, "zero_quantized_block_size": 100)"),
+              HasSubstr("zero_quantized_block_size is 100; it must be a whole number from 64 to "
+                        "256, a multiple of 64"));
+  EXPECT_THAT(refused(R"("stage": 3, "zero_quantized_weights_format": "int16")"),
+              HasSubstr("\"int8\", \"int4\" or \"fp8\""));
+  EXPECT_THAT(
+      refused(R"("stage": 3, "zeropp_loco_param": {"err_beta": 1})"),
+      HasSubstr("zero_optimization.zeropp_loco_param.err_beta is 1; it must be a number, at "
+                "least 0 and less than 1"));
+  EXPECT_THAT(refused(R"("stage": 3, "zeropp_loco_param": {"err_bete": 0.5})"),
+              HasSubstr("Did you mean 'err_beta'?"));
+}
+
+// A value of C++ is checked as one of a file is.
+TEST(Config, AnErrorFeedbackOfCppIsCheckedToo) {
+  Config config{.stage = 3};
+  config.quantised.gradients = true;
+  config.quantised.feedback = ErrorFeedback{.beta = 1.5};
+  EXPECT_THAT([&] { config.validate(); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr("err_beta is 1.5")));
 }
 
 TEST(Config, AKeyMayHaveItsOtherName) {

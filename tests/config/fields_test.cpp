@@ -32,6 +32,7 @@ std::vector<Json> samples(const Spec& row) {
     case Kind::choice:
       return {row.choices.begin(), row.choices.end()};
     case Kind::section:
+      if (row.key != "optimizer") return {{{"err_beta", 0.5}, {"reset_T", 7}}};
       return {{{"type", "SGD"}, {"params", {{"lr", 0.5}, {"nesterov", true}}}}};
   }
   return {};

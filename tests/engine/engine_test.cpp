@@ -165,6 +165,62 @@ TEST(EngineTraffic, StageThreeMovesExactlyThreePsiAMicroBatchWithForcedRelease) 
   }
 }
 
+TEST(EngineTraffic, BetweenHostsIsTheFormula) {
+  struct World {
+    int hosts, ranks_a_host;
+  };
+  for (const auto [hosts, ranks_a_host] : {World{2, 1}, World{2, 2}, World{3, 1}}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const bool bf16 : {false, true}) {
+        if (stage == 0 && bf16) continue;  // few bytes
+        for (const int64_t k : {1, 2}) {
+          comm::run_as_hosts(
+              hosts, ranks_a_host, [&, hosts = hosts, ranks_a_host = ranks_a_host](auto group) {
+                auto net = std::make_shared<Chain>();
+                auto c = config(stage, bf16, k);
+                c.max_live_parameters = 0;
+                // Stage 3: each unit is used once forward and once backward. Else one large one,
+                // since an all-reduce of few bytes sends them whole.
+                c.unit_bytes = stage == 3 ? 64 * 64 * (bf16 ? 2 : 4) : 1 << 20;
+                Engine engine(net, AdamW{}, c, group);
+                const auto x =
+                    torch::ones({2, 64}, bf16 ? torch::kBFloat16 : torch::kFloat).requires_grad_();
+                group->traffic().reset();
+                for (int64_t i = 0; i < k; ++i) {
+                  engine.backward(net->forward(x).mean());
+                  engine.step();
+                }
+                const auto formula = engine.traffic_formula();
+                const auto sent = [&](Collective of) {
+                  return group->traffic().count(of).link_bytes;
+                };
+                EXPECT_EQ(sent(Collective::all_gather), formula.all_gather_link);
+                EXPECT_EQ(sent(Collective::reduce_scatter), formula.reduce_scatter_link);
+                EXPECT_EQ(sent(Collective::all_reduce), formula.all_reduce_link);
+                // What `partition` says of the whole model; sums over micro-batches that are kept
+                // whole (stages 0 and 1) are fp32.
+                const partition::Cluster cluster{hosts, ranks_a_host};
+                const partition::Wire wire{bf16 ? 16 : 32};
+                int64_t psi = 0;
+                for (const auto& unit : engine.layout().units()) psi += unit.numel;
+                const auto whole =
+                    link_traffic(cluster, psi,
+                                 {.placement = partition::placement_of_stage(stage),
+                                  .micro_batches = k,
+                                  .parameters = wire,
+                                  .gradients = stage < 2 && k > 1 ? partition::kWireFp32 : wire});
+                EXPECT_EQ((formula.all_gather_link + formula.reduce_scatter_link +
+                           formula.all_reduce_link) *
+                              ranks_a_host,
+                          whole.total())
+                    << hosts << " x " << ranks_a_host << ", stage " << stage << ", k " << k;
+              });
+        }
+      }
+    }
+  }
+}
+
 TEST(EngineTraffic, StageThreeWithTheWholeModelAsBudgetMovesWhatStageTwoMoves) {
   run_as_threads(2, [&](auto group) {
     auto net = std::make_shared<Net>();

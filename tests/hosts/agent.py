@@ -101,6 +101,13 @@ def run(path, words, environment, folder, streams=(0, 1, 2)):
     return int(status) if status else 255
 
 
+def temporary_folder(path):
+    """Of the host whose agent listens at `path`: hosts do not share /tmp."""
+    folder = path + ".tmp"
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def remote_shell(words):
     """What mpirun and mpiexec take for ssh."""
     while words and words[0].startswith("-"):
@@ -108,7 +115,8 @@ def remote_shell(words):
     host, command = words[0], " ".join(words[1:])
     kept = ("PATH", "HOME", "USER", "LANG", "SHELL", FOLDER)
     environment = {name: os.environ[name] for name in kept if name in os.environ}
-    return run(os.path.join(os.environ[FOLDER], host), ["/bin/sh", "-c", command], environment, "/")
+    path = os.path.join(os.environ[FOLDER], host)
+    return run(path, ["/bin/sh", "-c", command], {**environment, "TMPDIR": temporary_folder(path)}, "/")
 
 
 if __name__ == "__main__":

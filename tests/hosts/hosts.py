@@ -66,7 +66,7 @@ class Host:
         """Blocks; the exit status."""
         streams = (os.open(os.devnull, os.O_RDONLY), output or 1, output or 2)
         try:
-            return agent.run(self.socket, [str(word) for word in words], {**os.environ, **(environment or {})},
+            return agent.run(self.socket, [str(word) for word in words], {**os.environ, "TMPDIR": agent.temporary_folder(self.socket), **(environment or {})},
                              str(folder or os.getcwd()), streams)
         finally:
             os.close(streams[0])
@@ -103,7 +103,8 @@ class Network:
 
     def __init__(self, count, rate=None, burst="1mb"):
         need("ip", "unshare", "hostname", *(["tc"] if rate else []))
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="zero-hosts-"))
+        self.remove_left_over()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"zero-hosts-{os.getpid()}-"))
         os.environ[agent.FOLDER] = str(self.folder)
         self.hosts = [Host(k, self.folder, f"10.77.0.{k}") for k in range(1, count + 1)]
         self.agents = []
@@ -118,6 +119,13 @@ class Network:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def remove_left_over():
+        """A few files of a run that was killed are all that can stay."""
+        for folder in glob.glob(f"{tempfile.gettempdir()}/zero-hosts-*"):
+            if not os.path.exists(f"/proc/{folder.rsplit('-', 2)[1]}"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def command(*words):

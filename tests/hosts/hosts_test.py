@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """Ranks on several hosts, as far as this machine allows; what is left out is named, with the reason.
 
-hosts_test.py loopback|network|slurm INIT_PROGRAM ZERO_PROGRAM
+hosts_test.py loopback|network|slurm|training|bytes INIT_PROGRAM ZERO_PROGRAM
 """
+import functools
+import json
 import os
+import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -91,19 +95,97 @@ def loopback_name_is_not_listened_at():
           "the error does not say that the name means the loopback interface", text)
 
 
+def training_command(folder, width=64, steps=20):
+    text = pathlib.Path(folder) / "text"
+    text.write_text("".join(f"line {i % 97}: the quick brown fox jumps over the lazy dog\n" for i in range(800)))
+    model = pathlib.Path(folder) / "model.json"
+    model.write_text(json.dumps({"model_type": "gpt2", "n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": 64,
+                                 "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}))
+    return [ZERO, "train", "--model", model, "--data", text, "--out", pathlib.Path(folder) / "run", "--seq", 32,
+            "--micro-batch", 2, "--steps", steps, "--lr", "1e-2", "--warmup", 0, "--threads", 1, "--eval-tokens", 512,
+            "--sample-tokens", 8, "--stage", 3]
+
+
+def losses_in(folder, status, text):
+    check(status == 0, f"the launcher ended with status {status}", text)
+    lines = (json.loads(line) for line in (pathlib.Path(folder) / "run" / "log.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if "event" not in line]
+    check(len(losses) == 20, f"{len(losses)} steps were logged", text)
+    return losses
+
+
+@functools.cache
+def losses_on_one_host(ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(word) for word in training_command(folder)] + ["--nproc", str(ranks)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        return losses_in(folder, done.returncode, done.stderr)
+
+
+def trains(launcher, count, ranks, same):
+    """As `same` did: the losses of the run that stands for all."""
+    with tempfile.TemporaryDirectory() as folder:
+        (status, carried), text = output_of(
+            lambda out: hosts.run(launcher, count, ranks, training_command(folder), zero=ZERO, output=out))
+        losses = losses_in(folder, status, text)
+    check(losses == same(), f"the losses are {losses}, not {same()}", text)
+    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}; a host's cable carried {carried[0][0] / 1e6:.2f} MB out"
+
+
+@functools.cache
+def losses_of_the_first_launcher(count, ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        (status, _), text = output_of(
+            lambda out: hosts.run("launch", count, ranks, training_command(folder), zero=ZERO, output=out))
+        return losses_in(folder, status, text)
+
+
+def bytes_of_steps(count, ranks, steps):
+    """(by the cables' counters, by the ledger): bytes that each host sent."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = training_command(folder, width=512, steps=steps)
+        (status, carried), text = output_of(
+            lambda out: hosts.run("launch", count, ranks, command, rate="10gbit", zero=ZERO, output=out))
+        check(status == 0, f"the launcher ended with status {status}", text)
+        lines = (json.loads(line) for line in (pathlib.Path(folder) / "run" / "log.jsonl").read_text().splitlines())
+        ledger = next(line for line in lines if line.get("event") == "traffic")["per_rank"]
+    sent = [sum(part["link_bytes"] for part in rank.values() if isinstance(part, dict)) for rank in ledger]
+    return [sent_by_cable for sent_by_cable, _ in carried], [sum(sent[h * ranks:(h + 1) * ranks]) for h in range(count)]
+
+
+def cables_carry_what_the_ledger_says(count, ranks):
+    """Of two runs, so that what a start and an end take is not counted."""
+    few, many = (bytes_of_steps(count, ranks, steps) for steps in (2, 8))
+    said = []
+    for host in range(count):
+        wire, ledger = (many[which][host] - few[which][host] for which in (0, 1))
+        said.append(f"{wire / ledger:.4f}")
+        check(1 <= wire / ledger < 1.02, f"host {host}'s cable carried {wire} bytes, the ledger says {ledger}", "")
+    return f"cable / ledger {', '.join(said)}"
+
+
 SUITES = {
+    "bytes": [(f"{count} x {ranks}: a cable carries what the ledger says, within 2 %",
+               functools.partial(cables_carry_what_the_ledger_says, count, ranks))
+              for count, ranks in ((2, 1), (2, 2), (3, 1))],
+    # Two ranks add in one order however they are spread; four on two hosts add by host first.
+    "training": [(f"{launcher} trains on {count} x {ranks} ranks as all others do",
+                  functools.partial(trains, launcher, count, ranks, same))
+                 for launcher in hosts.LAUNCHERS
+                 for count, ranks, same in ((2, 1, functools.partial(losses_on_one_host, 2)),
+                                            (2, 2, functools.partial(losses_of_the_first_launcher, 2, 2)))],
     "loopback": [(f"{launcher} starts {count} x {ranks} ranks over loopback",
-                  lambda launcher=launcher, count=count, ranks=ranks: meets_over_loopback(launcher, count, ranks))
+                  functools.partial(meets_over_loopback, launcher, count, ranks))
                  for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))],
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
-                 lambda launcher=launcher, count=count, ranks=ranks: meets(launcher, count, ranks))
+                 functools.partial(meets, launcher, count, ranks))
                 for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
                [("uneven hosts are refused by name", refuses_uneven_hosts),
                 ("MPICH is asked for an address", asks_mpich_for_an_address),
                 ("a node that is missing is named", names_a_node_that_is_missing),
                 ("a host name that means loopback is not listened at", loopback_name_is_not_listened_at)],
     "slurm": [(f"{launcher} starts {count} x {ranks} ranks under a real Slurm",
-               lambda launcher=launcher, count=count, ranks=ranks: meets(launcher, count, ranks))
+               functools.partial(meets, launcher, count, ranks))
               for launcher in ("srun-none", "srun-pmix", "srun-pmi2") for count, ranks in ((2, 1), (2, 2))],
 }
 
@@ -118,8 +200,8 @@ def main():
     failed = 0
     for name, body in SUITES[sys.argv[1]]:
         try:
-            body()
-            print(f"passed: {name}", flush=True)
+            said = body()
+            print(f"passed: {name}{': ' + said if said else ''}", flush=True)
         except CannotRun as reason:
             print(f"left out: {name}: {reason}", flush=True)
         except AssertionError as error:

@@ -225,8 +225,8 @@ TEST(Console, ShowsWhatCrossesBetweenHostsWhereThereAreSeveral) {
   EXPECT_EQ(text.substr(before.size()),
             "\ntraffic a step by link, bytes (formula beside)\n"
             "  rank  inside hosts              between hosts\n"
-            "     0       2.5 KiB         5 KiB      (2 KiB)\n"
-            "     1       2.5 KiB         5 KiB      (2 KiB)\n");
+            "     0      2.50 KiB      5.00 KiB   (2.00 KiB)\n"
+            "     1      2.50 KiB      5.00 KiB   (2.00 KiB)\n");
 }
 
 TEST(Jsonl, NamesTheFileThatCannotBeWritten) {

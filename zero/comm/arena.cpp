@@ -52,6 +52,11 @@ int reserve(int file, int64_t offset, int64_t bytes) {
   }
 }
 
+// Of the control area: what it is for, and behind that the counters of the ranks.
+int64_t with_counters(int64_t control_bytes, int ranks) {
+  return at::round_up(at::round_up(control_bytes, kCounter) + kCounter * ranks, kPage);
+}
+
 }  // namespace
 
 ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physical_bytes) {
@@ -59,13 +64,11 @@ ArenaLayout ArenaLayout::choose(int ranks, int64_t control_bytes, int64_t physic
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * physical_bytes)));
   const auto most =
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kMostVirtual / ranks)));
-  const auto pending = kCounter * ranks;
-  return {at::round_up(at::round_up(control_bytes, kCounter) + pending, kPage),
-          std::min(wanted, most) - kSkew, ranks};
+  return {with_counters(control_bytes, ranks), std::min(wanted, most) - kSkew, ranks};
 }
 
 bool ArenaLayout::valid(int64_t least_control_bytes) const {
-  return ranks > 0 && control_bytes == at::round_up(least_control_bytes, kPage) &&
+  return ranks > 0 && control_bytes == with_counters(least_control_bytes, ranks) &&
          region_bytes > 0 && region_bytes % kPage == 0 && region_bytes <= kMostVirtual / ranks;
 }
 

@@ -20,8 +20,8 @@ bool has_gloo_rails();
 /// listens (rail_address). An end on loopback whose peers are not takes the address by which it
 /// reaches them: on Debian a host's own name means loopback to itself alone.
 ///
-/// GLOO_DEVICE_TRANSPORT may be TCP (the default) or TCP_TLS, which encrypts; that wants
-/// GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY, _CERT and _CA_FILE.
+/// Nothing is encrypted; GLOO_DEVICE_TRANSPORT=TCP_TLS is refused, see Note [No encryption by
+/// Gloo].
 ///
 /// Throws CommError naming the hosts that do not come within the timeout, or the address that
 /// cannot be used, and ConfigError for variables.

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "zero/base/error.h"
-#include "zero/base/thread.h"
 #include "zero/comm/host_watch.h"
 #include "zero/comm/hosts_backend.h"
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -84,12 +84,11 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
       : store_(std::move(store)), job_(job) {
     if (job_.topology.hosts == 1 || !job_.watched) return;
     watch_ = std::make_shared<HostWatch>(
-        HostWatch::Settings{
-            .rank = job_.rank,
-            .size = job_.size,
-            .topology = job_.topology,
-            .address = job_.address,
-            .arrival = std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(30))},
+        HostWatch::Settings{.rank = job_.rank,
+                            .size = job_.size,
+                            .topology = job_.topology,
+                            .address = job_.address,
+                            .arrival = std::min(HostWatch::Settings().arrival, timeout)},
         *store_, [ear = ear_](const Verdict& verdict) { ear->hear(verdict); },
         [ear = ear_] { return ear->look(); });
   }
@@ -102,9 +101,19 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     const auto generation = store_->add(fmt::format("{}/generation/{}", name, job_.rank), 1);
     const auto key = fmt::format("{}/{}", name, generation);
     const auto keys = c10::make_intrusive<c10d::PrefixStore>(key, store_);
-    Transport transport = members.topology.hosts == 1
-                              ? on_one_host(ranks, members, *keys, options, accounts)
-                              : on_hosts(ranks, members, keys, key, options, accounts);
+    Transport transport;
+    try {
+      transport = members.topology.hosts == 1
+                      ? on_one_host(ranks, members, keys, options, accounts)
+                      : on_hosts(ranks, members, keys, key, options, accounts);
+    } catch (const std::exception& error) {
+      if (!watch_) throw;
+      const auto verdict = watch_->report(
+          job_.rank,
+          fmt::format("Rank {} failed while a group was made: {}", job_.rank, error.what()));
+      if (verdict.origin == job_.rank) throw;
+      throw error_of(verdict);
+    }
     transport.subgroups =
         std::make_shared<Within>(shared_from_this(), std::vector<int>(ranks.begin(), ranks.end()));
     return std::make_shared<Group>(std::move(transport), options, accounts);
@@ -151,10 +160,13 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return members;
   }
 
-  Transport on_one_host(std::span<const int> ranks, const Members& members, c10d::Store& store,
-                        const GroupOptions& options, const Accounts& accounts) {
+  Transport on_one_host(std::span<const int> ranks, const Members& members,
+                        const c10::intrusive_ptr<c10d::Store>& keys, const GroupOptions& options,
+                        const Accounts& accounts) {
     const auto size = static_cast<int>(ranks.size());
-    auto meeting = meet(store, members.rank, size, options.timeout, members.local);
+    const bool all = ranks.size() == static_cast<size_t>(job_.size);
+    const auto store = all ? store_ : part_of(keys, "host");
+    auto meeting = meet(*store, members.rank, size, options.timeout, members.local);
     auto made = shared_memory_transport(std::move(meeting), options, accounts);
     if (watch_) {
       const auto health = std::dynamic_pointer_cast<Health>(made.liveness);
@@ -184,12 +196,10 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
                       .hosts = topology.hosts,
                       .address = job_.address};
     const auto rail_key = fmt::format("{}/rail/{}", key, topology.local_rank);
-    parts.rail = watched<std::shared_ptr<Rail>>([=, job = job_, store = store_] {
-      if (job.make_rail) return job.make_rail(rail_key, end);
-      return std::shared_ptr<Rail>(
-          open_rail(c10::make_intrusive<c10d::PrefixStore>(rail_key, store), end,
-                    {.timeout = options.timeout}));
-    });
+    parts.rail = job_.make_rail
+                     ? job_.make_rail(rail_key, end)
+                     : open_rail(part_of(keys, fmt::format("rail/{}", topology.local_rank)), end,
+                                 {.timeout = options.timeout});
     if (watch_) {
       parts.report = [watch = watch_](const PeerError& trouble) {
         return error_of(watch->report(trouble.origin(), trouble.cause()));
@@ -208,29 +218,13 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return std::move(made.transport);
   }
 
-  // Runs what waits for other hosts, unless there is trouble: then it is left to itself, since
-  // nothing can wake it, and the trouble is thrown.
-  template <class Result>
-  Result watched(std::function<Result()> body) {
-    if (!watch_) return body();
-    auto promise = std::make_shared<std::promise<Result>>();
-    auto result = promise->get_future();
-    auto thread =
-        start_thread<CommError>("the meeting of several hosts", [promise, body = std::move(body)] {
-          try {
-            promise->set_value(body());
-          } catch (...) {
-            promise->set_exception(std::current_exception());
-          }
-        });
-    while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-      if (const auto verdict = ear_->verdict()) {
-        thread.detach();
-        throw error_of(*verdict);
-      }
-    }
-    thread.join();
-    return result.get();
+  // Of the keys of a group; who waits there for others hears of trouble.
+  c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& keys,
+                                          const std::string& name) const {
+    if (!watch_) return c10::make_intrusive<c10d::PrefixStore>(name, keys);
+    return c10::make_intrusive<WatchedStore>(name, keys, [ear = ear_] {
+      if (const auto verdict = ear->verdict()) throw error_of(*verdict);
+    });
   }
 
   c10::intrusive_ptr<c10d::Store> store_;

@@ -181,6 +181,16 @@ std::vector<std::string> addresses_in(std::string_view uri) {
   return addresses;
 }
 
+/// The host in the name that mpirun of OpenMPI 5 gives a job: "prterun-node-1-4711@1" is of node-1.
+std::optional<std::string> host_in(std::string_view name) {
+  const auto begin = name.find('-');
+  const auto end = name.rfind('-');
+  if (!name.starts_with("prte") || begin == std::string_view::npos || end <= begin + 1) {
+    return std::nullopt;
+  }
+  return std::string(name.substr(begin + 1, end - begin - 1));
+}
+
 /// The first name in a list of Slurm's: "node[07-09,12],gpu1" is node07 and others.
 std::string first_node(std::string_view list) {
   std::string name;
@@ -222,6 +232,9 @@ Job open_mpi_job(const Lookup& lookup) {
   }
   // mpirun's host, where rank 0 is unless hosts were given that leave it out.
   if (const auto uri = lookup("OMPI_MCA_orte_hnp_uri")) known.addresses = addresses_in(*uri);
+  if (const auto name = lookup("PMIX_NAMESPACE")) {
+    if (auto host = host_in(*name)) known.addresses.push_back(std::move(*host));
+  }
   add_slurm_addresses(lookup, known.addresses);
   read_address(variables, known, ": mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 passes them on",
                job);

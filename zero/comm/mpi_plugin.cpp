@@ -12,7 +12,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <chrono>
 #include <condition_variable>
@@ -34,7 +33,6 @@
 
 namespace {
 
-constexpr int kChannels = 3;
 constexpr std::chrono::microseconds kInterval{50};
 
 // Throws what MPI says of a status that is not success.
@@ -47,7 +45,7 @@ void check(int status, const char* call) {
 }
 
 struct Line {
-  std::array<MPI_Comm, kChannels> channels{};
+  std::vector<MPI_Comm> channels{};
   int tag_bits = 0;
 };
 
@@ -294,8 +292,9 @@ class World {
   std::thread thread_;  // last: it uses all of these
 };
 
-std::unique_ptr<Line> open_line(int rail, int host, int hosts) {
+std::unique_ptr<Line> open_line(int rail, int host, int hosts, int channels) {
   auto line = std::make_unique<Line>();
+  line->channels.resize(static_cast<size_t>(channels), MPI_COMM_NULL);
   World::instance().run([&] {
     World::instance().initialise();
     int processes = 0;
@@ -342,9 +341,9 @@ Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   }
 }
 
-void* open(int32_t rail, int32_t host, int32_t hosts, char* error, size_t size) {
+void* open(int32_t rail, int32_t host, int32_t hosts, int32_t channels, char* error, size_t size) {
   return guarded<void*>(nullptr, error, size,
-                        [&] { return open_line(rail, host, hosts).release(); });
+                        [&] { return open_line(rail, host, hosts, channels).release(); });
 }
 
 int32_t tag_bits(void* rail) { return static_cast<Line*>(rail)->tag_bits; }

@@ -85,7 +85,8 @@ class PluginCarrier final : public Carrier {
                 int hosts)
       : plugin_(plugin) {
     Reason reason;
-    rail_ = plugin_.open(rail, host, hosts, reason.text.data(), reason.text.size());
+    rail_ = plugin_.open(rail, host, hosts, static_cast<int32_t>(kChannels), reason.text.data(),
+                         reason.text.size());
     if (rail_ == nullptr) {
       throw CommError(fmt::format("{} ({}) gives host {} of {} no rail: {}.", file_name(name),
                                   plugin_.library, host, hosts, reason.str()));

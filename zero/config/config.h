@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/comm/quantise_kernels.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
@@ -65,6 +66,30 @@ struct Aio {
   bool operator==(const Aio&) const = default;
 };
 
+/// What a quantised gradient has lost is added to the next one: LoCo (2407.04480), DeepSpeed's
+/// `zeropp_loco_param` section.
+struct ErrorFeedback {
+  /// What is added is e = beta e + (1 - beta) (what was lost), which begins with 0.
+  double beta = 0.8;
+  int64_t reset_every = 1024;  ///< updates after which e is 0 again
+  bool operator==(const ErrorFeedback&) const = default;
+};
+
+/// What crosses between hosts in fewer bits than it has: ZeRO++'s qwZ and qgZ (2306.10209),
+/// DeepSpeed's `zero_quantized_...` keys. Stage 3. Inside a host nothing is quantised. See Note
+/// [Quantised messages] in comm/quantise_kernels.h.
+struct QuantisedLinks {
+  bool weights = false;         ///< that are trained
+  bool frozen_weights = false;  ///< that are not
+  bool gradients = false;       ///< a host's sums, once
+  comm::WireFormat weights_format = comm::WireFormat::int8;
+  comm::WireFormat gradients_format = comm::WireFormat::int4;
+  int64_t block = 128;  ///< elements that share a scale: 64, 128, 192 or 256
+  std::optional<ErrorFeedback> feedback{};
+  bool any() const { return weights || frozen_weights || gradients; }
+  bool operator==(const QuantisedLinks&) const = default;
+};
+
 /// What the engine uses. zero/config/settings.h has what a model and `zero train` take beside it.
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
@@ -116,6 +141,14 @@ struct Config {
   /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
   /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
   int64_t device_memory = 0;
+  /// Stage 3: ranks of a host among which a second copy of the parameters lies from forward to
+  /// backward and for further micro-batches, so that each is fetched from other hosts once a step:
+  /// ZeRO++'s hpZ (2306.10209, section 3.2). 1: none.
+  int64_t hpz_partition_size = 1;
+  /// Stage 3: ranks among which all states are sharded; as many others hold the same ones, and
+  /// gradients are added over all: MiCS (2205.00119), PyTorch's HSDP. -1: all ranks.
+  int64_t mics_shard_size = -1;
+  QuantisedLinks quantised{};
   OffloadParam offload_param{};
   OffloadOptimizer offload_optimizer{};
   Aio aio{};

@@ -11,6 +11,13 @@ struct Choices<OffloadDevice> {
       {"none", OffloadDevice::none}, {"cpu", OffloadDevice::cpu}, {"nvme", OffloadDevice::nvme}};
 };
 template <>
+struct Choices<comm::WireFormat> {
+  static constexpr std::pair<std::string_view, comm::WireFormat> list[] = {
+      {"int8", comm::WireFormat::int8},
+      {"int4", comm::WireFormat::int4},
+      {"fp8", comm::WireFormat::fp8}};
+};
+template <>
 struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
@@ -123,18 +130,81 @@ void add_zero_optimization(All& all) {
   of_stage3(int64_t(), "stage3_module_granularity_threshold", "module_granularity_threshold");
   of_stage3(false, "stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params");
   of_stage3(false, "stage3_allgather_sequential", "allgather_sequential");
-  zero.accept<bool>(
-      {"zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-       "mics_hierarchical_params_gather"},
-      {.sentence = "Only the default", .only = false, .because = "libzero has no such mode yet"});
-  zero.accept<int64_t>({"zero_hpz_partition_size"},
-                       {.sentence = "Only the default",
-                        .only = 1,
-                        .because = "libzero has no secondary partition yet"});
-  zero.accept<int64_t>({"mics_shard_size"}, {.sentence = "Only the default",
-                                             .least = -1,
-                                             .only = -1,
-                                             .because = "libzero shards over all ranks"});
+}
+
+void add_hosts(All& all) {
+  Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
+  zero.add(
+      "zero_hpz_partition_size",
+      {.sentence = "Stage 3 on several hosts: ranks of a host that keep what was gathered from "
+                   "forward to backward; 1: none",
+       .details = "ZeRO++'s hpZ: parameters come from other hosts once a step, whatever the "
+                  "number of micro-batches. Takes 2 bytes a parameter (4 in fp32) of each "
+                  "host. The same results bit for bit.",
+       .least = 1},
+      &Config::hpz_partition_size);
+  zero.add("mics_shard_size",
+           {.sentence = "Stage 3: ranks among which all states are sharded, the others being "
+                        "replicas; -1: all ranks",
+            .details = "MiCS, PyTorch's HSDP: with the ranks of a host, no parameter comes from "
+                       "another one, and gradients are added across hosts. Each rank then holds "
+                       "states as if there were no other host.",
+            .least = -1},
+           &Config::mics_shard_size);
+  zero.accept<bool>({"mics_hierarchical_params_gather"},
+                    {.sentence = "Accepted, without effect",
+                     .details = "What comes from other hosts comes once to each host, and its "
+                                "ranks share it, always."});
+
+  Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
+  links.add("zero_quantized_weights",
+            {.sentence = "Stage 3 on several hosts: parameters cross between hosts quantised",
+             .details = "ZeRO++'s qwZ. Their owner computes with what it sent, so all ranks have "
+                        "the same. Other results than without; master weights are whole."},
+            &QuantisedLinks::weights);
+  links.add("zero_quantized_nontrainable_weights", {.sentence = "The same of frozen parameters"},
+            &QuantisedLinks::frozen_weights);
+  links.add("zero_quantized_gradients",
+            {.sentence = "Stage 3 on several hosts: gradients cross between hosts quantised",
+             .details = "ZeRO++'s qgZ. They are added up exactly in each host, quantised once, and "
+                        "added up in fp32 where they arrive. Other results than without."},
+            &QuantisedLinks::gradients);
+  links.add("zero_quantized_weights_format",
+            {.sentence = "What parameters are quantised to: whole numbers of 8 or 4 bits, or e4m3",
+             .details = "DeepSpeed has int8 alone."},
+            &QuantisedLinks::weights_format);
+  links.add("zero_quantized_gradients_format",
+            {.sentence = "What gradients are quantised to", .details = "DeepSpeed has int4 alone."},
+            &QuantisedLinks::gradients_format);
+  links.add("zero_quantized_block_size",
+            {.sentence = "Elements that share a scale, of 4 bytes",
+             .details = "The scale is the largest magnitude over the format's greatest number, so "
+                        "none is cut off. Not in DeepSpeed.",
+             .least = 64,
+             .most = comm::kLargestBlock,
+             .multiple_of = 64},
+            &QuantisedLinks::block);
+  all.push_back(
+      {Spec{"zero_optimization.zeropp_loco_param",
+            {.sentence = "Add to each quantised gradient what the ones before it lost: LoCo",
+             .details = "`err_beta` (0.8; at least 0, less than 1): what a moving average of the "
+                        "losses keeps at each gradient. `reset_T` (1024; at least 1): updates "
+                        "after which it begins anew. Takes about a byte for each element that a "
+                        "rank sends."},
+            Kind::section},
+       [](Settings& root, const Json& section) {
+         auto& feedback = root.engine.quantised.feedback;
+         if (section.is_null()) {
+           feedback.reset();
+         } else {
+           feedback.emplace();
+           read(*feedback, error_feedback(), section, "zero_optimization.zeropp_loco_param.");
+         }
+       },
+       [](const Settings& root) {
+         const auto& feedback = root.engine.quantised.feedback;
+         return feedback ? write(*feedback, error_feedback()) : Json();
+       }});
 }
 
 void add_offload(All& all) {
@@ -566,10 +636,19 @@ void add_optimizer(All& all) {
 
 }  // namespace
 
+const std::vector<Field<ErrorFeedback>>& error_feedback() {
+  static const std::vector<Field<ErrorFeedback>> rows{
+      field<ErrorFeedback>("err_beta", {.sentence = "", .least = 0, .below = 1},
+                           &ErrorFeedback::beta),
+      field<ErrorFeedback>("reset_T", {.sentence = "", .least = 1}, &ErrorFeedback::reset_every)};
+  return rows;
+}
+
 const std::vector<Field<Settings>>& settings() {
   static const auto rows = [] {
     All all;
     add_zero_optimization(all);
+    add_hosts(all);
     add_offload(all);
     add_batch(all);
     add_dtypes(all);

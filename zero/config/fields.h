@@ -21,6 +21,9 @@ const std::vector<Field<AdamW>>& hyper_parameters<AdamW>();
 template <>
 const std::vector<Field<Sgd>>& hyper_parameters<Sgd>();
 
+/// The rows of `zeropp_loco_param`, a section whose presence is a choice.
+const std::vector<Field<ErrorFeedback>>& error_feedback();
+
 /// The values of `file`, without the batch rule and what more Settings::validate checks. Throws
 /// ConfigError, which names `origin`.
 Settings read_settings(const Json& file, std::string_view origin,

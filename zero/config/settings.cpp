@@ -113,6 +113,43 @@ void check_offload(const Config& engine) {
   }
 }
 
+/// What concerns several hosts.
+void check_hosts(const Config& engine) {
+  const auto& quantised = engine.quantised;
+  const auto of_stage3 = [&](bool chosen, std::string_view key, std::string_view value) {
+    if (!chosen || engine.stage == 3) return;
+    throw ConfigError(
+        fmt::format("zero_optimization.{} is {}, but the stage is {}: only stage 3 shards "
+                    "parameters. Set the stage to 3.",
+                    key, value, engine.stage));
+  };
+  of_stage3(engine.hpz_partition_size > 1, "zero_hpz_partition_size",
+            fmt::format("{}", engine.hpz_partition_size));
+  of_stage3(engine.mics_shard_size != -1, "mics_shard_size",
+            fmt::format("{}", engine.mics_shard_size));
+  of_stage3(quantised.weights, "zero_quantized_weights", "true");
+  of_stage3(quantised.frozen_weights, "zero_quantized_nontrainable_weights", "true");
+  of_stage3(quantised.gradients, "zero_quantized_gradients", "true");
+  if (engine.mics_shard_size == 0) {
+    throw ConfigError(
+        "zero_optimization.mics_shard_size is 0; it must be a number of ranks, or -1 for all.");
+  }
+  if (engine.mics_shard_size > 0 && engine.hpz_partition_size > 1) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.mics_shard_size is {} and zero_hpz_partition_size {}: where all states "
+        "are sharded inside a host, no parameter comes from another one. Leave one of them out.",
+        engine.mics_shard_size, engine.hpz_partition_size));
+  }
+  if (!quantised.feedback) return;
+  for (const auto& row : fields::error_feedback()) row.check(*quantised.feedback);
+  if (!quantised.gradients) {
+    throw ConfigError(
+        "zero_optimization.zeropp_loco_param is given, but zero_quantized_gradients is false: it "
+        "makes up for what quantised gradients lose. Set zero_quantized_gradients to true, or "
+        "leave it out.");
+  }
+}
+
 /// What ranges alone do not say.
 void check_rules(const Config& engine) {
   if (engine.split_master_weights && !engine.bf16) {
@@ -122,6 +159,7 @@ void check_rules(const Config& engine) {
   }
   if (engine.update_in_backward) check_update_in_backward(engine);
   check_offload(engine);
+  check_hosts(engine);
   if (engine.optimizer) optim::check(*engine.optimizer);
 }
 
