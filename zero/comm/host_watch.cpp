@@ -160,6 +160,8 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   std::string who_first(int rank) const { return "R" + who(rank).substr(1); }
   std::string self() const { return who(settings_.rank); }
   int rank() const { return settings_.rank; }
+  /// This rank goes no further: a judge that it has not met is not waited for.
+  std::string give_up(const std::string& why);
   /// Whether a judge can hear this rank.
   bool heard_by_a_judge() const { return connected_ || is_judge(); }
 
@@ -239,6 +241,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<Verdict> reports_;
   std::vector<std::pair<Contact, std::unique_ptr<Link>>> arrived_;
   bool leave_asked_ = false;
+  bool gave_up_ = false;
   bool ended_ = false;
 
   std::vector<Contact> contacts_;  // of the thread alone, but for this rank's own
@@ -248,6 +251,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<Verdict> pending_;  ///< reports that wait for a judge
   int told_ = -1;                 ///< the judge who has the first of them
   bool settled_ = false;
+  bool meeting_ = true;  ///< judges who have not come are awaited
   bool accepting_ = true;
   std::optional<Clock::time_point> judge_lost_;
   std::optional<Clock::time_point> leaving_;
@@ -393,6 +397,14 @@ std::optional<Verdict> HostWatch::Impl::verdict() const {
   return verdict_;
 }
 
+std::string HostWatch::Impl::give_up(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    gave_up_ = true;
+  }
+  return heard_by_a_judge() ? report(settings_.rank, why).message : why;
+}
+
 void HostWatch::Impl::leave() {
   {
     const std::lock_guard lock(mutex_);
@@ -450,6 +462,7 @@ void HostWatch::Impl::take_orders() {
   arrived_.clear();
   for (auto& report : reports_) pending_.push_back(std::move(report));
   reports_.clear();
+  meeting_ = !gave_up_;
   if (leave_asked_ && !leaving_) leaving_ = Clock::now();
 }
 
@@ -480,7 +493,7 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;
     const auto state = contact(judge).state;
-    const bool awaited = state == State::absent && now - started_ < settings_.arrival;
+    const bool awaited = meeting_ && state == State::absent && now - started_ < settings_.arrival;
     if (awaited || (state == State::present && !silent(judge, now, settings_.silence))) {
       return judge;
     }
@@ -812,7 +825,7 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  if (impl_->heard_by_a_judge()) failure = impl_->report(rank, failure).message;
+  failure = impl_->give_up(failure);
   impl_->leave();
   throw CommError(failure);
 }
