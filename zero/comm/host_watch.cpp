@@ -174,12 +174,12 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
     int64_t pid = 0;
     std::string name{};  ///< of its host
     Clock::time_point heard{};
+    bool knows = false;  ///< the verdict
   };
   struct Link {
     FrameLink frames;
     int rank = -1;  ///< not known before it has said hello
     bool to_judge = false;
-    bool heard = false;  ///< the verdict
     Clock::time_point since = Clock::now();
   };
   /// Where a judge listens.
@@ -189,6 +189,9 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
     Contact contact;
   };
 
+  bool judges(int rank) const {
+    return std::find(judges_.begin(), judges_.end(), rank) != judges_.end();
+  }
   bool is_judge() const { return static_cast<bool>(listener_); }
   Contact& contact(int rank) { return contacts_[static_cast<size_t>(rank)]; }
   const Contact& contact(int rank) const { return contacts_[static_cast<size_t>(rank)]; }
@@ -634,10 +637,9 @@ Verdict HostWatch::Impl::improved(Verdict report) const {
 void HostWatch::Impl::settle(Verdict verdict) {
   verdict.message = verdict.message.substr(0, FrameLink::kLongestText);
   settled_ = true;
-  const auto tell = [&](bool judges) {
+  const auto tell = [&](bool to_judges) {
     for (auto& link : links_) {
-      const bool judge = std::find(judges_.begin(), judges_.end(), link->rank) != judges_.end();
-      if (link->rank >= 0 && !link->to_judge && judge == judges) {
+      if (link->rank >= 0 && is_judge() && judges(link->rank) == to_judges) {
         link->frames.send(Kind::verdict, verdict.origin, verdict.message);
       }
     }
@@ -660,11 +662,11 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
   };
   const bool awaited = std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
     if (link->frames.has_unsent()) return true;
-    if (link->to_judge || link->rank < 0) return false;
+    if (!is_judge() || link->rank < 0) return false;
     const auto& there = contact(link->rank);
     if (there.state != State::present || now - there.heard >= settings_.silence / 2) return false;
     // Judges go in the order of their places, the last one first: each waits for those behind it.
-    return settled_ ? !link->heard : rank_order(link->rank) > rank_order(settings_.rank);
+    return settled_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
   // Who is still on his way would find the door shut, and nobody to say why.
   const bool all_came = !settled_ || !is_judge() ||
@@ -748,12 +750,13 @@ void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_poin
       if (!link.to_judge && !settled_) pending_.push_back({frame.origin, frame.text});
       return;
     case Kind::verdict:
-      if (!link.to_judge) return;
+      if (!judges(link.rank)) return;
+      there.knows = true;
       link.frames.send(Kind::heard, settings_.rank);
       if (!settled_) settle({frame.origin, frame.text});
       return;
     case Kind::heard:
-      link.heard = true;
+      there.knows = true;
       return;
     case Kind::leave:
       if (there.state == State::present) there.state = State::left;
