@@ -91,7 +91,8 @@ struct Worker {
 
   void run(HostWatch::Settings settings) {
     write("here", "");
-    while (!std::filesystem::exists(folder + "/go")) {
+    for (const auto end = now_ms() + 120'000; !std::filesystem::exists(folder + "/go");) {
+      if (now_ms() > end) throw std::runtime_error("nobody says go");
       std::this_thread::sleep_for(milliseconds(1));
     }
     if (order() == "die") raise(SIGKILL);

@@ -24,6 +24,8 @@ struct Header {
 
 constexpr uint32_t kMagic = 0x5a574100;  // the last byte is the kind
 constexpr size_t kMostUnsent = size_t{64} << 10;
+/// Follow every frame but beats, so that it exceeds what a receiver lets gather.
+constexpr size_t kPadding = FrameLink::kLetGather / sizeof(Header) + 1;
 
 }  // namespace
 
@@ -34,6 +36,11 @@ FrameLink::FrameLink(Descriptor socket) : socket_(std::move(socket)) {
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
+void FrameLink::let_beats_gather() {
+  const int bytes = kLetGather;
+  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
 void FrameLink::send(Frame::Kind kind, int origin, std::string_view text) {
   if (closed_ || unsent_.size() > kMostUnsent || (kind == Frame::Kind::beat && has_unsent())) {
     return;
@@ -42,6 +49,12 @@ void FrameLink::send(Frame::Kind kind, int origin, std::string_view text) {
   const Header header{kMagic | static_cast<uint32_t>(kind), origin,
                       static_cast<uint32_t>(text.size())};
   unsent_.append(reinterpret_cast<const char*>(&header), sizeof header).append(text);
+  if (kind != Frame::Kind::beat) {
+    const Header beat{kMagic | static_cast<uint32_t>(Frame::Kind::beat), 0, 0};
+    for (size_t i = 0; i < kPadding; ++i) {
+      unsent_.append(reinterpret_cast<const char*>(&beat), sizeof beat);
+    }
+  }
   flush();
 }
 
@@ -66,6 +79,7 @@ std::vector<Frame> FrameLink::receive() {
     const auto got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
     if (got > 0) {
       received_.append(bytes.data(), static_cast<size_t>(got));
+      if (static_cast<size_t>(got) < bytes.size()) break;  // its end wakes whoever polls
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       ended = true;
     } else if (errno == EAGAIN) {

@@ -27,6 +27,7 @@ struct Frame {
 class FrameLink {
  public:
   static constexpr size_t kLongestText = 2000;
+  static constexpr int kLetGather = 256;  ///< bytes
 
   /// Takes a connected socket, which becomes non-blocking.
   explicit FrameLink(Descriptor socket);
@@ -36,6 +37,9 @@ class FrameLink {
   bool closed() const { return closed_; }
   bool has_unsent() const { return !unsent_.empty(); }
 
+  /// From now on poll wakes for other frames and for the end, but not for each beat: who receives
+  /// many looks for them by the clock.
+  void let_beats_gather();
   /// Sends what the system takes at once and keeps the rest for `flush`. Longer texts are cut. What
   /// a peer that takes nothing leaves behind is bounded: then beats are dropped, and later all.
   void send(Frame::Kind kind, int origin = 0, std::string_view text = {});

@@ -143,13 +143,14 @@ Descriptor connect_to(const std::string& address, uint16_t port, std::string& re
 
 }  // namespace
 
-class HostWatch::Impl {
+// The thread holds it too: whoever hears of trouble on that thread may let the watch go there.
+class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(Settings settings, OnTrouble on_trouble, Look look);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  ~Impl() { leave(); }
 
+  void start();
   void meet(c10d::Store& store);
   Verdict report(int origin, const std::string& message);
   std::optional<Verdict> verdict() const;
@@ -159,6 +160,8 @@ class HostWatch::Impl {
   std::string who_first(int rank) const { return "R" + who(rank).substr(1); }
   std::string self() const { return who(settings_.rank); }
   int rank() const { return settings_.rank; }
+  /// This rank goes no further: a judge that it has not met is not waited for.
+  std::string give_up(const std::string& why);
   /// Whether a judge can hear this rank.
   bool heard_by_a_judge() const { return connected_ || is_judge(); }
 
@@ -171,12 +174,12 @@ class HostWatch::Impl {
     int64_t pid = 0;
     std::string name{};  ///< of its host
     Clock::time_point heard{};
+    bool knows = false;  ///< the verdict
   };
   struct Link {
     FrameLink frames;
     int rank = -1;  ///< not known before it has said hello
     bool to_judge = false;
-    bool heard = false;  ///< the verdict
     Clock::time_point since = Clock::now();
   };
   /// Where a judge listens.
@@ -186,6 +189,9 @@ class HostWatch::Impl {
     Contact contact;
   };
 
+  bool judges(int rank) const {
+    return std::find(judges_.begin(), judges_.end(), rank) != judges_.end();
+  }
   bool is_judge() const { return static_cast<bool>(listener_); }
   Contact& contact(int rank) { return contacts_[static_cast<size_t>(rank)]; }
   const Contact& contact(int rank) const { return contacts_[static_cast<size_t>(rank)]; }
@@ -201,11 +207,13 @@ class HostWatch::Impl {
   void run();
   void take_orders();
   void beat();
+  void look(Clock::time_point now);
   void forgive(Clock::time_point now);
   void decide(Clock::time_point now);
   bool may_go(Clock::time_point now);
-  Clock::time_point next_look(Clock::time_point now) const;
+  Clock::time_point next_silence(Clock::time_point now) const;
   void wait_for_words(Clock::time_point until);
+  void read_from(Link& link, Clock::time_point now);
   void take_word(Link& link, const Frame& frame, Clock::time_point now);
   bool welcome(Link& link, const Frame& frame) const;
   void accept_links();
@@ -236,6 +244,7 @@ class HostWatch::Impl {
   std::vector<Verdict> reports_;
   std::vector<std::pair<Contact, std::unique_ptr<Link>>> arrived_;
   bool leave_asked_ = false;
+  bool gave_up_ = false;
   bool ended_ = false;
 
   std::vector<Contact> contacts_;  // of the thread alone, but for this rank's own
@@ -245,6 +254,7 @@ class HostWatch::Impl {
   std::vector<Verdict> pending_;  ///< reports that wait for a judge
   int told_ = -1;                 ///< the judge who has the first of them
   bool settled_ = false;
+  bool meeting_ = true;  ///< judges who have not come are awaited
   bool accepting_ = true;
   std::optional<Clock::time_point> judge_lost_;
   std::optional<Clock::time_point> leaving_;
@@ -272,7 +282,11 @@ HostWatch::Impl::Impl(Settings settings, OnTrouble on_trouble, Look look)
     throw CommError(fmt::format("Cannot make an event for the watch of rank {}: {}.",
                                 settings_.rank, std::strerror(errno)));
   }
-  thread_ = start_thread<CommError>("the watch over the job's ranks", [this] { run(); });
+}
+
+void HostWatch::Impl::start() {
+  thread_ = start_thread<CommError>("the watch over the job's ranks",
+                                    [self = shared_from_this()] { self->run(); });
 }
 
 void HostWatch::Impl::wake() const {
@@ -386,13 +400,25 @@ std::optional<Verdict> HostWatch::Impl::verdict() const {
   return verdict_;
 }
 
+std::string HostWatch::Impl::give_up(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    gave_up_ = true;
+  }
+  return heard_by_a_judge() ? report(settings_.rank, why).message : why;
+}
+
 void HostWatch::Impl::leave() {
   {
     const std::lock_guard lock(mutex_);
     leave_asked_ = true;
   }
   wake();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it ends by itself when it comes back
+  } else if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 // --- The thread ---
@@ -400,20 +426,23 @@ void HostWatch::Impl::leave() {
 void HostWatch::Impl::run() {
   pthread_setname_np(pthread_self(), kThreadName);
   auto last = Clock::now();
-  auto next_beat = last;
+  auto next_look = last;
+  bool beats = true;  // at every other look
   for (;;) {
     take_orders();
     const auto now = Clock::now();
     // It was stopped, and so missed the others' words.
     if (now - last > settings_.silence / 2) forgive(now);
     last = now;
-    if (now >= next_beat) {
-      beat();
-      next_beat = now + settings_.beat;
+    if (now >= next_look) {
+      look(now);
+      if (beats) beat();
+      beats = !beats;
+      next_look = now + settings_.beat / 2;
     }
     decide(now);
     if (leaving_ && may_go(now)) break;
-    wait_for_words(std::min(next_beat, next_look(now)));
+    wait_for_words(std::min(next_look, next_silence(now)));
   }
   for (auto& link : links_) link->frames.close();
   links_.clear();
@@ -436,14 +465,19 @@ void HostWatch::Impl::take_orders() {
   arrived_.clear();
   for (auto& report : reports_) pending_.push_back(std::move(report));
   reports_.clear();
+  meeting_ = !gave_up_;
   if (leave_asked_ && !leaving_) leaving_ = Clock::now();
 }
 
 void HostWatch::Impl::beat() {
-  accepting_ = true;
   for (auto& link : links_) {
     if (link->rank >= 0) link->frames.send(Kind::beat, settings_.rank);
   }
+}
+
+void HostWatch::Impl::look(Clock::time_point now) {
+  accepting_ = true;
+  for (auto& link : links_) read_from(*link, now);
   if (settled_ || leaving_ || !look_) return;
   if (auto seen = look_(); seen && known(seen->origin)) pending_.push_back(std::move(*seen));
 }
@@ -462,7 +496,7 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;
     const auto state = contact(judge).state;
-    const bool awaited = state == State::absent && now - started_ < settings_.arrival;
+    const bool awaited = meeting_ && state == State::absent && now - started_ < settings_.arrival;
     if (awaited || (state == State::present && !silent(judge, now, settings_.silence))) {
       return judge;
     }
@@ -472,6 +506,12 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
 
 void HostWatch::Impl::decide(Clock::time_point now) {
   if (settled_) return;
+  for (int r = 0; r < settings_.size; ++r) {
+    if (!silent(r, now, settings_.silence)) continue;
+    for (auto& link : links_) read_from(*link, now);  // what has gathered unread
+    if (settled_) return;
+    break;
+  }
   const int acting = acting_judge(now);
   if (acting == settings_.rank) {
     if (auto trouble = find_trouble(now)) settle(std::move(*trouble));
@@ -520,7 +560,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   while (first < settings_.size && !silent(first, now, settings_.silence)) ++first;
   if (first == settings_.size) return std::nullopt;
   // What stopped together was not heard of last at quite the same moment.
-  const auto nearly = settings_.silence - 3 * settings_.beat;
+  const auto nearly = settings_.silence - 3 * settings_.beat / 2;
   const auto wholly_silent = [&](int host) {
     for (int r = 0; r < settings_.size; ++r) {
       const auto& there = contact(r);
@@ -597,10 +637,9 @@ Verdict HostWatch::Impl::improved(Verdict report) const {
 void HostWatch::Impl::settle(Verdict verdict) {
   verdict.message = verdict.message.substr(0, FrameLink::kLongestText);
   settled_ = true;
-  const auto tell = [&](bool judges) {
+  const auto tell = [&](bool to_judges) {
     for (auto& link : links_) {
-      const bool judge = std::find(judges_.begin(), judges_.end(), link->rank) != judges_.end();
-      if (link->rank >= 0 && !link->to_judge && judge == judges) {
+      if (link->rank >= 0 && is_judge() && judges(link->rank) == to_judges) {
         link->frames.send(Kind::verdict, verdict.origin, verdict.message);
       }
     }
@@ -623,11 +662,11 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
   };
   const bool awaited = std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
     if (link->frames.has_unsent()) return true;
-    if (link->to_judge || link->rank < 0) return false;
+    if (!is_judge() || link->rank < 0) return false;
     const auto& there = contact(link->rank);
     if (there.state != State::present || now - there.heard >= settings_.silence / 2) return false;
     // Judges go in the order of their places, the last one first: each waits for those behind it.
-    return settled_ ? !link->heard : rank_order(link->rank) > rank_order(settings_.rank);
+    return settled_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
   // Who is still on his way would find the door shut, and nobody to say why.
   const bool all_came = !settled_ || !is_judge() ||
@@ -641,7 +680,7 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
 }
 
 /// When silence may be noticed next, and what else is not announced by a word.
-Clock::time_point HostWatch::Impl::next_look(Clock::time_point now) const {
+Clock::time_point HostWatch::Impl::next_silence(Clock::time_point now) const {
   if (leaving_) return now + milliseconds(20);
   auto next = now + settings_.beat;
   for (const auto& there : contacts_) {
@@ -672,14 +711,17 @@ void HostWatch::Impl::wait_for_words(Clock::time_point until) {
     auto& link = *links_[i];
     const auto events = polled[i + 2].revents;
     if ((events & POLLOUT) != 0) link.frames.flush();
-    if ((events & ~POLLOUT) == 0) continue;
-    for (const auto& frame : link.frames.receive()) {
-      take_word(link, frame, now);
-      if (link.frames.socket() < 0) break;
-    }
+    if ((events & ~POLLOUT) != 0) read_from(link, now);
   }
   if (polled[1].revents != 0) accept_links();
   drop_closed(now);
+}
+
+void HostWatch::Impl::read_from(Link& link, Clock::time_point now) {
+  for (const auto& frame : link.frames.receive()) {
+    take_word(link, frame, now);
+    if (link.frames.socket() < 0) return;
+  }
 }
 
 void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_point now) {
@@ -708,12 +750,13 @@ void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_poin
       if (!link.to_judge && !settled_) pending_.push_back({frame.origin, frame.text});
       return;
     case Kind::verdict:
-      if (!link.to_judge) return;
+      if (!judges(link.rank)) return;
+      there.knows = true;
       link.frames.send(Kind::heard, settings_.rank);
       if (!settled_) settle({frame.origin, frame.text});
       return;
     case Kind::heard:
-      link.heard = true;
+      there.knows = true;
       return;
     case Kind::leave:
       if (there.state == State::present) there.state = State::left;
@@ -751,6 +794,7 @@ void HostWatch::Impl::accept_links() {
                                          [](const auto& link) { return link->rank < 0; });
     if (strangers >= settings_.size + 64) continue;
     links_.push_back(std::make_unique<Link>(Link{FrameLink(std::move(connection))}));
+    links_.back()->frames.let_beats_gather();
   }
 }
 
@@ -771,7 +815,8 @@ void HostWatch::Impl::drop_closed(Clock::time_point now) {
 HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble, Look look)
     : exceptions_(std::uncaught_exceptions()) {
   const int rank = settings.rank;
-  impl_ = std::make_unique<Impl>(std::move(settings), std::move(on_trouble), std::move(look));
+  impl_ = std::make_shared<Impl>(std::move(settings), std::move(on_trouble), std::move(look));
+  impl_->start();
   std::string failure;
   try {
     impl_->meet(store);
@@ -780,19 +825,25 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
     const std::string text = error.what_without_backtrace();
     failure = fmt::format("Rank {} lost the job's store while the watches met: {}.", rank,
                           text.substr(0, text.find('\n')));
-  } catch (const CommError& error) {
+  } catch (const std::exception& error) {
     failure = error.what();
   }
-  throw CommError(impl_->heard_by_a_judge() ? impl_->report(rank, failure).message : failure);
+  failure = impl_->give_up(failure);
+  impl_->leave();
+  throw CommError(failure);
 }
 
 HostWatch::~HostWatch() {
   if (!owner_.here()) {
-    static_cast<void>(impl_.release());  // the thread and the connections are the parent's
-  } else if (std::uncaught_exceptions() > exceptions_) {
+    // The thread and the connections are the parent's.
+    static_cast<void>(new std::shared_ptr<Impl>(std::move(impl_)));
+    return;
+  }
+  if (std::uncaught_exceptions() > exceptions_) {
     impl_->report(impl_->rank(),
                   fmt::format("{} left because of an exception.", impl_->who_first(impl_->rank())));
   }
+  impl_->leave();
 }
 
 Verdict HostWatch::report(int origin, const std::string& message) {

@@ -52,7 +52,7 @@ class HostWatch {
     Topology topology{};
     std::string address{};  ///< of this host, at which the other hosts reach it: "10.0.0.2"
     std::string host{};     ///< this host's name in messages; empty: as the system has it
-    std::chrono::milliseconds beat{500};
+    std::chrono::milliseconds beat{1000};
     /// Whoever is not heard of for as long is given up. At least 4 beats.
     std::chrono::milliseconds silence{4000};
     /// A rank that has not come to the watch after as long is named.
@@ -61,10 +61,10 @@ class HostWatch {
     std::chrono::milliseconds linger{2000};
   };
   /// Called once, on the watch's thread, as soon as there is a verdict: aborts what this rank waits
-  /// for. Must neither throw nor wait for a thread that calls `leave`.
+  /// for. Must neither throw nor wait for a thread that calls `leave`; it may destroy the watch.
   using OnTrouble = std::function<void(const Verdict&)>;
   /// What this host knows by itself (a local rank that has died or failed), in the job's ranks.
-  /// Called on the watch's thread at every beat; must not block.
+  /// Called on the watch's thread twice a beat; must not block.
   using Look = std::function<std::optional<Verdict>()>;
 
   /// Meets the others' watches in `store`, which is not used afterwards. Collective, but that it
@@ -96,7 +96,7 @@ class HostWatch {
   class Impl;
   OwnerProcess owner_;
   int exceptions_;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace zero::comm

@@ -150,14 +150,29 @@ void HostsCollectives::Scratch::give(at::Tensor array) {
 }
 
 // An error of a rail is blamed on the rank at its other end, until somebody knows better.
-void HostsCollectives::await(Passage& passage, int host) const {
+template <class Body>
+auto HostsCollectives::blaming(int host, Body body) const {
   try {
-    passage.wait();
+    return body();
   } catch (const PeerError&) {
     throw;
   } catch (const CommError& error) {
     throw PeerError(number_at(host), error.what(), error.what());
   }
+}
+
+void HostsCollectives::await(Passage& passage, int host) const {
+  blaming(host, [&] { passage.wait(); });
+}
+
+std::unique_ptr<Passage> HostsCollectives::send(int host, Channel channel,
+                                                std::span<const std::byte> bytes) const {
+  return blaming(host, [&] { return rail_.send(host, channel, bytes); });
+}
+
+std::unique_ptr<Passage> HostsCollectives::receive(int host, Channel channel,
+                                                   std::span<std::byte> bytes) const {
+  return blaming(host, [&] { return rail_.receive(host, channel, bytes); });
 }
 
 int64_t HostsCollectives::chunk_bytes() const {
@@ -168,7 +183,7 @@ void HostsCollectives::depart(HostsCall& call, int host, Channel channel,
                               const at::Tensor& values) {
   const auto bytes = span_of(values);
   if (bytes.empty()) return;
-  call.departures.push_back({host, rail_.send(host, on(channel), bytes)});
+  call.departures.push_back({host, send(host, on(channel), bytes)});
   traffic_->add_link(call.call.counted, static_cast<int64_t>(bytes.size()));
 }
 
@@ -176,7 +191,7 @@ void HostsCollectives::arrive(HostsCall& call, int host, Channel channel,
                               const at::Tensor& values) {
   const auto bytes = span_of(values);
   if (bytes.empty()) return;
-  call.arrivals[static_cast<size_t>(host)].push_back(rail_.receive(host, on(channel), bytes));
+  call.arrivals[static_cast<size_t>(host)].push_back(receive(host, on(channel), bytes));
 }
 
 void HostsCollectives::wait_for(HostsCall& call, int host) const {
@@ -219,11 +234,11 @@ void HostsCollectives::exchange_records(HostsCall& call) {
     const int from = host_after(topology_.hosts - d);
     auto& theirs = call.records[static_cast<size_t>(from)];
     call.arrivals[static_cast<size_t>(from)].push_back(
-        rail_.receive(from, on(Channel::gather), std::as_writable_bytes(std::span(&theirs, 1))));
+        receive(from, on(Channel::gather), std::as_writable_bytes(std::span(&theirs, 1))));
   }
   for (int d = 1; d <= others(); ++d) {
-    call.departures.push_back({host_after(d), rail_.send(host_after(d), on(Channel::gather),
-                                                         std::as_bytes(std::span(&record, 1)))});
+    call.departures.push_back({host_after(d), send(host_after(d), on(Channel::gather),
+                                                   std::as_bytes(std::span(&record, 1)))});
     traffic_->add_link(Collective::control, sizeof record);
   }
 }
@@ -359,7 +374,7 @@ void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int6
       const auto partial = leaving_->array(turn, numel, dtype);
       run_local(outward_, call, Op::reduce_scatter, partial,
                 slices(input, host * block + begin, topology_.local_size, n, numel));
-      leaving_->passage(turn) = rail_.send(host, on(Channel::reduce), span_of(partial));
+      leaving_->passage(turn) = send(host, on(Channel::reduce), span_of(partial));
       traffic_->add_link(call.call.counted, static_cast<int64_t>(span_of(partial).size()));
     }
   }
@@ -379,8 +394,8 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
       const int from = host_after(topology_.hosts - d);
       const auto turn = place(begin, d);
       coming_->passage(turn) =
-          rail_.receive(from, on(Channel::reduce),
-                        span_of(coming_->array(turn, std::min(step, n - begin), dtype)));
+          receive(from, on(Channel::reduce),
+                  span_of(coming_->array(turn, std::min(step, n - begin), dtype)));
     }
   };
   for (int64_t ahead = 0; ahead < kDepth; ++ahead) post(ahead * step);

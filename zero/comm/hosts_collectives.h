@@ -119,7 +119,11 @@ class HostsCollectives {
 
   void depart(HostsCall& call, int host, Channel channel, const at::Tensor& values);
   void arrive(HostsCall& call, int host, Channel channel, const at::Tensor& values);
+  template <class Body>
+  auto blaming(int host, Body body) const;
   void await(Passage& passage, int host) const;
+  std::unique_ptr<Passage> send(int host, Channel channel, std::span<const std::byte> bytes) const;
+  std::unique_ptr<Passage> receive(int host, Channel channel, std::span<std::byte> bytes) const;
   void wait_for(HostsCall& call, int host) const;
   void wait_for_departures(HostsCall& call) const;
   void exchange_records(HostsCall& call);
