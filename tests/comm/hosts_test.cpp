@@ -1,8 +1,7 @@
 // A group on several hosts: the bits of one host, the bytes of its formula, and errors by name.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <ATen/ops/full_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -120,6 +119,25 @@ TEST_P(Hosts, SendNoMoreOverTheirLinksThanTheyMust) {
     group.reduce_scatter(sum, whole, "scatter").wait();
     EXPECT_EQ(group.traffic().count(Collective::reduce_scatter).link_bytes,
               (hosts - 1) * kSlice * (local_size == 1 ? 2 : 4));
+  });
+}
+
+// More than the chunks that are under way at a time, and several calls at once.
+TEST_P(Hosts, AddLongArraysThroughAFewChunks) {
+  on_hosts([&](Group& group) {
+    constexpr int64_t kSlice = 3'000'000;
+    auto first = group.empty(kSlice * group.size() + 1, at::kFloat, Category::communication);
+    auto second = group.empty(kSlice * group.size(), at::kBFloat16, Category::communication);
+    auto slice = group.empty(kSlice, at::kBFloat16, Category::communication);
+    first.fill_(group.rank() + 1);
+    second.fill_(group.rank() + 1);
+    auto one = group.all_reduce(first, "all");
+    auto two = group.reduce_scatter(slice, second, "slices");
+    two.wait();
+    one.wait();
+    const auto sum = static_cast<float>(group.size() * (group.size() + 1)) / 2;
+    EXPECT_TRUE(at::equal(first, at::full_like(first, sum)));
+    EXPECT_TRUE(at::equal(slice, at::full_like(slice, sum)));
   });
 }
 

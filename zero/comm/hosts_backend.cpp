@@ -208,15 +208,14 @@ c10::intrusive_ptr<c10d::Work> HostsBackend::issue(Call call, bool asynchronous,
   return pending;
 }
 
-template <class Body>
-void HostsBackend::run(Pending& pending, Body body) noexcept {
-  if (pending.error_) return;
+// What `body` ends with, after everybody has been told.
+std::exception_ptr HostsBackend::run(const std::function<void()>& body) noexcept {
   try {
     place_->health->check();
     body();
+    return nullptr;
   } catch (...) {
-    pending.error_ = place_->health->fail(std::current_exception());
-    HostsCollectives::settle(pending.call_);
+    return place_->health->fail(std::current_exception());
   }
 }
 
@@ -231,10 +230,15 @@ c10::intrusive_ptr<HostsBackend::Pending> HostsBackend::take(Phase& phase, const
 
 void HostsBackend::run_outward() {
   while (const auto pending = take(outward_, closing_)) {
-    run(*pending, [&] { collectives_.outward(pending->call_); });
-    const std::lock_guard lock(signal_->mutex);
-    homeward_.calls.push_back(pending);
-    signal_->changed.notify_all();
+    auto& call = pending->call_;
+    auto error = run([&] { collectives_.open(call); });
+    {
+      const std::lock_guard lock(signal_->mutex);
+      homeward_.calls.push_back(pending);
+      signal_->changed.notify_all();
+    }
+    if (!error) error = run([&] { collectives_.send(call); });
+    call.sending.end(error);
   }
   const std::lock_guard lock(signal_->mutex);
   outward_closed_ = true;
@@ -243,12 +247,21 @@ void HostsBackend::run_outward() {
 
 void HostsBackend::run_homeward() {
   while (const auto pending = take(homeward_, outward_closed_)) {
-    run(*pending, [&] { collectives_.homeward(pending->call_); });
+    auto& call = pending->call_;
+    const auto error = run([&] { collectives_.homeward(call); });
+    if (error) {
+      try {
+        call.sending.wait();  // until the other phase has left the call alone
+      } catch (...) {         // it has failed too
+      }
+      HostsCollectives::settle(call);
+    }
     // The tensors are released as soon as the call is done, not when the last Work goes.
-    pending->call_.call.input.reset();
-    pending->call_.call.output.reset();
+    call.call.input.reset();
+    call.call.output.reset();
     const std::lock_guard lock(signal_->mutex);
     pending->finished_ = true;
+    pending->error_ = error;
     signal_->changed.notify_all();
   }
 }
@@ -290,7 +303,9 @@ c10::intrusive_ptr<c10d::Work> HostsControl::issue(Call call, bool /*asynchronou
   two_phases.call = std::move(call);
   try {
     place_->health->check();
-    collectives_.outward(two_phases);
+    collectives_.open(two_phases);
+    collectives_.send(two_phases);
+    two_phases.sending.end();
     collectives_.homeward(two_phases);
   } catch (...) {
     const auto stands = place_->health->fail(std::current_exception());

@@ -97,8 +97,7 @@ class HostsBackend final : public CallBackend {
   void run_homeward();
   /// Null once there is nothing more to come.
   c10::intrusive_ptr<Pending> take(Phase& phase, const bool& last);
-  template <class Body>
-  void run(Pending& pending, Body body) noexcept;
+  std::exception_ptr run(const std::function<void()>& body) noexcept;
   void close();
 
   std::shared_ptr<HostsPlace> place_;

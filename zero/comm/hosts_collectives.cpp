@@ -441,7 +441,8 @@ void HostsCollectives::finish_all_reduce(HostsCall& call) {
   if (n > 0) {
     const auto own = part(tensor, rank_at(topology_.host) * n, n);
     add_parts(call, own, part(tensor, 0, rest), n);
-    wait_for_departures(call);  // of slices that are about to be overwritten
+    call.sending.wait();        // the ranks of this host have read what is about to be overwritten,
+    wait_for_departures(call);  // and so have the rails
     for (int d = 1; d <= others(); ++d) {
       const int from = host_after(topology_.hosts - d);
       arrive(call, from, Channel::homeward, part(tensor, rank_at(from) * n, n));
@@ -537,20 +538,16 @@ int64_t HostsCollectives::reduced_slice(const Call& call) const {
   return small(call) ? 0 : call.input.numel() / ranks();
 }
 
-void HostsCollectives::outward(HostsCall& call) {
+void HostsCollectives::open(HostsCall& call) {
   exchange_records(call);
   const auto& tensor = call.call.input;
   switch (call.call.op) {
     case Op::all_gather:
       small(call.call) ? start_small_gather(call, tensor) : start_gather(call);
       break;
-    case Op::reduce_scatter:
-      send_parts(call, tensor, call.call.output.numel());
-      break;
     case Op::all_reduce: {
-      const int64_t n = reduced_slice(call.call);
-      start_small_gather(call, part(tensor, n * ranks(), tensor.numel() - n * ranks()));
-      if (n > 0) send_parts(call, tensor, n);
+      const int64_t begin = reduced_slice(call.call) * ranks();
+      start_small_gather(call, part(tensor, begin, tensor.numel() - begin));
       break;
     }
     case Op::all_to_all:
@@ -561,9 +558,19 @@ void HostsCollectives::outward(HostsCall& call) {
   }
 }
 
+void HostsCollectives::send(HostsCall& call) {
+  const auto& tensor = call.call.input;
+  if (call.call.op == Op::reduce_scatter) send_parts(call, tensor, call.call.output.numel());
+  if (call.call.op == Op::all_reduce) {
+    if (const int64_t n = reduced_slice(call.call); n > 0) send_parts(call, tensor, n);
+  }
+}
+
 void HostsCollectives::homeward(HostsCall& call) {
   const auto& output = call.call.output;
   const auto& input = call.call.input;
+  const bool sums = call.call.op == Op::reduce_scatter || call.call.op == Op::all_reduce;
+  if (!sums) call.sending.wait();
   switch (call.call.op) {
     case Op::all_gather:
       small(call.call) ? finish_small_all_gather(call) : finish_gather(call);
@@ -589,6 +596,7 @@ void HostsCollectives::homeward(HostsCall& call) {
       ensure(false, "a collective that several hosts do not have");
   }
   for (int host = 0; host < topology_.hosts; ++host) wait_for(call, host);
+  call.sending.wait();
   wait_for_departures(call);
   for (auto& array : call.held) scratch_.give(std::move(array));
   call.held.clear();

@@ -21,7 +21,9 @@
 //
 // Note [Two phases]
 // `outward` starts a call: what this rank has for others leaves. `homeward` ends it: what others
-// have for this rank is awaited and put in its place. Each phase runs calls in the order of their
+// have for this rank is awaited and put in its place. It begins as soon as the call has been opened
+// (`open`), beside the rest of the outward phase (`send`): a long sum leaves in chunks, which do
+// not go on before the other hosts take them. Each phase runs calls in the order of their
 // issue, on a thread of its own, with channels of its own in shared memory and on the rail; so one
 // call's data travel while another's are added up, and yet nothing is ordered by timing. Sums pass
 // through a few chunks of constant size, in both phases.
@@ -30,7 +32,9 @@
 #include <torch/types.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,11 +56,34 @@ struct HostsCall {
     int host = 0;
     std::unique_ptr<Passage> passage;
   };
+  /// Whether the outward phase is over.
+  class Sending {
+   public:
+    void end(std::exception_ptr error = nullptr) {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+      error_ = std::move(error);
+      changed_.notify_all();
+    }
+    /// Throws what it has ended with.
+    void wait() {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return over_; });
+      if (error_) std::rethrow_exception(error_);
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool over_ = false;
+    std::exception_ptr error_;
+  };
   Call call;
+  Sending sending;
   CallRecord record;
-  std::vector<CallRecord> records;  ///< of the other hosts' ranks, by host
-  std::vector<at::Tensor> held;     ///< for as long as something is under way
-  std::vector<Departure> departures;
+  std::vector<CallRecord> records;    ///< of the other hosts' ranks, by host
+  std::vector<at::Tensor> held;       ///< for as long as something is under way
+  std::vector<Departure> departures;  ///< the second phase's own once `sending` is over
   std::vector<std::vector<std::unique_ptr<Passage>>> arrivals;  ///< by host: its record, and more
 };
 
@@ -79,10 +106,12 @@ class HostsCollectives {
   HostsCollectives(const HostsCollectives&) = delete;
   HostsCollectives& operator=(const HostsCollectives&) = delete;
 
-  /// One thread at a time runs `outward`, and one `homeward`, each in the order of issue. Both
-  /// throw CommError; then nothing more may be run, the rail is to be aborted, and each call and
-  /// this are settled before they go.
-  void outward(HostsCall& call);
+  /// The outward phase: one thread runs `open` and then `send` for each call, in the order of
+  /// issue, and ends `sending`. The homeward phase: another may run `homeward` once a call is open,
+  /// in the same order. All throw CommError; then nothing more may be run, the rail is to be
+  /// aborted, and each call and this are settled before they go.
+  void open(HostsCall& call);
+  void send(HostsCall& call);
   void homeward(HostsCall& call);
   /// Waits until the aborted rail does not touch what the call uses any more.
   static void settle(HostsCall& call) noexcept;
