@@ -10,6 +10,7 @@
 
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
+#include "zero/comm/peers.h"
 
 namespace zero::comm {
 
@@ -47,6 +48,10 @@ std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view
     std::optional<int> failed;
     try {
       failed = first_failure(group, mine != nullptr, what);
+    } catch (const PeerError& known) {
+      // What this rank has may be what another's end has led to: a folder that is gone.
+      if (mine && known.origin() == group.rank()) std::rethrow_exception(mine);
+      throw;
     } catch (const CommError&) {
       if (mine) std::rethrow_exception(mine);  // which came first
       throw;
