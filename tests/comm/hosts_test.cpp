@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,6 +206,29 @@ TEST_P(Hosts, ARanksFailureIsEveryRanksFailure) {
       message_of<Error>([&] { run_as_hosts(GetParam().hosts, GetParam().local_size, body); });
   EXPECT_THAT(thrown, HasSubstr("the disk of rank 1 is full"));
   EXPECT_EQ(messages.size(), static_cast<size_t>(ranks() - 1));
+}
+
+// Blocks of a host's ranks, and the ranks of one place on all hosts.
+TEST_P(Hosts, HaveGroupsOfSomeOfTheirRanks) {
+  const auto [hosts, local_size] = GetParam();
+  on_hosts([&, hosts = hosts, local_size = local_size](Group& group) {
+    std::vector<int> block;
+    std::vector<int> across;
+    for (int i = 0; i < local_size; ++i) block.push_back(group.topology().host * local_size + i);
+    for (int h = 0; h < hosts; ++h) across.push_back(h * local_size + group.local_rank());
+    for (const auto& ranks : {block, across}) {
+      const auto some = group.subgroup(ranks);
+      ASSERT_EQ(some->size(), static_cast<int>(ranks.size()));
+      EXPECT_EQ(ranks[static_cast<size_t>(some->rank())], group.rank());
+      auto sum = at::empty({1000}, at::kFloat);
+      sum.fill_(group.rank());
+      some->all_reduce(sum, "some").wait();
+      EXPECT_EQ(sum[999].item<float>(),
+                static_cast<float>(std::accumulate(ranks.begin(), ranks.end(), 0)));
+    }
+    const auto wrong = message_of<CommError>([&] { group.subgroup(std::vector<int>{99}); });
+    EXPECT_THAT(wrong, HasSubstr("they are 99"));
+  });
 }
 
 TEST_P(Hosts, WorksMayOutliveTheirGroup) {

@@ -1,6 +1,7 @@
 #include "zero/comm/hosts_group.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
@@ -96,16 +97,16 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
   std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& options,
                               const Accounts& accounts) override {
     const auto members = members_of(ranks);
-    // Other ranks may make another group of the same name at the same time.
-    const auto name = fmt::format("zero/group/{}/{}/{}", ranks.front(), ranks.back(), ranks.size());
-    const auto generation = store_->add(fmt::format("{}/generation/{}", name, job_.rank), 1);
-    const auto key = fmt::format("{}/{}", name, generation);
-    const auto keys = c10::make_intrusive<c10d::PrefixStore>(key, store_);
     Transport transport;
     try {
-      transport = members.topology.hosts == 1
-                      ? on_one_host(ranks, members, keys, options, accounts)
-                      : on_hosts(ranks, members, keys, key, options, accounts);
+      if (members.topology.hosts == 1) {
+        // All of the job meet in the store itself: what is not there cannot be waited for.
+        const bool all = ranks.size() == static_cast<size_t>(job_.size);
+        const auto store = all ? store_ : part_of(keys_of(ranks), "host");
+        transport = on_one_host(members, *store, options, accounts);
+      } else {
+        transport = on_hosts(ranks, members, keys_of(ranks), options, accounts);
+      }
     } catch (const std::exception& error) {
       if (!watch_) throw;
       const auto verdict = watch_->report(
@@ -160,13 +161,17 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return members;
   }
 
-  Transport on_one_host(std::span<const int> ranks, const Members& members,
-                        const c10::intrusive_ptr<c10d::Store>& keys, const GroupOptions& options,
+  // The keys of a group in the store; the same ranks may make several, one after the other.
+  std::string keys_of(std::span<const int> ranks) {
+    const auto name = fmt::format("zero/group/{}", fmt::join(ranks, "."));
+    const auto generation = store_->add(fmt::format("{}/generation/{}", name, job_.rank), 1);
+    return fmt::format("{}/{}", name, generation);
+  }
+
+  Transport on_one_host(const Members& members, c10d::Store& store, const GroupOptions& options,
                         const Accounts& accounts) {
-    const auto size = static_cast<int>(ranks.size());
-    const bool all = ranks.size() == static_cast<size_t>(job_.size);
-    const auto store = all ? store_ : part_of(keys, "host");
-    auto meeting = meet(*store, members.rank, size, options.timeout, members.local);
+    auto meeting = meet(store, members.rank, static_cast<int>(members.local.size()),
+                        options.timeout, members.local);
     auto made = shared_memory_transport(std::move(meeting), options, accounts);
     if (watch_) {
       const auto health = std::dynamic_pointer_cast<Health>(made.liveness);
@@ -179,28 +184,25 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return made;
   }
 
-  Transport on_hosts(std::span<const int> ranks, const Members& members,
-                     const c10::intrusive_ptr<c10d::Store>& keys, const std::string& key,
+  Transport on_hosts(std::span<const int> ranks, const Members& members, const std::string& keys,
                      const GroupOptions& options, const Accounts& accounts) {
     const auto& topology = members.topology;
     HostsParts parts;
     parts.topology = topology;
     parts.numbers.assign(ranks.begin(), ranks.end());
     if (topology.local_size > 1) {
-      c10d::PrefixStore of_host(fmt::format("host/{}", topology.host), keys);
+      const auto of_host = part_of(keys, fmt::format("host/{}", topology.host));
       parts.local =
-          meet(of_host, topology.local_rank, topology.local_size, options.timeout, members.local);
+          meet(*of_host, topology.local_rank, topology.local_size, options.timeout, members.local);
     }
     RailEnd end{.host = topology.host, .hosts = topology.hosts, .address = job_.address};
     for (int host = 0; host < topology.hosts; ++host) {
       const int member = host * topology.local_size + topology.local_rank;
       end.ranks.push_back(ranks[static_cast<size_t>(member)]);
     }
-    const auto rail_key = fmt::format("{}/rail/{}", key, topology.local_rank);
-    parts.rail = job_.make_rail
-                     ? job_.make_rail(rail_key, end)
-                     : open_rail(part_of(keys, fmt::format("rail/{}", topology.local_rank)), end,
-                                 {.timeout = options.timeout});
+    const auto rail = fmt::format("rail/{}", topology.local_rank);
+    parts.rail = job_.make_rail ? job_.make_rail(fmt::format("{}/{}", keys, rail), end)
+                                : open_rail(part_of(keys, rail), end, {.timeout = options.timeout});
     if (watch_) {
       parts.lasting = watch_;
       parts.report = [watch = std::weak_ptr<HostWatch>(watch_)](const PeerError& trouble) {
@@ -222,10 +224,10 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
   }
 
   // Of the keys of a group; who waits there for others hears of trouble.
-  c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& keys,
-                                          const std::string& name) const {
-    if (!watch_) return c10::make_intrusive<c10d::PrefixStore>(name, keys);
-    return c10::make_intrusive<WatchedStore>(name, keys, [ear = ear_] {
+  c10::intrusive_ptr<c10d::Store> part_of(const std::string& keys, const std::string& name) const {
+    const auto prefix = fmt::format("{}/{}", keys, name);
+    if (!watch_) return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
+    return c10::make_intrusive<WatchedStore>(prefix, store_, [ear = ear_] {
       if (const auto verdict = ear->verdict()) throw error_of(*verdict);
     });
   }
