@@ -19,9 +19,9 @@ setup: ## install system packages (apt) and LibTorch (PyPI): only what is missin
 build: setup ## build the library and the program build/release/zero, without the tests
 	@scripts/build.sh release zero_program
 
-asan: setup ## build with AddressSanitizer and UBSan, and run every test
+asan: setup ## build with AddressSanitizer and UBSan, and run every test that is not long
 	@scripts/build.sh asan
-	@scripts/test.sh asan
+	@scripts/test.sh asan -LE long
 
 tsan: setup ## build with ThreadSanitizer, and run every test
 	@scripts/build.sh tsan
