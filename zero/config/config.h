@@ -145,7 +145,7 @@ struct Config {
   /// backward and for further micro-batches, so that each is fetched from other hosts once a step:
   /// ZeRO++'s hpZ (2306.10209, section 3.2). 1: none.
   int64_t hpz_partition_size = 1;
-  /// Stage 3: ranks among which all states are sharded; as many others hold the same ones, and
+  /// Stages 1 to 3: ranks among which states are sharded; as many others hold the same ones, and
   /// gradients are added over all: MiCS (2205.00119), PyTorch's HSDP. -1: all ranks.
   int64_t mics_shard_size = -1;
   QuantisedLinks quantised{};
