@@ -181,6 +181,16 @@ TEST(HybridSharding, WithStatesOnTheHostGivesTheBitsOfFullSharding) {
   }
 }
 
+// Some units' sums over replicas are made with each micro-batch, others' once.
+TEST(HybridSharding, WithSomeStatesOnTheHostIsTheSameOnHostsAndOnOne) {
+  for (const bool bf16 : {false, true}) {
+    auto c = hybrid(clipped(2, bf16, 3), 2);
+    c.offload_optimizer.device = OffloadDevice::cpu;
+    c.offload_optimizer.ratio = 0.5;
+    expect_same(outcome_of(kTwoByTwo, c), outcome_of(kFourByOne, c));
+  }
+}
+
 TEST(HybridSharding, WithUpdatesInBackwardGivesTheBitsOfFullSharding) {
   auto c = config(3, true);
   c.update_in_backward = true;

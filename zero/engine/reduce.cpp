@@ -407,9 +407,9 @@ void ReduceFlow::start(Reduction reduction, bool over_replicas) {
 // Moves all reductions but the `newest` on by a phase, the oldest first: while the next bucket
 // fills, what was started runs.
 void ReduceFlow::progress(size_t newest) {
-  size_t done = 0;
+  size_t done = 0;  // the oldest; one with fewer phases may wait for another before it
   for (size_t i = 0; i + newest < in_flight_.size(); ++i) {
-    if (in_flight_[i].of_ranks.advance()) ++done;  // the oldest are done first
+    if (in_flight_[i].of_ranks.advance() && done == i) ++done;
   }
   for (; done > 0; --done) {
     auto reduction = std::move(in_flight_.front());

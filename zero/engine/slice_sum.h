@@ -23,7 +23,8 @@ class SliceSum {
   /// The sum over `replicas` alone of what is in `slice`, in place.
   SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
 
-  /// Waits for the phase under way and starts the next. True: there is none, the sum is done.
+  /// Waits for the phase under way and starts the next. True, now and from then on: there is none,
+  /// the sum is done.
   bool advance();
   /// Waits for the phase under way.
   void wait() { work_.wait(); }
