@@ -179,8 +179,8 @@ TEST(Config, OfSeveralHostsWhatCannotBeIsRefused) {
   }
   EXPECT_THAT(refused(R"("stage": 1, "zero_hpz_partition_size": 8)"),
               HasSubstr("zero_hpz_partition_size is 8, but the stage is 1"));
-  EXPECT_THAT(refused(R"("stage": 2, "mics_shard_size": 8)"),
-              HasSubstr("mics_shard_size is 8, but the stage is 2"));
+  EXPECT_THAT(refused(R"("stage": 0, "mics_shard_size": 8)"),
+              HasSubstr("mics_shard_size is 8, but the stage is 0"));
   EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 0)"), HasSubstr("mics_shard_size is 0"));
   EXPECT_THAT(refused(R"("stage": 3, "zero_hpz_partition_size": 0)"),
               HasSubstr("zero_hpz_partition_size is 0; it must be a whole number, at least 1"));

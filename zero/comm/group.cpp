@@ -338,7 +338,13 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
         "A group over a foreign backend has no subgroups; make them with that backend, or use "
         "zero::init.");
   }
-  return impl_->transport.subgroups->make(ranks, impl_->options, impl_->accounts);
+  auto options = impl_->options;
+  if (const int block = std::exchange(options.block, 0); block > 0) {
+    // Those of the first one among them: so they add as the same ranks of several hosts.
+    options.block = static_cast<int>(std::ranges::count_if(
+        ranks, [&](int rank) { return rank / block == ranks.front() / block; }));
+  }
+  return impl_->transport.subgroups->make(ranks, options, impl_->accounts);
 }
 
 const Accounts& Group::accounts() const { return impl_->accounts; }

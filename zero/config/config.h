@@ -141,11 +141,11 @@ struct Config {
   /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
   /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
   int64_t device_memory = 0;
-  /// Stage 3: ranks of a host among which a second copy of the parameters lies from forward to
-  /// backward and for further micro-batches, so that each is fetched from other hosts once a step:
-  /// ZeRO++'s hpZ (2306.10209, section 3.2). 1: none.
+  /// Stage 3: ranks of a host that keep the parameters from forward to backward and for further
+  /// micro-batches: ZeRO++'s hpZ (2306.10209, section 3.2). 1: none. The engine takes all ranks of
+  /// one host, where that is so anyway, and refuses it on several.
   int64_t hpz_partition_size = 1;
-  /// Stage 3: ranks among which all states are sharded; as many others hold the same ones, and
+  /// Stages 1 to 3: ranks among which states are sharded; as many others hold the same ones, and
   /// gradients are added over all: MiCS (2205.00119), PyTorch's HSDP. -1: all ranks.
   int64_t mics_shard_size = -1;
   QuantisedLinks quantised{};

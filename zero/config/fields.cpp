@@ -136,19 +136,19 @@ void add_hosts(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
   zero.add(
       "zero_hpz_partition_size",
-      {.sentence = "Stage 3 on several hosts: ranks of a host that keep what was gathered from "
-                   "forward to backward; 1: none",
-       .details = "ZeRO++'s hpZ: parameters come from other hosts once a step, whatever the "
-                  "number of micro-batches. Takes 2 bytes a parameter (4 in fp32) of each "
-                  "host. The same results bit for bit.",
+      {.sentence = "Stage 3: ranks of a host that keep parameters from forward to backward; "
+                   "1: none",
+       .details = "ZeRO++'s hpZ. On one host parameters are kept anyway, and all its ranks are "
+                  "the one other value; on several hosts it is refused: use mics_shard_size.",
        .least = 1},
       &Config::hpz_partition_size);
   zero.add("mics_shard_size",
-           {.sentence = "Stage 3: ranks among which all states are sharded, the others being "
-                        "replicas; -1: all ranks",
-            .details = "MiCS, PyTorch's HSDP: with the ranks of a host, no parameter comes from "
-                       "another one, and gradients are added across hosts. Each rank then holds "
-                       "states as if there were no other host.",
+           {.sentence = "Stages 1 to 3: consecutive ranks among which states are sharded, the "
+                        "other blocks being replicas; -1: all ranks",
+            .details = "MiCS, PyTorch's HSDP. Divides all ranks, and divides those of a host or is "
+                       "a multiple of them. With the ranks of a host, no parameter comes from "
+                       "another one, and gradients are added across hosts: the same results "
+                       "bit for bit. Each rank then holds states as if there were no other host.",
             .least = -1},
            &Config::mics_shard_size);
   zero.accept<bool>({"mics_hierarchical_params_gather"},

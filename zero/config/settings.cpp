@@ -125,11 +125,15 @@ void check_hosts(const Config& engine) {
   };
   of_stage3(engine.hpz_partition_size > 1, "zero_hpz_partition_size",
             fmt::format("{}", engine.hpz_partition_size));
-  of_stage3(engine.mics_shard_size != -1, "mics_shard_size",
-            fmt::format("{}", engine.mics_shard_size));
   of_stage3(quantised.weights, "zero_quantized_weights", "true");
   of_stage3(quantised.frozen_weights, "zero_quantized_nontrainable_weights", "true");
   of_stage3(quantised.gradients, "zero_quantized_gradients", "true");
+  if (engine.mics_shard_size != -1 && engine.stage == 0) {
+    throw ConfigError(
+        fmt::format("zero_optimization.mics_shard_size is {}, but the stage is 0, which shards "
+                    "nothing. Set the stage to 1, 2 or 3.",
+                    engine.mics_shard_size));
+  }
   if (engine.mics_shard_size == 0) {
     throw ConfigError(
         "zero_optimization.mics_shard_size is 0; it must be a number of ranks, or -1 for all.");

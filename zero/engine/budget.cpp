@@ -39,9 +39,9 @@ int64_t Engine::Impl::bytes_of(int64_t elements) const {
 }
 
 void Engine::Impl::check_budget() const {
-  zero::check_budget(config, group().size(), states_in_memory(placement.sharded), [&](int stage) {
-    return states_in_memory(partition::placement_of_stage(stage)).total();
-  });
+  zero::check_budget(
+      config, placement.shards->size(), states_in_memory(placement.sharded),
+      [&](int stage) { return states_in_memory(partition::placement_of_stage(stage)).total(); });
 }
 
 // Private memory is granted to every rank that asks, and only missed when it is touched: what all
@@ -65,8 +65,9 @@ void Engine::Impl::check_memory(int64_t available) const {
 // Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
   if (config.device_memory == 0) return;
-  limit = std::make_unique<DeviceLimit>(group().ledger(), config.device_memory,
-                                        cheaper_choices(config, step_size(model, group().size())));
+  limit = std::make_unique<DeviceLimit>(
+      group().ledger(), config.device_memory,
+      cheaper_choices(config, step_size(model, placement.shards->size())));
   const auto need = states(placement.sharded, Tier::device);
   if (need.total() <= config.device_memory) return;
   throw OutOfMemory(fmt::format(

@@ -70,13 +70,13 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
                    Config configuration, std::shared_ptr<comm::Group> ranks)
     : config(validated(std::move(configuration))),
       model(std::move(tensors), groups),
-      placement{.sharded = {}, .shards = std::move(ranks)},
-      layout((model.agree(config, group()), lay_out(model, config, group().size()))) {
+      placement((model.agree(config, *ranks), place(config, ranks))),
+      layout(lay_out(model, config, placement)) {
   const c10::NoGradGuard no_grad;
-  ensure(placement.replicas->size() == 1, "nothing reduces over replicas yet");
+  const int shards = placement.shards->size();
   const int64_t available = memory_of_rank(group());
-  config = with_tiers(std::move(config), model, group().size(), available);
-  placement.sharded = sharded_states(config, group().size());
+  config = with_tiers(std::move(config), model, shards, available);
+  placement.sharded = sharded_states(config, shards);
   timing = UpdateTiming::of(config, placement.sharded);
   plans = plan_units(layout, model, config, placement, timing);
   check_budget();
@@ -113,14 +113,14 @@ void Engine::Impl::seed_ranks() const {
 
 void Engine::Impl::make_table() {
   // Every rank has a device of its own: where there is one, units are copied to it.
-  const bool shares = config.device_memory == 0 || group().size() == 1;
+  const bool shares = config.device_memory == 0 || placement.shards->size() == 1;
   table = std::make_unique<StateTable>(
       layout, plans, placement, link, make_disk(plans, config, timing.hides(), group()),
       StateTable::Options{.hides = timing.hides(), .in_place = config.one_sided_gather && shares});
 }
 
 void Engine::Impl::make_gather() {
-  const int64_t slice_bytes = config.unit_bytes / group().size();
+  const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
       GatherFlow::Options{.live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
@@ -140,6 +140,7 @@ void Engine::Impl::make_reduce() {
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
       ReduceFlow::Options{.add_in_buckets = config.layer_major_accumulation,
+                          .micro_batches = config.gradient_accumulation_steps,
                           .unit_bytes = config.unit_bytes,
                           .doubled = timing.delayed_after.has_value(),
                           .hand_over = std::move(hand_over)});
@@ -308,8 +309,8 @@ void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
   }
 }
 
-// The square root of the sum over all units and ranks, in that order, of each slice's sum of
-// squares: the same at every stage.
+// The square root of the sum over all units and as many parts as ranks, in that order, of each
+// part's sum of squares: the same at every stage, and with replicas.
 double Engine::Impl::global_norm(bool& finite) {
   const int64_t units = layout.unit_count();
   auto mine = at::zeros({units + 1}, at::kDouble);
@@ -333,7 +334,8 @@ double Engine::Impl::global_norm(bool& finite) {
   double sum = 0;
   finite = true;
   for (int64_t u = 0; u < units; ++u) {
-    for (int rank = 0; rank < group().size(); ++rank) sum += theirs[rank * (units + 1) + u];
+    for (int part = 0; part < group().size(); ++part)
+      sum += theirs[placement.rank_of_part(part) * (units + 1) + u];
   }
   for (int rank = 0; rank < group().size(); ++rank)
     finite = finite && theirs[rank * (units + 1) + units] == 0;

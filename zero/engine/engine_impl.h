@@ -39,7 +39,8 @@ struct Engine::Impl {
   void move_in();
   void start();
 
-  comm::Group& group() const { return *placement.shards; }
+  /// All ranks. Arrays are gathered over `placement.shards`.
+  comm::Group& group() const { return *placement.all; }
   bool trainable(int64_t unit) const { return plans[static_cast<size_t>(unit)].trainable; }
   /// The first parameter of a unit.
   int64_t first_of(int64_t unit) const { return layout.unit(unit).segments.front().parameter; }

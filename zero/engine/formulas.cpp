@@ -6,6 +6,12 @@
 
 namespace zero {
 
+namespace {
+
+int64_t bytes(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
+}  // namespace
+
 partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
   partition::LayoutMemory sum;
   // The host gets what a rank updates; replicated gradients add up on the device before that.
@@ -13,9 +19,6 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
   const auto counted = partition::Placement{.parameters = at.parameters,
                                             .gradients = host ? at.optimizer : at.gradients,
                                             .optimizer = at.optimizer};
-  const auto bytes = [](at::ScalarType dtype) {
-    return static_cast<int64_t>(c10::elementSize(dtype));
-  };
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto& plan = plans[static_cast<size_t>(u)];
     partition::StateBytes of{.parameter = plan.parameters_at == tier ? bytes(plan.dtype) : 0,
@@ -68,9 +71,12 @@ TrafficFormula Engine::traffic_formula() const {
   const auto& impl = *impl_;
   const auto& table = *impl.table;
   const auto& sharded = impl.placement.sharded;
-  const int ranks = impl.group().size();
-  const int64_t hosts = impl.group().topology().hosts;
-  const partition::Cluster cluster{hosts, ranks / hosts};
+  const int ranks = impl.placement.shards->size();
+  const auto cluster_of = [](const comm::Group& group) {
+    return partition::Cluster{group.topology().hosts, group.local_size()};
+  };
+  const auto cluster = cluster_of(*impl.placement.shards);
+  const auto& replicas = *impl.placement.replicas;
   // Passes of a step, each of which gathers and reduces.
   const int64_t k =
       impl.config.layer_major_accumulation ? 1 : impl.config.gradient_accumulation_steps;
@@ -120,18 +126,31 @@ TrafficFormula Engine::traffic_formula() const {
       sum.all_gather_link += gathers * gathered_across / cluster.ranks_a_host;
     }
     if (!plan.trainable) continue;
-    const auto gradient_bytes = static_cast<int64_t>(c10::elementSize(impl.reduce->wire_dtype(u)));
+    const int64_t gradient_bytes = bytes(impl.reduce->wire_dtype(u));
     const partition::Wire gradient{.bits = 8 * gradient_bytes};
-    const int64_t reduced = partition::share_sent(unit.numel * gradient_bytes, ranks);
     if (sharded.optimizer) {
+      const int64_t reduced = partition::share_sent(unit.numel * gradient_bytes, ranks);
       const int64_t sums = sharded.gradients ? k : 1;
       sum.reduce_scatter += sums * reduced;
       sum.reduce_scatter_link +=
           sums * reduce_scatter_link_bytes(cluster, unit.numel, gradient) / cluster.ranks_a_host;
+      if (replicas.size() == 1) continue;
+      // A slice's sum over replicas, in two halves.
+      const auto across = cluster_of(replicas);
+      const int64_t numel = impl.layout.slice_numel(u);
+      for (int64_t pass = 0; pass < (impl.reduce->defers(u) ? 1 : sums); ++pass) {
+        const partition::Wire partial{.bits = 8 * bytes(impl.reduce->partial_dtype(u))};
+        const partition::Wire whole{.bits = 8 * bytes(impl.reduce->sum_dtype(u, pass == 0))};
+        sum.reduce_scatter += partition::share_sent(partial.bytes(numel), replicas.size());
+        sum.all_gather += partition::share_sent(whole.bytes(numel), replicas.size());
+        sum.reduce_scatter_link +=
+            reduce_scatter_link_bytes(across, numel, partial) / across.ranks_a_host;
+        sum.all_gather_link += all_gather_link_bytes(across, numel, whole) / across.ranks_a_host;
+      }
     } else {
-      sum.all_reduce += 2 * reduced;
-      sum.all_reduce_link +=
-          all_reduce_link_bytes(cluster, unit.numel, gradient) / cluster.ranks_a_host;
+      const auto all = cluster_of(impl.group());
+      sum.all_reduce += 2 * partition::share_sent(unit.numel * gradient_bytes, impl.group().size());
+      sum.all_reduce_link += all_reduce_link_bytes(all, unit.numel, gradient) / all.ranks_a_host;
     }
   }
   return sum;

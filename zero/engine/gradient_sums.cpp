@@ -23,17 +23,18 @@ void add_to(const at::Tensor& to, const at::Tensor& addend) {
   }
 }
 
-optim::SquaredNorm norm_of(const at::Tensor& values) {
+}  // namespace
+
+optim::SquaredNorm GradientSums::norm_of(const at::Tensor& slice) const {
+  const auto values = context_.placement.part_of(slice);
   return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
 }
-
-}  // namespace
 
 optim::SquaredNorm GradientSums::norm(int64_t unit) { return norm_of(slice(unit)); }
 
 at::Tensor GradientSums::part_of_bucket(const Reduction& reduction) const {
   const int64_t slice = numel(reduction.unit);
-  return reduction.bucket.narrow(0, slice * context_.group.rank(), slice);
+  return reduction.bucket.narrow(0, slice * context_.placement.shards->rank(), slice);
 }
 
 void GradientSums::add(const at::Tensor& sum, Reduction& reduction) {
@@ -74,7 +75,7 @@ at::Tensor KeptSums::make_slice(int64_t unit) const {
 
 at::Tensor KeptSums::part_kept(Reduction& reduction) const {
   const int64_t slice = numel(reduction.unit);
-  return host_part(std::move(reduction.bucket), slice * context_.group.rank(), slice,
+  return host_part(std::move(reduction.bucket), slice * context_.placement.shards->rank(), slice,
                    context_.table.ledger(), category());
 }
 

@@ -20,6 +20,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/bucket_pool.h"
 #include "zero/engine/placement.h"
+#include "zero/engine/slice_sum.h"
 #include "zero/engine/state_table.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/layout.h"
@@ -34,7 +35,8 @@ struct Reduction {
   bool adds = false;   ///< the sum of an earlier pass of this step is there: this one is added
   at::Tensor output;   ///< what the reduction writes to
   at::Tensor sum;      ///< memory for the unit's sum, where it is not the output and not kept
-  comm::Work work;
+  at::Tensor partial;  ///< memory for the block's sum, where there are replicas and that needs it
+  SliceSum of_ranks;
 };
 
 /// A unit's sum is handed over for its update (Note [Update in backward]).
@@ -45,7 +47,7 @@ class GradientSums {
   struct Context {
     const partition::Layout& layout;
     StateTable& table;
-    comm::Group& group;
+    const Placement& placement;
     BucketPool& pool;
   };
   explicit GradientSums(const Context& context) : context_(context) {}
@@ -78,6 +80,8 @@ class GradientSums {
   at::Tensor& memory(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
+  /// Of the part of this rank's slice whose norm falls to it (Note [Hybrid sharding]).
+  optim::SquaredNorm norm_of(const at::Tensor& slice) const;
   /// This rank's slice of the bucket.
   at::Tensor part_of_bucket(const Reduction& reduction) const;
   /// The sum of this pass, unrounded, is added to that of the earlier ones.
@@ -143,7 +147,7 @@ class HostSums final : public GradientSums {
   at::Tensor detach(int64_t unit) override;
 
  private:
-  bool alone() const { return context_.group.size() == 1; }
+  bool alone() const { return context_.placement.ranks() == 1; }
   void bring_down(const Reduction& reduction);
   std::function<bool(int64_t)> complete_;
   HandOver hand_over_;

@@ -1,23 +1,50 @@
 // Over which ranks the states lie.
+//
+// Note [Hybrid sharding]
+// With mics_shard_size S the N ranks are N/S blocks of S consecutive ones. A block shards the
+// states, and each block holds the same: rank p of each is a replica of the others' rank p. So
+// parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
+// replicas in the order of blocks, and are rounded once (slice_sum.h): where S is the ranks of a
+// host this is the order of additions of all ranks (Note [Order of additions] in
+// comm/hosts_collectives.h). Of what each replica needs the same of, one N-th falls to each rank:
+// of a sum, and of the norm, whose terms are those of N slices.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <memory>
 
 #include "zero/comm/group.h"
+#include "zero/config/config.h"
 #include "zero/partition/formulas.h"
 
 namespace zero {
 
 /// Each state is sharded over the ranks of `shards`, or whole on each of them, as `sharded` says;
 /// the ranks of `replicas` hold the same. The two groups cross: a rank is in one of each. Where all
-/// ranks shard with all, `replicas` is a group of one, as the engine wants it today.
+/// ranks shard with all, `replicas` is a group of one.
 struct Placement {
   partition::Placement sharded;
-  std::shared_ptr<comm::Group> shards;
+  std::shared_ptr<comm::Group> all;
+  std::shared_ptr<comm::Group> shards = all;
   std::shared_ptr<comm::Group> replicas = comm::single();
 
   /// The ranks whose gradients add up.
-  int ranks() const { return shards->size() * replicas->size(); }
+  int ranks() const { return all->size(); }
+  /// Of the slice that this rank and its replicas hold, what this one adds up for the others.
+  at::Tensor part_of(const at::Tensor& slice) const {
+    const int64_t numel = slice.numel() / replicas->size();
+    return slice.narrow(0, replicas->rank() * numel, numel);
+  }
+  /// The rank of `all` whose part of an array is number `part` of ranks().
+  int rank_of_part(int part) const {
+    return part % replicas->size() * shards->size() + part / replicas->size();
+  }
 };
+
+/// The groups that `config` asks for. Throws ConfigError where mics_shard_size or
+/// zero_hpz_partition_size does not suit the hosts. Collective.
+Placement place(const Config& config, std::shared_ptr<comm::Group> all);
 
 }  // namespace zero

@@ -43,7 +43,7 @@ at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Conf
   return narrows ? at::kBFloat16 : dtype;
 }
 
-partition::Layout lay_out(const Model& model, const Config& config, int ranks) {
+partition::Layout lay_out(const Model& model, const Config& config, const Placement& placement) {
   std::vector<partition::Parameter> described;
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& parameter = model.parameter(p);
@@ -58,7 +58,8 @@ partition::Layout lay_out(const Model& model, const Config& config, int ranks) {
     described.push_back(
         {model.name(p), parameter.numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
   }
-  return {std::move(described), ranks, config.unit_bytes};
+  return {std::move(described), placement.shards->size(), config.unit_bytes,
+          placement.replicas->size()};
 }
 
 partition::Placement sharded_states(const Config& config, int ranks) {

@@ -16,8 +16,8 @@
 
 namespace zero {
 
-/// The parameters of `model` in units, over as many ranks.
-partition::Layout lay_out(const Model& model, const Config& config, int ranks);
+/// The parameters of `model` in units, over the ranks of `placement`.
+partition::Layout lay_out(const Model& model, const Config& config, const Placement& placement);
 
 /// The dtype that the engine gives a parameter.
 at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config);

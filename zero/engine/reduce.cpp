@@ -16,8 +16,6 @@ namespace zero {
 
 namespace {
 
-// Reductions under way at a time: one runs while the next bucket fills.
-constexpr size_t kInFlight = 1;
 // Complete buckets that may wait for a unit before them: Note [Order of reductions].
 constexpr int64_t kWaiting = 8;
 
@@ -69,7 +67,7 @@ void ReduceFlow::make_pool() {
 
 // One class a place, of those that units use.
 void ReduceFlow::make_sums() {
-  const GradientSums::Context context{layout_, table_, group_, *pool_};
+  const GradientSums::Context context{layout_, table_, placement_, *pool_};
   const auto complete = [this](int64_t unit) { return this->complete(unit); };
   HandOver hand_over;
   if (options_.hand_over) {
@@ -120,7 +118,7 @@ void ReduceFlow::make_whole() {
 ReduceFlow::~ReduceFlow() {
   for (auto& reduction : in_flight_) {
     try {
-      reduction.work.wait();
+      reduction.of_ranks.wait();
     } catch (const std::exception&) {  // the group has failed, and said so elsewhere
     }
   }
@@ -130,8 +128,21 @@ ReduceFlow::~ReduceFlow() {
 // rank that is alone is its bucket, which needs no more bits than it has.
 at::ScalarType ReduceFlow::sum_dtype(int64_t unit, bool first) const {
   const auto& plan = table_.plan(unit);
-  if (plan.gradients_at == Tier::host && group_.size() == 1) return wire_dtype(unit);
+  if (plan.gradients_at == Tier::host && placement_.ranks() == 1) return wire_dtype(unit);
   return first ? plan.gradient_dtype : at::kFloat;
+}
+
+// Not what goes on to the host or a disk at once, or to an update.
+bool ReduceFlow::defers(int64_t unit) const {
+  return replicas() != nullptr && sharded() && !options_.add_in_buckets &&
+         options_.micro_batches > 1 && !options_.hand_over &&
+         table_.plan(unit).gradients_at == Tier::device;
+}
+
+at::ScalarType ReduceFlow::partial_dtype(int64_t unit) const {
+  const auto wire = wire_dtype(unit);
+  if (defers(unit)) return sum_dtype(unit, true);
+  return group_.size() == 1 || wire == at::kDouble ? wire : at::kFloat;
 }
 
 int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
@@ -159,10 +170,12 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) 
         "A second backward pass in a step with update_in_backward: the first has already updated "
         "weights. Call Engine::step after each; where a pass failed, load a checkpoint.");
   }
-  if (finished_ && !sharded()) {
+  const bool adds_once =
+      !sharded() || std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return defers(u); });
+  if (finished_ && adds_once) {
     throw Error(
         "Engine::backward after the gradients of this step were completed by Engine::gradient or "
-        "set_gradient: at stages 0 and 1 read "
+        "set_gradient: at stages 0 and 1, and with replicas (mics_shard_size), read "
         "and write gradients between the last backward and Engine::step.");
   }
   finished_ = false;
@@ -307,12 +320,12 @@ void ReduceFlow::abandon_backward() {
 void ReduceFlow::abandon_reductions() {
   for (auto& reduction : in_flight_) {
     try {
-      reduction.work.wait();
+      reduction.of_ranks.wait();
     } catch (const CommError&) {  // the group has failed, which the next collective says
     }
-    reduction.work = {};
-    auto* sums = state(reduction.unit).sums;
-    sums->drop(std::move(reduction));
+    reduction.of_ranks = {};
+    if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
+    if (auto* sums = state(reduction.unit).sums) sums->drop(std::move(reduction));
   }
   in_flight_.clear();
 }
@@ -362,25 +375,66 @@ void ReduceFlow::reduce(int64_t unit) {
                       .adds = std::exchange(u.filled, true),
                       .output = {},
                       .sum = {},
-                      .work = {}};
+                      .partial = {},
+                      .of_ranks = {}};
   u.bucket = at::Tensor();
   zero_missing(unit, reduction.bucket, in_bucket_);
   for (const auto& segment : layout_.unit(unit).segments)
     in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
   u.sums->prepare(reduction);
-  reduction.work =
-      group_.reduce_scatter(reduction.output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
-  in_flight_.push_back(std::move(reduction));
-  while (in_flight_.size() > kInFlight) retire_one();
+  start(std::move(reduction), !defers(unit));
+  progress(1);
 }
 
-void ReduceFlow::retire_one() {
-  auto reduction = std::move(in_flight_.front());
-  in_flight_.pop_front();
-  reduction.work.wait();
-  reduction.work = {};
-  auto* sums = state(reduction.unit).sums;
-  sums->take(std::move(reduction));
+void ReduceFlow::start(Reduction reduction, bool over_replicas) {
+  auto* others = over_replicas ? replicas() : nullptr;
+  at::Tensor partial;
+  if (others != nullptr) {
+    const auto dtype = partial_dtype(reduction.unit);
+    if (group_.size() == 1) {
+      partial = reduction.bucket;
+    } else if (dtype == reduction.output.scalar_type()) {
+      partial = reduction.output;
+    } else {
+      partial = reduction.partial = pool_->take(reduction.output.numel(), dtype);
+    }
+  }
+  reduction.of_ranks = SliceSum(group_, others, reduction.bucket, std::move(partial),
+                                reduction.output, labels_[static_cast<size_t>(reduction.unit)]);
+  in_flight_.push_back(std::move(reduction));
+}
+
+// Moves all reductions but the `newest` on by a phase, the oldest first: while the next bucket
+// fills, what was started runs.
+void ReduceFlow::progress(size_t newest) {
+  size_t done = 0;  // the oldest; one with fewer phases may wait for another before it
+  for (size_t i = 0; i + newest < in_flight_.size(); ++i) {
+    if (in_flight_[i].of_ranks.advance() && done == i) ++done;
+  }
+  for (; done > 0; --done) {
+    auto reduction = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    retire(std::move(reduction));
+  }
+}
+
+void ReduceFlow::retire(Reduction reduction) {
+  reduction.of_ranks = {};
+  if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
+  reduction.partial = at::Tensor();
+  if (auto* sums = state(reduction.unit).sums) sums->take(std::move(reduction));
+}
+
+// What micro-batches have added up in the block, over the replicas.
+void ReduceFlow::add_deferred() {
+  std::vector<SliceSum> sums;
+  for (const int64_t u : order_) {
+    if (defers(u) && state(u).filled)
+      sums.emplace_back(*replicas(), state(u).sums->slice(u), labels_[static_cast<size_t>(u)]);
+  }
+  for (int phase = 0; phase < 3; ++phase) {
+    for (auto& sum : sums) sum.advance();
+  }
 }
 
 // Replicated gradients, complete: those that this rank updates go to the host.
@@ -409,12 +463,12 @@ void ReduceFlow::agree() {
     }
     std::copy(order.begin(), order.end(), values + parameters + units);
   }
-  auto all = at::zeros({group_.size() * mine.numel()}, at::kInt);
-  group_.all_gather_control(all, mine, "gradients present");
+  auto all = at::zeros({placement_.ranks() * mine.numel()}, at::kInt);
+  placement_.all->all_gather_control(all, mine, "gradients present");
   const auto* gathered = all.const_data_ptr<int32_t>();
   std::vector<bool> left(static_cast<size_t>(units), false);
   std::fill(present_.begin(), present_.end(), uint8_t{0});
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  for (int rank = 0; rank < placement_.ranks(); ++rank) {
     const auto* theirs = gathered + rank * mine.numel();
     for (int64_t p = 0; p < parameters; ++p)
       present_[static_cast<size_t>(p)] |= static_cast<uint8_t>(theirs[p]);
@@ -446,9 +500,13 @@ void ReduceFlow::finish() {
   const at::NoGradGuard no_grad;
   agree();
   finished_ = true;  // what fails from here on has failed for good
-  while (!in_flight_.empty()) retire_one();
+  while (!in_flight_.empty()) progress(0);
   for (const auto& sums : sums_) sums->settle();
-  if (!sharded()) reduce_whole();
+  if (sharded()) {
+    add_deferred();
+  } else {
+    reduce_whole();
+  }
 }
 
 // Replicated gradients: of the units that some rank has a gradient for.
@@ -465,11 +523,21 @@ void ReduceFlow::reduce_whole() {
     auto& unit = state(u);
     zero_missing(u, unit.whole, in_bucket_);
     unit.filled = true;
-    const auto& label = labels_[static_cast<size_t>(u)];
-    works.push_back(placement_.sharded.optimizer
-                        ? group_.reduce_scatter(slice(u), unit.whole, label)
-                        : group_.all_reduce(unit.whole, label));
+    if (!placement_.sharded.optimizer) {
+      works.push_back(placement_.all->all_reduce(unit.whole, labels_[static_cast<size_t>(u)]));
+      continue;
+    }
+    start({.unit = u,
+           .bucket = unit.whole,
+           .pooled = false,
+           .output = slice(u),
+           .sum = {},
+           .partial = {},
+           .of_ranks = {}},
+          true);
+    if (replicas() != nullptr) progress(1);  // which needs memory for each
   }
+  while (!in_flight_.empty()) progress(0);
   for (auto& work : works) work.wait();
   for (const int64_t u : order_) {
     if (wanted(u)) send_down(u);
@@ -490,7 +558,7 @@ at::Tensor ReduceFlow::sum(int64_t unit) const {
 
 optim::SquaredNorm ReduceFlow::norm(int64_t unit) const {
   if (sharded()) return state(unit).sums->norm(unit);
-  const auto values = slice(unit);
+  const auto values = placement_.part_of(slice(unit));
   return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
 }
 

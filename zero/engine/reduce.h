@@ -31,6 +31,10 @@
 // needs to know that the unit is complete: a unit some of whose parameters had no gradient on this
 // rank is kept until all ranks have told what they had.
 //
+// With replicas (Note [Hybrid sharding]) a reduction has three phases; each that starts moves those
+// before it on by one. Where micro-batches add up on the device in several passes, they do so in
+// the block, and the sums over replicas are made once, when the step ends.
+//
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
 // has the unit's shape: it is reduced from where autograd left it, through the group's small
@@ -64,6 +68,7 @@ class ReduceFlow final : public GradientSink {
   struct Options {
     /// They add up in the buckets: one pass brings those of all micro-batches (sharded gradients).
     bool add_in_buckets = false;
+    int64_t micro_batches = 1;  ///< of a step
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
     /// An update may use the gradients of one step while those of the next are reduced.
@@ -128,6 +133,12 @@ class ReduceFlow final : public GradientSink {
 
   /// dtype of what a unit's reduction sends.
   at::ScalarType wire_dtype(int64_t unit) const;
+  /// The sum over replicas of this unit is made once a step, of what micro-batches have added up.
+  bool defers(int64_t unit) const;
+  /// dtype of a block's sum on its way to the replicas.
+  at::ScalarType partial_dtype(int64_t unit) const;
+  /// dtype of the sum of a step's first pass, or of a later one before that is added.
+  at::ScalarType sum_dtype(int64_t unit, bool first) const;
   /// Bytes of a unit that go down to the host in a step of as many passes.
   int64_t bytes_down(int64_t unit, int64_t passes) const;
 
@@ -158,14 +169,19 @@ class ReduceFlow final : public GradientSink {
   bool complete(int64_t unit) const;
   bool any_filled() const;
   bool sharded() const { return placement_.sharded.gradients; }
+  comm::Group* replicas() const {
+    return placement_.replicas->size() > 1 ? placement_.replicas.get() : nullptr;
+  }
   void abandon_reductions();
   void advance();
   bool may_leave(int64_t unit) const;
   void reduce(int64_t unit);
-  void retire_one();
+  void start(Reduction reduction, bool over_replicas);
+  void progress(size_t newest);
+  void retire(Reduction reduction);
+  void add_deferred();
   void reduce_whole();
   void send_down(int64_t unit);
-  at::ScalarType sum_dtype(int64_t unit, bool first) const;
   at::Tensor slice(int64_t unit) const;
   void agree();
   Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
@@ -175,7 +191,7 @@ class ReduceFlow final : public GradientSink {
   std::vector<at::Tensor> parameters_;
   StateTable& table_;
   Placement placement_;
-  comm::Group& group_;
+  comm::Group& group_;  // that shards
   Options options_;
   std::vector<Unit> states_;
   std::vector<std::string> labels_;

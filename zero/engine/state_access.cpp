@@ -18,7 +18,7 @@ at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   const int64_t numel = layout.unit(unit).numel;
   if (owned.numel() == numel) return owned;
   auto whole = at::empty({numel}, owned.options());
-  group().all_gather(whole, owned, model.name(first_of(unit))).wait();
+  placement.shards->all_gather(whole, owned, model.name(first_of(unit))).wait();
   return whole;
 }
 

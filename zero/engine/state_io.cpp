@@ -1,8 +1,8 @@
 // Saving and loading the engine's states, sharded or in full.
 //
 // A sharded save is one file a rank, of the elements that the rank owns, by unit; at stage 0 rank
-// 0's file has everything. They are in a WholeFolder: an earlier save is replaced only once every
-// rank's file is complete and on the disk.
+// 0's file has everything, and with replicas those of the first block. They are in a WholeFolder:
+// an earlier save is replaced only once every rank's file is complete and on the disk.
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -201,9 +201,10 @@ void Engine::save(const std::string& folder) {
     if (rank == 0) whole.emplace(folder, &fail<CheckpointError>);
   });
   comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
-    const auto cells = impl.placement.sharded.optimizer || rank == 0
-                           ? saved_cells(*impl.table, impl.layout.unit_count())
-                           : std::vector<SavedCell>{};
+    const bool owns =
+        impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0 : rank == 0;
+    const auto cells =
+        owns ? saved_cells(*impl.table, impl.layout.unit_count()) : std::vector<SavedCell>{};
     const auto buffers = impl.model.plain_buffers();
     std::vector<TensorInfo> infos;
     for (const auto& cell : cells) infos.push_back(cell.info);
@@ -224,7 +225,7 @@ void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  const int owner = impl.placement.sharded.optimizer ? impl.group().rank() : 0;
+  const int owner = impl.placement.sharded.optimizer ? impl.placement.shards->rank() : 0;
   const auto path = (fs::path(folder) / shard_name(owner, impl.group().size())).string();
   const auto first = (fs::path(folder) / shard_name(0, impl.group().size())).string();
   const auto own =

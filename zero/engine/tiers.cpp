@@ -58,7 +58,13 @@ TierChoice bound_gathered(Config config, const StepSize& size) {
 
 }  // namespace
 
+int shard_ranks(const Config& config, int ranks) {
+  if (config.mics_shard_size < 1) return ranks;
+  return static_cast<int>(std::min<int64_t>(config.mics_shard_size, ranks));
+}
+
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
+  ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.bf16 ? 2 : 4;
   const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size();

@@ -12,6 +12,9 @@
 
 namespace zero {
 
+/// Of `ranks`, those over which states are sharded: `config.mics_shard_size`, or all.
+int shard_ranks(const Config& config, int ranks);
+
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
 /// and without padding. `config.optimizer`, or AdamW, is that of all parameters.
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks);
@@ -22,7 +25,7 @@ partition::StateMemory predicted_device_states(const Config& config, int64_t par
 struct StepSize {
   int64_t parameters = 0;         ///< of the model
   int64_t largest_parameter = 0;  ///< its elements
-  int ranks = 1;
+  int ranks = 1;                  ///< over which states are sharded
   int64_t activations = 0;        ///< bytes of a rank, as far as they are known
   int64_t available = INT64_MAX;  ///< bytes that its host has left for a rank (memory_of_rank)
 };

@@ -16,7 +16,7 @@ Range intersect(Range a, Range b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes)
+Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes, int replicas)
     : parameters_(std::move(parameters)), places_(parameters_.size()), world_size_(world_size) {
   if (world_size < 1) {
     throw ConfigError(fmt::format("The world size is {}; it must be at least 1.", world_size));
@@ -42,7 +42,8 @@ Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_b
     unit.content += parameter.numel;
     unit.numel += footprint;
   }
-  for (auto& unit : units_) unit.numel = at::round_up(unit.numel, world_size_ * kAlignment);
+  for (auto& unit : units_)
+    unit.numel = at::round_up(unit.numel, world_size_ * replicas * kAlignment);
 }
 
 const Segment& Layout::segment_of(int64_t parameter) const {

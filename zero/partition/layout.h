@@ -55,15 +55,15 @@ struct Unit {
   int64_t element_bytes = 4;
   std::vector<Segment> segments;
   int64_t content = 0;  ///< elements of parameters, without padding
-  int64_t numel = 0;    ///< elements with padding: a multiple of N x kAlignment
+  int64_t numel = 0;    ///< elements with padding: a multiple of N x replicas x kAlignment
   int64_t bytes() const { return numel * element_bytes; }
 };
 
 class Layout {
  public:
-  /// Lays `parameters` out for `world_size` ranks. Throws ConfigError if unit_bytes or world_size
-  /// is not positive.
-  Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes);
+  /// Lays `parameters` out for `world_size` ranks; slices divide among `replicas` of each. Throws
+  /// ConfigError if unit_bytes or world_size is not positive.
+  Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes, int replicas = 1);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Unit>& units() const { return units_; }

@@ -136,7 +136,7 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
   const int64_t whole = sizes.layers() - again + (again > 0 ? 1 : 0);
   return {.parameters = sizes.parameter_count(),
           .largest_parameter = sizes.largest_parameter(),
-          .ranks = ranks,
+          .ranks = shard_ranks(config, ranks),
           .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
 }
 

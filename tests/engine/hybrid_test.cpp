@@ -1,0 +1,359 @@
+// Hybrid sharding (mics_shard_size) through the engine's public interface: results beside those of
+// full sharding, memory and traffic beside the formulas, saving, what is refused. Ranks are
+// threads; those of two hosts share memory with their host's alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/engine/net.h"
+#include "tests/support/message_of.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+#include "zero/engine/engine.h"
+#include "zero/partition/formulas.h"
+
+namespace zero {
+namespace {
+
+using comm::Collective;
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct World {
+  int hosts = 1;
+  int ranks_a_host = 1;
+};
+constexpr World kTwoByTwo{2, 2};
+constexpr World kTwoByOne{2, 1};
+constexpr World kFourByOne{1, 4};
+
+void run_in(World world, const std::function<void(std::shared_ptr<comm::Group>)>& body,
+            int block = 0) {
+  if (world.hosts == 1) {
+    comm::run_as_threads(world.ranks_a_host, body, {.block = block});
+  } else {
+    comm::run_as_hosts(world.hosts, world.ranks_a_host, body);
+  }
+}
+
+// A frozen layer, a weight that is used twice under two names, and a layer that only rank 1 uses in
+// the first step, unless they go `together`: at stage 3 ranks of several hosts gather together.
+struct Uneven : nn::Module {
+  Uneven() {
+    register_module("net", net);
+    register_module("extra", extra);
+    register_module("frozen", frozen);
+    const torch::NoGradGuard guard;
+    for (auto* layer : {&extra, &frozen}) {
+      auto weight = (*layer)->weight;
+      weight.copy_(torch::cos(torch::arange(weight.numel()) * 0.3).mul(0.1).view(weight.sizes()));
+      (*layer)->bias.zero_();
+    }
+    frozen->weight.requires_grad_(false);
+    frozen->bias.requires_grad_(false);
+    again = register_parameter("again", extra->weight);
+  }
+  at::Tensor loss(int rank, int64_t step, bool together) {
+    auto x = input(rank, step, frozen->weight.scalar_type());
+    if (together || step > 0 || rank == 1) {
+      x = torch::tanh(extra(x));
+      x = torch::mm(x, again);
+    }
+    return (net->forward(torch::tanh(frozen(x))).to(at::kFloat) - 0.7).pow(2).mean();
+  }
+  std::shared_ptr<Net> net = std::make_shared<Net>();
+  nn::Linear extra{7, 7};
+  nn::Linear frozen{7, 7};
+  at::Tensor again;
+};
+
+struct Outcome {
+  std::vector<float> losses;
+  std::vector<double> norms;
+  std::vector<at::Tensor> weights;
+  at::Tensor gradient;
+};
+
+// Of rank 0; all ranks have the same weights.
+Outcome outcome_of(World world, const Config& c, int block = 0) {
+  std::mutex mutex;
+  std::vector<Outcome> all(static_cast<size_t>(world.hosts * world.ranks_a_host));
+  run_in(
+      world,
+      [&](auto group) {
+        auto model = std::make_shared<Uneven>();
+        Engine engine(model, AdamW{.lr = 1e-2}, c, group);
+        Outcome mine;
+        for (int64_t i = 0; i < 3 * c.gradient_accumulation_steps; ++i) {
+          const auto loss =
+              model->loss(group->rank(), i, c.stage == 3 || c.gradient_accumulation_steps > 1);
+          engine.backward(loss);
+          if (i == 0 && c.gradient_accumulation_steps == 1)
+            mine.gradient = engine.gradient("net.b.weight");
+          const auto result = engine.step();
+          mine.losses.push_back(loss.template item<float>());
+          if (result.boundary) mine.norms.push_back(result.grad_norm);
+        }
+        mine.weights = weights(engine);
+        const std::lock_guard lock(mutex);
+        all[static_cast<size_t>(group->rank())] = std::move(mine);
+      },
+      block);
+  for (const auto& other : all) {
+    expect_equal(other.weights, all.front().weights);
+    EXPECT_EQ(other.norms, all.front().norms);
+  }
+  return all.front();
+}
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  expect_equal(a.weights, b.weights);
+  ASSERT_EQ(a.gradient.defined(), b.gradient.defined());
+  if (a.gradient.defined()) {
+    EXPECT_TRUE(torch::equal(a.gradient, b.gradient));
+  }
+}
+
+Config clipped(int stage, bool bf16, int64_t k = 1) {
+  auto c = config(stage, bf16, k);
+  c.gradient_clipping = 0.05;  // so that the norm is in the weights
+  return c;
+}
+
+Config hybrid(Config c, int64_t size) {
+  c.mics_shard_size = size;
+  return c;
+}
+
+TEST(HybridSharding, GivesTheBitsOfFullShardingOnTheSameHostsAndOfOneHostInTheirOrder) {
+  for (const int stage : {1, 2, 3}) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE("stage " + std::to_string(stage) + (bf16 ? " bf16" : " fp32"));
+      const auto c = clipped(stage, bf16);
+      const auto full = outcome_of(kTwoByTwo, c);
+      expect_same(outcome_of(kTwoByTwo, hybrid(c, 2)), full);
+      expect_same(outcome_of(kFourByOne, hybrid(c, 2)), full);
+      expect_same(outcome_of(kFourByOne, c, 2), full);
+      expect_same(outcome_of(kTwoByOne, hybrid(c, 1)), outcome_of(kTwoByOne, c));
+    }
+  }
+}
+
+TEST(HybridSharding, OfAsManyRanksAsThereAreIsFullSharding) {
+  const auto c = clipped(3, true);
+  expect_same(outcome_of(kTwoByTwo, hybrid(c, 4)), outcome_of(kTwoByTwo, c));
+}
+
+// Stage 1 adds up micro-batches on each rank before any sum; stages 2 and 3 in the block, before
+// the sum over replicas.
+TEST(HybridSharding, AccumulatesAsFullShardingAtStageOneAndAlikeAtStagesTwoAndThree) {
+  for (const bool bf16 : {false, true}) {
+    SCOPED_TRACE(bf16 ? "bf16" : "fp32");
+    const auto one = clipped(1, bf16, 3);
+    expect_same(outcome_of(kTwoByTwo, hybrid(one, 2)), outcome_of(kTwoByTwo, one));
+    const auto two = outcome_of(kTwoByTwo, hybrid(clipped(2, bf16, 3), 2));
+    const auto three = hybrid(clipped(3, bf16, 3), 2);
+    expect_same(outcome_of(kTwoByTwo, three), two);
+    expect_same(outcome_of(kFourByOne, three), two);
+  }
+}
+
+TEST(HybridSharding, WithStatesOnTheHostGivesTheBitsOfFullSharding) {
+  for (const bool bf16 : {false, true}) {
+    for (const int64_t k : {1, 2}) {
+      auto c = clipped(3, bf16, k);
+      c.offload_optimizer.device = OffloadDevice::cpu;
+      const auto full = outcome_of(kTwoByTwo, c);
+      expect_same(outcome_of(kTwoByTwo, hybrid(c, 2)), full);
+      // Replicas on the same host, too: each has all states, and adds a fourth of the sums.
+      expect_same(outcome_of(kTwoByTwo, hybrid(c, 1)), full);
+      expect_same(outcome_of(kFourByOne, hybrid(c, 1), 2), full);
+      expect_same(outcome_of(kTwoByOne, hybrid(c, 1)), outcome_of(kTwoByOne, c));
+    }
+  }
+}
+
+// Some units' sums over replicas are made with each micro-batch, others' once.
+TEST(HybridSharding, WithSomeStatesOnTheHostIsTheSameOnHostsAndOnOne) {
+  for (const bool bf16 : {false, true}) {
+    auto c = hybrid(clipped(2, bf16, 3), 2);
+    c.offload_optimizer.device = OffloadDevice::cpu;
+    c.offload_optimizer.ratio = 0.5;
+    expect_same(outcome_of(kTwoByTwo, c), outcome_of(kFourByOne, c));
+  }
+}
+
+TEST(HybridSharding, WithUpdatesInBackwardGivesTheBitsOfFullSharding) {
+  auto c = config(3, true);
+  c.update_in_backward = true;
+  const auto trained = [&](const Config& with) {
+    std::mutex mutex;
+    std::vector<at::Tensor> result;
+    run_in(kTwoByTwo, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, with, group);
+      train(engine, *net, 3);
+      const auto all = weights(engine);
+      const std::lock_guard lock(mutex);
+      result = all;
+    });
+    return result;
+  };
+  expect_equal(trained(hybrid(c, 2)), trained(c));
+}
+
+TEST(HybridSharding, HoldsTheStatesOfABlockByTheFormulaAndTheLedger) {
+  for (const int stage : {1, 2, 3}) {
+    run_in(kTwoByTwo, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, hybrid(config(stage, true), 2), group);
+      train(engine, *net, 2);
+      const auto formula = engine.memory_formula();
+      const auto& ledger = *group->ledger();
+      EXPECT_EQ(ledger.usage(Category::parameters).current, formula.parameters);
+      EXPECT_EQ(ledger.usage(Category::gradients).peak, formula.gradients);
+      EXPECT_EQ(ledger.usage(Category::optimizer).current, formula.optimizer);
+      // A block on one host reads its units in place.
+      EXPECT_EQ(ledger.usage(Category::gathered_units).peak, 0);
+      // Of bf16 with fp32 masters, over the two ranks of a block.
+      const int64_t psi = engine.layout().numel();
+      EXPECT_EQ(formula.optimizer, 12 * psi / 2);
+      EXPECT_EQ(formula.parameters, stage == 3 ? 2 * psi / 2 : 2 * psi);
+    });
+  }
+}
+
+struct Chain : nn::Module {
+  Chain() {
+    for (int i = 0; i < 4; ++i)
+      w.push_back(register_parameter(
+          "w" + std::to_string(i),
+          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& weight : w) x = torch::mm(x, weight);
+    return x;
+  }
+  std::vector<at::Tensor> w;
+};
+
+TEST(HybridSharding, SendsBetweenHostsTheFormulaOfAnAllReduceOfGradients) {
+  for (const auto world : {kTwoByOne, kTwoByTwo}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const bool bf16 : {false, true}) {
+        for (const int64_t k : {1, 2}) {
+          SCOPED_TRACE("stage " + std::to_string(stage) + " k " + std::to_string(k));
+          run_in(world, [&](auto group) {
+            auto chain = std::make_shared<Chain>();
+            auto c = hybrid(config(stage, bf16, k), world.ranks_a_host);
+            c.unit_bytes = 1 << 20;
+            Engine engine(chain, AdamW{}, c, group);
+            const auto x =
+                torch::ones({2, 64}, bf16 ? torch::kBFloat16 : torch::kFloat).requires_grad_();
+            group->traffic().reset();
+            for (int64_t i = 0; i < k; ++i) {
+              engine.backward(chain->forward(x).mean());
+              engine.step();
+            }
+            const auto formula = engine.traffic_formula();
+            const auto count = [&](Collective of) { return group->traffic().count(of); };
+            EXPECT_EQ(count(Collective::all_gather).link_bytes, formula.all_gather_link);
+            EXPECT_EQ(count(Collective::reduce_scatter).link_bytes, formula.reduce_scatter_link);
+            EXPECT_EQ(count(Collective::all_reduce).link_bytes, formula.all_reduce_link);
+            EXPECT_EQ(count(Collective::reduce_scatter).logical_bytes, formula.reduce_scatter);
+            EXPECT_EQ(count(Collective::all_reduce).logical_bytes, formula.all_reduce);
+            // Sums of several micro-batches are fp32.
+            const partition::Wire wire{bf16 && k == 1 ? 16 : 32};
+            const auto whole =
+                partition::link_traffic({world.hosts, world.ranks_a_host}, engine.layout().numel(),
+                                        {.placement = partition::placement_of_stage(stage),
+                                         .hybrid = true,
+                                         .deferred = true,
+                                         .micro_batches = k,
+                                         .gradients = wire});
+            EXPECT_EQ(
+                (formula.all_gather_link + formula.reduce_scatter_link + formula.all_reduce_link) *
+                    world.ranks_a_host,
+                whole.total());
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
+  for (const int stage : {1, 3}) {
+    const TemporaryFolder folder;
+    const auto c = hybrid(clipped(stage, true), 2);
+    std::vector<at::Tensor> uninterrupted;
+    std::mutex mutex;
+    run_in(kTwoByTwo, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, c, group);
+      train(engine, *net, 2);
+      engine.save(folder.path() / "sharded");
+      engine.save_full(folder.path() / "full");
+      train(engine, *net, 2, 2);
+      const auto all = weights(engine);
+      const std::lock_guard lock(mutex);
+      uninterrupted = all;
+    });
+    const auto continues = [&](const Config& with, bool full) {
+      run_in(kTwoByTwo, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, AdamW{}, with, group);
+        full ? engine.load_full(folder.path() / "full") : engine.load(folder.path() / "sharded");
+        EXPECT_EQ(engine.steps(), 2);
+        train(engine, *net, 2, 2);
+        expect_equal(weights(engine), uninterrupted);
+      });
+    };
+    continues(c, false);
+    continues(c, true);
+    continues(clipped(stage, true), true);
+    run_in(kTwoByTwo, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, clipped(stage, true), group);
+      EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "sharded"); }),
+                  AllOf(HasSubstr("world_size 2"), HasSubstr("has 4"), HasSubstr("save_full")));
+    });
+  }
+}
+
+TEST(HybridSharding, RefusesSizesThatDoNotSuitTheHosts) {
+  const auto refusal = [](World world, const Config& c) {
+    std::string message;
+    std::mutex mutex;
+    run_in(world, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
+      const std::lock_guard lock(mutex);
+      message = mine;
+    });
+    return message;
+  };
+  EXPECT_THAT(refusal(kTwoByTwo, hybrid(config(3), 3)),
+              AllOf(HasSubstr("mics_shard_size is 3"), HasSubstr("4 ranks, 2 on each host"),
+                    HasSubstr("Use one of 1, 2, 4.")));
+  EXPECT_THAT(refusal({1, 3}, hybrid(config(1), 2)), HasSubstr("mics_shard_size is 2"));
+  auto kept = config(3);
+  kept.hpz_partition_size = 2;
+  EXPECT_THAT(refusal(kTwoByTwo, kept),
+              AllOf(HasSubstr("zero_hpz_partition_size is 2"), HasSubstr("Use mics_shard_size 2")));
+  EXPECT_THAT(refusal({1, 3}, kept), AllOf(HasSubstr("zero_hpz_partition_size is 2"),
+                                           HasSubstr("Use 3, or leave it out")));
+  kept.hpz_partition_size = 3;
+  EXPECT_NO_THROW(outcome_of({1, 3}, kept));
+}
+
+}  // namespace
+}  // namespace zero
