@@ -49,6 +49,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
   make_pool();
   if (sharded()) {
     make_sums();
+    make_losses();
   } else {
     make_whole();
   }
@@ -92,6 +93,15 @@ void ReduceFlow::make_sums() {
       if (made == nullptr) made = sums_.emplace_back(make(tier)).get();
       state(u).sums = made;
     }
+  }
+}
+
+void ReduceFlow::make_losses() {
+  if (!options_.wire || !options_.feedback) return;
+  for (const int64_t u : order_) {
+    const int64_t bytes = group_.feedback_bytes(*options_.wire, layout_.slice_numel(u));
+    if (bytes > 0 && comm::can_quantise(wire_dtype(u)))
+      state(u).losses = group_.empty(bytes, at::kByte, Category::gradients).zero_();
   }
 }
 
@@ -368,10 +378,17 @@ void ReduceFlow::reduce(int64_t unit) {
   for (const auto& segment : layout_.unit(unit).segments)
     in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
   u.sums->prepare(reduction);
-  reduction.work =
-      group_.reduce_scatter(reduction.output, reduction.bucket, labels_[static_cast<size_t>(unit)]);
+  reduction.work = group_.reduce_scatter(reduction.output, reduction.bucket,
+                                         labels_[static_cast<size_t>(unit)], link_wire(unit));
   in_flight_.push_back(std::move(reduction));
   while (in_flight_.size() > kInFlight) retire_one();
+}
+
+std::optional<comm::LinkWire> ReduceFlow::link_wire(int64_t unit) const {
+  if (!options_.wire || !comm::can_quantise(wire_dtype(unit))) return {};
+  return comm::LinkWire{.quantisation = *options_.wire,
+                        .error = state(unit).losses,
+                        .beta = options_.feedback.value_or(0)};
 }
 
 void ReduceFlow::retire_one() {
@@ -534,6 +551,13 @@ void ReduceFlow::clear() {
     if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
   }
   finished_ = passed_ = foreign_ = false;
+}
+
+void ReduceFlow::forget_losses() {
+  const std::lock_guard lock(mutex_);
+  for (auto& unit : states_) {
+    if (unit.losses.defined()) unit.losses.zero_();
+  }
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
