@@ -186,6 +186,8 @@ TEST(Config, OfSeveralHostsWhatCannotBeIsRefused) {
               HasSubstr("zero_hpz_partition_size is 0; it must be a whole number, at least 1"));
   EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 4, "zero_hpz_partition_size": 4)"),
               HasSubstr("Leave one of them out"));
+  EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 4, "zero_quantized_gradients": true)"),
+              HasSubstr("sums of replicas are not quantised"));
   EXPECT_THAT(refused(R"("stage": 3, "zeropp_loco_param": {"err_beta": 0.8})"),
               HasSubstr("zero_quantized_gradients is false"));
   EXPECT_THAT(refused(R"("stage": 3, "zero_quantized_block_size": 100)"),

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "zero/comm/fixed_text.h"
+#include "zero/comm/link_wire.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/shm_control.h"
 #include "zero/comm/traffic.h"
@@ -29,6 +31,7 @@ struct Call {
   std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
   Collective counted = Collective::control;
   FixedText<72> label;
+  std::optional<LinkWire> wire;
   std::chrono::milliseconds timeout{};
 };
 

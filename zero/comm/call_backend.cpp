@@ -185,9 +185,10 @@ c10::intrusive_ptr<c10d::Work> CallBackend::barrier(const c10d::BarrierOptions& 
 
 c10::intrusive_ptr<c10d::Work> CallBackend::announce_and_issue(Call call, bool asynchronous,
                                                                std::chrono::milliseconds timeout) {
-  const auto announced = announcements_->take();
+  auto announced = announcements_->take();
   call.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   call.label = announced.label;
+  call.wire = std::move(announced.wire);
   call.counted = announced.counted.value_or(counted_as(call.op));
   return issue(std::move(call), asynchronous, asynchronous && !announced.awaited);
 }

@@ -78,13 +78,13 @@ struct Group::Impl {
   // awaited by their callers, right after.
   template <class Issue>
   Work run(const char* what, Collective counted, int64_t logical_bytes, std::string_view label,
-           Issue issue_call) {
+           Issue issue_call, std::optional<LinkWire> wire = {}) {
     const std::lock_guard lock(issue);
     CallName call{what, std::string(label), rank};
     try {
       if (ours()) {
         transport.announcements->announce(
-            {FixedText<72>(label), counted, counted == Collective::control});
+            {FixedText<72>(label), counted, counted == Collective::control, std::move(wire)});
       }
       auto work = issue_call();
       one_tensor.clear();
@@ -134,8 +134,39 @@ struct Group::Impl {
                                 c10::toString(output.scalar_type())));
   }
 
+  // What a call's wire must be. None is left where nothing crosses between hosts.
+  void check_wire(const char* what, std::optional<LinkWire>& wire, at::ScalarType dtype) const {
+    if (!wire || topology.hosts == 1) {
+      wire.reset();
+      return;
+    }
+    const auto refuse = [&](std::string_view why) {
+      throw CommError(fmt::format("{} on rank {}: {}", what, rank, why));
+    };
+    if (!ours()) {
+      refuse(
+          "a group over a foreign backend cannot quantise what crosses between hosts; use "
+          "zero::init, or switch the zero_quantized_... keys off.");
+    }
+    if (!can_quantise(dtype))
+      refuse(fmt::format("{} cannot be quantised; Float, BFloat16 and Half can.",
+                         c10::toString(dtype)));
+    const int64_t block = wire->quantisation.block;
+    if (block % 64 != 0 || block < 64 || block > kLargestBlock)
+      refuse(fmt::format("a block of {} elements; it must be 64, 128, 192 or 256.", block));
+  }
+  void check_error(const LinkWire& wire, int64_t bytes) const {
+    const auto& error = wire.error;
+    if (!error.defined()) return;
+    if (error.scalar_type() == at::kByte && error.is_contiguous() && error.numel() == bytes) return;
+    throw CommError(fmt::format(
+        "reduce_scatter on rank {}: the array of LinkWire::error has {} elements of {}, but must "
+        "be contiguous and have {} of Byte (Group::feedback_bytes).",
+        rank, error.numel(), c10::toString(error.scalar_type()), bytes));
+  }
+
   Work all_gather(Collective collective, at::Tensor output, at::Tensor input,
-                  std::string_view label);
+                  std::string_view label, std::optional<LinkWire> wire = {});
   Work all_reduce(Collective collective, at::Tensor tensor, std::string_view label);
   Topology find_topology() const;
 };
@@ -198,7 +229,7 @@ std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category cat
 }
 
 Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
-                             std::string_view label) {
+                             std::string_view label, std::optional<LinkWire> wire) {
   check_defined("all_gather", output);
   check_defined("all_gather", input);
   check_sizes("all_gather", output.numel(), input.numel());
@@ -207,12 +238,20 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
     copy_slice(output, input);
     return done(collective);
   }
+  check_wire("all_gather", wire, input.scalar_type());
+  if (wire && wire->error.defined()) {
+    throw CommError(fmt::format(
+        "all_gather on rank {}: what a message loses is not added to a later one.", rank));
+  }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
-  return run("all_gather", collective, bytes, label, [&] {
-    c10d::AllgatherOptions call;
-    call.timeout = options.timeout;
-    return backend_of(collective)._allgather_base(output, input, call);
-  });
+  return run(
+      "all_gather", collective, bytes, label,
+      [&] {
+        c10d::AllgatherOptions call;
+        call.timeout = options.timeout;
+        return backend_of(collective)._allgather_base(output, input, call);
+      },
+      std::move(wire));
 }
 
 Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
@@ -227,11 +266,18 @@ Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::stri
   });
 }
 
-Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view label) {
-  return impl_->all_gather(Collective::all_gather, std::move(output), std::move(input), label);
+Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view label,
+                       std::optional<LinkWire> wire) {
+  return impl_->all_gather(Collective::all_gather, std::move(output), std::move(input), label,
+                           std::move(wire));
 }
 
-Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label) {
+int64_t Group::feedback_bytes(const Quantisation& quantisation, int64_t slice_numel) const {
+  return (topology().hosts - 1) * wire_bytes(feedback_quantisation(quantisation), slice_numel);
+}
+
+Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label,
+                           std::optional<LinkWire> wire) {
   impl_->check_defined("reduce_scatter", output);
   impl_->check_defined("reduce_scatter", input);
   impl_->check_sizes("reduce_scatter", input.numel(), output.numel());
@@ -242,6 +288,8 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   }
   const auto bytes =
       (impl_->size - 1) * static_cast<int64_t>(output.numel() * input.element_size());
+  impl_->check_wire("reduce_scatter", wire, input.scalar_type());
+  if (wire) impl_->check_error(*wire, feedback_bytes(wire->quantisation, output.numel()));
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(
@@ -253,7 +301,8 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
         auto converted = input.to(output.scalar_type());  // another backend reduces one dtype only
         auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
         return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
-      });
+      },
+      std::move(wire));
 }
 
 Work Group::all_reduce(at::Tensor tensor, std::string_view label) {

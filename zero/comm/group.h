@@ -13,12 +13,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "zero/base/ledger.h"
 #include "zero/comm/accounts.h"
+#include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
 #include "zero/comm/transport.h"
@@ -107,13 +109,24 @@ class Group {
   // (fp64 for fp64) for fp32, bf16 and fp16, and round once; the result is bit-identical on every
   // rank and for every chunking.
 
+  // With a `wire` arrays of Float, BFloat16 or Half cross between hosts quantised. Where all ranks
+  // are on one host nothing crosses, and it has no effect. Throws CommError where the group is over
+  // a foreign backend that spans hosts: that one sends what it is given.
+
   /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this
-  /// rank's slice of `output`.
-  Work all_gather(at::Tensor output, at::Tensor input, std::string_view label = "");
+  /// rank's slice of `output`. With a `wire` the output is what the messages say, this rank's own
+  /// slice too: the same bits on all ranks. It must not have an `error`.
+  Work all_gather(at::Tensor output, at::Tensor input, std::string_view label = "",
+                  std::optional<LinkWire> wire = {});
   /// output (n), input (N * n): output = slice `rank` of the sum over ranks. `output` may be this
   /// rank's slice of `input`. `output` may be fp32 where `input` is bf16 or fp16: then the sum is
-  /// not rounded.
-  Work reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label = "");
+  /// not rounded. With a `wire` a host's exact sums leave it quantised, once; the sum of the host
+  /// that the slice is on enters as it is. Added in host order, and rounded once.
+  Work reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label = "",
+                      std::optional<LinkWire> wire = {});
+  /// Bytes of LinkWire::error for sums whose slices have `slice_numel` elements: about 1 for each
+  /// element that this rank sends, 0 on one host.
+  int64_t feedback_bytes(const Quantisation& quantisation, int64_t slice_numel) const;
   /// In place: tensor = the sum over ranks.
   Work all_reduce(at::Tensor tensor, std::string_view label = "");
   /// In place: tensor = `root`'s tensor.

@@ -88,6 +88,36 @@ void add_up(const at::Tensor& output, std::span<const void* const> inputs, at::S
   });
 }
 
+// `body` takes parts of a message's blocks, by as many threads as this one may use.
+template <class Body>
+void by_blocks(const Quantisation& quantisation, int64_t numel, Body body) {
+  const int64_t grain = kGrain / (quantisation.block * width_of(at::kFloat));
+  at::parallel_for(0, blocks_of(quantisation, numel), grain, [&](int64_t begin, int64_t end) {
+    body(BlockRange{begin, end});
+  });
+}
+
+// `error`: of the message, or null.
+void pack_values(const at::Tensor& message, std::byte* error, const at::Tensor& values,
+                 const LinkWire& wire) {
+  by_blocks(wire.quantisation, values.numel(), [&](BlockRange range) {
+    if (error == nullptr) {
+      pack(bytes_of(message), values.data_ptr(), values.scalar_type(), values.numel(),
+           wire.quantisation, range);
+    } else {
+      pack_with_feedback(bytes_of(message), error, values.data_ptr(), values.scalar_type(),
+                         values.numel(), wire.quantisation, wire.beta, range);
+    }
+  });
+}
+
+void unpack_values(const at::Tensor& values, const std::byte* message, const LinkWire& wire) {
+  by_blocks(wire.quantisation, values.numel(), [&](BlockRange range) {
+    unpack(values.data_ptr(), values.scalar_type(), message, values.numel(), wire.quantisation,
+           range);
+  });
+}
+
 }  // namespace
 
 // Arrays of one size that are used in turn; each may still be on its way when its turn comes.
@@ -179,6 +209,11 @@ int64_t HostsCollectives::chunk_bytes() const {
   return std::clamp(kUnderWay / others() / 4096 * 4096, kLeastChunk, kMostChunk);
 }
 
+// Elements of a chunk that is quantised: whole blocks, whose sums in fp32 fit into an array.
+int64_t HostsCollectives::chunk_numel(const Quantisation& quantisation) const {
+  return chunk_bytes() / width_of(at::kFloat) / quantisation.block * quantisation.block;
+}
+
 void HostsCollectives::depart(HostsCall& call, int host, Channel channel,
                               const at::Tensor& values) {
   const auto bytes = span_of(values);
@@ -221,6 +256,7 @@ void HostsCollectives::exchange_records(HostsCall& call) {
   record.op = call.call.op;
   record.label = call.call.label;
   record.root = call.call.root;
+  record.wire = wire_code(call.call.wire);
   if (input.defined()) {
     record.input_bytes = static_cast<int64_t>(input.nbytes());
     record.output_bytes = static_cast<int64_t>(output.nbytes());
@@ -275,6 +311,7 @@ void HostsCollectives::run_local(const Side& side, const HostsCall& of, Op op,
   call.root = root;
   call.counted = of.call.counted;
   call.label = of.call.label;
+  call.wire = of.call.wire;  // for its record: nothing is quantised here
   call.timeout = of.call.timeout;
   side.local->run(call);
 }
@@ -352,31 +389,132 @@ void HostsCollectives::finish_gather(HostsCall& call) {
   }
 }
 
+// Chunk by chunk: this rank's slice leaves, and its own output gets what the messages say.
+void HostsCollectives::send_packed(HostsCall& call) {
+  const auto& input = call.call.input;
+  const auto& wire = *call.call.wire;
+  const int64_t n = input.numel();
+  const auto own = part(call.call.output, rank_at(topology_.host) * n, n);
+  const int64_t step = chunk_numel(wire.quantisation);
+  for (int64_t begin = 0; begin < n; begin += step) {
+    const int64_t numel = std::min(step, n - begin);
+    at::Tensor packed;
+    for (int d = 1; d <= others(); ++d) {
+      int64_t turn = 0;
+      const auto message =
+          leaving(host_after(d), turn, wire_bytes(wire.quantisation, numel), at::kByte);
+      if (packed.defined()) {
+        copy_values(message, packed);
+      } else {
+        packed = message;
+        pack_values(packed, nullptr, part(input, begin, numel), wire);
+      }
+      leave(call, host_after(d), turn, message);
+    }
+    unpack_values(part(own, begin, numel), bytes_of(packed), wire);
+  }
+}
+
+void HostsCollectives::finish_packed_gather(HostsCall& call) {
+  const auto& output = call.call.output;
+  const auto& wire = *call.call.wire;
+  const int64_t n = call.call.input.numel();
+  const int64_t block = n * topology_.local_size;
+  check_records(call);
+  receive_chunks(
+      n, chunk_numel(wire.quantisation),
+      [&](int64_t numel) { return wire_bytes(wire.quantisation, numel); },
+      [&](int64_t begin, int64_t numel, const auto& chunk_of) {
+        for (int d = 1; d <= others(); ++d) {
+          const int from = host_after(topology_.hosts - d);
+          unpack_values(part(output, rank_at(from) * n + begin, numel), chunk_of(d), wire);
+        }
+      });
+  call.sending.wait();  // this rank's own slice is in its place
+  for (int host = 0; host < topology_.hosts && !alone(); ++host)
+    run_local(homeward_, call, Op::all_gather, part(output, host * block, block),
+              part(output, rank_at(host) * n, n));
+}
+
 // --- Sums ---
+
+// The next array of those that leave, once its last passage to `host` is over.
+at::Tensor HostsCollectives::leaving(int host, int64_t& turn, int64_t numel, at::ScalarType dtype) {
+  if (!leaving_) leaving_ = std::make_unique<Ring>(make_array_, kDepth * others(), chunk_bytes());
+  turn = leaving_->next();
+  if (const auto before = leaving_->taken(turn)) await(*before, host);
+  return leaving_->array(turn, numel, dtype);
+}
+
+void HostsCollectives::leave(HostsCall& call, int host, int64_t turn, const at::Tensor& values) {
+  leaving_->passage(turn) = send(host, on(Channel::reduce), span_of(values));
+  traffic_->add_link(call.call.counted, static_cast<int64_t>(span_of(values).size()));
+}
 
 // Of each other host's slice for this place, chunk by chunk: this host's sum of it leaves.
 void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int64_t n) {
   const int64_t block = n * topology_.local_size;
   const auto dtype = alone() ? input.scalar_type() : partial_dtype(input.scalar_type());
-  const int64_t step = chunk_bytes() / width_of(dtype);
+  const auto& wire = call.call.wire;
+  const int64_t step = wire ? chunk_numel(wire->quantisation) : chunk_bytes() / width_of(dtype);
+  const auto add_up_here = [&](const at::Tensor& partial, int host, int64_t begin) {
+    run_local(outward_, call, Op::reduce_scatter, partial,
+              slices(input, host * block + begin, topology_.local_size, n, partial.numel()));
+  };
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t numel = std::min(step, n - begin);
     for (int d = 1; d <= others(); ++d) {
       const int host = host_after(d);
-      if (alone()) {
-        depart(call, host, Channel::reduce, part(input, host * block + begin, numel));
-        continue;
+      auto values = alone() ? part(input, host * block + begin, numel) : at::Tensor();
+      int64_t turn = 0;
+      if (wire) {
+        if (!alone()) {
+          values = as_dtype(call.held.front(), numel, dtype);
+          add_up_here(values, host, begin);
+        }
+        const auto message = leaving(host, turn, wire_bytes(wire->quantisation, numel), at::kByte);
+        std::byte* error = nullptr;
+        if (wire->error.defined()) {
+          const auto kept = feedback_quantisation(wire->quantisation);
+          error = bytes_of(wire->error) + (d - 1) * wire_bytes(kept, n) + wire_bytes(kept, begin);
+        }
+        pack_values(message, error, values, *wire);
+        leave(call, host, turn, message);
+      } else if (alone()) {
+        depart(call, host, Channel::reduce, values);
+      } else {
+        values = leaving(host, turn, numel, dtype);
+        add_up_here(values, host, begin);
+        leave(call, host, turn, values);
       }
-      if (!leaving_)
-        leaving_ = std::make_unique<Ring>(make_array_, kDepth * others(), chunk_bytes());
-      const auto turn = leaving_->next();
-      if (const auto before = leaving_->taken(turn)) await(*before, host);
-      const auto partial = leaving_->array(turn, numel, dtype);
-      run_local(outward_, call, Op::reduce_scatter, partial,
-                slices(input, host * block + begin, topology_.local_size, n, numel));
-      leaving_->passage(turn) = send(host, on(Channel::reduce), span_of(partial));
-      traffic_->add_link(call.call.counted, static_cast<int64_t>(span_of(partial).size()));
     }
+  }
+}
+
+// Chunks of `n` elements, `step` in each, that others send to this place: `body` takes a chunk's
+// first element and number of elements, and a function that awaits the chunk of one host.
+template <class Body>
+void HostsCollectives::receive_chunks(int64_t n, int64_t step,
+                                      const std::function<int64_t(int64_t)>& bytes, Body body) {
+  if (!coming_) coming_ = std::make_unique<Ring>(make_array_, kDepth * others() + 1, chunk_bytes());
+  const auto place = [&](int64_t begin, int d) { return begin / step % kDepth * others() + d - 1; };
+  const auto post = [&](int64_t begin) {
+    for (int d = 1; begin < n && d <= others(); ++d) {
+      const int from = host_after(topology_.hosts - d);
+      const auto turn = place(begin, d);
+      coming_->passage(turn) =
+          receive(from, on(Channel::reduce),
+                  span_of(coming_->array(turn, bytes(std::min(step, n - begin)), at::kByte)));
+    }
+  };
+  for (int64_t ahead = 0; ahead < kDepth; ++ahead) post(ahead * step);
+  for (int64_t begin = 0; begin < n; begin += step) {
+    body(begin, std::min(step, n - begin), [&](int d) -> const std::byte* {
+      const auto turn = place(begin, d);
+      await(*coming_->taken(turn), host_after(topology_.hosts - d));
+      return bytes_of(coming_->array(turn, 1, at::kByte));
+    });
+    post(begin + kDepth * step);
   }
 }
 
@@ -385,39 +523,62 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
                                  int64_t n) {
   const int64_t block = n * topology_.local_size;
   const auto dtype = alone() ? input.scalar_type() : partial_dtype(input.scalar_type());
-  const int64_t step = chunk_bytes() / width_of(dtype);
-  const int64_t arrays = kDepth * others();
-  if (!coming_) coming_ = std::make_unique<Ring>(make_array_, arrays + 1, chunk_bytes());
-  const auto place = [&](int64_t begin, int d) { return begin / step % kDepth * others() + d - 1; };
-  const auto post = [&](int64_t begin) {
-    for (int d = 1; begin < n && d <= others(); ++d) {
-      const int from = host_after(topology_.hosts - d);
-      const auto turn = place(begin, d);
-      coming_->passage(turn) =
-          receive(from, on(Channel::reduce),
-                  span_of(coming_->array(turn, std::min(step, n - begin), dtype)));
-    }
+  const auto& wire = call.call.wire;
+  const int64_t step = wire ? chunk_numel(wire->quantisation) : chunk_bytes() / width_of(dtype);
+  const auto bytes = [&](int64_t numel) {
+    return wire ? wire_bytes(wire->quantisation, numel) : numel * width_of(dtype);
   };
-  for (int64_t ahead = 0; ahead < kDepth; ++ahead) post(ahead * step);
-  std::vector<const void*> parts(static_cast<size_t>(topology_.hosts));
-  for (int64_t begin = 0; begin < n; begin += step) {
-    const int64_t numel = std::min(step, n - begin);
+  std::vector<const std::byte*> parts(static_cast<size_t>(topology_.hosts));
+  receive_chunks(n, step, bytes, [&](int64_t begin, int64_t numel, const auto& chunk_of) {
     auto own = part(input, topology_.host * block + begin, numel);
     if (!alone()) {
-      own = coming_->array(arrays, numel, dtype);
+      own = coming_->array(kDepth * others(), numel, dtype);
       run_local(homeward_, call, Op::reduce_scatter, own,
                 slices(input, topology_.host * block + begin, topology_.local_size, n, numel));
     }
-    parts[static_cast<size_t>(topology_.host)] = own.data_ptr();
-    for (int d = 1; d <= others(); ++d) {
-      const int from = host_after(topology_.hosts - d);
-      const auto turn = place(begin, d);
-      await(*coming_->taken(turn), from);
-      parts[static_cast<size_t>(from)] = coming_->array(turn, numel, dtype).data_ptr();
+    parts[static_cast<size_t>(topology_.host)] = bytes_of(own);
+    for (int d = 1; d <= others(); ++d)
+      parts[static_cast<size_t>(host_after(topology_.hosts - d))] = chunk_of(d);
+    const auto to = part(output, begin, numel);
+    if (wire) {
+      add_packed(call, to, own, parts);
+    } else {
+      const std::vector<const void*> values(parts.begin(), parts.end());
+      add_up(to, values, dtype, topology_.hosts);
     }
-    add_up(part(output, begin, numel), parts, dtype, topology_.hosts);
-    post(begin + kDepth * step);
-  }
+  });
+}
+
+// output = `own` and what the other hosts' messages say, added in the order of hosts in fp32, and
+// rounded once.
+void HostsCollectives::add_packed(HostsCall& call, const at::Tensor& output, const at::Tensor& own,
+                                  std::span<const std::byte* const> messages) {
+  const auto& quantisation = call.call.wire->quantisation;
+  const int64_t numel = output.numel();
+  auto* total = static_cast<float*>(call.held.back().data_ptr());
+  // `own` may be there already; of another dtype it has room there.
+  auto* exact =
+      static_cast<float*>(coming_->array(kDepth * others(), numel, at::kFloat).data_ptr());
+  by_blocks(quantisation, numel, [&](BlockRange range) {
+    const int64_t begin = range.begin * quantisation.block;
+    const int64_t count = std::min(range.end * quantisation.block, numel) - begin;
+    const void* mine = bytes_of(own) + begin * own.element_size();
+    float* sums = total + begin;
+    float* converted = exact + begin;
+    void* to = converted;
+    if (mine != to) sum({&to, 1}, at::kFloat, {&mine, 1}, own.scalar_type(), count, false);
+    std::fill(sums, sums + count, 0.0F);
+    for (size_t host = 0; host < messages.size(); ++host) {
+      if (static_cast<int>(host) != topology_.host) {
+        unpack_add(total, messages[host], numel, quantisation, range);
+        continue;
+      }
+      for (int64_t i = 0; i < count; ++i) sums[i] += converted[i];
+    }
+    const void* whole = sums;
+    void* out = bytes_of(output) + begin * output.element_size();
+    sum({&out, 1}, output.scalar_type(), {&whole, 1}, at::kFloat, count, false);
+  });
 }
 
 // In place: the sum of few elements of all ranks, from all of them.
@@ -528,6 +689,7 @@ void HostsCollectives::finish_all_to_all(HostsCall& call) {
 
 bool HostsCollectives::small(const Call& call) const {
   if (control_) return true;
+  if (call.wire) return false;
   if (call.op == Op::all_gather) return static_cast<int64_t>(call.output.nbytes()) <= kSmall;
   return call.op == Op::all_reduce && static_cast<int64_t>(call.input.nbytes()) * ranks() <= kSmall;
 }
@@ -543,7 +705,12 @@ void HostsCollectives::open(HostsCall& call) {
   const auto& tensor = call.call.input;
   switch (call.call.op) {
     case Op::all_gather:
+      if (call.call.wire) break;
       small(call.call) ? start_small_gather(call, tensor) : start_gather(call);
+      break;
+    case Op::reduce_scatter:  // what one phase adds up in, and the other
+      for (int phase = 0; call.call.wire && phase < 2; ++phase)
+        call.held.push_back(scratch_.take(chunk_bytes()));
       break;
     case Op::all_reduce: {
       const int64_t begin = reduced_slice(call.call) * ranks();
@@ -560,6 +727,7 @@ void HostsCollectives::open(HostsCall& call) {
 
 void HostsCollectives::send(HostsCall& call) {
   const auto& tensor = call.call.input;
+  if (call.call.op == Op::all_gather && call.call.wire) send_packed(call);
   if (call.call.op == Op::reduce_scatter) send_parts(call, tensor, call.call.output.numel());
   if (call.call.op == Op::all_reduce) {
     if (const int64_t n = reduced_slice(call.call); n > 0) send_parts(call, tensor, n);
@@ -569,11 +737,16 @@ void HostsCollectives::send(HostsCall& call) {
 void HostsCollectives::homeward(HostsCall& call) {
   const auto& output = call.call.output;
   const auto& input = call.call.input;
-  const bool sums = call.call.op == Op::reduce_scatter || call.call.op == Op::all_reduce;
-  if (!sums) call.sending.wait();
+  const bool in_chunks = call.call.op == Op::reduce_scatter || call.call.op == Op::all_reduce ||
+                         call.call.wire.has_value();
+  if (!in_chunks) call.sending.wait();
   switch (call.call.op) {
     case Op::all_gather:
-      small(call.call) ? finish_small_all_gather(call) : finish_gather(call);
+      if (call.call.wire) {
+        finish_packed_gather(call);
+      } else {
+        small(call.call) ? finish_small_all_gather(call) : finish_gather(call);
+      }
       break;
     case Op::reduce_scatter:
       check_records(call);

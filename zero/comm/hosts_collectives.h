@@ -19,14 +19,21 @@
 // sums are never rounded; with one rank a host there are none, and bf16 travels as bf16. A group on
 // one host adds in the same order where GroupOptions::block says so.
 //
+// Note [Quantised between hosts]
+// With a LinkWire what leaves a host is packed, chunk by chunk, and unpacked where it arrives: of
+// an all-gather each rank's slice, which it puts into its own output as the message says it, so
+// that all ranks have the same; of a reduce-scatter the host's sum, in fp32, of which what is
+// wanted here stays as it is. Chunks begin at multiples of a block, so together they have the bytes
+// of one message. Inside a host nothing is quantised. Small calls go in chunks too.
+//
 // Note [Two phases]
 // `outward` starts a call: what this rank has for others leaves. `homeward` ends it: what others
 // have for this rank is awaited and put in its place. It begins as soon as the call has been opened
 // (`open`), beside the rest of the outward phase (`send`): a long sum leaves in chunks, which do
 // not go on before the other hosts take them. Each phase runs calls in the order of their
 // issue, on a thread of its own, with channels of its own in shared memory and on the rail; so one
-// call's data travel while another's are added up, and yet nothing is ordered by timing. Sums pass
-// through a few chunks of constant size, in both phases.
+// call's data travel while another's are added up, and yet nothing is ordered by timing. Sums, and
+// what is quantised, pass through a few chunks of constant size, in both phases.
 #pragma once
 
 #include <torch/types.h>
@@ -39,6 +46,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -143,6 +151,7 @@ class HostsCollectives {
   bool alone() const { return topology_.local_size == 1; }
   Channel on(Channel channel) const { return control_ ? Channel::control : channel; }
   int64_t chunk_bytes() const;
+  int64_t chunk_numel(const Quantisation& quantisation) const;
   bool small(const Call& call) const;
   int64_t reduced_slice(const Call& call) const;
 
@@ -165,8 +174,17 @@ class HostsCollectives {
   void finish_small_all_gather(HostsCall& call);
   void start_gather(HostsCall& call);
   void finish_gather(HostsCall& call);
+  void send_packed(HostsCall& call);
+  void finish_packed_gather(HostsCall& call);
+  at::Tensor leaving(int host, int64_t& turn, int64_t numel, at::ScalarType dtype);
+  void leave(HostsCall& call, int host, int64_t turn, const at::Tensor& values);
+  template <class Body>
+  void receive_chunks(int64_t n, int64_t step, const std::function<int64_t(int64_t)>& bytes,
+                      Body body);
   void send_parts(HostsCall& call, const at::Tensor& input, int64_t n);
   void add_parts(HostsCall& call, const at::Tensor& output, const at::Tensor& input, int64_t n);
+  void add_packed(HostsCall& call, const at::Tensor& output, const at::Tensor& own,
+                  std::span<const std::byte* const> messages);
   void add_small(HostsCall& call, const at::Tensor& values);
   void finish_all_reduce(HostsCall& call);
   void broadcast(HostsCall& call);

@@ -124,6 +124,7 @@ void Collectives::begin(Call& call) {
   own_.op = call.op;
   own_.label = call.label;
   own_.root = call.root;
+  own_.wire = wire_code(call.wire);
   own_.data_offset = 0;
   staged_ = false;
   if (call.op == Op::window) {

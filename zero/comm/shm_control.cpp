@@ -17,11 +17,21 @@ std::string_view name(Op op) {
   return index < kNames.size() ? kNames[index] : "an unknown collective";
 }
 
+namespace {
+constexpr int64_t kBlockStep = 64;  // of which blocks have 1 to 4
+}
+
+uint8_t wire_code(const std::optional<LinkWire>& wire) {
+  if (!wire) return 0;
+  const auto& [format, block] = wire->quantisation;
+  return static_cast<uint8_t>(static_cast<int64_t>(format) * 4 + block / kBlockStep);
+}
+
 bool CallRecord::matches(const CallRecord& other) const {
   return sequence == other.sequence && op == other.op && input_bytes == other.input_bytes &&
          output_bytes == other.output_bytes && slice_distance == other.slice_distance &&
          input_dtype == other.input_dtype && output_dtype == other.output_dtype &&
-         root == other.root && label == other.label;
+         root == other.root && wire == other.wire && label == other.label;
 }
 
 std::string CallRecord::describe() const {
@@ -37,6 +47,11 @@ std::string CallRecord::describe() const {
   }
   text += fmt::format(" ({} -> {} bytes, {}", input_bytes, output_bytes, dtype(input_dtype));
   if (input_dtype != output_dtype) text += fmt::format(" -> {}", dtype(output_dtype));
+  if (wire != 0) {
+    static constexpr std::array<std::string_view, 4> kFormats{"int8", "int4", "fp8", "?"};
+    text += fmt::format(", between hosts {} by {}", kFormats[(wire - 1) / 4 % 4],
+                        ((wire - 1) % 4 + 1) * kBlockStep);
+  }
   return text + ")";
 }
 

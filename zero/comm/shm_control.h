@@ -9,11 +9,13 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "zero/comm/fixed_text.h"
+#include "zero/comm/link_wire.h"
 
 namespace zero::comm {
 
@@ -52,6 +54,9 @@ enum class Op : uint8_t {
 };
 std::string_view name(Op op);
 
+/// 0 where there is none; others differ where messages do.
+uint8_t wire_code(const std::optional<LinkWire>& wire);
+
 /// What a rank calls, for its peers to compare and to read from.
 struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
@@ -64,7 +69,7 @@ struct CallRecord {
   Op op = Op::none;
   int8_t input_dtype = 0;
   int8_t output_dtype = 0;
-  int8_t reserved = 0;
+  uint8_t wire = 0;  ///< `wire_code` of how it crosses between hosts
   int32_t root = 0;
   FixedText<72> label;
 

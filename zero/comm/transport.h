@@ -14,6 +14,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/fixed_text.h"
+#include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
 
@@ -63,6 +64,7 @@ struct Announcement {
   FixedText<72> label{};
   std::optional<Collective> counted{};  ///< where its copied bytes are counted
   bool awaited = false;  ///< by its caller at once: no other thread need be woken to run it
+  std::optional<LinkWire> wire{};  ///< of what crosses between hosts, where not its own dtype
 };
 
 /// From the group to a backend of ours. Thread-safe.

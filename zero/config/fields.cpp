@@ -157,11 +157,13 @@ void add_hosts(All& all) {
                                 "ranks share it, always."});
 
   Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
-  links.add("zero_quantized_weights",
-            {.sentence = "Stage 3 on several hosts: parameters cross between hosts quantised",
-             .details = "ZeRO++'s qwZ. Their owner computes with what it sent, so all ranks have "
-                        "the same. Other results than without; master weights are whole."},
-            &QuantisedLinks::weights);
+  links.add(
+      "zero_quantized_weights",
+      {.sentence = "Stage 3 on several hosts: parameters cross between hosts quantised",
+       .details = "ZeRO++'s qwZ. Their owner computes with what it sent, so all ranks have "
+                  "the same. Other results than without; master weights are whole, and so is what "
+                  "is saved."},
+      &QuantisedLinks::weights);
   links.add("zero_quantized_nontrainable_weights", {.sentence = "The same of frozen parameters"},
             &QuantisedLinks::frozen_weights);
   links.add("zero_quantized_gradients",
@@ -187,10 +189,11 @@ void add_hosts(All& all) {
   all.push_back(
       {Spec{"zero_optimization.zeropp_loco_param",
             {.sentence = "Add to each quantised gradient what the ones before it lost: LoCo",
-             .details = "`err_beta` (0.8; at least 0, less than 1): what a moving average of the "
-                        "losses keeps at each gradient. `reset_T` (1024; at least 1): updates "
-                        "after which it begins anew. Takes about a byte for each element that a "
-                        "rank sends."},
+             .details =
+                 "`err_beta` (0.8; at least 0, less than 1): what a moving average of the "
+                 "losses keeps at each gradient. `reset_T` (1024; at least 1): updates "
+                 "after which it begins anew, as it does after a load: checkpoints do not have it. "
+                 "Takes about a byte for each element that a rank sends."},
             Kind::section},
        [](Settings& root, const Json& section) {
          auto& feedback = root.engine.quantised.feedback;

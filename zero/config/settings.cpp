@@ -144,6 +144,13 @@ void check_hosts(const Config& engine) {
         "are sharded inside a host, no parameter comes from another one. Leave one of them out.",
         engine.mics_shard_size, engine.hpz_partition_size));
   }
+  if (engine.mics_shard_size > 0 && quantised.any()) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.mics_shard_size is {}, and a zero_quantized_... key is true: the sums "
+        "of replicas are not quantised, and no parameter comes from another host where all states "
+        "are sharded inside one. Leave one of them out.",
+        engine.mics_shard_size));
+  }
   if (!quantised.feedback) return;
   for (const auto& row : fields::error_feedback()) row.check(*quantised.feedback);
   if (!quantised.gradients) {

@@ -121,12 +121,19 @@ void Engine::Impl::make_table() {
 
 void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
+  const auto& links = config.quantised;
+  const auto chosen = [&](bool is) -> std::optional<comm::Quantisation> {
+    if (!is) return {};
+    return comm::Quantisation{links.weights_format, links.block};
+  };
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
       GatherFlow::Options{.live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
                           .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
                           .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
                           .slice_bytes = slice_bytes,
+                          .wire = chosen(links.weights),
+                          .frozen_wire = chosen(links.frozen_weights),
                           .complete = [this](int64_t unit, bool beforehand) {
                             return schedule->complete(unit, beforehand);
                           }});
@@ -137,11 +144,18 @@ void Engine::Impl::make_reduce() {
   if (timing.in_backward) {
     hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
   }
+  const auto& links = config.quantised;
+  std::optional<comm::Quantisation> wire;
+  std::optional<float> feedback;
+  if (links.gradients) wire = {links.gradients_format, links.block};
+  if (links.feedback) feedback = static_cast<float>(links.feedback->beta);
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
       ReduceFlow::Options{.add_in_buckets = config.layer_major_accumulation,
                           .micro_batches = config.gradient_accumulation_steps,
                           .unit_bytes = config.unit_bytes,
+                          .wire = wire,
+                          .feedback = feedback,
                           .doubled = timing.delayed_after.has_value(),
                           .hand_over = std::move(hand_over)});
 }
@@ -399,6 +413,9 @@ StepResult Engine::step() {
   }
   impl.gather->finish_publish();
   impl.reduce->clear();
+  const auto& feedback = impl.config.quantised.feedback;
+  if (result.updated && feedback && impl.steps % feedback->reset_every == 0)
+    impl.reduce->forget_losses();
   impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
   return result;

@@ -10,7 +10,32 @@ namespace {
 
 int64_t bytes(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
+std::optional<comm::Quantisation> quantised(bool chosen, comm::WireFormat format, int64_t block,
+                                            at::ScalarType dtype) {
+  if (!chosen || !comm::can_quantise(dtype)) return {};
+  return comm::Quantisation{format, block};
+}
+
+partition::Wire wire_of(const std::optional<comm::Quantisation>& quantisation, int64_t bytes) {
+  if (!quantisation) return {.bits = 8 * bytes};
+  return {.bits = quantisation->format == comm::WireFormat::int4 ? 4 : 8,
+          .block = quantisation->block};
+}
+
 }  // namespace
+
+std::optional<comm::Quantisation> Engine::Impl::parameter_wire(int64_t unit) const {
+  const auto& links = config.quantised;
+  const bool chosen = trainable(unit) ? links.weights : links.frozen_weights;
+  return quantised(chosen && placement.sharded.parameters, links.weights_format, links.block,
+                   plans[static_cast<size_t>(unit)].dtype);
+}
+
+std::optional<comm::Quantisation> Engine::Impl::gradient_wire(int64_t unit) const {
+  const auto& links = config.quantised;
+  return quantised(links.gradients && placement.sharded.gradients, links.gradients_format,
+                   links.block, plans[static_cast<size_t>(unit)].dtype);
+}
 
 partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
   partition::LayoutMemory sum;
@@ -37,6 +62,11 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
     sum.gradients += unit.gradients;
     sum.optimizer += unit.optimizer;
     sum.padding += unit.padding;
+    // What quantised sums have lost, for the next ones.
+    const auto wire = gradient_wire(u);
+    if (plan.trainable && wire && config.quantised.feedback && at.gradients && !host &&
+        tier == Tier::device)
+      sum.gradients += group().feedback_bytes(*wire, layout.slice_numel(u));
   }
   return sum;
 }
@@ -117,7 +147,7 @@ TrafficFormula Engine::traffic_formula() const {
     }
 
     // Ranks, and those of them on other hosts.
-    const partition::Wire parameter{.bits = 8 * unit.element_bytes};
+    const auto parameter = wire_of(impl.parameter_wire(u), unit.element_bytes);
     const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
     const int64_t gathered_across = all_gather_link_bytes(cluster, unit.numel, parameter);
     const int64_t gathers = sharded.parameters ? 2 * k : plan.trainable ? 1 : 0;
@@ -127,7 +157,7 @@ TrafficFormula Engine::traffic_formula() const {
     }
     if (!plan.trainable) continue;
     const int64_t gradient_bytes = bytes(impl.reduce->wire_dtype(u));
-    const partition::Wire gradient{.bits = 8 * gradient_bytes};
+    const auto gradient = wire_of(impl.gradient_wire(u), gradient_bytes);
     if (sharded.optimizer) {
       const int64_t reduced = partition::share_sent(unit.numel * gradient_bytes, ranks);
       const int64_t sums = sharded.gradients ? k : 1;

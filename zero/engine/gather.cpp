@@ -126,7 +126,13 @@ void GatherFlow::gather(int64_t unit, void* destination) {
                      static_cast<int64_t>(place.nbytes()));
     slice = place;
   }
-  fetch.work = group_.all_gather(output, slice, labels_[u]);
+  fetch.work = group_.all_gather(output, slice, labels_[u], wire_of(unit));
+}
+
+std::optional<comm::LinkWire> GatherFlow::wire_of(int64_t unit) const {
+  const auto& wire = table_.trainable(unit) ? options_.wire : options_.frozen_wire;
+  if (!wire || !comm::can_quantise(table_.plan(unit).dtype)) return {};
+  return comm::LinkWire{.quantisation = *wire};
 }
 
 void GatherFlow::finish(int64_t unit) {

@@ -13,6 +13,12 @@
 // group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
 // gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
 // unit is wanted.
+//
+// Note [Quantised weights]
+// Where units cross between hosts quantised (ZeRO++'s qwZ), what operators read is what the
+// messages say, on the owner too, so that all ranks compute with the same weights. What the owner
+// keeps stays whole: master weights, and the slice that the next gather quantises anew; so errors
+// of the quantisation do not add up. `full` gives what is kept.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +28,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +50,10 @@ class GatherFlow final : public paging::UnitSource {
     int64_t read_ahead_bytes = 0;
     /// Bytes of an ordinary unit's slice at most.
     int64_t slice_bytes = 0;
+    /// How units cross between hosts where that is not as they are: those that are trained, and
+    /// frozen ones. Stage 3.
+    std::optional<comm::Quantisation> wire{};
+    std::optional<comm::Quantisation> frozen_wire{};
     /// Called before a slice on disk is read for a gather: completes its update. To be asked
     /// `beforehand`, it does not wait, and says whether the slice may be read.
     std::function<bool(int64_t unit, bool beforehand)> complete;
@@ -67,8 +78,8 @@ class GatherFlow final : public paging::UnitSource {
   /// Waits for the all-gathers that `publish` started.
   void finish_publish();
 
-  /// The full unit, in its dtype: valid until the parameters change. At stage 3 gathers it.
-  /// Collective where gathers are matched.
+  /// The full unit, in its dtype: valid until the parameters change. At stage 3 gathers it, exact
+  /// (never quantised). Collective where gathers are matched.
   at::Tensor full(int64_t unit);
 
   /// Null where parameters are replicated.
@@ -93,6 +104,7 @@ class GatherFlow final : public paging::UnitSource {
   bool on_disk(int64_t unit) const { return table_.on_disk(unit, State::parameters); }
   // The number of a unit's slice among its arrays on disk.
   int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
+  std::optional<comm::LinkWire> wire_of(int64_t unit) const;
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
   at::Tensor take_buffer(int64_t bytes);
   void start_read(int64_t unit);

@@ -47,6 +47,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
   make_pool();
   if (sharded()) {
     make_sums();
+    make_losses();
   } else {
     make_whole();
   }
@@ -90,6 +91,15 @@ void ReduceFlow::make_sums() {
       if (made == nullptr) made = sums_.emplace_back(make(tier)).get();
       state(u).sums = made;
     }
+  }
+}
+
+void ReduceFlow::make_losses() {
+  if (!options_.wire || !options_.feedback) return;
+  for (const int64_t u : order_) {
+    const int64_t bytes = group_.feedback_bytes(*options_.wire, layout_.slice_numel(u));
+    if (bytes > 0 && comm::can_quantise(wire_dtype(u)))
+      state(u).losses = group_.empty(bytes, at::kByte, Category::gradients).zero_();
   }
 }
 
@@ -399,8 +409,9 @@ void ReduceFlow::start(Reduction reduction, bool over_replicas) {
       partial = reduction.partial = pool_->take(reduction.output.numel(), dtype);
     }
   }
-  reduction.of_ranks = SliceSum(group_, others, reduction.bucket, std::move(partial),
-                                reduction.output, labels_[static_cast<size_t>(reduction.unit)]);
+  reduction.of_ranks =
+      SliceSum(group_, others, reduction.bucket, std::move(partial), reduction.output,
+               labels_[static_cast<size_t>(reduction.unit)], link_wire(reduction.unit));
   in_flight_.push_back(std::move(reduction));
 }
 
@@ -423,6 +434,13 @@ void ReduceFlow::retire(Reduction reduction) {
   if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
   reduction.partial = at::Tensor();
   if (auto* sums = state(reduction.unit).sums) sums->take(std::move(reduction));
+}
+
+std::optional<comm::LinkWire> ReduceFlow::link_wire(int64_t unit) const {
+  if (!options_.wire || !comm::can_quantise(wire_dtype(unit))) return {};
+  return comm::LinkWire{.quantisation = *options_.wire,
+                        .error = state(unit).losses,
+                        .beta = options_.feedback.value_or(0)};
 }
 
 // What micro-batches have added up in the block, over the replicas.
@@ -602,6 +620,13 @@ void ReduceFlow::clear() {
     if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
   }
   finished_ = passed_ = foreign_ = false;
+}
+
+void ReduceFlow::forget_losses() {
+  const std::lock_guard lock(mutex_);
+  for (auto& unit : states_) {
+    if (unit.losses.defined()) unit.losses.zero_();
+  }
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {

@@ -49,6 +49,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,10 @@ class ReduceFlow final : public GradientSink {
     int64_t micro_batches = 1;  ///< of a step
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
+    /// How sums cross between hosts where that is not as they are (sharded gradients).
+    std::optional<comm::Quantisation> wire{};
+    /// The beta with which the next one gets what a quantised sum has lost (LoCo).
+    std::optional<float> feedback{};
     /// An update may use the gradients of one step while those of the next are reduced.
     bool doubled = false;
     /// Where set, the sums of sharded gradients are not kept: takes a unit's slice, for its update.
@@ -126,6 +131,8 @@ class ReduceFlow final : public GradientSink {
 
   /// Starts the next step: no gradient has arrived.
   void clear();
+  /// What quantised sums have lost so far is not added to the next ones. No reduction is under way.
+  void forget_losses();
 
   /// Puts a full gradient (storage order, mean times `divisor`) in place of what was reduced;
   /// `parameter` counts as present everywhere.
@@ -152,6 +159,7 @@ class ReduceFlow final : public GradientSink {
     bool filled = false;   // there is a sum of this step
     bool updated = false;  // in backward
     bool last = false;     // in this pass: waits for the end
+    at::Tensor losses;     // of quantised sums, with feedback (comm::LinkWire::error)
     at::Tensor bucket;     // sharded: gradients of this pass; undefined until one arrives
     bool pooled = false;   // the bucket is of the pool, not a gradient itself
     bool queued = false;   // sharded: its turn in this pass is over
@@ -160,12 +168,14 @@ class ReduceFlow final : public GradientSink {
 
   void make_pool();
   void make_sums();
+  void make_losses();
   void make_whole();
   const at::Tensor& array_of(int64_t unit);
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   int64_t bucket_bytes(int64_t unit) const;
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
+  std::optional<comm::LinkWire> link_wire(int64_t unit) const;
   bool complete(int64_t unit) const;
   bool any_filled() const;
   bool sharded() const { return placement_.sharded.gradients; }

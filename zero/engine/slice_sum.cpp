@@ -5,10 +5,11 @@
 namespace zero {
 
 SliceSum::SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input,
-                   at::Tensor partial, at::Tensor output, std::string_view label)
+                   at::Tensor partial, at::Tensor output, std::string_view label,
+                   const std::optional<comm::LinkWire>& wire)
     : replicas_(replicas), partial_(std::move(partial)), output_(std::move(output)), label_(label) {
   if (replicas_ == nullptr) {
-    work_ = shards.reduce_scatter(output_, input, label_);
+    work_ = shards.reduce_scatter(output_, input, label_, wire);
   } else if (!partial_.is_same(input)) {
     work_ = shards.reduce_scatter(partial_, input, label_);
   }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string_view>
 
 #include "zero/comm/group.h"
@@ -17,9 +18,11 @@ class SliceSum {
   SliceSum() = default;
   /// Starts the sum of `input` over `shards`. Without replicas it goes to `output`, else to
   /// `partial`, which may be `output`, or `input` where there is one shard. `label` and what
-  /// `replicas` points to must live as long as this.
+  /// `replicas` points to must live as long as this. `wire`: how sums cross between hosts; without
+  /// replicas alone.
   SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input, at::Tensor partial,
-           at::Tensor output, std::string_view label);
+           at::Tensor output, std::string_view label,
+           const std::optional<comm::LinkWire>& wire = {});
   /// The sum over `replicas` alone of what is in `slice`, in place.
   SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
 

@@ -119,6 +119,7 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   invalidate();  // refused while a zero::Gathered scope is open: then nothing has changed yet
   schedule->discard();
   reduce->clear();
+  reduce->forget_losses();  // they are not among the states
   micro_batches = 0;
   write();
   for (int64_t u = 0; u < layout.unit_count(); ++u) gather->publish(u);  // frozen ones, too
