@@ -50,7 +50,7 @@ std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view
       failed = first_failure(group, mine != nullptr, what);
     } catch (const PeerError& known) {
       // What this rank has may be what another's end has led to: a folder that is gone.
-      if (mine && known.origin() == group.rank()) std::rethrow_exception(mine);
+      if (mine && known.origin() == group.number()) std::rethrow_exception(mine);
       throw;
     } catch (const CommError&) {
       if (mine) std::rethrow_exception(mine);  // which came first

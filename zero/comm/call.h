@@ -24,6 +24,11 @@ struct Call {
   at::Tensor output;
   at::Tensor input;
   int root = 0;
+  /// Where the slices of a sum's input are parts of larger ones, (ranks, n): bytes between their
+  /// beginnings.
+  int64_t slice_distance = 0;
+  Op within = Op::none;  ///< the collective of several hosts that this is a part of
+  uint64_t digest = 0;   ///< of that one's record
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
   std::vector<int64_t> window_block_bytes;    ///< of each rank's block

@@ -211,6 +211,7 @@ Topology Group::Impl::find_topology() const {
 }
 
 int Group::rank() const { return impl_->rank; }
+int Group::number() const { return impl_->transport.number.value_or(impl_->rank); }
 int Group::size() const { return impl_->size; }
 const Topology& Group::topology() const { return impl_->topology; }
 

@@ -84,6 +84,8 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   int rank() const;
+  /// What this rank is among the ranks of its job, as errors name it.
+  int number() const;
   int size() const;
   /// Which ranks share a host.
   const Topology& topology() const;

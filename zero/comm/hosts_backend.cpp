@@ -25,9 +25,9 @@ void HostsHealth::check() const {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-bool HostsHealth::failed() const {
+std::exception_ptr HostsHealth::failure() const {
   const std::lock_guard lock(mutex_);
-  return failure_ != nullptr;
+  return failure_;
 }
 
 // Whether this is the first.
@@ -55,16 +55,18 @@ std::exception_ptr HostsHealth::fail(const std::exception_ptr& error) noexcept {
       std::rethrow_exception(error);
     } catch (const PeerError& known) {
       if (report_) stands = std::make_exception_ptr(report_(known));
+      if (!record(stands)) stands = failure();  // it has been heard of meanwhile
     } catch (const std::exception& own) {
-      const auto cause = fmt::format("Rank {} failed: {}", rank_, own.what());
       // Its own words are this rank's; the others get them with its number.
-      if (report_) (void)report_(PeerError(rank_, cause, cause));
+      const auto cause = fmt::format("Rank {} failed: {}", rank_, own.what());
+      if (!record(error)) {
+        stands = failure();
+      } else if (report_) {
+        (void)report_(PeerError(rank_, cause, cause));
+      }
     }
   } catch (...) {  // nobody could be told
-  }
-  if (!record(stands)) {
-    const std::lock_guard lock(mutex_);
-    return failure_;  // it has been heard of meanwhile
+    if (!record(stands)) stands = failure();
   }
   stop(stands);
   return stands;
@@ -181,8 +183,8 @@ HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milli
 
 HostsBackend::~HostsBackend() {
   if (!owner_.here()) {  // a forked child, without these threads
-    outward_.thread.detach();
-    homeward_.thread.detach();
+    if (outward_.thread.joinable()) outward_.thread.detach();
+    if (homeward_.thread.joinable()) homeward_.thread.detach();
     return;
   }
   if (std::uncaught_exceptions() > 0) place_->health->abandon("it left because of an exception");
@@ -196,16 +198,26 @@ c10::intrusive_ptr<c10d::Work> HostsBackend::issue(Call call, bool asynchronous,
   auto pending = c10::make_intrusive<Pending>(std::move(call), signal_);
   {
     const std::lock_guard lock(signal_->mutex);
-    if (!outward_.thread.joinable()) {
-      outward_.thread = start_thread<CommError>("what leaves a host", [this] { run_outward(); });
-      homeward_.thread =
-          start_thread<CommError>("what comes to a host", [this] { run_homeward(); });
-    }
+    start_threads();
     outward_.calls.push_back(pending);
     signal_->changed.notify_all();
   }
   if (!asynchronous) pending->wait(kNoTimeout);
   return pending;
+}
+
+// With the signal's mutex held.
+void HostsBackend::start_threads() {
+  const auto start = [&](Phase& phase, const char* what, void (HostsBackend::*run)()) {
+    if (!phase.thread.joinable())
+      phase.thread = start_thread<CommError>(what, [this, run] { (this->*run)(); });
+  };
+  try {
+    start(outward_, "what leaves a host", &HostsBackend::run_outward);
+    start(homeward_, "what comes to a host", &HostsBackend::run_homeward);
+  } catch (...) {  // the peers would wait for this rank
+    std::rethrow_exception(place_->health->fail(std::current_exception()));
+  }
 }
 
 // What `body` ends with, after everybody has been told.
@@ -284,20 +296,30 @@ HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milli
       collectives_(place_->topology, place_->numbers, *place_->rail, place_->side(2),
                    place_->side(2), true, place_->maker(), place_->accounts.traffic) {}
 
-namespace {
-
-/// A call that has run.
-class Ended final : public c10d::Work {
+/// Runs its call where it is waited for: what other threads issue meanwhile is not kept up.
+class HostsControl::Pending final : public c10d::Work {
  public:
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
-};
+  Pending(Call call, c10::intrusive_ptr<HostsControl> control)
+      : call_(std::move(call)), control_(std::move(control)) {}
+  bool isCompleted() override { return !control_; }
+  bool isSuccess() const override { return !control_; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    if (const auto control = std::exchange(control_, {})) control->run(std::move(call_));
+    return true;
+  }
 
-}  // namespace
+ private:
+  Call call_;
+  c10::intrusive_ptr<HostsControl> control_;
+};
 
 c10::intrusive_ptr<c10d::Work> HostsControl::issue(Call call, bool /*asynchronous*/,
                                                    bool /*wake*/) {
+  return c10::make_intrusive<Pending>(std::move(call),
+                                      c10::intrusive_ptr<HostsControl>::reclaim_copy(this));
+}
+
+void HostsControl::run(Call call) {
   const std::lock_guard lock(mutex_);
   HostsCall two_phases;
   two_phases.call = std::move(call);
@@ -312,7 +334,6 @@ c10::intrusive_ptr<c10d::Work> HostsControl::issue(Call call, bool /*asynchronou
     HostsCollectives::settle(two_phases);
     std::rethrow_exception(stands);
   }
-  return c10::make_intrusive<Ended>();
 }
 
 HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,

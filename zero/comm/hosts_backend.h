@@ -49,7 +49,8 @@ class HostsHealth final : public Liveness {
               std::function<PeerError(const PeerError& trouble)> report);
   /// Throws the failure, if there was one.
   void check() const;
-  bool failed() const;
+  /// Null while there is none.
+  std::exception_ptr failure() const;
   /// Records what a call ended with, tells everybody, and aborts what is under way. Returns the
   /// failure that stands.
   std::exception_ptr fail(const std::exception_ptr& error) noexcept;
@@ -93,6 +94,7 @@ class HostsBackend final : public CallBackend {
     std::thread thread;
   };
   c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) override;
+  void start_threads();
   void run_outward();
   void run_homeward();
   /// Null once there is nothing more to come.
@@ -117,7 +119,9 @@ class HostsControl final : public CallBackend {
   const std::string getBackendName() const override { return "zero_hosts_control"; }
 
  private:
+  class Pending;
   c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) override;
+  void run(Call call);
 
   std::shared_ptr<HostsPlace> place_;
   HostsCollectives collectives_;

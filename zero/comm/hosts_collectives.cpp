@@ -27,6 +27,7 @@ constexpr int64_t kLeastChunk = int64_t{64} << 10;
 constexpr int64_t kMostChunk = int64_t{1} << 20;
 constexpr int64_t kUnderWay = int64_t{4} << 20;  // bytes of chunks of all hosts at a time
 constexpr int64_t kDepth = 4;                    // chunks of one host under way
+constexpr int64_t kMostKept = int64_t{1} << 20;  // bytes of an array that is kept for the next call
 constexpr int64_t kBroadcastChunk = int64_t{4} << 20;
 constexpr int64_t kGrain = int64_t{1} << 18;  // bytes that are worth a thread
 
@@ -63,6 +64,19 @@ std::span<std::byte> span_of(const at::Tensor& values) {
 void copy_values(const at::Tensor& to, const at::Tensor& from) {
   if (bytes_of(to) == bytes_of(from)) return;
   std::memcpy(bytes_of(to), bytes_of(from), span_of(from).size());
+}
+
+// Of what the ranks of a host call, for them to compare: of parts of different calls the sizes may
+// be the same (FNV-1a).
+uint64_t digest_of(const CallRecord& record) {
+  uint64_t digest = 0xcbf29ce484222325U;
+  for (const auto value :
+       {static_cast<int64_t>(record.op), record.input_bytes, record.output_bytes,
+        static_cast<int64_t>(record.input_dtype), static_cast<int64_t>(record.output_dtype),
+        static_cast<int64_t>(record.root)}) {
+    digest = (digest ^ static_cast<uint64_t>(value)) * 0x100000001b3U;
+  }
+  return digest;
 }
 
 // Until the rail does not touch its memory any more.
@@ -174,8 +188,9 @@ at::Tensor HostsCollectives::Scratch::take(int64_t bytes) {
 }
 
 void HostsCollectives::Scratch::give(at::Tensor array) {
-  const std::lock_guard lock(mutex_);
   const auto bytes = array.numel();
+  if (bytes > kMostKept) return;
+  const std::lock_guard lock(mutex_);
   free_.emplace(bytes, std::move(array));
 }
 
@@ -244,6 +259,9 @@ void HostsCollectives::settle(HostsCall& call) noexcept {
   for (const auto& departure : call.departures) comm::settle(departure.passage.get());
   for (const auto& arrivals : call.arrivals)
     for (const auto& passage : arrivals) comm::settle(passage.get());
+  call.departures.clear();
+  call.arrivals.clear();
+  call.held.clear();
 }
 
 // The ranks of this host compare their records themselves, in shared memory; these are of the ranks
@@ -313,6 +331,10 @@ void HostsCollectives::run_local(const Side& side, const HostsCall& of, Op op,
   call.label = of.call.label;
   call.wire = of.call.wire;  // for its record: nothing is quantised here
   call.timeout = of.call.timeout;
+  if (op == Op::reduce_scatter && input.dim() == 2)
+    call.slice_distance = input.stride(0) * static_cast<int64_t>(input.element_size());
+  call.within = of.record.op;
+  call.digest = digest_of(of.record);
   side.local->run(call);
 }
 

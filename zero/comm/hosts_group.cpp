@@ -115,6 +115,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
       if (verdict.origin == job_.rank) throw;
       throw error_of(verdict);
     }
+    transport.number = job_.rank;
     transport.subgroups =
         std::make_shared<Within>(shared_from_this(), std::vector<int>(ranks.begin(), ranks.end()));
     return std::make_shared<Group>(std::move(transport), options, accounts);

@@ -158,7 +158,7 @@ std::string Peers::last_seen(int rank) const {
   return "it is in " + call.describe();
 }
 
-std::optional<Peers::Trouble> Peers::find_trouble(int awaited) const {
+std::optional<Peers::Trouble> Peers::find_trouble(std::optional<int> awaited) const {
   for (int r = 0; r < size(); ++r) {
     if (known_->watches[static_cast<size_t>(r)].dead() &&
         (!mapping_ || being(r).current_state() == RankState::active)) {
@@ -177,16 +177,16 @@ std::optional<Peers::Trouble> Peers::find_trouble(int awaited) const {
     follow_up = std::move(trouble);
   }
   if (follow_up) return follow_up;
-  if (being(awaited).current_state() == RankState::left) {
-    return Trouble{number(awaited),
-                   fmt::format("{} left the group; {}", who(awaited), last_seen(awaited))};
+  if (awaited && being(*awaited).current_state() == RankState::left) {
+    return Trouble{number(*awaited),
+                   fmt::format("{} left the group; {}", who(*awaited), last_seen(*awaited))};
   }
   return std::nullopt;
 }
 
 void Peers::check_failed(const Describe& doing) const {
   if (!troubled()) return;
-  if (const auto trouble = find_trouble(rank_)) fail(*trouble, doing);
+  if (const auto trouble = find_trouble(std::nullopt)) fail(*trouble, doing);
 }
 
 void Peers::fail(const Trouble& trouble, const Describe& doing) const {

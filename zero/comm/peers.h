@@ -134,7 +134,7 @@ class Peers {
     std::string message{};
   };
   /// A rank that has died or failed, if there is one. Does not block.
-  std::optional<Trouble> trouble() const { return find_trouble(rank_); }
+  std::optional<Trouble> trouble() const { return find_trouble(std::nullopt); }
 
   /// Throws if a rank has failed. For the moment after a wait: a peer that gave up may already
   /// reuse its memory.
@@ -156,7 +156,7 @@ class Peers {
   static void pause();
   bool troubled() const;
   void wake_waiters() const noexcept;
-  std::optional<Trouble> find_trouble(int awaited) const;
+  std::optional<Trouble> find_trouble(std::optional<int> awaited) const;
   [[noreturn]] void fail(const Trouble& trouble, const Describe& doing) const;
   [[noreturn]] void fail_timeout(int awaited, const Describe& doing) const;
 

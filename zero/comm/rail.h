@@ -38,7 +38,7 @@ class Passage {
 };
 
 /// Sends and receives go on by themselves once they are posted: no thread of the caller's has to
-/// help. Thread-safe, but for messages of one channel.
+/// help. Thread-safe, but for sends, and for receives, of one channel.
 class Rail {
  public:
   virtual ~Rail() = default;

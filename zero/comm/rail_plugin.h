@@ -20,9 +20,10 @@ struct ZeroRailPlugin {
   int32_t interface;   /* ZERO_RAIL_PLUGIN_INTERFACE of when the plugin was built */
   const char* library; /* "Open MPI 4.1.4" */
 
-  /* The end on `host` of a rail that joins the processes `ranks`, one of each of `hosts` hosts, by so many channels;
-   * collective over them. Null where it fails. */
-  void* (*open)(const int32_t* ranks, int32_t host, int32_t hosts, int32_t channels, char* error, size_t error_size);
+  /* The end on `host` of a rail that joins the processes `ranks`, one of each of `hosts` hosts, by
+   * so many channels; collective over them. Null where it fails. */
+  void* (*open)(const int32_t* ranks, int32_t host, int32_t hosts, int32_t channels, char* error,
+                size_t error_size);
   /* Tags that it tells apart: 2^bits. */
   int32_t (*tag_bits)(void* rail);
   /* Starts to send or receive `size` bytes. Null where it fails. */

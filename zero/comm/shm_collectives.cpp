@@ -51,12 +51,6 @@ int64_t output_bytes(const Call& call) {
   return call.output.defined() ? static_cast<int64_t>(call.output.nbytes()) : 0;
 }
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
-// Between the beginnings of the slices of a sum's input, which may be parts of larger ones: a 2-D
-// tensor (ranks, n).
-int64_t slice_distance(const Call& call) {
-  if (call.op != Op::reduce_scatter || call.input.dim() != 2) return 0;
-  return call.input.stride(0) * static_cast<int64_t>(call.input.element_size());
-}
 // From the first byte of the input to the last.
 int64_t span_of(const CallRecord& record, int ranks) {
   if (record.slice_distance == 0) return record.input_bytes;
@@ -124,6 +118,8 @@ void Collectives::begin(Call& call) {
   own_.op = call.op;
   own_.label = call.label;
   own_.root = call.root;
+  own_.within = call.within;
+  own_.digest = call.digest;
   own_.wire = wire_code(call.wire);
   own_.data_offset = 0;
   staged_ = false;
@@ -142,7 +138,7 @@ void Collectives::begin(Call& call) {
     const bool read_by_peers =
         own_.input_bytes > 0 && (call.op != Op::broadcast || call.root == peers_->rank());
     if (read_by_peers) {
-      own_.slice_distance = slice_distance(call);
+      own_.slice_distance = call.slice_distance;
       own_.data_offset =
           arena_->mapping()->offset_of(call.input.data_ptr(), span_of(own_, peers_->size()));
       staged_ = own_.data_offset < 0 ||

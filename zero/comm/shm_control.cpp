@@ -30,14 +30,16 @@ uint8_t wire_code(const std::optional<LinkWire>& wire) {
 bool CallRecord::matches(const CallRecord& other) const {
   return sequence == other.sequence && op == other.op && input_bytes == other.input_bytes &&
          output_bytes == other.output_bytes && slice_distance == other.slice_distance &&
-         input_dtype == other.input_dtype && output_dtype == other.output_dtype &&
-         root == other.root && wire == other.wire && label == other.label;
+         within == other.within && digest == other.digest && input_dtype == other.input_dtype &&
+         output_dtype == other.output_dtype && root == other.root && wire == other.wire &&
+         label == other.label;
 }
 
 std::string CallRecord::describe() const {
   if (op == Op::none) return "no collective yet";
   auto text = fmt::format("{} #{}", name(op), sequence);
   if (!label.view().empty()) text += fmt::format(" '{}'", label.view());
+  if (within != Op::none && within != op) text += fmt::format(" of {}", name(within));
   if (op == Op::barrier || op == Op::window) return text;
   const auto dtype = [](int8_t type) { return c10::toString(static_cast<c10::ScalarType>(type)); };
   if (op == Op::all_reduce || op == Op::broadcast) {

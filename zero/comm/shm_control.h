@@ -62,11 +62,13 @@ struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
+  uint64_t digest = 0;          ///< of that one
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
   int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
   int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
   Op op = Op::none;
+  Op within = Op::none;  ///< the collective of several hosts that this is a part of
   int8_t input_dtype = 0;
   int8_t output_dtype = 0;
   uint8_t wire = 0;  ///< `wire_code` of how it crosses between hosts

@@ -99,6 +99,8 @@ struct Transport {
   /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell
   /// each other.
   std::optional<Topology> topology{};
+  /// What this rank is among the ranks of its job; null: the same as in the group.
+  std::optional<int> number{};
 };
 
 }  // namespace zero::comm
