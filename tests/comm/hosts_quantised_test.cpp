@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/comm/world.h"
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -22,15 +23,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-struct World {
-  int hosts;
-  int local_size;
-};
-
-std::ostream& operator<<(std::ostream& out, const World& world) {
-  return out << world.hosts << "x" << world.local_size;
-}
 
 at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   auto tensor = at::empty({numel}, at::kFloat);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/comm/world.h"
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -23,15 +24,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-struct World {
-  int hosts;
-  int local_size;
-};
-
-std::ostream& operator<<(std::ostream& out, const World& world) {
-  return out << world.hosts << "x" << world.local_size;
-}
 
 // Numbers whose sums depend on their order.
 at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {

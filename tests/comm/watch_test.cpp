@@ -68,29 +68,23 @@ std::string died(const WatchedRanks& ranks, int rank, char host) {
          host + ") died.";
 }
 
-TEST(Watch, NamesAKilledRankOnAllHosts) {
-  // Rank 0 judges, rank 2 is the next judge; rank 1 shares a host with the one, rank 3 with the
-  // other.
-  for (int victim = 0; victim < 6; ++victim) {
-    WatchedRanks ranks(3, 2);
+// Each in turn is killed, and named by all others.
+void kill_each(int hosts, int ranks_a_host) {
+  for (int victim = 0; victim < hosts * ranks_a_host; ++victim) {
+    WatchedRanks ranks(hosts, ranks_a_host);
     ranks.wait_until_watched();
     const auto since = WatchedRanks::now_ms();
     ranks.signal(victim, SIGKILL);
     EXPECT_EQ(common_message(ranks, {victim}, since, kDeathMs),
-              died(ranks, victim, static_cast<char>('a' + victim / 2)));
+              died(ranks, victim, static_cast<char>('a' + victim / ranks_a_host)));
   }
 }
 
-TEST(Watch, NamesAKilledRankOfTwo) {
-  for (int victim = 0; victim < 2; ++victim) {
-    WatchedRanks ranks(2, 1);
-    ranks.wait_until_watched();
-    const auto since = WatchedRanks::now_ms();
-    ranks.signal(victim, SIGKILL);
-    EXPECT_EQ(common_message(ranks, {victim}, since, kDeathMs),
-              died(ranks, victim, static_cast<char>('a' + victim)));
-  }
-}
+// Rank 0 judges, rank 2 is the next judge; rank 1 shares a host with the one, rank 3 with the
+// other.
+TEST(Watch, NamesAKilledRankOnAllHosts) { kill_each(3, 2); }
+
+TEST(Watch, NamesAKilledRankOfTwo) { kill_each(2, 1); }
 
 TEST(Watch, NamesARankThatEndsWithoutAWord) {
   WatchedRanks ranks(2, 2);

@@ -121,22 +121,6 @@ TEST_P(EngineFormulas, BytesSentAreTheFormula) {
   });
 }
 
-// One operator in forward and one in backward touch each unit: an embedding-free chain of products
-// without biases.
-struct Chain : nn::Module {
-  Chain() {
-    for (int i = 0; i < 4; ++i)
-      w.push_back(register_parameter(
-          "w" + std::to_string(i),
-          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& weight : w) x = torch::mm(x, weight);
-    return x;
-  }
-  std::vector<at::Tensor> w;
-};
-
 TEST(EngineTraffic, StageThreeMovesExactlyThreePsiAMicroBatchWithForcedRelease) {
   for (const int64_t k : {1, 2}) {
     run_as_threads(2, [&](auto group) {

@@ -231,20 +231,6 @@ TEST(HybridSharding, HoldsTheStatesOfABlockByTheFormulaAndTheLedger) {
   }
 }
 
-struct Chain : nn::Module {
-  Chain() {
-    for (int i = 0; i < 4; ++i)
-      w.push_back(register_parameter(
-          "w" + std::to_string(i),
-          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& weight : w) x = torch::mm(x, weight);
-    return x;
-  }
-  std::vector<at::Tensor> w;
-};
-
 TEST(HybridSharding, SendsBetweenHostsTheFormulaOfAnAllReduceOfGradients) {
   for (const auto world : {kTwoByOne, kTwoByTwo}) {
     for (const int stage : {1, 2, 3}) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <vector>
 
 #include "zero/engine/engine.h"
@@ -26,6 +27,22 @@ struct Net : nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
   nn::Linear a, b, c;
+};
+
+// Four weights of 64 x 64: an embedding-free chain of products without biases. One operator in
+// forward and one in backward touch each.
+struct Chain : nn::Module {
+  Chain() {
+    for (int i = 0; i < 4; ++i)
+      w.push_back(register_parameter(
+          "w" + std::to_string(i),
+          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& weight : w) x = torch::mm(x, weight);
+    return x;
+  }
+  std::vector<at::Tensor> w;
 };
 
 inline at::Tensor input(int rank, int64_t step, at::ScalarType dtype) {

@@ -213,27 +213,12 @@ TEST(EngineQuantised, WhatFeedbackKeepsIsInTheFormulaAndTheLedger) {
   }
 }
 
-// Four weights of 64 x 64, each a unit.
-struct Weights : nn::Module {
-  Weights() {
-    for (int i = 0; i < 4; ++i)
-      w.push_back(register_parameter(
-          "w" + std::to_string(i),
-          torch::sin(torch::arange(64 * 64) * (0.3 + i)).mul(0.1).view({64, 64})));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& weight : w) x = torch::mm(x, weight);
-    return x;
-  }
-  std::vector<at::Tensor> w;
-};
-
 TEST(EngineQuantised, TrafficBetweenHostsIsTheFormula) {
   for (const auto world : kWorlds) {
     for (const bool bf16 : {false, true}) {
       for (const int64_t k : {1, 2}) {
         run_as_hosts(world.hosts, world.ranks_a_host, [&](auto group) {
-          auto net = std::make_shared<Weights>();
+          auto net = std::make_shared<Chain>();
           auto c = quantised(true, true, bf16, k);
           c.quantised.feedback = ErrorFeedback{};
           c.quantised.weights_format = comm::WireFormat::fp8;

@@ -21,8 +21,8 @@ namespace zero::comm {
 /// all_reduce and broadcast.
 struct Call {
   Op op = Op::none;
-  at::Tensor output;
-  at::Tensor input;
+  at::Tensor output{};
+  at::Tensor input{};
   int root = 0;
   /// Where the slices of a sum's input are parts of larger ones, (ranks, n): bytes between their
   /// beginnings.
@@ -31,12 +31,12 @@ struct Call {
   uint64_t digest = 0;   ///< of that one's record
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
-  std::vector<int64_t> window_block_bytes;    ///< of each rank's block
-  std::unique_ptr<SharedBlock> window_block;  ///< made by Op::window
-  std::vector<int64_t> window_offsets;        ///< and where the ranks' blocks are
+  std::vector<int64_t> window_block_bytes{};    ///< of each rank's block
+  std::unique_ptr<SharedBlock> window_block{};  ///< made by Op::window
+  std::vector<int64_t> window_offsets{};        ///< and where the ranks' blocks are
   Collective counted = Collective::control;
-  FixedText<72> label;
-  std::optional<LinkWire> wire;
+  FixedText<72> label{};
+  std::optional<LinkWire> wire{};
   std::chrono::milliseconds timeout{};
 };
 

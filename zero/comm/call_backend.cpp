@@ -79,6 +79,16 @@ void CallBackend::check_sum(const at::Tensor& input, const at::Tensor& output,
   }
 }
 
+template <class CallOptions>
+c10::intrusive_ptr<c10d::Work> CallBackend::start(Call call, const CallOptions& options) {
+  auto announced = announcements_->take();
+  call.timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  call.label = announced.label;
+  call.wire = std::move(announced.wire);
+  call.counted = announced.counted.value_or(counted_as(call.op));
+  return issue(std::move(call), options.asyncOp, options.asyncOp && !announced.awaited);
+}
+
 c10::intrusive_ptr<c10d::Work> CallBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::AllgatherOptions& options) {
   constexpr auto op = Op::all_gather;
@@ -93,11 +103,7 @@ c10::intrusive_ptr<c10d::Work> CallBackend::_allgather_base(at::Tensor& output, 
   if (!slice_or_apart(input, output, getRank())) {
     refuse(op, "the input overlaps the output without being this rank's slice of it.");
   }
-  Call call;
-  call.op = op;
-  call.output = output;
-  call.input = input;
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
+  return start({.op = op, .output = output, .input = input}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> CallBackend::_reduce_scatter_base(
@@ -115,11 +121,7 @@ c10::intrusive_ptr<c10d::Work> CallBackend::_reduce_scatter_base(
   if (!slice_or_apart(output, input, getRank())) {
     refuse(op, "the output overlaps the input without being this rank's slice of it.");
   }
-  Call call;
-  call.op = op;
-  call.output = output;
-  call.input = input;
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
+  return start({.op = op, .output = output, .input = input}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> CallBackend::allreduce(std::vector<at::Tensor>& tensors,
@@ -128,11 +130,7 @@ c10::intrusive_ptr<c10d::Work> CallBackend::allreduce(std::vector<at::Tensor>& t
   if (tensors.size() != 1) refuse(op, fmt::format("takes one tensor, not {}.", tensors.size()));
   check(tensors[0], "tensor", op);
   check_sum(tensors[0], tensors[0], options.reduceOp, op);
-  Call call;
-  call.op = op;
-  call.output = tensors[0];
-  call.input = tensors[0];
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
+  return start({.op = op, .output = tensors[0], .input = tensors[0]}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> CallBackend::broadcast(std::vector<at::Tensor>& tensors,
@@ -143,12 +141,11 @@ c10::intrusive_ptr<c10d::Work> CallBackend::broadcast(std::vector<at::Tensor>& t
   if (options.rootRank < 0 || options.rootRank >= getSize()) {
     refuse(op, fmt::format("root {} is not one of the {} ranks.", options.rootRank, getSize()));
   }
-  Call call;
-  call.op = op;
-  call.output = tensors[0];
-  call.input = tensors[0];
-  call.root = static_cast<int>(options.rootRank);
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
+  return start({.op = op,
+                .output = tensors[0],
+                .input = tensors[0],
+                .root = static_cast<int>(options.rootRank)},
+               options);
 }
 
 c10::intrusive_ptr<c10d::Work> CallBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -170,27 +167,11 @@ c10::intrusive_ptr<c10d::Work> CallBackend::alltoall_base(at::Tensor& output, at
                            output.numel(), c10::toString(output.scalar_type())));
   }
   if (overlap(input, output)) refuse(op, "the input overlaps the output.");
-  Call call;
-  call.op = op;
-  call.output = output;
-  call.input = input;
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
+  return start({.op = op, .output = output, .input = input}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> CallBackend::barrier(const c10d::BarrierOptions& options) {
-  Call call;
-  call.op = Op::barrier;
-  return announce_and_issue(std::move(call), options.asyncOp, options.timeout);
-}
-
-c10::intrusive_ptr<c10d::Work> CallBackend::announce_and_issue(Call call, bool asynchronous,
-                                                               std::chrono::milliseconds timeout) {
-  auto announced = announcements_->take();
-  call.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
-  call.label = announced.label;
-  call.wire = std::move(announced.wire);
-  call.counted = announced.counted.value_or(counted_as(call.op));
-  return issue(std::move(call), asynchronous, asynchronous && !announced.awaited);
+  return start({.op = Op::barrier}, options);
 }
 
 }  // namespace zero::comm

@@ -52,8 +52,8 @@ class CallBackend : public c10d::Backend {
   std::chrono::milliseconds timeout_;
 
  private:
-  c10::intrusive_ptr<c10d::Work> announce_and_issue(Call call, bool asynchronous,
-                                                    std::chrono::milliseconds timeout);
+  template <class CallOptions>
+  c10::intrusive_ptr<c10d::Work> start(Call call, const CallOptions& options);
   void check(const at::Tensor& tensor, const char* what, Op op);
   void check_sum(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& reduce,
                  Op op);

@@ -34,6 +34,12 @@ FrameLink::FrameLink(Descriptor socket) : socket_(std::move(socket)) {
   fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A link that fails for two seconds must not be silent for four, which is what repeats at doubled
+  // intervals can make of it. Systems that lack the first or the second are a little less patient.
+  setsockopt(socket_.get(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+  constexpr int kLongestRepeat = 44;  // TCP_RTO_MAX_MS, of Linux 6.15
+  const int milliseconds = 1000;
+  setsockopt(socket_.get(), IPPROTO_TCP, kLongestRepeat, &milliseconds, sizeof milliseconds);
 }
 
 void FrameLink::let_beats_gather() {

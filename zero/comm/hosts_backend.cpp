@@ -93,7 +93,6 @@ struct HostsPlace {
   std::shared_ptr<Peers> peers;  // of this host; null where it has one rank
   std::shared_ptr<Arena> arena;
   std::vector<std::unique_ptr<Collectives>> local;  // by channel
-  std::shared_ptr<Health> local_health;
   std::shared_ptr<HostsHealth> health;
   OwnerProcess owner;
 
@@ -103,6 +102,7 @@ struct HostsPlace {
         numbers(std::move(parts.numbers)),
         rail(std::move(parts.rail)),
         accounts(std::move(counted)) {
+    std::shared_ptr<Health> local_health;
     if (parts.local.peers) {
       peers = std::move(parts.local.peers);
       local_health = std::make_shared<Health>(peers);
@@ -126,8 +126,8 @@ struct HostsPlace {
   // Among the ranks of the job.
   int number() const { return numbers.empty() ? rank() : numbers[static_cast<size_t>(rank())]; }
   int size() const { return topology.hosts * topology.local_size; }
-  HostsCollectives::Side side(int channel) const {
-    return {local.empty() ? nullptr : local[static_cast<size_t>(channel)].get()};
+  Collectives* on_channel(int channel) const {
+    return local.empty() ? nullptr : local[static_cast<size_t>(channel)].get();
   }
   // For what passes through on its way.
   at::Tensor make_array(int64_t bytes) const {
@@ -178,8 +178,8 @@ class HostsBackend::Pending final : public c10d::Work {
 HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
-      collectives_(place_->topology, place_->numbers, *place_->rail, place_->side(0),
-                   place_->side(1), false, place_->maker(), place_->accounts.traffic) {}
+      collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(0),
+                   place_->on_channel(1), false, place_->maker(), place_->accounts.traffic) {}
 
 HostsBackend::~HostsBackend() {
   if (!owner_.here()) {  // a forked child, without these threads
@@ -293,8 +293,8 @@ void HostsBackend::close() {
 HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
-      collectives_(place_->topology, place_->numbers, *place_->rail, place_->side(2),
-                   place_->side(2), true, place_->maker(), place_->accounts.traffic) {}
+      collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(2),
+                   place_->on_channel(2), true, place_->maker(), place_->accounts.traffic) {}
 
 /// Runs its call where it is waited for: what other threads issue meanwhile is not kept up.
 class HostsControl::Pending final : public c10d::Work {

@@ -1,7 +1,6 @@
 #include "zero/comm/hosts_collectives.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ceil_div.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
@@ -9,14 +8,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <map>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
-#include "zero/base/streaming.h"
 #include "zero/comm/reduce_kernels.h"
 
 namespace zero::comm {
@@ -34,11 +30,6 @@ constexpr int64_t kGrain = int64_t{1} << 18;  // bytes that are worth a thread
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
 int64_t width_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
-
-// What partial sums are kept in.
-at::ScalarType partial_dtype(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
-}
 
 // `numel` elements from element `begin` on. Without operators: nobody's version counter moves.
 at::Tensor part(const at::Tensor& whole, int64_t begin, int64_t numel) {
@@ -141,7 +132,6 @@ class HostsCollectives::Ring {
     memory_ = make(arrays * bytes);
     passages_.resize(static_cast<size_t>(arrays));
   }
-  int64_t bytes() const { return bytes_; }
   int64_t next() { return turn_++ % static_cast<int64_t>(passages_.size()); }
   at::Tensor array(int64_t index, int64_t numel, at::ScalarType dtype) const {
     return at::from_blob(bytes_of(memory_) + index * bytes_, {numel}, at::TensorOptions(dtype));
@@ -163,8 +153,8 @@ class HostsCollectives::Ring {
 };
 
 HostsCollectives::HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
-                                   Side outward, Side homeward, bool control, MakeArray make_array,
-                                   std::shared_ptr<Traffic> traffic)
+                                   Collectives* outward, Collectives* homeward, bool control,
+                                   MakeArray make_array, std::shared_ptr<Traffic> traffic)
     : topology_(topology),
       numbers_(std::move(numbers)),
       rail_(rail),
@@ -306,21 +296,11 @@ void HostsCollectives::check_records(HostsCall& call) const {
   }
   if (all_match) return;
   call.records[static_cast<size_t>(topology_.host)] = call.record;
-  std::map<std::string, std::string> callers;
-  for (int host = 0; host < topology_.hosts; ++host) {
-    auto& ranks = callers[call.records[static_cast<size_t>(host)].describe()];
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", number_at(host));
-  }
-  std::string table;
-  for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
-  throw CommError(
-      fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
-                  "issue the same collectives, of the same sizes, dtypes and labels, in the same "
-                  "order, but these were called:{}",
-                  number_at(topology_.host), table));
+  refuse_mismatch(
+      call.records, [this](int host) { return number_at(host); }, number_at(topology_.host));
 }
 
-void HostsCollectives::run_local(const Side& side, const HostsCall& of, Op op,
+void HostsCollectives::run_local(Collectives& local, const HostsCall& of, Op op,
                                  const at::Tensor& output, const at::Tensor& input, int root) {
   Call call;
   call.op = op;
@@ -335,7 +315,7 @@ void HostsCollectives::run_local(const Side& side, const HostsCall& of, Op op,
     call.slice_distance = input.stride(0) * static_cast<int64_t>(input.element_size());
   call.within = of.record.op;
   call.digest = digest_of(of.record);
-  side.local->run(call);
+  local.run(call);
 }
 
 // --- All-gathers ---
@@ -363,7 +343,7 @@ at::Tensor HostsCollectives::finish_small_gather(HostsCall& call, int64_t bytes)
   const int64_t all_bytes = topology_.local_size * topology_.hosts * bytes;
   call.held.push_back(scratch_.take(all_bytes));
   const auto all = part(call.held.back(), 0, all_bytes);
-  run_local(homeward_, call, Op::all_gather, all, stage);
+  run_local(*homeward_, call, Op::all_gather, all, stage);
   return all;
 }
 
@@ -400,7 +380,7 @@ void HostsCollectives::finish_gather(HostsCall& call) {
     const auto mine = part(output, rank_at(host) * n, n);
     if (host == topology_.host) copy_values(mine, input);
     if (!alone())
-      run_local(homeward_, call, Op::all_gather, part(output, host * block, block), mine);
+      run_local(*homeward_, call, Op::all_gather, part(output, host * block, block), mine);
   };
   spread(topology_.host);
   check_records(call);
@@ -454,7 +434,7 @@ void HostsCollectives::finish_packed_gather(HostsCall& call) {
       });
   call.sending.wait();  // this rank's own slice is in its place
   for (int host = 0; host < topology_.hosts && !alone(); ++host)
-    run_local(homeward_, call, Op::all_gather, part(output, host * block, block),
+    run_local(*homeward_, call, Op::all_gather, part(output, host * block, block),
               part(output, rank_at(host) * n, n));
 }
 
@@ -480,7 +460,7 @@ void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int6
   const auto& wire = call.call.wire;
   const int64_t step = wire ? chunk_numel(wire->quantisation) : chunk_bytes() / width_of(dtype);
   const auto add_up_here = [&](const at::Tensor& partial, int host, int64_t begin) {
-    run_local(outward_, call, Op::reduce_scatter, partial,
+    run_local(*outward_, call, Op::reduce_scatter, partial,
               slices(input, host * block + begin, topology_.local_size, n, partial.numel()));
   };
   for (int64_t begin = 0; begin < n; begin += step) {
@@ -555,7 +535,7 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
     auto own = part(input, topology_.host * block + begin, numel);
     if (!alone()) {
       own = coming_->array(kDepth * others(), numel, dtype);
-      run_local(homeward_, call, Op::reduce_scatter, own,
+      run_local(*homeward_, call, Op::reduce_scatter, own,
                 slices(input, topology_.host * block + begin, topology_.local_size, n, numel));
     }
     parts[static_cast<size_t>(topology_.host)] = bytes_of(own);
@@ -636,7 +616,7 @@ void HostsCollectives::finish_all_reduce(HostsCall& call) {
       const int from = host_after((topology_.hosts - d) % topology_.hosts);
       wait_for(call, from);
       if (!alone())
-        run_local(homeward_, call, Op::all_gather, part(tensor, from * block, block),
+        run_local(*homeward_, call, Op::all_gather, part(tensor, from * block, block),
                   part(tensor, rank_at(from) * n, n));
     }
   }
@@ -668,7 +648,7 @@ void HostsCollectives::broadcast(HostsCall& call) {
       if (link + 1 < hosts) depart(call, host_after(1), Channel::homeward, chunk(at));
     }
   }
-  if (!alone()) run_local(homeward_, call, Op::broadcast, tensor, tensor, root_place);
+  if (!alone()) run_local(*homeward_, call, Op::broadcast, tensor, tensor, root_place);
 }
 
 void HostsCollectives::start_all_to_all(HostsCall& call) {
@@ -685,7 +665,7 @@ void HostsCollectives::start_all_to_all(HostsCall& call) {
     if (!alone() && block > 0) {
       call.held.push_back(scratch_.take(static_cast<int64_t>(span_of(leaves).size())));
       const auto ordered = as_dtype(call.held.back(), block, input.scalar_type());
-      run_local(outward_, call, Op::all_to_all, ordered, leaves);
+      run_local(*outward_, call, Op::all_to_all, ordered, leaves);
       leaves = ordered;
     }
     depart(call, to, Channel::gather, leaves);
@@ -701,7 +681,7 @@ void HostsCollectives::finish_all_to_all(HostsCall& call) {
   if (alone()) {
     copy_values(to, from);
   } else {
-    run_local(homeward_, call, Op::all_to_all, to, from);
+    run_local(*homeward_, call, Op::all_to_all, to, from);
   }
   check_records(call);
   for (int host = 0; host < topology_.hosts; ++host) wait_for(call, host);
@@ -785,7 +765,7 @@ void HostsCollectives::homeward(HostsCall& call) {
       break;
     case Op::barrier:  // the others at this place are there; then those at every place
       check_records(call);
-      if (!alone()) run_local(homeward_, call, Op::barrier, {}, {});
+      if (!alone()) run_local(*homeward_, call, Op::barrier, {}, {});
       break;
     default:
       ensure(false, "a collective that several hosts do not have");

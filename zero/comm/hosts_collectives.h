@@ -97,17 +97,13 @@ struct HostsCall {
 
 class HostsCollectives {
  public:
-  /// What a phase uses alone. `local` is null where a host has one rank.
-  struct Side {
-    Collectives* local = nullptr;
-  };
   /// Memory on which the ranks of a host work in place.
   using MakeArray = std::function<at::Tensor(int64_t bytes)>;
 
   /// `numbers`: of the group's ranks in the job, for messages; empty: the same. `control`: for
   /// small calls, whose phases are run by one thread.
-  HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail, Side outward,
-                   Side homeward, bool control, MakeArray make_array,
+  HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
+                   Collectives* outward, Collectives* homeward, bool control, MakeArray make_array,
                    std::shared_ptr<Traffic> traffic);
 
   ~HostsCollectives();
@@ -166,7 +162,7 @@ class HostsCollectives {
   void wait_for_departures(HostsCall& call) const;
   void exchange_records(HostsCall& call);
   void check_records(HostsCall& call) const;
-  static void run_local(const Side& side, const HostsCall& of, Op op, const at::Tensor& output,
+  static void run_local(Collectives& local, const HostsCall& of, Op op, const at::Tensor& output,
                         const at::Tensor& input, int root = 0);
 
   void start_small_gather(HostsCall& call, const at::Tensor& input);
@@ -194,8 +190,8 @@ class HostsCollectives {
   Topology topology_;
   std::vector<int> numbers_;
   Rail& rail_;
-  Side outward_;
-  Side homeward_;
+  Collectives* outward_;
+  Collectives* homeward_;
   bool control_;
   MakeArray make_array_;
   Scratch scratch_;

@@ -246,6 +246,10 @@ void sum_plain(Outputs outputs, c10::ScalarType output_dtype, std::span<const vo
 
 }  // namespace
 
+c10::ScalarType partial_dtype(c10::ScalarType dtype) {
+  return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
+}
+
 bool can_sum(c10::ScalarType input, c10::ScalarType output) {
   using c10::ScalarType;
   switch (input) {

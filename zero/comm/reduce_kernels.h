@@ -13,6 +13,9 @@ namespace zero::comm {
 /// BFloat16 and Half (partial sums that are rounded here), Double, Int, Long, Byte.
 bool can_sum(c10::ScalarType input, c10::ScalarType output);
 
+/// What a sum of `dtype` is in before it is rounded: Float for BFloat16 and Half, else the same.
+c10::ScalarType partial_dtype(c10::ScalarType dtype);
+
 /// Where a sum is written: to each of them.
 using Outputs = std::span<void* const>;
 

@@ -26,7 +26,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -199,18 +198,8 @@ void Collectives::check_matching() const {
       std::all_of(records_.begin(), records_.end(),
                   [&](const CallRecord& record) { return record.matches(own_); });
   if (all_match) return;
-  std::map<std::string, std::string> callers;
-  for (size_t r = 0; r < records_.size(); ++r) {
-    auto& ranks = callers[records_[r].describe()];
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", peers_->number(static_cast<int>(r)));
-  }
-  std::string table;
-  for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
-  throw CommError(
-      fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
-                  "issue the same collectives, of the "
-                  "same sizes, dtypes and labels, in the same order, but these were called:{}",
-                  peers_->number(peers_->rank()), table));
+  refuse_mismatch(
+      records_, [this](int rank) { return peers_->number(rank); }, peers_->number(peers_->rank()));
 }
 
 void Collectives::distrust(int rank, const std::string& what) const {

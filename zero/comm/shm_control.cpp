@@ -4,8 +4,13 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <functional>
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
+
+#include "zero/base/error.h"
 
 namespace zero::comm {
 
@@ -55,6 +60,22 @@ std::string CallRecord::describe() const {
                         ((wire - 1) % 4 + 1) * kBlockStep);
   }
   return text + ")";
+}
+
+void refuse_mismatch(std::span<const CallRecord> records, const std::function<int(int)>& number,
+                     int reporter) {
+  std::map<std::string, std::string> callers;
+  for (size_t i = 0; i < records.size(); ++i) {
+    auto& ranks = callers[records[i].describe()];
+    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", number(static_cast<int>(i)));
+  }
+  std::string table;
+  for (const auto& [what, ranks] : callers) table += fmt::format("\n  {}: by rank {}", what, ranks);
+  throw CommError(
+      fmt::format("The ranks do not call the same collective (rank {} reports). Every rank must "
+                  "issue the same collectives, of the same sizes, dtypes and labels, in the same "
+                  "order, but these were called:{}",
+                  reporter, table));
 }
 
 }  // namespace zero::comm

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -81,6 +83,11 @@ struct CallRecord {
   /// "reduce_scatter #45 'unit 3' (1024 -> 512 bytes, Float)"
   std::string describe() const;
 };
+
+/// Throws a CommError that lists who calls what: rank `number(i)` of the job called `records[i]`,
+/// and they do not match, as rank `reporter` has seen.
+[[noreturn]] void refuse_mismatch(std::span<const CallRecord> records,
+                                  const std::function<int(int)>& number, int reporter);
 
 enum class RankState : uint32_t { active, left, failed };
 

@@ -10,6 +10,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_memory.h"
+#include "zero/comm/reduce_kernels.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
@@ -152,7 +153,7 @@ bool ReduceFlow::defers(int64_t unit) const {
 at::ScalarType ReduceFlow::partial_dtype(int64_t unit) const {
   const auto wire = wire_dtype(unit);
   if (defers(unit)) return sum_dtype(unit, true);
-  return group_.size() == 1 || wire == at::kDouble ? wire : at::kFloat;
+  return group_.size() == 1 ? wire : comm::partial_dtype(wire);
 }
 
 int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
