@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -201,6 +202,88 @@ TEST_P(Hosts, ARanksFailureIsEveryRanksFailure) {
 }
 
 // Blocks of a host's ranks, and the ranks of one place on all hosts.
+// Each host's window has what all ranks of all hosts have published, once for all its ranks.
+TEST_P(Hosts, HaveAWindowEachThatShowsWhatAllPublish) {
+  constexpr int64_t kNumel = 70'001;  // of a slice
+  constexpr int64_t kSlots = 3;
+  for (const bool quantised : {false, true}) {
+    on_hosts([&](Group& group) {
+      const int64_t slot_bytes = ranks() * kNumel * 4;
+      auto window = group.window(kSlots * slot_bytes, kSlots, Category::parameters);
+      EXPECT_EQ(group.ledger()->usage(Category::parameters).current,
+                kSlots * slot_bytes / group.local_size());
+      const auto place = [&](const at::Tensor& array, int64_t slot) {
+        return array.narrow(0, slot * slot_bytes, slot_bytes).view(at::kFloat);
+      };
+      const auto apart = at::empty({kNumel}, at::kFloat);
+      group.traffic().reset();
+      constexpr uint64_t kEpochs = 4;
+      for (uint64_t epoch = 1; epoch <= kEpochs; ++epoch) {
+        const auto seed = [&](int rank) { return static_cast<int>(10 * epoch) + rank; };
+        for (int64_t slot = 0; slot < kSlots; ++slot) {
+          const auto whole = place(window->memory(), slot);
+          const auto own = whole.narrow(0, group.rank() * kNumel, kNumel);
+          if (quantised && slot > 0) window->settle();  // `apart` serves all slots
+          const auto slice = quantised ? apart : own;
+          slice.copy_(values(seed(group.rank()), kNumel, at::kFloat));
+          std::optional<LinkWire> wire;
+          if (quantised) wire = LinkWire{.quantisation = {WireFormat::int8, 128}};
+          window->publish(slot, epoch,
+                          {.whole = whole, .slice = slice, .label = "unit", .wire = wire});
+        }
+        for (int64_t slot = 0; slot < kSlots; ++slot) {
+          for (int rank = 0; rank < ranks(); ++rank) {
+            window->wait(slot, rank, epoch, "unit");
+            const auto read = place(window->view(), slot).narrow(0, rank * kNumel, kNumel);
+            const auto expected = values(seed(rank), kNumel, at::kFloat);
+            if (!quantised) {
+              EXPECT_TRUE(at::equal(read, expected)) << "rank " << rank << ", epoch " << epoch;
+            } else {
+              EXPECT_LT((read - expected).abs().max().item<float>(),
+                        expected.abs().max().item<float>() / 200);
+              EXPECT_FALSE(at::equal(read, expected)) << "what the messages say, on the owner too";
+            }
+          }
+        }
+        window->settle();
+        group.barrier();  // nobody reads this epoch any more
+      }
+      const int64_t slice_bytes =
+          quantised ? wire_bytes({WireFormat::int8, 128}, kNumel) : kNumel * 4;
+      // In chunks, whose last blocks are whole as the message's own are.
+      EXPECT_EQ(group.traffic().count(Collective::all_gather).link_bytes,
+                static_cast<int64_t>(kEpochs) * kSlots * (GetParam().hosts - 1) * slice_bytes);
+      EXPECT_THAT(message_of<CommError>([&] { window->publish(0, kEpochs + 1); }),
+                  AllOf(HasSubstr("Slot 0"), HasSubstr("without its slices")));
+      EXPECT_THAT(message_of<CommError>([&] { window->publish(kSlots, 1); }),
+                  HasSubstr("has no slot 3"));
+      group.barrier();
+    });
+  }
+}
+
+TEST_P(Hosts, WindowsWaitNoLongerThanTheirPublishersLive) {
+  on_hosts([&](Group& group) {
+    auto window = group.window(int64_t{8} * ranks(), 1, Category::parameters);
+    const int last = ranks() - 1;
+    if (group.rank() == last) {
+      group.abandon("it has had enough");
+      return;
+    }
+    const auto whole = window->memory().view(at::kFloat);
+    // What it says depends on who notices first, since no watch is over ranks that are threads.
+    EXPECT_THROW(
+        {
+          window->publish(0, 1,
+                          {.whole = whole,
+                           .slice = whole.narrow(0, int64_t{2} * group.rank(), 2),
+                           .label = "unit"});
+          for (int rank = 0; rank < ranks(); ++rank) window->wait(0, rank, 1, "unit");
+        },
+        CommError);
+  });
+}
+
 TEST_P(Hosts, HaveGroupsOfSomeOfTheirRanks) {
   const auto [hosts, local_size] = GetParam();
   on_hosts([&, hosts = hosts, local_size = local_size](Group& group) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/engine/net.h"
+#include "tests/engine/worlds.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/partition/formulas.h"
@@ -20,9 +20,6 @@ namespace {
 using comm::Collective;
 using comm::run_as_hosts;
 
-struct World {
-  int hosts, ranks_a_host;
-};
 constexpr World kWorlds[] = {{2, 1}, {2, 2}, {3, 1}};
 
 Config quantised(bool weights, bool gradients, bool bf16 = false, int64_t k = 1) {

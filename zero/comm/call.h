@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -27,6 +28,9 @@ struct Call {
   /// Where the slices of a sum's input are parts of larger ones, (ranks, n): bytes between their
   /// beginnings.
   int64_t slice_distance = 0;
+  /// The output of an all-gather is one array of all ranks of this host, each of which puts into it
+  /// what comes to its own place.
+  bool shared_output = false;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
   uint64_t digest = 0;   ///< of that one's record
   int64_t window_bytes = 0;
@@ -38,6 +42,7 @@ struct Call {
   FixedText<72> label{};
   std::optional<LinkWire> wire{};
   std::chrono::milliseconds timeout{};
+  std::function<void()> then{};  ///< once it is done, before its waits end; must not throw
 };
 
 }  // namespace zero::comm

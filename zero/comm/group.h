@@ -39,8 +39,19 @@ struct GroupOptions {
   int block = 0;
 };
 
+/// What a rank publishes to other hosts. On one host they read it where it is.
+struct Published {
+  at::Tensor whole{};  ///< the slot, (N * n), of the window's memory: N is the group's size
+  /// This rank's values, (n). Part of `whole`, or elsewhere: then they are put there too.
+  at::Tensor slice{};
+  std::string_view label{};  ///< of what it is (a unit's name), in errors
+  /// Between hosts as Group::all_gather has it. Then the slot is what the messages say.
+  std::optional<LinkWire> wire{};
+};
+
 /// One array that all ranks of a host share: each rank writes its own parts of it, and all read the
-/// whole without the owners' help and without a copy.
+/// whole without the owners' help and without a copy. On several hosts each has one, and what is
+/// published goes to the others', once, whatever is read of it and however often.
 ///
 /// Note [Epochs]
 /// A window's array is divided by its user into parts and `slots` (libzero: a slot is a unit, of
@@ -48,7 +59,8 @@ struct GroupOptions {
 /// a slot only when the peers have agreed that nobody still reads it (libzero: after the step's
 /// small all-reduce, which every rank enters once its gathers are done), then publishes the next
 /// epoch; readers wait for the epoch that they expect. So a gather needs no matching call of the
-/// peers, and moves no byte.
+/// peers, and moves no byte. Between hosts `publish` is an all-gather: rank (h, r) puts what (h', r)
+/// publish into the array of host h, and only then is its epoch seen there.
 class Window {
  public:
   /// Frees the array: to be done only when the peers have agreed that nobody uses it any more.
@@ -64,8 +76,12 @@ class Window {
   /// the array already, and nothing is forgotten.
   virtual void discard() = 0;
   /// Makes what this rank wrote to its part of `slot` visible to readers that wait for `epoch`.
-  /// Epochs of a slot only grow.
-  virtual void publish(int64_t slot, uint64_t epoch) = 0;
+  /// Epochs of a slot only grow. On several hosts needs `what`, is a collective in order with the
+  /// group's others, and is asynchronous: the slice must not be written until `settle`.
+  virtual void publish(int64_t slot, uint64_t epoch, const Published& what = {}) = 0;
+  /// Waits until all that this rank has published is on every host, and what theirs have is here:
+  /// to be done before peers agree that nobody uses the array. Throws CommError.
+  virtual void settle() {}
   /// Blocks until `rank` has published at least `epoch` for `slot`. Throws CommError if that rank
   /// dies, leaves, or keeps this one waiting for longer than the group's timeout; `label` says on
   /// whose behalf (a unit's name).
@@ -101,7 +117,7 @@ class Group {
 
   /// A shared array of `bytes` bytes, a multiple of the number of ranks, with `slots` epochs a rank
   /// (see Window), or null where the transport has none. Collective. Each rank charges its share,
-  /// bytes / N, to `category`: the host holds one copy.
+  /// bytes / local_size(), to `category`: a host holds one copy.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
 
   // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor

@@ -206,6 +206,20 @@ c10::intrusive_ptr<c10d::Work> HostsBackend::issue(Call call, bool asynchronous,
   return pending;
 }
 
+c10::intrusive_ptr<c10d::Work> HostsBackend::gather_to_host(const Published& what,
+                                                            std::function<void()> then) {
+  return issue({.op = Op::all_gather,
+                .output = what.whole,
+                .input = what.slice,
+                .shared_output = true,
+                .counted = Collective::all_gather,
+                .label = FixedText<72>(what.label),
+                .wire = what.wire,
+                .timeout = timeout_,
+                .then = std::move(then)},
+               true, false);
+}
+
 // With the signal's mutex held.
 void HostsBackend::start_threads() {
   const auto start = [&](Phase& phase, const char* what, void (HostsBackend::*run)()) {
@@ -268,9 +282,11 @@ void HostsBackend::run_homeward() {
       }
       HostsCollectives::settle(call);
     }
-    // The tensors are released as soon as the call is done, not when the last Work goes.
+    if (!error && call.call.then) call.call.then();
+    // What it uses is released as soon as the call is done, not when the last Work goes.
     call.call.input.reset();
     call.call.output.reset();
+    call.call.then = nullptr;
     const std::lock_guard lock(signal_->mutex);
     pending->finished_ = true;
     pending->error_ = error;
@@ -343,6 +359,7 @@ HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeo
   const auto control = c10::make_intrusive<HostsControl>(place, timeout);
   control->share_announcements(data->announcements());
   HostsTransport made;
+  made.data = data;
   made.health = place->health;
   made.local = place->peers;
   made.transport = {.data = data,

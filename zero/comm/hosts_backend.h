@@ -18,6 +18,7 @@
 #include "zero/comm/accounts.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/call_backend.h"
+#include "zero/comm/group.h"
 #include "zero/comm/health.h"
 #include "zero/comm/hosts_collectives.h"
 #include "zero/comm/rail.h"
@@ -81,6 +82,10 @@ class HostsBackend final : public CallBackend {
   const std::string getBackendName() const override { return "zero_hosts"; }
   void abort() override;
 
+  /// An all-gather whose output, (N * n), is one array of all ranks of this host. Asynchronous.
+  /// `then` runs once this rank has put into it what comes to its place.
+  c10::intrusive_ptr<c10d::Work> gather_to_host(const Published& what, std::function<void()> then);
+
  private:
   class Pending;
   /// What Works, which may outlive the backend, look at.
@@ -128,10 +133,10 @@ class HostsControl final : public CallBackend {
   std::mutex mutex_;
 };
 
-/// Data, control, memory and liveness of a group on several hosts. No windows: what is gathered
-/// from other hosts is copied.
+/// Data, control, memory and liveness of a group on several hosts.
 struct HostsTransport {
   Transport transport;
+  c10::intrusive_ptr<HostsBackend> data;  ///< the same as the transport's
   std::shared_ptr<HostsHealth> health;
   std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
 };

@@ -379,7 +379,7 @@ void HostsCollectives::finish_gather(HostsCall& call) {
   const auto spread = [&](int host) {
     const auto mine = part(output, rank_at(host) * n, n);
     if (host == topology_.host) copy_values(mine, input);
-    if (!alone())
+    if (!alone() && !call.call.shared_output)
       run_local(*homeward_, call, Op::all_gather, part(output, host * block, block), mine);
   };
   spread(topology_.host);
@@ -433,6 +433,7 @@ void HostsCollectives::finish_packed_gather(HostsCall& call) {
         }
       });
   call.sending.wait();  // this rank's own slice is in its place
+  if (call.call.shared_output) return;
   for (int host = 0; host < topology_.hosts && !alone(); ++host)
     run_local(*homeward_, call, Op::all_gather, part(output, host * block, block),
               part(output, rank_at(host) * n, n));
@@ -691,7 +692,7 @@ void HostsCollectives::finish_all_to_all(HostsCall& call) {
 
 bool HostsCollectives::small(const Call& call) const {
   if (control_) return true;
-  if (call.wire) return false;
+  if (call.wire || call.shared_output) return false;
   if (call.op == Op::all_gather) return static_cast<int64_t>(call.output.nbytes()) <= kSmall;
   return call.op == Op::all_reduce && static_cast<int64_t>(call.input.nbytes()) * ranks() <= kSmall;
 }

@@ -18,6 +18,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/host_watch.h"
 #include "zero/comm/hosts_backend.h"
+#include "zero/comm/hosts_window.h"
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
 #include "zero/comm/watched_store.h"
@@ -139,6 +140,35 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     std::vector<int> ranks_;
   };
 
+  // One window on each host of a group, of its own ranks there.
+  class HostWindows final : public Windows {
+   public:
+    HostWindows(std::shared_ptr<JobGroups> job, std::vector<int> local,
+                c10::intrusive_ptr<HostsBackend> backend, const Topology& topology,
+                const GroupOptions& options, Accounts accounts)
+        : job_(std::move(job)),
+          local_(std::move(local)),
+          backend_(std::move(backend)),
+          topology_(topology),
+          options_(options),
+          accounts_(std::move(accounts)) {}
+    std::unique_ptr<Window> make(int64_t bytes, int64_t slots, Category category) override {
+      auto host = local_.size() == 1 ? std::make_shared<Group>(Transport{}, options_, accounts_)
+                                     : job_->make(local_, options_, accounts_);
+      auto window = host->window(bytes, slots, category);
+      return std::make_unique<HostsWindow>(std::move(host), std::move(window), slots, backend_,
+                                           topology_, accounts_);
+    }
+
+   private:
+    std::shared_ptr<JobGroups> job_;
+    std::vector<int> local_;
+    c10::intrusive_ptr<HostsBackend> backend_;
+    Topology topology_;
+    GroupOptions options_;
+    Accounts accounts_;
+  };
+
   struct Members {
     int rank = 0;            // of this one among them
     Topology topology;       // of the members
@@ -221,6 +251,8 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
                  return raw == nullptr ? std::nullopt : raw->trouble();
                }});
     }
+    made.transport.windows = std::make_shared<HostWindows>(
+        shared_from_this(), members.local, std::move(made.data), topology, options, accounts);
     return std::move(made.transport);
   }
 

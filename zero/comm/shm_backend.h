@@ -52,7 +52,7 @@ class ShmBackend final : public CallBackend {
   OwnerProcess owner_;
 };
 
-/// All five roles, by the ranks that have met.
+/// All roles but subgroups, by the ranks that have met.
 Transport shared_memory_transport(Meeting meeting, const GroupOptions& options,
                                   const Accounts& accounts);
 

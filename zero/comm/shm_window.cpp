@@ -71,7 +71,7 @@ at::Tensor ShmWindow::view() {
 
 void ShmWindow::discard() { view_->discard(); }
 
-void ShmWindow::publish(int64_t slot, uint64_t epoch) {
+void ShmWindow::publish(int64_t slot, uint64_t epoch, const Published& /*what*/) {
   check_slot(slot, static_cast<size_t>(shape_.slots));
   auto& mine = epoch_of(peers_->rank(), slot);
   check_epoch(slot, mine.load(std::memory_order_relaxed), epoch);
@@ -114,7 +114,7 @@ SingleWindow::SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<L
     : memory_(private_tensor(bytes, at::kByte, ledger, category)),
       epochs_(static_cast<size_t>(slots)) {}
 
-void SingleWindow::publish(int64_t slot, uint64_t epoch) {
+void SingleWindow::publish(int64_t slot, uint64_t epoch, const Published& /*what*/) {
   check_slot(slot, epochs_.size());
   auto& mine = epochs_[static_cast<size_t>(slot)];
   check_epoch(slot, mine, epoch);

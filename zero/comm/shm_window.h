@@ -37,7 +37,7 @@ class ShmWindow final : public Window {
   at::Tensor memory() override;
   at::Tensor view() override;
   void discard() override;
-  void publish(int64_t slot, uint64_t epoch) override;
+  void publish(int64_t slot, uint64_t epoch, const Published& what) override;
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 
  private:
@@ -64,7 +64,7 @@ class SingleWindow final : public Window {
   at::Tensor memory() override { return memory_; }
   at::Tensor view() override { return memory_; }
   void discard() override {}
-  void publish(int64_t slot, uint64_t epoch) override;
+  void publish(int64_t slot, uint64_t epoch, const Published& what) override;
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 
  private:

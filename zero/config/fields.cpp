@@ -138,8 +138,10 @@ void add_hosts(All& all) {
       "zero_hpz_partition_size",
       {.sentence = "Stage 3: ranks of a host that keep parameters from forward to backward; "
                    "1: none",
-       .details = "ZeRO++'s hpZ. On one host parameters are kept anyway, and all its ranks are "
-                  "the one other value; on several hosts it is refused: use mics_shard_size.",
+       .details = "ZeRO++'s hpZ; the one other value is the ranks of a host. Each of several "
+                  "hosts keeps all parameters in one array that its ranks read in place, so they "
+                  "cross between hosts once a step and not twice a micro-batch; on one host that "
+                  "is so anyway. With the quantised weights each rank keeps its own slice too.",
        .least = 1},
       &Config::hpz_partition_size);
   zero.add("mics_shard_size",

@@ -114,9 +114,13 @@ void Engine::Impl::seed_ranks() const {
 void Engine::Impl::make_table() {
   // Every rank has a device of its own: where there is one, units are copied to it.
   const bool shares = config.device_memory == 0 || placement.shards->size() == 1;
+  const bool one_host = placement.shards->topology().hosts == 1;
   table = std::make_unique<StateTable>(
       layout, plans, placement, link, make_disk(plans, config, timing.hides(), group()),
-      StateTable::Options{.hides = timing.hides(), .in_place = config.one_sided_gather && shares});
+      StateTable::Options{
+          .hides = timing.hides(),
+          .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host),
+          .apart = [&](int64_t unit) { return !one_host && parameter_wire(unit).has_value(); }});
 }
 
 void Engine::Impl::make_gather() {
@@ -329,8 +333,12 @@ double Engine::Impl::global_norm(bool& finite) {
   const int64_t units = layout.unit_count();
   auto mine = at::zeros({units + 1}, at::kDouble);
   auto* partial = mine.mutable_data_ptr<double>();
+  const auto written = written_units();
   for (int64_t u = 0; u < units; ++u) {
-    if (!trainable(u)) continue;
+    if (!trainable(u)) {  // has no norm: its place tells who has written to it
+      partial[u] = written[static_cast<size_t>(u)];
+      continue;
+    }
     const auto& segments = layout.unit(u).segments;
     const bool any = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
       return reduce->present()[static_cast<size_t>(segment.parameter)] != 0;
@@ -347,9 +355,14 @@ double Engine::Impl::global_norm(bool& finite) {
   const auto* theirs = all.const_data_ptr<double>();
   double sum = 0;
   finite = true;
+  frozen_written.assign(plans.size(), 0);
   for (int64_t u = 0; u < units; ++u) {
-    for (int part = 0; part < group().size(); ++part)
-      sum += theirs[placement.rank_of_part(part) * (units + 1) + u];
+    for (int part = 0; part < group().size(); ++part) {
+      const double of_part = theirs[placement.rank_of_part(part) * (units + 1) + u];
+      if (trainable(u)) sum += of_part;
+      if (!trainable(u) && of_part != 0 && placement.sharded.parameters)
+        frozen_written[static_cast<size_t>(u)] = 1;
+    }
   }
   for (int rank = 0; rank < group().size(); ++rank)
     finite = finite && theirs[rank * (units + 1) + units] == 0;
@@ -396,6 +409,7 @@ StepResult Engine::step() {
     if (clip > 0 && result.grad_norm > clip)
       scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
   }
+  impl.gather->settle();
   impl.schedule->finish();  // of the step before, where they are delayed
   impl.micro_batches = 0;   // from here on nothing is refused
   impl.commit_writes();

@@ -42,6 +42,10 @@ struct Engine::Impl {
 
   /// All ranks. Arrays are gathered over `placement.shards`.
   comm::Group& group() const { return *placement.all; }
+  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in gather.h.
+  bool kept_on_hosts() const {
+    return config.hpz_partition_size > 1 && placement.shards->topology().hosts > 1;
+  }
   bool trainable(int64_t unit) const { return plans[static_cast<size_t>(unit)].trainable; }
   /// The first parameter of a unit.
   int64_t first_of(int64_t unit) const { return layout.unit(unit).segments.front().parameter; }
@@ -64,9 +68,11 @@ struct Engine::Impl {
   void refuse_writes(std::string_view when);
   /// Gathered units are about to be out of date. Throws Error where one is pinned.
   void invalidate();
-  /// Shows the owned elements of a unit to all: at stage 3 always, since a frozen parameter may
-  /// have been written too.
+  /// Shows the owned elements of a unit to all, where this step changes them: of a frozen one
+  /// where a user has written to it.
   void publish(int64_t unit);
+  /// By unit, whether this rank's user has written to it since the last step.
+  std::vector<uint8_t> written_units() const;
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
   /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters,
@@ -132,6 +138,7 @@ struct Engine::Impl {
   std::unique_ptr<UpdateSchedule> schedule;  // ends first: its updates use all of the above
   int64_t micro_batches = 0;                 // since the last boundary
   int64_t steps = 0;
+  std::vector<uint8_t> frozen_written;       // by unit, by any rank's user, in this step
   bool budget_spent = false;
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
 };

@@ -62,6 +62,19 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
     sum.gradients += unit.gradients;
     sum.optimizer += unit.optimizer;
     sum.padding += unit.padding;
+    if (kept_on_hosts() && tier == Tier::device) {
+      // The host's array lies in equal shares on its ranks; it has the slices too, but those that
+      // are kept apart.
+      const auto& whole = layout.unit(u);
+      const int64_t share = whole.bytes() / group().local_size();
+      const int64_t content = whole.content * whole.element_bytes;
+      sum.parameters += share;
+      sum.padding += share - content / group().local_size();
+      if (!parameter_wire(u)) {
+        sum.parameters -= unit.parameters;
+        sum.padding -= unit.parameters - content / layout.world_size();
+      }
+    }
     // What quantised sums have lost, for the next ones.
     const auto wire = gradient_wire(u);
     if (plan.trainable && wire && config.quantised.feedback && at.gradients && !host &&
@@ -149,11 +162,17 @@ TrafficFormula Engine::traffic_formula() const {
     // Ranks, and those of them on other hosts.
     const auto parameter = wire_of(impl.parameter_wire(u), unit.element_bytes);
     const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
-    const int64_t gathered_across = all_gather_link_bytes(cluster, unit.numel, parameter);
-    const int64_t gathers = sharded.parameters ? 2 * k : plan.trainable ? 1 : 0;
-    if (sharded.optimizer) {
+    const int64_t gathered_across =
+        all_gather_link_bytes(cluster, unit.numel, parameter) / cluster.ranks_a_host;
+    const int64_t updates_shown = plan.trainable ? 1 : 0;
+    const int64_t gathers = sharded.parameters ? 2 * k : updates_shown;
+    if (impl.kept_on_hosts()) {  // once to each host, and then read there
+      const int64_t inside = partition::share_sent(unit.bytes(), cluster.ranks_a_host);
+      sum.all_gather += gathers * inside + updates_shown * (gathered - inside);
+      sum.all_gather_link += updates_shown * gathered_across;
+    } else if (sharded.optimizer) {
       sum.all_gather += gathers * gathered;
-      sum.all_gather_link += gathers * gathered_across / cluster.ranks_a_host;
+      sum.all_gather_link += gathers * gathered_across;
     }
     if (!plan.trainable) continue;
     const int64_t gradient_bytes = bytes(impl.reduce->wire_dtype(u));

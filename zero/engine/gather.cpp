@@ -31,7 +31,14 @@ GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
         fmt::format("unit {} ({})", u, layout_.parameters()[static_cast<size_t>(first)].name));
     reads_disk_ = reads_disk_ || on_disk(u);
   }
-  if (table_.window() != nullptr) view_ = table_.window()->view();
+  if (auto* window = table_.window()) {
+    view_ = window->view();
+    const auto memory = window->memory();
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+      places_.push_back(memory.narrow(0, table_.window_offset(u), layout_.unit(u).bytes())
+                            .view(table_.plan(u).dtype));
+    }
+  }
 }
 
 // Peers may still read the window: it goes when all are here. Not while an error unwinds, when some
@@ -39,6 +46,7 @@ GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
 GatherFlow::~GatherFlow() {
   if (table_.window() == nullptr || std::uncaught_exceptions() > 0) return;
   try {
+    settle();
     group_.barrier("end of the engine");
   } catch (const CommError&) {  // a peer is gone, and with it the reader
   }
@@ -80,7 +88,11 @@ void GatherFlow::publish(int64_t unit) {
   const auto u = static_cast<size_t>(unit);
   ++epoch_[u];
   if (table_.window() != nullptr) {
-    table_.window()->publish(unit, epoch_[u]);
+    table_.window()->publish(unit, epoch_[u],
+                             {.whole = places_[u],
+                              .slice = table_.memory(unit, State::parameters),
+                              .label = labels_[u],
+                              .wire = wire_of(unit)});
   } else if (!placement_.sharded.parameters && placement_.sharded.optimizer) {
     publishing_.push_back(
         group_.all_gather(table_.whole(unit), table_.memory(unit, State::parameters), labels_[u]));
@@ -90,6 +102,10 @@ void GatherFlow::publish(int64_t unit) {
 void GatherFlow::finish_publish() {
   for (auto& work : publishing_) work.wait();
   publishing_.clear();
+}
+
+void GatherFlow::settle() {
+  if (table_.window() != nullptr) table_.window()->settle();
 }
 
 void GatherFlow::gather(int64_t unit, void* destination) {
@@ -133,6 +149,11 @@ std::optional<comm::LinkWire> GatherFlow::wire_of(int64_t unit) const {
   const auto& wire = table_.trainable(unit) ? options_.wire : options_.frozen_wire;
   if (!wire || !comm::can_quantise(table_.plan(unit).dtype)) return {};
   return comm::LinkWire{.quantisation = *wire};
+}
+
+// Whether the window has what is kept, and not what messages say of it.
+bool GatherFlow::in_window(int64_t unit) const {
+  return in_place() && (group_.topology().hosts == 1 || !wire_of(unit));
 }
 
 void GatherFlow::finish(int64_t unit) {
@@ -227,7 +248,7 @@ void* GatherFlow::view(int64_t unit) {
                             labels_[static_cast<size_t>(v)]);
   }
   group_.traffic().add(comm::Collective::all_gather,
-                       partition::share_sent(layout_.unit(unit).bytes(), group_.size()), 0);
+                       partition::share_sent(layout_.unit(unit).bytes(), group_.local_size()), 0);
   return static_cast<std::byte*>(view_.data_ptr()) + table_.window_offset(unit);
 }
 
@@ -239,7 +260,7 @@ void GatherFlow::forget() {
 at::Tensor GatherFlow::full(int64_t unit) {
   if (!placement_.sharded.parameters) return table_.whole(unit);
   const auto options = at::TensorOptions().dtype(table_.plan(unit).dtype);
-  if (in_place()) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
+  if (in_window(unit)) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
   auto slice = table_.read(unit, State::parameters);
   if (group_.size() == 1) return slice;
   auto array = at::empty({layout_.unit(unit).numel}, options);

@@ -19,6 +19,13 @@
 // messages say, on the owner too, so that all ranks compute with the same weights. What the owner
 // keeps stays whole: master weights, and the slice that the next gather quantises anew; so errors
 // of the quantisation do not add up. `full` gives what is kept.
+//
+// Note [Kept on a host]
+// ZeRO++'s hpZ (2306.10209, section 3.2): on several hosts each keeps all parameters from one
+// update to the next. Its ranks do not keep a second partition to gather from, as there: the host
+// has one array, which they read in place (comm::Window). So parameters cross between hosts once a
+// step, however many micro-batches it has, and nothing is gathered inside. A unit that crosses
+// quantised lies in the array as the messages say it; its slices are kept apart.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -75,8 +82,11 @@ class GatherFlow final : public paging::UnitSource {
   /// The owned parameters of `unit` have new values. Stage 0: nothing to do. Stages 1 and 2: the
   /// all-gather of the unit starts. Stage 3: readers may gather.
   void publish(int64_t unit);
-  /// Waits for the all-gathers that `publish` started.
+  /// Waits for the all-gathers that `publish` started. Stage 3: they may go on beside the passes
+  /// that need them.
   void finish_publish();
+  /// Waits until none of this rank's slices is on its way any more: they may be written.
+  void settle();
 
   /// The full unit, in its dtype: valid until the parameters change. At stage 3 gathers it, exact
   /// (never quantised). Collective where gathers are matched.
@@ -105,6 +115,7 @@ class GatherFlow final : public paging::UnitSource {
   // The number of a unit's slice among its arrays on disk.
   int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
   std::optional<comm::LinkWire> wire_of(int64_t unit) const;
+  bool in_window(int64_t unit) const;
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
   at::Tensor take_buffer(int64_t bytes);
   void start_read(int64_t unit);
@@ -118,6 +129,7 @@ class GatherFlow final : public paging::UnitSource {
   Options options_;
   bool reads_disk_ = false;          // some unit's parameters lie there
   at::Tensor view_;                  // of the window
+  std::vector<at::Tensor> places_;   // of units in it
   std::vector<uint64_t> epoch_;      // by unit, the same on all ranks
   std::vector<std::string> labels_;  // of units, for errors
   std::vector<comm::Work> publishing_;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,27 +29,34 @@ void check_shard_size(int64_t size, const comm::Group& all) {
       size, all.size(), local, fmt::join(choices, ", ")));
 }
 
-// On one host the whole parameters lie in a window that its ranks share, as hpZ wants them.
-void check_kept(int64_t size, const comm::Group& all) {
-  if (size == 1 || (all.topology().hosts == 1 && size == all.size())) return;
-  if (all.topology().hosts == 1) {
+// On one host the whole parameters lie in an array that its ranks share, as hpZ wants them.
+void check_kept(const Config& config, const comm::Group& all) {
+  const int64_t size = config.hpz_partition_size;
+  if (size == 1) return;
+  const int local = all.local_size();
+  if (size != local) {
     throw ConfigError(fmt::format(
-        "zero_optimization.zero_hpz_partition_size is {}, but this job has {} ranks, all on one "
-        "host. Use {}, or leave it out.",
-        size, all.size(), all.size()));
+        "zero_optimization.zero_hpz_partition_size is {}, but this job has {} ranks on each host: "
+        "those of a host keep parameters together. Use {}, or leave it out.",
+        size, local, local));
   }
-  throw ConfigError(fmt::format(
-      "zero_optimization.zero_hpz_partition_size is {}: parameters are not kept on a host from "
-      "forward to backward where there are several hosts ({}, with {} ranks each). Use "
-      "mics_shard_size {}, with which no parameter comes from another host, or stage 2, with which "
-      "each comes once a step.",
-      size, all.topology().hosts, all.local_size(), all.local_size()));
+  if (all.topology().hosts == 1) return;
+  const auto refuse = [&](std::string_view other, std::string_view why) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.zero_hpz_partition_size is {} on {} hosts, and {}: {} Leave one of them "
+        "out.",
+        size, all.topology().hosts, other, why));
+  };
+  if (config.offload_param.device != OffloadDevice::none)
+    refuse("offload_param is given", "each host would keep in memory what is to be elsewhere.");
+  if (config.device_memory > 0)
+    refuse("device_memory is given", "a device cannot read units where a host's ranks share them.");
 }
 
 }  // namespace
 
 Placement place(const Config& config, std::shared_ptr<comm::Group> all) {
-  check_kept(config.hpz_partition_size, *all);
+  check_kept(config, *all);
   Placement placement{.sharded = {}, .all = std::move(all)};
   const auto& group = *placement.all;
   if (config.mics_shard_size < 0) return placement;

@@ -74,11 +74,11 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
       disk_(std::move(disk)),
       hidden_(plans_.size()),
       unshown_(plans_.size(), 0) {
-  make_parameters(placement, options.in_place);
+  make_parameters(placement, options);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
 }
 
-void StateTable::make_parameters(const Placement& placement, bool in_place) {
+void StateTable::make_parameters(const Placement& placement, const Options& options) {
   const auto& sharded = placement.sharded;
   int64_t bytes = 0;
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -89,7 +89,7 @@ void StateTable::make_parameters(const Placement& placement, bool in_place) {
   const bool all_here = std::all_of(plans_.begin(), plans_.end(), [](const UnitPlan& plan) {
     return plan.parameters_at == Tier::device;
   });
-  if (sharded.parameters && in_place && all_here)
+  if (sharded.parameters && options.in_place && all_here)
     window_ = group_.window(bytes, layout_.unit_count(), Category::parameters);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     const auto& unit = layout_.unit(u);
@@ -97,7 +97,7 @@ void StateTable::make_parameters(const Placement& placement, bool in_place) {
     if (plan.parameters_at == Tier::disk) continue;
     auto& owned = memory(u, State::parameters);
     const int64_t slice = layout_.slice_numel(u);
-    if (window_) {
+    if (window_ && !(options.apart && options.apart(u))) {
       owned = window_->memory()
                   .narrow(0, window_offset(u), unit.bytes())
                   .view(plan.dtype)

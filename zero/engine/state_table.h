@@ -49,6 +49,9 @@ class StateTable {
     /// Stage 3: slices lie side by side in an array that the ranks of a host share, where there can
     /// be one.
     bool in_place = false;
+    /// Whether a unit's slice is kept apart from that array, which has other values of it. May be
+    /// empty: none is.
+    std::function<bool(int64_t unit)> apart{};
   };
   /// The arrays on disk of all units, for the DiskTier that a table of these plans is given.
   static std::vector<store::DiskTier::Unit> units_on_disk(const std::vector<UnitPlan>& plans,
@@ -139,7 +142,7 @@ class StateTable {
   HostTraffic host_bytes(int64_t unit) const;
 
  private:
-  void make_parameters(const Placement& placement, bool in_place);
+  void make_parameters(const Placement& placement, const Options& options);
   void make_optimizer(int64_t unit);
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
   store::StateTier& tier(int64_t unit, State state) const;

@@ -75,6 +75,12 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
                               {.parameter = dtype_bytes,
                                .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
                                .optimizer = master_bytes + 4 * static_cast<int64_t>(arrays)});
+  if (config.hpz_partition_size > 1 && ranks > config.hpz_partition_size) {
+    // Each host keeps all of them, in equal shares; quantised ones beside the slices.
+    states.parameters = (config.quantised.weights ? states.parameters : 0) +
+                        static_cast<double>(parameters * dtype_bytes) /
+                            static_cast<double>(config.hpz_partition_size);
+  }
   if (config.offload_param.device == OffloadDevice::nvme) states.parameters = 0;
   if ((optimizer.on_disk_with_gradients() || config.update_in_backward) && config.stage >= 2)
     states.gradients = 0;

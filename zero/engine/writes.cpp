@@ -41,7 +41,19 @@ void Engine::Impl::invalidate() {
 }
 
 void Engine::Impl::publish(int64_t unit) {
-  if (placement.sharded.parameters || trainable(unit)) gather->publish(unit);
+  if (trainable(unit) || frozen_written[static_cast<size_t>(unit)] != 0) gather->publish(unit);
+}
+
+std::vector<uint8_t> Engine::Impl::written_units() const {
+  std::vector<uint8_t> written(plans.size(), 0);
+  if (const auto* pages = gather->pager()) {
+    for (const int64_t p : pages->dirty()) written[static_cast<size_t>(layout.unit_of(p))] = 1;
+    return written;
+  }
+  for (int64_t i = 0; i < model.size(); ++i) {
+    if (model.written(i)) written[static_cast<size_t>(layout.unit_of(i))] = 1;
+  }
+  return written;
 }
 
 void Engine::Impl::refuse_writes(std::string_view when) {
@@ -79,14 +91,15 @@ void Engine::Impl::complete_update(std::string_view label) {
 
 std::vector<uint8_t> Engine::Impl::changed_units(std::string_view label,
                                                  const std::vector<int64_t>& units) {
-  // At stage 3 to show a unit costs nothing, and at stage 0 there is nothing to show.
-  const bool gathers = placement.sharded.optimizer && !placement.sharded.parameters;
+  // At stage 3 to show a unit costs nothing where it need not go to other hosts, and at stage 0
+  // there is nothing to show.
+  const bool gathers =
+      placement.sharded.optimizer && (!placement.sharded.parameters || kept_on_hosts());
   if (!gathers) return std::vector<uint8_t>(plans.size(), 1);
   auto changed = schedule->left_units();
   for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
-  for (int64_t i = 0; i < model.size(); ++i) {
-    if (model.written(i)) changed[static_cast<size_t>(layout.unit_of(i))] = 1;
-  }
+  const auto written = written_units();
+  for (size_t u = 0; u < changed.size(); ++u) changed[u] |= written[u];
   const auto count = static_cast<int64_t>(changed.size());
   auto mine = at::empty({count}, at::kByte);
   std::copy(changed.begin(), changed.end(), mine.mutable_data_ptr<uint8_t>());
@@ -111,6 +124,7 @@ void Engine::Impl::change_parameters(std::string_view label, const std::function
     if (changed[static_cast<size_t>(u)] != 0) gather->publish(u);
   }
   gather->finish_publish();
+  gather->settle();
 }
 
 void Engine::Impl::replace_states(std::string_view label, const std::function<void()>& write) {
@@ -124,6 +138,7 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   write();
   for (int64_t u = 0; u < layout.unit_count(); ++u) gather->publish(u);  // frozen ones, too
   gather->finish_publish();
+  gather->settle();
 }
 
 void Engine::Impl::check_gradients_kept() const {

@@ -325,6 +325,11 @@ std::vector<int64_t> Pager::take_dirty() {
   return std::exchange(dirty_, {});
 }
 
+std::vector<int64_t> Pager::dirty() const {
+  std::lock_guard lock(mutex_);
+  return dirty_;
+}
+
 void Pager::release_all() {
   std::lock_guard lock(mutex_);
   evict_all();

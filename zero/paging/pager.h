@@ -120,6 +120,8 @@ class Pager {
   /// The parameters written since the last call. Their units are present until `invalidate` or
   /// eviction after this call.
   std::vector<int64_t> take_dirty();
+  /// The same, which stay written.
+  std::vector<int64_t> dirty() const;
 
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();

@@ -1,0 +1,60 @@
+#include "zero/comm/hosts_window.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/comm/wait_clock.h"
+
+namespace zero::comm {
+
+HostsWindow::HostsWindow(std::shared_ptr<Group> host, std::unique_ptr<Window> local, int64_t slots,
+                         c10::intrusive_ptr<HostsBackend> backend, const Topology& topology,
+                         Accounts accounts)
+    : host_(std::move(host)),
+      local_(std::move(local)),
+      backend_(std::move(backend)),
+      topology_(topology),
+      accounts_(std::move(accounts)),
+      coming_(static_cast<size_t>(slots)) {}
+
+void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
+  if (slot < 0 || slot >= static_cast<int64_t>(coming_.size())) {
+    throw CommError(fmt::format("A window of {} slots has no slot {}.", coming_.size(), slot));
+  }
+  const int ranks = topology_.hosts * topology_.local_size;
+  if (!what.whole.defined() || !what.slice.defined() ||
+      what.whole.numel() != ranks * what.slice.numel()) {
+    throw CommError(
+        fmt::format("Slot {} of a window on {} hosts is published without its slices, one for each "
+                    "of {} ranks: they must go to the other hosts.",
+                    slot, topology_.hosts, ranks));
+  }
+  await(slot);
+  accounts_.traffic->add(Collective::all_gather,
+                         (topology_.hosts - 1) * static_cast<int64_t>(what.slice.nbytes()), 0);
+  coming_[static_cast<size_t>(slot)] = backend_->gather_to_host(
+      what, [local = local_, slot, epoch] { local->publish(slot, epoch); });
+}
+
+void HostsWindow::settle() {
+  for (size_t slot = 0; slot < coming_.size(); ++slot) await(static_cast<int64_t>(slot));
+}
+
+void HostsWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) {
+  const int place = rank % topology_.local_size;
+  if (place == topology_.local_rank) await(slot);
+  local_->wait(slot, place, epoch, label);
+}
+
+// What this rank's own exchange of `slot` brings.
+void HostsWindow::await(int64_t slot) {
+  auto& coming = coming_[static_cast<size_t>(slot)];
+  if (!coming) return;
+  const ClockedScope clocked(*accounts_.clock);
+  coming->wait();
+  coming.reset();
+}
+
+}  // namespace zero::comm
