@@ -224,6 +224,12 @@ void HostsCollectives::depart(HostsCall& call, int host, Channel channel,
   const auto bytes = span_of(values);
   if (bytes.empty()) return;
   call.departures.push_back({host, send(host, on(channel), bytes)});
+  count_link(call, bytes);
+}
+
+// What goes to a window was counted when it was published: it may leave long after.
+void HostsCollectives::count_link(const HostsCall& call, std::span<const std::byte> bytes) const {
+  if (call.call.shared_output) return;
   traffic_->add_link(call.call.counted, static_cast<int64_t>(bytes.size()));
 }
 
@@ -451,7 +457,7 @@ at::Tensor HostsCollectives::leaving(int host, int64_t& turn, int64_t numel, at:
 
 void HostsCollectives::leave(HostsCall& call, int host, int64_t turn, const at::Tensor& values) {
   leaving_->passage(turn) = send(host, on(Channel::reduce), span_of(values));
-  traffic_->add_link(call.call.counted, static_cast<int64_t>(span_of(values).size()));
+  count_link(call, span_of(values));
 }
 
 // Of each other host's slice for this place, chunk by chunk: this host's sum of it leaves.

@@ -154,6 +154,7 @@ class HostsCollectives {
   int64_t reduced_slice(const Call& call) const;
 
   void depart(HostsCall& call, int host, Channel channel, const at::Tensor& values);
+  void count_link(const HostsCall& call, std::span<const std::byte> bytes) const;
   void arrive(HostsCall& call, int host, Channel channel, const at::Tensor& values);
   template <class Body>
   auto blaming(int host, Body body) const;

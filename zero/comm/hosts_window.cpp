@@ -32,8 +32,12 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
                     slot, topology_.hosts, ranks));
   }
   await(slot);
-  accounts_.traffic->add(Collective::all_gather,
-                         (topology_.hosts - 1) * static_cast<int64_t>(what.slice.nbytes()), 0);
+  const auto bytes = static_cast<int64_t>(what.slice.nbytes());
+  const int64_t others = topology_.hosts - 1;
+  accounts_.traffic->add(Collective::all_gather, others * bytes, 0);
+  accounts_.traffic->add_link(
+      Collective::all_gather,
+      others * (what.wire ? wire_bytes(what.wire->quantisation, what.slice.numel()) : bytes));
   coming_[static_cast<size_t>(slot)] = backend_->gather_to_host(
       what, [local = local_, slot, epoch] { local->publish(slot, epoch); });
 }
