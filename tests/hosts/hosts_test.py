@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Ranks on several hosts, as far as this machine allows; what is left out is named, with the reason.
 
-hosts_test.py loopback|network|slurm|training|bytes INIT_PROGRAM ZERO_PROGRAM
+hosts_test.py loopback|bits|network|slurm|training|transports|bytes INIT_PROGRAM ZERO_PROGRAM
 """
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -108,15 +109,21 @@ def names_a_killed_rank(count, ranks):
     check("terminate called" not in text, "a rank was aborted", text)
 
 
-def training_command(folder, width=64, steps=20):
+def training_command(folder, width=64, steps=20, stage=3, dtype="fp32", sharding=None):
+    """`sharding`: keys of zero_optimization besides the stage."""
     text = pathlib.Path(folder) / "text"
     text.write_text("".join(f"line {i % 97}: the quick brown fox jumps over the lazy dog\n" for i in range(800)))
     model = pathlib.Path(folder) / "model.json"
     model.write_text(json.dumps({"model_type": "gpt2", "n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": 64,
                                  "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}))
+    settings = []
+    if sharding:
+        config = pathlib.Path(folder) / "config.json"
+        config.write_text(json.dumps({"zero_optimization": sharding}))
+        settings = ["--config", config]
     return [ZERO, "train", "--model", model, "--data", text, "--out", pathlib.Path(folder) / "run", "--seq", 32,
             "--micro-batch", 2, "--steps", steps, "--lr", "1e-2", "--warmup", 0, "--threads", 1, "--eval-tokens", 512,
-            "--sample-tokens", 8, "--stage", 3]
+            "--sample-tokens", 8, "--stage", stage, "--dtype", dtype, *settings]
 
 
 def losses_in(folder, status, text):
@@ -153,10 +160,56 @@ def losses_of_the_first_launcher(count, ranks):
         return losses_in(folder, status, text)
 
 
-def bytes_of_steps(count, ranks, steps):
+def outcome_in(folder, status, text):
+    """Losses of all steps, and the final weights."""
+    losses = losses_in(folder, status, text)
+    return losses, hashlib.sha256((pathlib.Path(folder) / "run" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@functools.cache
+def outcome_on_one_host(ranks, block, dtype):
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(word) for word in training_command(folder, dtype=dtype)] + ["--nproc", str(ranks)]
+        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "ZERO_SUM_BLOCK": str(block)})
+        return outcome_in(folder, done.returncode, done.stderr)
+
+
+def has_the_bits_of_one_host(count, ranks, dtype, ways, run, environment=()):
+    """Each of `ways`, (stage, sharding), has the losses and weights of one host that adds in blocks of `ranks`."""
+    for stage, sharding in ways:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [*environment, *training_command(folder, stage=stage, dtype=dtype, sharding=sharding)]
+            status, text = output_of(lambda out: run(command, out))
+            outcome = outcome_in(folder, status, text)
+        same = outcome_on_one_host(count * ranks, ranks, dtype)
+        check(outcome == same, f"stage {stage} {sharding or ''}: {outcome} is not {same}", text)
+    return f"{len(ways)} runs of 20 steps"
+
+
+def ways_to_shard(ranks):
+    ways = [(stage, None) for stage in range(4)]
+    ways += [(3, {"stage": 3, "mics_shard_size": ranks})]
+    return ways + ([(3, {"stage": 3, "zero_hpz_partition_size": ranks})] if ranks > 1 else [])
+
+
+def has_the_bits_over_loopback(count, ranks, dtype):
+    run = lambda command, out: hosts.run_over_loopback("launch", count, ranks, command, ZERO, out)
+    return has_the_bits_of_one_host(count, ranks, dtype, ways_to_shard(ranks), run)
+
+
+def has_the_bits_over(launcher, transport, count, ranks):
+    def run(command, out):
+        status, carried = hosts.run(launcher, count, ranks, command, zero=ZERO, output=out)
+        check(status != 0 or all(sent > 1e6 for sent, _ in carried), f"the cables carried {carried}", "")
+        return status
+    return has_the_bits_of_one_host(count, ranks, "bf16", [way for way in ways_to_shard(ranks) if way[0] == 3], run,
+                                    environment=["env", f"ZERO_TRANSPORT={transport}"])
+
+
+def bytes_of_steps(count, ranks, steps, sharding):
     """(by the cables' counters, by the ledger): bytes that each host sent."""
     with tempfile.TemporaryDirectory() as folder:
-        command = training_command(folder, width=512, steps=steps)
+        command = training_command(folder, width=512, steps=steps, sharding=sharding)
         (status, carried), text = output_of(
             lambda out: hosts.run("launch", count, ranks, command, rate="10gbit", zero=ZERO, output=out))
         check(status == 0, f"the launcher ended with status {status}", text)
@@ -166,9 +219,9 @@ def bytes_of_steps(count, ranks, steps):
     return [sent_by_cable for sent_by_cable, _ in carried], [sum(sent[h * ranks:(h + 1) * ranks]) for h in range(count)]
 
 
-def cables_carry_what_the_ledger_says(count, ranks):
+def cables_carry_what_the_ledger_says(count, ranks, sharding=None):
     """Of two runs, so that what a start and an end take is not counted."""
-    few, many = (bytes_of_steps(count, ranks, steps) for steps in (2, 8))
+    few, many = (bytes_of_steps(count, ranks, steps, sharding) for steps in (2, 8))
     said = []
     for host in range(count):
         wire, ledger = (many[which][host] - few[which][host] for which in (0, 1))
@@ -177,10 +230,20 @@ def cables_carry_what_the_ledger_says(count, ranks):
     return f"cable / ledger {', '.join(said)}"
 
 
+QUANTISED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 SUITES = {
-    "bytes": [(f"{count} x {ranks}: a cable carries what the ledger says, within 2 %",
-               functools.partial(cables_carry_what_the_ledger_says, count, ranks))
-              for count, ranks in ((2, 1), (2, 2), (3, 1))],
+    "bytes": [(f"{count} x {ranks} {sharding or ''}: a cable carries what the ledger says, within 2 %",
+               functools.partial(cables_carry_what_the_ledger_says, count, ranks, sharding))
+              for count, ranks, sharding in ((2, 1, None), (2, 2, None), (3, 1, None), (2, 2, {"stage": 3, "mics_shard_size": 2}),
+                                             (2, 2, {"stage": 3, "zero_hpz_partition_size": 2}),
+                                             (2, 2, {"stage": 3, "zero_hpz_partition_size": 2, **QUANTISED}))],
+    "bits": [(f"{count} x {ranks} {dtype} has the bits of one host at every stage and sharding",
+              functools.partial(has_the_bits_over_loopback, count, ranks, dtype))
+             for count, ranks in ((2, 1), (2, 2), (3, 1)) for dtype in ("fp32", "bf16")],
+    "transports": [(f"{count} x {ranks} over {transport} has the bits of one host",
+                    functools.partial(has_the_bits_over, launcher, transport, count, ranks))
+                   for launcher, transport in (("launch", "gloo"), ("mpirun", "openmpi"), ("mpiexec", "mpich"))
+                   for count, ranks in ((2, 2), (3, 1))],
     # Two ranks add in one order however they are spread; four on two hosts add by host first.
     "training": [(f"{launcher} trains on {count} x {ranks} ranks as all others do",
                   functools.partial(trains, launcher, count, ranks, same))
@@ -206,7 +269,7 @@ SUITES = {
 
 
 def main():
-    if sys.argv[1] != "loopback":
+    if sys.argv[1] not in ("loopback", "bits"):
         try:
             hosts.own_namespace()
         except CannotRun as reason:
