@@ -59,7 +59,7 @@ std::string type_name(const fields::Spec& row) {
 }
 
 std::string description(const fields::Spec& row) {
-  std::string text = row.about.option.starts_with("--no-") ? "Switches off: " : "";
+  std::string text = row.about.option.starts_with("--no-") ? "Without it: " : "";
   text += row.about.sentence;
   std::vector<std::string> words = row.choices;
   for (const auto& [word, value] : row.about.words) words.emplace_back(word);

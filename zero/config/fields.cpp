@@ -460,7 +460,7 @@ void add_engine(All& all) {
       &Config::memory_budget);
   engine.add(
       "device_memory",
-      {.sentence = "Bytes of a rank's device, of which a part of memory plays the part here; 0: no "
+      {.sentence = "Bytes of memory that stand for a rank's device; the rest is its host's; 0: no "
                    "limit",
        .details = "States that are not on host or disk, gathered units, gradient buckets, staging "
                   "and activations (all of LibTorch's tensors in the process, where it uses "
@@ -528,8 +528,7 @@ void add_program(All& all) {
              .option = "--data"},
             &Program::data);
   train.add("val_data",
-            {.sentence = "File to validate on, or folder with a validation split, if not the split "
-                         "of --data",
+            {.sentence = "File or folder to validate on; without it the validation split of --data",
              .option = "--val-data"},
             &Program::val_data);
   train.add("out",

@@ -1,6 +1,5 @@
 #include "zero/engine/gathered.h"
 
-#include <algorithm>
 #include <exception>
 #include <set>
 #include <utility>

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "zero/base/error.h"
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"

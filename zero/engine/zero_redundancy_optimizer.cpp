@@ -12,7 +12,6 @@
 #include <numeric>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "zero/base/error.h"

@@ -1,7 +1,6 @@
 #include "zero/paging/plan.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <utility>
 
