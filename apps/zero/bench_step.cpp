@@ -20,6 +20,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,12 +44,16 @@ constexpr const char* kDescription =
     "there are ranks, which run at\n"
     "the same time and do not communicate. The tokens are random: no data is needed.\n\n"
     "  zero bench step --model gpt2 --nproc 2 --micro-batch 1 --rounds 5\n\n"
+    "Between hosts, started there by a launcher (docs/clusters.md), stage 3 can be run in ways "
+    "that send less (--sharding).\n"
     "A round runs all of them in turn. Of each run the first --warmup steps are left out.\n"
     "  tok/s   of all ranks together, by the median step of each; the median of the rounds\n"
     "  tax     independent trainers' tok/s / the stage's, less 1: what the stage costs (below 0: "
     "gains); the median of the\n"
     "          rounds' taxes, and the least and the most\n"
-    "  wait    share of the time in which a rank waits for other ranks\n"
+    "  wait    share of the time in which a rank waits for other ranks: what of their exchange is "
+    "not hidden\n"
+    "  link MB what leaves each host in a step, in 10^6 bytes; on several hosts\n"
     "  CPU s   processor time of all ranks for one step\n"
     "  loss    of the last step, the mean over ranks: equal at all stages, or the work was not the "
     "same\n"
@@ -58,6 +63,24 @@ constexpr const char* kDescription =
     "formula of ZeRO says. The\n"
     "sum is the peak of all categories but activations, which another allocator counts, plus the "
     "peak of those.";
+
+/// How stage 3 may run, with the ranks of a host.
+constexpr std::pair<std::string_view, void (*)(Config&, int)> kSharding[] = {
+    {"hybrid", [](Config& config, int local) { config.mics_shard_size = local; }},
+    {"kept", [](Config& config, int local) { config.hpz_partition_size = local; }},
+    {"quantised",
+     [](Config& config, int local) {
+       config.hpz_partition_size = local;
+       config.quantised.weights = true;
+       config.quantised.gradients = true;
+     }},
+};
+
+std::string places_of(const comm::Topology& topology) {
+  if (topology.hosts == 1) return fmt::format("{} on one host", topology.local_size);
+  return fmt::format("{} on {} hosts, {} on each", topology.hosts * topology.local_size,
+                     topology.hosts, topology.local_size);
+}
 
 struct Options {
   std::string model = "gpt2";
@@ -70,6 +93,7 @@ struct Options {
   int64_t warmup = 2;
   int rounds = 5;
   std::vector<int> stages{0, 1, 2, 3};
+  std::vector<std::string> sharding;  // of kSharding
   bool lockstep = false;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t bucket_size = Config{}.unit_bytes;
@@ -96,6 +120,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(CLI::Range(0, 3))
       ->default_str("0,1,2,3")
       ->type_name("STAGE,...");
+  std::vector<std::string> ways;
+  for (const auto& [name, set] : kSharding) ways.emplace_back(name);
+  parser
+      .add_option("--sharding", options.sharding,
+                  "Ways in which stage 3 runs too, with R the ranks of a host: hybrid "
+                  "(mics_shard_size R), kept (zero_hpz_partition_size R), quantised (kept, if R > "
+                  "1, with quantised weights and gradients)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(ways))
+      ->type_name("WAY,...");
   parser.add_flag(
       "--lockstep", options.lockstep,
       "Also independent trainers that meet after each step and exchange nothing, and each "
@@ -113,6 +147,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   std::vector<std::string> names;
   for (const int stage : options.stages) names.push_back(std::to_string(stage));
   check_distinct("--stages", names);
+  check_distinct("--sharding", options.sharding);
   options.json.check();
   return std::nullopt;
 }
@@ -132,7 +167,9 @@ Gpt2Config model_of(const Options& options) {
 struct Trainers {
   std::optional<int> stage{};
   bool lockstep = false;
+  std::string sharding{};  // of kSharding
   std::string name() const {
+    if (!sharding.empty()) return sharding;
     if (stage) return fmt::format("stage {}", *stage);
     return lockstep ? "lockstep" : "independent";
   }
@@ -142,8 +179,9 @@ struct Trainers {
 struct Measurement {
   double step_seconds = 0;  ///< the median
   double wait_share = 0;
-  double cpu_seconds = 0;  ///< of a step
-  double loss = 0;         ///< of the last step
+  double cpu_seconds = 0;     ///< of a step
+  double loss = 0;            ///< of the last step
+  double link_megabytes = 0;  ///< that this rank sends to other hosts in a step
   int64_t system_requests = 0;
   int64_t parameters = 0;
   train::RankMemory memory;
@@ -174,13 +212,15 @@ std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, in
   return batches;
 }
 
-Config engine_config(const Options& options, int stage) {
+Config engine_config(const Options& options, const Trainers& trainers, int local_size) {
   Config config;
-  config.stage = stage;
+  config.stage = trainers.stage.value_or(0);
   config.bf16 = options.dtype == "bf16";
   config.seed_by_rank = true;
   config.unit_bytes = options.bucket_size;
   config.max_live_parameters = options.live_parameters;
+  for (const auto& [name, set] : kSharding)
+    if (name == trainers.sharding) set(config, local_size);
   config.validate();
   return config;
 }
@@ -194,8 +234,8 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   const auto batches = random_batches(options, sizes.vocab_size, ranks->rank());
   at::manual_seed(1);  // every rank and every run draws the same weights
   Gpt2 model(sizes);
-  Engine engine(model, train::kDefaultOptimizer, engine_config(options, trainers.stage.value_or(0)),
-                group);
+  Engine engine(model, train::kDefaultOptimizer,
+                engine_config(options, trainers, group->local_size()), group);
   HostAllocator::instance().reset_peaks();  // of the steps, not of the full model that was sharded
   group->ledger()->reset_peaks();
 
@@ -213,6 +253,7 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   std::for_each(batches.begin(), timed, step);
 
   const double waited = ranks->wait_ms();
+  const auto sent = group->traffic().total().link_bytes;
   const double computed = cpu_seconds();
   const auto requests = HostAllocator::instance().usage().system_requests;
   const auto begin = Clock::now();
@@ -226,6 +267,8 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   const double elapsed = std::chrono::duration<double>(last - begin).count();
   result.cpu_seconds = (cpu_seconds() - computed) / static_cast<double>(options.steps);
   result.wait_share = (ranks->wait_ms() - waited) * 1e-3 / elapsed;
+  result.link_megabytes = static_cast<double>(group->traffic().total().link_bytes - sent) * 1e-6 /
+                          static_cast<double>(options.steps);
   result.system_requests = HostAllocator::instance().usage().system_requests - requests;
   result.step_seconds = summarize(seconds).median;
   result.parameters = engine.parameter_count();
@@ -248,6 +291,8 @@ class Run {
   double step_ms() const { return mean(&Measurement::step_seconds) * 1e3; }
   double wait_share() const { return mean(&Measurement::wait_share); }
   double cpu_seconds() const { return mean(&Measurement::cpu_seconds) * size(); }
+  /// Of all ranks.
+  double link_megabytes() const { return mean(&Measurement::link_megabytes) * size(); }
   double loss() const { return mean(&Measurement::loss); }
   int64_t system_requests() const {
     int64_t most = 0;
@@ -362,11 +407,13 @@ Json json_of(const Series& series, const AllSeries& all) {
   for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
   return {{"run", series.trainers.name()},
           {"stage", series.trainers.stage ? Json(*series.trainers.stage) : Json()},
+          {"sharding", series.trainers.sharding},
           {"tokens_per_s", series.summary(&Run::tokens_per_s).json()},
           {"step_ms", series.summary(&Run::step_ms).json()},
           {"tax", tax_beside(independent_of(all, series))},
           {"tax_beside_lockstep", tax_beside(lockstep_of(all, series))},
           {"wait_share", series.summary(&Run::wait_share).json()},
+          {"link_megabytes_of_all_hosts", series.runs.back().link_megabytes()},
           {"cpu_seconds_per_step", series.summary(&Run::cpu_seconds).json()},
           {"loss", series.runs.back().loss()},
           {"system_requests", series.runs.back().system_requests()},
@@ -374,9 +421,12 @@ Json json_of(const Series& series, const AllSeries& all) {
           {"rounds", rounds}};
 }
 
-void print_speed(const AllSeries& all) {
-  fmt::print("\n{:<12} {:>10} {:>10} {:>8}  {:<17} {:>6} {:>8} {:>9} {:>5}\n", "", "tok/s",
-             "step ms", "tax", "least to most", "wait", "CPU s", "loss", "maps");
+void print_speed(const AllSeries& all, int hosts) {
+  const auto link = [&](std::string_view cell) {
+    return hosts > 1 ? fmt::format(" {:>9}", cell) : "";
+  };
+  fmt::print("\n{:<12} {:>10} {:>10} {:>8}  {:<17} {:>6}{} {:>8} {:>9} {:>5}\n", "", "tok/s",
+             "step ms", "tax", "least to most", "wait", link("link MB"), "CPU s", "loss", "maps");
   const auto tax_cells = [](const Series* reference, const Series& series) {
     if (reference == nullptr) return fmt::format("{:>8}  {:<17}", "-", "");
     const auto t = tax(*reference, series);
@@ -384,10 +434,11 @@ void print_speed(const AllSeries& all) {
                        fmt::format("{:+.1f}% to {:+.1f}%", 100 * t.least, 100 * t.most));
   };
   for (const auto& series : all) {
-    fmt::print("{:<12} {:>10.1f} {:>10.1f} {} {:>5.1f}% {:>8.2f} {:>9.5f} {:>5}\n",
+    fmt::print("{:<12} {:>10.1f} {:>10.1f} {} {:>5.1f}%{} {:>8.2f} {:>9.5f} {:>5}\n",
                series.trainers.name(), series.summary(&Run::tokens_per_s).median,
                series.summary(&Run::step_ms).median, tax_cells(independent_of(all, series), series),
                100 * series.summary(&Run::wait_share).median,
+               link(fmt::format("{:.1f}", series.runs.back().link_megabytes() / hosts)),
                series.summary(&Run::cpu_seconds).median, series.runs.back().loss(),
                series.runs.back().system_requests());
   }
@@ -427,15 +478,17 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
   if (reports) {
     fmt::print(
         "machine   {}\nmodel     {}, {} parameters, {}; micro-batch {}, sequence {}\n"
-        "ranks     {} x {} thread{}; {} rounds of {} steps after {} to warm up\n\n",
+        "ranks     {}, each {} thread{}; {} rounds of {} steps after {} to warm up\n\n",
         describe(start), options.model, sizes.parameter_count(), options.dtype, options.micro_batch,
-        options.seq, ranks->size(), options.threads, options.threads == 1 ? "" : "s",
+        options.seq, places_of(ranks->topology()), options.threads, options.threads == 1 ? "" : "s",
         options.rounds, options.steps, options.warmup);
     std::fflush(stdout);
   }
   AllSeries all{{Trainers{}}};
   if (options.lockstep) all.push_back({Trainers{.lockstep = true}});
   for (const int stage : options.stages) all.push_back({Trainers{.stage = stage}});
+  for (const auto& sharding : options.sharding)
+    all.push_back({Trainers{.stage = 3, .sharding = sharding}});
   for (int round = 0; round < options.rounds; ++round) {
     for (size_t i = 0; i < all.size(); ++i) {
       auto& series = all[(i + static_cast<size_t>(round)) % all.size()];
@@ -451,7 +504,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
     std::fflush(stdout);
   }
   comm::agree_on_rank_zero(*ranks, "Writing the results", [&] {
-    print_speed(all);
+    print_speed(all, ranks->topology().hosts);
     print_memory(all);
     Json results = Json::array();
     for (const auto& series : all) results.push_back(json_of(series, all));
@@ -462,6 +515,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
                         {"micro_batch", options.micro_batch},
                         {"seq", options.seq},
                         {"ranks", ranks->size()},
+                        {"hosts", ranks->topology().hosts},
                         {"threads", options.threads},
                         {"steps", options.steps},
                         {"warmup", options.warmup},

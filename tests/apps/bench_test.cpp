@@ -315,6 +315,21 @@ TEST_F(Bench, StepTakesTheStagesGiven) {
   EXPECT_EQ(json["results"][1]["loss"], json["results"][0]["loss"]);
 }
 
+TEST_F(Bench, StepMeasuresTheWaysOfStageThree) {
+  const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "1",
+                             "--rounds", "1", "--stages", "3", "--sharding", "hybrid,kept,quantised"},
+                            {"2 on one host", "hybrid", "kept", "quantised"});
+  ASSERT_EQ(json["results"].size(), 5u);
+  EXPECT_EQ(json["options"]["hosts"], 1);
+  for (size_t i = 1; i < 5; ++i) {
+    EXPECT_EQ(json["results"][i]["stage"], 3);
+    EXPECT_EQ(json["results"][i]["loss"], json["results"][1]["loss"]) << "on one host all are one";
+    EXPECT_EQ(json["results"][i]["link_megabytes_of_all_hosts"], 0);
+  }
+  EXPECT_EQ(json["results"][3]["sharding"], "kept");
+  EXPECT_THAT(bench({"step", "--sharding", "hibrid"}).err, HasSubstr("hibrid"));
+}
+
 TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
   const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "2",
                              "--rounds", "1", "--stages", "2", "--lockstep"},
