@@ -1,13 +1,17 @@
 // zero::init() under real launchers.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <sstream>
+#include <thread>
 
 #include "tests/support/run_program.h"
 #include "zero/comm/rendezvous.h"
@@ -127,6 +131,27 @@ TEST(Init, NamesARankThatNeverArrives) {
   const auto outcome = test::run({INIT_PROGRAM}, variables);
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 never arrived"));
+}
+
+// A stopped process takes connections, and never says a word.
+TEST(Init, NamesAStoreThatDoesNotAnswer) {
+  const auto port = [] { return host_local_store(seconds(1)).port; }();
+  auto variables = torchrun(0, 2, port);
+  Program host({INIT_PROGRAM}, variables);
+  variables["RANK"] = variables["LOCAL_RANK"] = "1";
+  variables["TEST_TIMEOUT_S"] = "2";
+  const auto listens = [port] {
+    std::ifstream table("/proc/net/tcp");
+    std::ostringstream text;
+    text << table.rdbuf();
+    return text.str().find(fmt::format(":{:04X} 00000000:0000 0A", port)) != std::string::npos;
+  };
+  while (!listens()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  host.signal(SIGSTOP);
+  const auto outcome = test::run({INIT_PROGRAM}, variables);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("127.0.0.1:" + std::to_string(port)),
+                                 HasSubstr("answer"), HasSubstr("2 s")));
 }
 
 /// Ranks on virtual hosts, one letter each, that meet over loopback.

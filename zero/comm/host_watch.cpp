@@ -34,6 +34,7 @@
 #include "zero/comm/frame_link.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/token.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -48,6 +49,8 @@ constexpr milliseconds kSuspicion{500};
 /// A connection that does not say whose it is.
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
+// That a store which does not answer gets beyond the time in which all must have come.
+constexpr milliseconds kLastAnswer{1000};
 
 std::string seconds(milliseconds time) {
   return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
@@ -151,7 +154,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   Impl& operator=(const Impl&) = delete;
 
   void start();
-  void meet(c10d::Store& store);
+  void meet(const c10::intrusive_ptr<c10d::Store>& of_job);
   Verdict report(int origin, const std::string& message);
   std::optional<Verdict> verdict() const;
   void leave();
@@ -199,7 +202,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   void wake() const;
 
   // Of the meeting, on the caller's thread.
-  Place place_of(c10d::Store& store, const std::string& key, int judge) const;
+  Place place_of(WatchedStore& store, const std::string& key, int judge) const;
   Descriptor connect(const Place& place, int judge) const;
   void check_time(Clock::time_point deadline, const std::function<std::string()>& complaint) const;
 
@@ -309,7 +312,7 @@ void HostWatch::Impl::check_time(Clock::time_point deadline,
   std::this_thread::sleep_for(milliseconds(20));
 }
 
-HostWatch::Impl::Place HostWatch::Impl::place_of(c10d::Store& store, const std::string& key,
+HostWatch::Impl::Place HostWatch::Impl::place_of(WatchedStore& store, const std::string& key,
                                                  int judge) const {
   const auto said = store.get_to_str(key);
   std::istringstream words(said);
@@ -342,10 +345,22 @@ Descriptor HostWatch::Impl::connect(const Place& place, int judge) const {
   }
 }
 
-void HostWatch::Impl::meet(c10d::Store& store) {
+void HostWatch::Impl::meet(const c10::intrusive_ptr<c10d::Store>& of_job) {
+  const auto deadline = [this] {
+    return started_ + settings_.arrival +
+           (heard_by_a_judge() ? settings_.silence : milliseconds(0));
+  };
+  WatchedStore store("zero/watch", of_job, [&] {
+    if (const auto known = verdict()) throw CommError(known->message);
+    if (Clock::now() < deadline() + kLastAnswer) return;
+    throw CommError(
+        fmt::format("The job's store has not answered rank {} for {}. Does rank 0, or the launcher "
+                    "of its host, still run there?",
+                    settings_.rank, seconds(settings_.arrival)));
+  });
   // A store may serve several groups, one after the other: each has its own generation of keys.
-  const auto generation = store.add(fmt::format("zero/watch/generation/{}", settings_.rank), 1);
-  const auto key = [&](int judge) { return fmt::format("zero/watch/{}/{}", generation, judge); };
+  const auto generation = store.add(fmt::format("generation/{}", settings_.rank), 1);
+  const auto key = [&](int judge) { return fmt::format("{}/{}", generation, judge); };
   const auto& self = contact(settings_.rank);
   if (is_judge()) {
     store.set(key(settings_.rank), fmt::format("{} {} {} {} {} {}", token_, settings_.address,
@@ -358,12 +373,10 @@ void HostWatch::Impl::meet(c10d::Store& store) {
     const auto open = std::find_if(awaited.begin(), awaited.end(),
                                    [&](int judge) { return store.check({key(judge)}); });
     if (open == awaited.end()) {
-      check_time(
-          started_ + settings_.arrival + (heard_by_a_judge() ? settings_.silence : milliseconds(0)),
-          [&] {
-            return fmt::format("Rank {} waited {} for {} to open a watch. Does it still run?",
-                               settings_.rank, seconds(settings_.arrival), rank_ranges(awaited));
-          });
+      check_time(deadline(), [&] {
+        return fmt::format("Rank {} waited {} for {} to open a watch. Does it still run?",
+                           settings_.rank, seconds(settings_.arrival), rank_ranges(awaited));
+      });
       continue;
     }
     const int judge = *open;
@@ -819,7 +832,7 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
   impl_->start();
   std::string failure;
   try {
-    impl_->meet(store);
+    impl_->meet(c10::intrusive_ptr<c10d::Store>::reclaim_copy(&store));
     return;
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();

@@ -195,7 +195,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
   // The keys of a group in the store; the same ranks may make several, one after the other.
   std::string keys_of(std::span<const int> ranks) {
     const auto name = fmt::format("zero/group/{}", fmt::join(ranks, "."));
-    const auto generation = store_->add(fmt::format("{}/generation/{}", name, job_.rank), 1);
+    const auto generation = part_of(name, "generation")->add(std::to_string(job_.rank), 1);
     return fmt::format("{}/{}", name, generation);
   }
 

@@ -27,6 +27,7 @@
 #include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
 #include "zero/comm/token.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -35,6 +36,8 @@ namespace fs = std::filesystem;
 
 /// Between two looks at something that another rank will do.
 constexpr auto kPause = std::chrono::milliseconds(20);
+/// That a store which does not answer gets beyond the time in which all must have come.
+constexpr auto kLastAnswer = std::chrono::seconds(1);
 
 // --- The file in which rank 0 says where it listens ---
 
@@ -199,7 +202,13 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
       reason = try_to_connect(host, port);
       if (!reason.empty()) continue;
       try {
-        return {client_of(host, port, timeout), host, port};
+        const auto store =
+            answer_to([host, port, timeout] { return client_of(host, port, timeout); },
+                      [&] {
+                        if (Clock::now() >= deadline + kLastAnswer)
+                          give_up("what listens there does not answer");
+                      });
+        return {store, host, port};
       } catch (const c10::Error& error) {
         give_up(first_line(error));
       }
@@ -523,22 +532,32 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
     auto prefix = job.prefix;
-    auto opened = open_store(job, file, patience, prefix);
-    auto store = std::move(opened.store);
+    const auto opened = open_store(job, file, patience, prefix);
+    const auto deadline = Clock::now() + timeout + kLastAnswer;
+    const auto check = [&] {
+      if (Clock::now() < deadline) return;
+      throw CommError(fmt::format(
+          "The job's store at {}:{} has not answered rank {} for {} while the ranks were signing "
+          "in. Does rank 0, or the launcher of its host, still run there?",
+          opened.address, opened.port, job.rank, seconds(timeout)));
+    };
     // A process may make several groups, one after the other on every rank: each has keys of its
     // own.
-    const int64_t generation = store->add(fmt::format("{}/meetings/{}", prefix, job.rank), 1);
-    store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, generation), store);
+    const int64_t generation =
+        WatchedStore(prefix, opened.store, check).add(fmt::format("meetings/{}", job.rank), 1);
+    const auto keys = fmt::format("{}/{}", prefix, generation);
+    WatchedStore store(keys, opened.store, check);
     const auto self = Process::self();
     auto met =
-        RollCall(*store, job, timeout).hold({.host = self.host, .machine = self.machine}, [&] {
+        RollCall(store, job, timeout).hold({.host = self.host, .machine = self.machine}, [&] {
           file.remove();
         });
     if (!Topology::of(places_of(met.ranks), 0).regular) {
-      leave_together(*store, job);
+      leave_together(store, job);
       refuse_irregular(met.ranks, job.launcher);
     }
-    return {.store = c10::make_intrusive<c10d::PrefixStore>(met.token, store),
+    return {.store = c10::make_intrusive<c10d::PrefixStore>(
+                met.token, c10::make_intrusive<c10d::PrefixStore>(keys, opened.store)),
             .store_address = opened.address,
             .store_port = opened.port,
             .ranks = std::move(met.ranks)};

@@ -14,14 +14,25 @@
 
 namespace zero::comm {
 
+void WatchedStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  check_();
+  answer_to([below = store_, key = joinKey(key), value] { below->set(key, value); }, check_);
+}
+
+int64_t WatchedStore::add(const std::string& key, int64_t value) {
+  check_();
+  return answer_to([below = store_, key = joinKey(key), value] { return below->add(key, value); },
+                   check_);
+}
+
 std::vector<uint8_t> WatchedStore::get(const std::string& key) {
   wait({key});
-  return PrefixStore::get(key);
+  return answer_to([below = store_, key = joinKey(key)] { return below->get(key); }, check_);
 }
 
 bool WatchedStore::check(const std::vector<std::string>& keys) {
   check_();
-  return PrefixStore::check(keys);
+  return answer_to([below = store_, keys = joinKeys(keys)] { return below->check(keys); }, check_);
 }
 
 void WatchedStore::wait(const std::vector<std::string>& keys) { wait(keys, getTimeout()); }

@@ -3,21 +3,50 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <future>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "zero/base/error.h"
+#include "zero/base/thread.h"
+
 namespace zero::comm {
 
-/// A part of another store, for who would wait there for a rank that is dead: all its waits and
-/// looks call `check`, which throws where there is no point in waiting.
+/// What `operation` returns or throws. It runs on a thread of its own, and `check` again and again
+/// beside it: where that throws, the operation is left to itself, and must keep alive what it uses.
+/// For what c10d waits for without limit: a store that has been stopped, or is another program.
+template <class Operation>
+auto answer_to(Operation operation, const std::function<void()>& check) {
+  std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));
+  auto answer = task.get_future();
+  auto thread = start_thread<CommError>("a question to the job's store", std::move(task));
+  try {
+    while (answer.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) check();
+  } catch (...) {
+    thread.detach();
+    throw;
+  }
+  thread.join();
+  return answer.get();
+}
+
+/// A part of another store, for who would wait there for a rank that is dead: all its waits call
+/// `check`, which throws where there is no point in waiting; those for the store's own answers,
+/// too.
 class WatchedStore final : public c10d::PrefixStore {
  public:
   WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store,
                std::function<void()> check)
       : c10d::PrefixStore(std::move(prefix), std::move(store)), check_(std::move(check)) {}
 
+  using c10d::PrefixStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  int64_t add(const std::string& key, int64_t value) override;
   std::vector<uint8_t> get(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;
