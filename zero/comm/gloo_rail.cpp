@@ -18,6 +18,7 @@
 #include "zero/comm/backend_rail.h"
 #include "zero/comm/job.h"
 #include "zero/comm/rail_address.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -227,7 +228,12 @@ std::unique_ptr<Rail> gloo_rail(c10::intrusive_ptr<c10d::Store> store, int host,
   const auto listens = usable(address, all);
   std::unique_ptr<Carrier> carrier;
   try {
-    carrier = std::make_unique<GlooCarrier>(store, host, hosts, listens, options.timeout);
+    // Gloo waits for a peer to connect until the time is up; the store may know that none will.
+    carrier = answer_to(
+        [=, timeout = options.timeout] {
+          return std::make_unique<GlooCarrier>(store, host, hosts, listens, timeout);
+        },
+        [&] { (void)store->check({key(host)}); });
   } catch (const Error&) {
     throw;
   } catch (...) {

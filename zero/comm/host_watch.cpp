@@ -49,6 +49,7 @@ constexpr milliseconds kSuspicion{500};
 /// A connection that does not say whose it is.
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
+constexpr milliseconds kRefusedTime{1000};
 // That a store which does not answer gets beyond the time in which all must have come.
 constexpr milliseconds kLastAnswer{1000};
 
@@ -331,11 +332,14 @@ HostWatch::Impl::Place HostWatch::Impl::place_of(WatchedStore& store, const std:
 }
 
 Descriptor HostWatch::Impl::connect(const Place& place, int judge) const {
-  const auto deadline = Clock::now() + std::min(settings_.arrival, kConnectTime);
+  const auto begin = Clock::now();
+  const std::string refused = std::strerror(ECONNREFUSED);
   std::string reason;
   for (;;) {
     if (auto connection = connect_to(place.address, place.port, reason)) return connection;
-    check_time(deadline, [&] {
+    // It listened before it said so: whoever refuses has ended since.
+    const auto patience = reason == refused ? kRefusedTime : kConnectTime;
+    check_time(begin + std::min(settings_.arrival, patience), [&] {
       return fmt::format(
           "Rank {} on host {} cannot reach the watch of rank {} at {}:{}: {}. Does rank {} still "
           "run, and does a firewall let the hosts' ranks connect to each other on any port?",

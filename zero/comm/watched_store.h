@@ -19,12 +19,13 @@ namespace zero::comm {
 
 /// What `operation` returns or throws. It runs on a thread of its own, and `check` again and again
 /// beside it: where that throws, the operation is left to itself, and must keep alive what it uses.
-/// For what c10d waits for without limit: a store that has been stopped, or is another program.
+/// For what c10d or Gloo waits for and nothing can end: the word of a store that has been stopped or
+/// is another program, the connection of a rank that has died.
 template <class Operation>
 auto answer_to(Operation operation, const std::function<void()>& check) {
   std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));
   auto answer = task.get_future();
-  auto thread = start_thread<CommError>("a question to the job's store", std::move(task));
+  auto thread = start_thread<CommError>("a wait for other ranks", std::move(task));
   try {
     while (answer.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) check();
   } catch (...) {
