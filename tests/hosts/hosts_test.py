@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 import hosts
 from hosts import CannotRun
@@ -124,6 +125,35 @@ def training_command(folder, width=64, steps=20, stage=3, dtype="fp32", sharding
     return [ZERO, "train", "--model", model, "--data", text, "--out", pathlib.Path(folder) / "run", "--seq", 32,
             "--micro-batch", 2, "--steps", steps, "--lr", "1e-2", "--warmup", 0, "--threads", 1, "--eval-tokens", 512,
             "--sample-tokens", 8, "--stage", stage, "--dtype", dtype, *settings]
+
+
+def names_the_ranks_of_a_dead_launcher(victim):
+    """A launcher is killed in training: its ranks end with it, and the other host's say so."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
+        command = training_command(folder, steps=100000)
+        launchers = [subprocess.Popen([str(word) for word in words], env={**os.environ, **environment}, stdout=out, stderr=out)
+                     for words, environment in hosts.loopback_commands("launch", 2, 2, command, ZERO, hosts.free_port())]
+        log = pathlib.Path(folder) / "run" / "log.jsonl"
+        end = time.monotonic() + 60
+        while not (log.exists() and log.read_text().count("\n") > 3) and time.monotonic() < end:
+            time.sleep(0.05)
+        since = time.monotonic()
+        launchers[victim].kill()
+        try:
+            status = launchers[1 - victim].wait(30)
+        except subprocess.TimeoutExpired:
+            status = 0
+        took = time.monotonic() - since
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    check(status != 0, "the other launcher ended with status 0, or not at all", text)
+    for rank in range(2 * (1 - victim), 2 * (1 - victim) + 2):
+        check(re.search(rf"^\[{rank}\] zero: error: Rank [{2 * victim}{2 * victim + 1}] \(pid \d+, host zh{victim + 1}\) died",
+                        text, re.MULTILINE), f"rank {rank} does not name the host's ranks", text)
+    return f"after {took:.1f} s"
 
 
 def losses_in(folder, status, text):
@@ -252,7 +282,9 @@ SUITES = {
                                             (2, 2, functools.partial(losses_of_the_first_launcher, 2, 2)))],
     "loopback": [(f"{launcher} starts {count} x {ranks} ranks over loopback",
                   functools.partial(meets_over_loopback, launcher, count, ranks))
-                 for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))],
+                 for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))] +
+                [(f"the ranks of a dead launcher, node {victim}'s, are named", functools.partial(names_the_ranks_of_a_dead_launcher, victim))
+                 for victim in (0, 1)],
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
                  functools.partial(meets, launcher, count, ranks))
                 for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
