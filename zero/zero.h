@@ -12,6 +12,7 @@
 #include "zero/engine/tiers.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/recompute.h"
+#include "zero/optim/loss_scaler.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/schedule.h"
 #include "zero/store/build_on_disk.h"

@@ -17,6 +17,7 @@
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/passes.h"
 
 namespace zero::app::benchmarks {
 namespace {
@@ -30,7 +31,9 @@ constexpr const char* kDescription =
     "as STREAM's) 12; AdamW 28 (weights and two moments read and written, gradient read; in bf16 "
     "the 16-bit weights are\n"
     "written too; with split master weights 26: two halves of 16 bits are read and written); SGD "
-    "with momentum 20. A streaming loop has AdamW's very reads and writes, but "
+    "with momentum, Adagrad and Lion 20; LAMB 40 in two passes (24 and 16), Muon 28 "
+    "(16 and 12) without its matrix products. A streaming loop has AdamW's very reads and writes, "
+    "but "
     "hardly computes. An ordinary\n"
     "store makes the processor read the line first, which is not counted: the triad that stores "
     "past the caches avoids it.\n"
@@ -148,6 +151,19 @@ class Arrays {
                              false, false);
          }},
         {"SGD with momentum, fp32", 20, [this] { optim::update(momentum_, 2, 1e-3, 0.5, sgd_); }},
+        plain("streaming loop, one state, fp32", 20,
+              [=](auto b, auto e) { stream_one(p, m, g, b, e); }),
+        {"Adagrad, fp32", 20, [this] { optim::update(adagrad_, 2, 1e-3, 0.5, sgd_); }},
+        {"Lion, fp32", 20, [this] { optim::update(lion_, 2, 1e-3, 0.5, sgd_); }},
+        {"LAMB, fp32, two passes", 40, [this] { optim::update(lamb_, 2, 1e-3, 0.5, fp32_); }},
+        {"Muon without its products, fp32", 28,
+         [this] {
+           optim::Findings found{.direction = v_.mutable_data_ptr<float>()};
+           optim::first_pass(muon_, 2, 0.5, sgd_, found);
+           auto second = sgd_;
+           second.gradient = found.direction;
+           optim::second_pass(muon_, 2, 1e-3, 1, second);
+         }},
         {"squared norm, fp32", 4, [=, this] { optim::squared_norm(g, at::kFloat, numel_); }},
         {"squared norm, bf16", 2, [=, this] { optim::squared_norm(g16, at::kBFloat16, numel_); }},
         {"accumulate, bf16 into fp32", 10,
@@ -177,6 +193,10 @@ class Arrays {
   optim::Range fp32_, bf16_, split_, sgd_;
   Optimizer adamw_ = AdamW{};
   Optimizer momentum_ = Sgd{.momentum = 0.9};
+  Optimizer adagrad_ = Adagrad{};
+  Optimizer lion_ = Lion{};
+  Optimizer lamb_ = Lamb{};
+  Optimizer muon_ = Muon{};
 };
 
 Json measure(Arrays& arrays, const Options& options, int threads) {

@@ -105,8 +105,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   parser.add_option("--model", options.model,
                     "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face "
                     "config.json");
-  parser.add_option("--dtype", options.dtype, "fp32, or bf16 with fp32 master weights")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  parser.add_option("--dtype", options.dtype, "fp32, or bf16 or fp16 with fp32 master weights")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   parser.add_option("--micro-batch", options.micro_batch, "Sequences that a rank passes at a time")
       ->check(positive());
   parser.add_option("--seq", options.seq, "Tokens of a sequence")->check(positive());
@@ -216,6 +216,7 @@ Config engine_config(const Options& options, const Trainers& trainers, int local
   Config config;
   config.stage = trainers.stage.value_or(0);
   config.bf16 = options.dtype == "bf16";
+  config.fp16 = options.dtype == "fp16";
   config.seed_by_rank = true;
   config.unit_bytes = options.bucket_size;
   config.max_live_parameters = options.live_parameters;

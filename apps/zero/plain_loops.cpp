@@ -57,6 +57,15 @@ ZERO_EVERY_WIDTH void stream(float* __restrict p, float* __restrict m, float* __
   }
 }
 
+ZERO_EVERY_WIDTH void stream_one(float* __restrict p, float* __restrict m,
+                                 const float* __restrict g, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const float x = g[i];
+    p[i] += x;
+    m[i] += x;
+  }
+}
+
 ZERO_EVERY_WIDTH void stream16(float* __restrict p, float* __restrict m, float* __restrict v,
                                const uint16_t* __restrict g, uint16_t* __restrict low,
                                int64_t begin, int64_t end) {

@@ -200,7 +200,11 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
                                              {"AdamW, fp32", 3 * 8 + 4},
                                              {"AdamW, bf16", 3 * 8 + 2 + 2},
                                              {"AdamW, bf16, split", 2 * 8 + 2 * 4 + 2},
-                                             {"SGD with momentum, fp32", 2 * 8 + 4}};
+                                             {"SGD with momentum, fp32", 2 * 8 + 4},
+                                             {"Adagrad, fp32", 2 * 8 + 4},
+                                             {"Lion, fp32", 2 * 8 + 4},
+                                             {"LAMB, fp32, two passes", 2 * 8 + 4 + 4 + 3 * 4 + 4},
+                                             {"Muon without its products, fp32", 8 + 8 + 12}};
   std::map<std::string, int> seen;
   for (const auto& r : json["results"]) {
     const auto name = r["loop"].get<std::string>();
@@ -212,7 +216,7 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
       EXPECT_EQ(r["bytes_per_element"], found->second) << name;
     }
   }
-  EXPECT_EQ(seen.size(), 12u);
+  EXPECT_EQ(seen.size(), 17u);
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 

@@ -68,15 +68,68 @@ TEST(Program, ChecksAConfigurationAndShowsWhatIsInForce) {
                        "train": {"min_lr": 1e-5}})");
   const auto outcome = zero_program({"config", file, "--nproc", "3"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  const auto settings = nlohmann::json::parse(outcome.out);
+  const auto settings = nlohmann::json::parse(outcome.out, nullptr, true, true);
   EXPECT_EQ(settings["train_micro_batch_size_per_gpu"], 4);
   EXPECT_EQ(settings["zero_optimization"]["stage"], 2);
   EXPECT_EQ(settings["train"]["min_lr"], 1e-5);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("\"stage\": 2,  // file\n"),
+            HasSubstr("\"train_micro_batch_size_per_gpu\": 4,  // file, by train_batch_size"),
+            HasSubstr("\"gradient_clipping\": 1.0,  // default\n")));
+  // What is printed is a configuration.
+  write_file(folder / "again.json", outcome.out);
+  EXPECT_THAT(zero_program({"config", folder / "again.json", "-n", "3", "--clip", "0.5", "--lr",
+                            "0.25", "--scheduler", "WarmupLR:warmup_num_steps=7"})
+                  .out,
+              AllOf(HasSubstr("\"gradient_clipping\": 0.5,  // command line\n"),
+                    HasSubstr("\"lr\": 0.25,  // command line\n"),
+                    HasSubstr("\"warmup_num_steps\": 7,  // command line\n"),
+                    HasSubstr("\"stage\": 2,  // file\n")));
   const auto refused = zero_program({"config", file, "--nproc", "5"});
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("ds.json"), HasSubstr("train_batch_size is 12")));
   EXPECT_THAT(zero_program({"config", "--markdown"}).out,
               HasSubstr("| `zero_optimization.stage` | 0, 1, 2 or 3 | 0 | `--stage` |"));
+}
+
+TEST(Program, TellsWhatOfAFileActs) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.json";
+  write_file(file, R"({"train_batch_size": 6, "tensorboard": {"enabled": true},
+      "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}},
+      "wandb": {"enabled": false}, "zero_optimization": {"overlap_comm": true, "stgae": 1}})");
+  const auto outcome = zero_program({"config", "--check", file, "-n", "3"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("acts\n  train_batch_size\n"),
+            HasSubstr("it is so anyway, or the default\n  zero_optimization.overlap_comm\n"),
+            HasSubstr("switched off\n  wandb\n"), HasSubstr("has no effect here\n  tensorboard: "),
+            HasSubstr("refused\n  Unknown key 'zero_optimization.stgae' in the "
+                      "configuration. Did you mean 'stage'?\n"),
+            HasSubstr("compression_training.weight_quantization.shared_parameters: ")));
+  const auto lenient = zero_program({"config", "--check", "--lenient", file, "-n", "3"});
+  EXPECT_EQ(lenient.status, 0) << lenient.out;
+  EXPECT_THAT(zero_program({"config", file, "-n", "3", "--lenient"}).err,
+              HasSubstr("zero: warning: " + file + ": these keys have no effect here:\n"));
+  EXPECT_EQ(zero_program({"config", file, "-n", "3"}).status, 2);
+}
+
+TEST(Program, ExplainsAKey) {
+  EXPECT_THAT(zero_program({"config", "--explain", "zero_optimization.stage"}).out,
+              AllOf(HasSubstr("ZeRO stage: 0 shards nothing"), HasSubstr("default  0"),
+                    HasSubstr("option   --stage"), HasSubstr("cost     Stages 0 to 2 send")));
+  const auto again = zero_program({"config", "--explain", "max_live_parameters"});
+  EXPECT_THAT(again.out, HasSubstr("zero_optimization.stage3_max_live_parameters\n"));
+  EXPECT_THAT(zero_program({"config", "--explain", "tensorboard.enabled"}).out,
+              HasSubstr("effect   Has no effect here."));
+  EXPECT_THAT(zero_program({"config", "--explain", "cycle_max_mom"}).out,
+              HasSubstr("scheduler.params.cycle_max_mom of OneCycle\n"));
+  const auto unknown = zero_program({"config", "--explain", "overlap_com"});
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("Did you mean 'overlap_comm'?"));
 }
 
 TEST(Program, PreparesDataByBytes) {

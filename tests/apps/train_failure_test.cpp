@@ -39,7 +39,7 @@ class TrainFailure : public ::testing::Test {
 TEST_F(TrainFailure, OptionsThatMakeNoSense) {
   EXPECT_THAT(error({"--stage", "4"}, 2), HasSubstr("--stage"));
   EXPECT_THAT(error({"--dtype", "fp8"}, 2),
-              HasSubstr("--dtype is \"fp8\"; it must be fp32 or bf16. Did you mean"));
+              HasSubstr("--dtype is \"fp8\"; it must be fp32, bf16 or fp16. Did you mean"));
   EXPECT_THAT(error({"--offload-param", "disk"}, 2), HasSubstr("--offload-param is \"disk\""));
   EXPECT_THAT(error({"--nproc", "0"}, 2), HasSubstr("--nproc is 0"));
   EXPECT_THAT(error({"--steps", "many"}, 2), HasSubstr("--steps"));

@@ -220,6 +220,78 @@ TEST(Train, TakesItsOptionsFromAFileAndTheCommandLineFirst) {
   EXPECT_EQ(folder.event("config")["tokens_per_step"], 2 * 8);
 }
 
+std::vector<double> rates_of(const TrainFolder& folder, const std::string& run = "run") {
+  std::vector<double> rates;
+  for (const auto& step : folder.steps(run)) rates.push_back(step["lr"]);
+  return rates;
+}
+
+TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
+  using testing::ElementsAre;
+  const TrainFolder folder;
+  write_file(folder / "ds.json", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.004}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
+                                                   "warmup_type": "linear"}},
+      "steps_per_print": 2, "tensorboard": {"enabled": true}})");
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--config", folder / "ds.json", "--nproc", "1"});
+    return more;
+  };
+  // The defaults of the test name --schedule and --lr, which come before the file.
+  auto words = folder.command(with({}), "file");
+  for (const char* name : {"--schedule", "--lr"}) {
+    const auto at = std::find(words.begin(), words.end(), name);
+    words.erase(at, at + 2);
+  }
+  const auto outcome = test::run(words);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(rates_of(folder, "file"), ElementsAre(0, 0, 0.001, 0.002, 0.003, 0.004));
+  EXPECT_THAT(outcome.err, HasSubstr("tensorboard: The run's log.jsonl"));
+  EXPECT_EQ(folder.event("config", "file")["engine"]["scheduler"]["type"], "WarmupLR");
+
+  // The program's own schedule comes in its place; and one of the command line in both's.
+  const auto own = folder.train(with({"--lr", "0.01"}), "own");
+  ASSERT_EQ(own.status, 0) << own.err;
+  EXPECT_THAT(rates_of(folder, "own"), ElementsAre(0.01, 0.01, 0.01, 0.01, 0.01, 0.01));
+  words.insert(words.end(), {"--overwrite", "--scheduler",
+                             "OneCycle:cycle_min_lr=0.001,cycle_max_lr=0.003,"
+                             "cycle_first_step_size=2"});
+  const auto cycle = test::run(words);
+  ASSERT_EQ(cycle.status, 0) << cycle.err;
+  EXPECT_THAT(rates_of(folder, "file"), ElementsAre(0.001, 0.002, 0.003, 0.002, 0.001, 0.001));
+  const auto lr = folder.train(with({"--scheduler", "LRRangeTest"}), "test");
+  EXPECT_THAT(lr.err, HasSubstr("--lr has no effect: the section scheduler says all rates"));
+}
+
+TEST(Train, SaysWhatWeightDecayActsOn) {
+  const TrainFolder folder;
+  const auto usual = folder.train({"--steps", "2"});
+  ASSERT_EQ(usual.status, 0) << usual.err;
+  EXPECT_THAT(usual.out, HasSubstr("optimizer AdamW, weight decay 0.1 of "));
+  EXPECT_THAT(usual.out, HasSubstr(" matrices, none of "));
+  const auto all = folder.train({"--steps", "2", "--decay-all"}, "all");
+  ASSERT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("weight decay 0.1 of all "));
+  EXPECT_NE(folder.weights(), folder.weights("all"));
+}
+
+// Its AdamW's rate follows the schedule, at its own height.
+TEST(Train, LearnsWithEachOptimizer) {
+  const TrainFolder folder;
+  for (const auto* section : {R"({"type": "Lamb", "params": {"lr": 0.01}})",
+                              R"({"type": "Lion", "params": {"lr": 0.001}})",
+                              R"({"type": "Adagrad", "params": {"lr": 0.01}})",
+                              R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})"}) {
+    write_file(folder / "config.json", std::string(R"({"optimizer": )") + section + "}");
+    const std::string file = folder / "config.json";
+    const auto outcome = folder.train(
+        {"--config", file, "--nproc", "2", "--stage", "2", "--steps", "20", "--overwrite"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const auto losses = folder.losses();
+    EXPECT_LT(losses.back(), losses.front()) << section;
+  }
+}
+
 TEST(Train, TheFilesBatchHoldsForTheCommandLineToo) {
   const TrainFolder folder;
   const std::string file = folder / "config.json";

@@ -225,15 +225,80 @@ TEST(Config, AKeyMayHaveItsOtherName) {
               HasSubstr("two names of one key"));
 }
 
-// Of fp16 gradients without loss scaling small ones are zeros: nobody is to train so by mistake.
-TEST(Config, Fp16IsRefusedUntilThereIsLossScaling) {
-  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true}})"),
-              AllOf(HasSubstr("fp16.enabled is true; it must be false"), HasSubstr("loss scaling"),
-                    HasSubstr("bf16.enabled")));
+TEST(Config, ReadsFp16AndItsLossScale) {
+  const auto c = Config::parse(R"({"fp16": {"enabled": true, "auto_cast": false, "loss_scale": 0,
+      "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
+      "consecutive_hysteresis": true, "min_loss_scale": 2}})",
+                               1);
+  EXPECT_TRUE(c.fp16);
+  const LossScaling expected{.initial_power = 12,
+                             .window = 500,
+                             .hysteresis = 3,
+                             .consecutive_hysteresis = true,
+                             .minimum = 2};
+  EXPECT_EQ(c.loss_scaling, expected);
+  EXPECT_EQ(Config::parse(c.dump(), 1), c);
   EXPECT_EQ(Config::parse(R"({"fp16": {"enabled": "auto", "loss_scale": 0,
       "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}})",
                           1),
             Config());
+  EXPECT_EQ(
+      Config::parse(R"({"fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 0}})", 1)
+          .loss_scaling.fixed,
+      128);
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true, "loss_scale_window": 0}})"),
+              HasSubstr("loss_scale_window is 0"));
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true, "loss_scale": -1}})"),
+              HasSubstr("fp16.loss_scale is -1"));
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+              HasSubstr("both true"));
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true}, "update_in_backward": true,
+                           "gradient_clipping": 0, "zero_optimization": {"stage": 3}})"),
+              HasSubstr("not all optimizer states are on disk"));
+  EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp16"}})"),
+              HasSubstr("fp16.enabled is false"));
+}
+
+TEST(Config, ReadsBf16) {
+  const auto c = Config::parse(R"({"bf16": {"enabled": true, "check_grad_overflow": false,
+      "immediate_grad_update": true}})",
+                               1);
+  EXPECT_TRUE(c.bf16);
+  EXPECT_FALSE(c.check_grad_overflow);
+  const auto narrow = Config::parse(R"({"bf16": {"enabled": true,
+      "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})",
+                                    1);
+  EXPECT_TRUE(narrow.bf16_master_weights_and_grads);
+  EXPECT_TRUE(narrow.bf16_optimizer_states);
+  EXPECT_EQ(Config::parse(narrow.dump(), 1), narrow);
+  EXPECT_THAT(error_of(R"({"bf16": {"bf16_master_weights_and_grads": true}})"),
+              HasSubstr("bf16.enabled is false"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})"),
+              HasSubstr("bf16_master_weights_and_grads is false"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
+                           "split_master_weights": true}})"),
+              HasSubstr("no fp32 master weight to split"));
+  EXPECT_THAT(error_of(R"({"fp16": {"fp16_master_weights_and_grads": true}})"),
+              HasSubstr("bf16.bf16_master_weights_and_grads"));
+  EXPECT_EQ(Config::parse(c.dump(), 1), c);
+}
+
+TEST(Config, ReadsHowGradientsAreReduced) {
+  const auto c = Config::parse(R"({"communication_data_type": "bf16", "prescale_gradients": true,
+      "gradient_predivide_factor": 4})",
+                               1);
+  EXPECT_EQ(c.communication_dtype, DtypeName::bf16);
+  EXPECT_TRUE(c.prescale_gradients);
+  EXPECT_EQ(c.gradient_predivide_factor, 4);
+  EXPECT_EQ(Config::parse(c.dump(), 1), c);
+  EXPECT_EQ(Config::parse(R"({"communication_data_type": null})", 1), Config());
+  EXPECT_THAT(error_of(R"({"communication_data_type": "fp8"})"),
+              HasSubstr("\"fp32\", \"fp16\" or \"bf16\""));
+  EXPECT_THAT(error_of(R"({"communication_data_type": "fp16", "bf16": {"enabled": true}})"),
+              HasSubstr("Use \"bf16\" or \"fp32\""));
+  EXPECT_THAT(error_of(R"({"communication_data_type": "bf16", "fp16": {"enabled": true}})"),
+              HasSubstr("Use \"fp16\" or \"fp32\""));
+  EXPECT_THAT(error_of(R"({"gradient_predivide_factor": 0})"), HasSubstr("above 0"));
 }
 
 TEST(Config, TextThatIsNoConfigurationIsAnErrorOfOurs) {
@@ -254,6 +319,104 @@ TEST(Config, TextThatIsNoConfigurationIsAnErrorOfOurs) {
   const std::string long_key(1'000'000, 'k');
   EXPECT_LT(error_of("{\"" + long_key + "\": 1}").size(), 1000u);
   EXPECT_LT(error_of("{\"gradient_clipping\": \"" + long_key + "\"}").size(), 1000u);
+}
+
+TEST(Config, IsReadAsPeopleWriteIt) {
+  const auto config = Config::parse(R"(# a comment as HJSON has it
+    { // and JavaScript's
+      "zero_optimization": {"stage": 2, /* and C's, with a comma, */ }, # and one behind a value
+      "_comment": "a note", "//": ["another"], "#": 3,
+      "optimizer": {"type": "AdamW", "params": {"betas": [0.5, 0.75,], },},
+      "memory_budget": "1 GB" // "quoted", # }
+    })",
+                                    1);
+  EXPECT_EQ(config.stage, 2);
+  EXPECT_EQ(std::get<AdamW>(*config.optimizer).beta2, 0.75);
+  EXPECT_EQ(config.memory_budget, int64_t{1} << 30);
+  EXPECT_EQ(Settings::parse(R"({"train": {"prompt": "// no # comment /* here */, }"}})", 1)
+                .program.prompt,
+            "// no # comment /* here */, }");
+  EXPECT_EQ(Settings::parse(R"({"train": {"prompt": "a \\\" , ] // quote"},})", 1).program.prompt,
+            "a \\\" , ] // quote");
+  for (const char* wrong : {"{,}", "[,]", R"({"train": {"seq": 1,,}})", R"({"train": {"seq":,}})",
+                            R"({"train": /* without an end)", "{} {}"})
+    EXPECT_THAT(error_of(wrong), HasSubstr("is not JSON")) << wrong;
+  // An error is where the text has it.
+  EXPECT_THAT(error_of("{ # comment\n \"gradient_clipping\": x}"), HasSubstr("line 2, column 23"));
+}
+
+TEST(Config, WhatHasNoEffectIsOneWarning) {
+  std::vector<std::string> warnings;
+  const ReadOptions options{.warn = [&](std::string_view text) { warnings.emplace_back(text); }};
+  Config::parse(R"({"zero_optimization": {"stage": 2, "overlap_comm": true,
+      "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "legacy_stage1": true},
+      "tensorboard": {"enabled": true, "output_path": "x"}, "csv_monitor": {"enabled": false},
+      "wandb": {"group": "g"}})",
+                1, "ds.json", options);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0],
+              AllOf(HasSubstr("ds.json: these keys have no effect here:\n"),
+                    HasSubstr("  zero_optimization.allgather_bucket_size, reduce_bucket_size: "
+                              "`unit_bytes` says"),
+                    HasSubstr("  zero_optimization.legacy_stage1: "),
+                    HasSubstr("  tensorboard: The run's log.jsonl")));
+  for (const char* silent : {"overlap_comm", "csv_monitor", "wandb", "output_path"})
+    EXPECT_THAT(warnings[0], testing::Not(HasSubstr(silent)));
+}
+
+TEST(Config, WhatIsNotHereIsRefusedOrPassedOver) {
+  const std::string text = R"({"sparse_attention": {"block": 16}, "bogus": 1,
+      "curriculum_learning": {"enabled": true}, "zero_optimization": {"stage": 1}})";
+  EXPECT_THAT(error_of(text), HasSubstr("Unknown key 'bogus'"));
+  const auto known = std::string(text).replace(text.find("bogus"), 5, "_bogus");
+  EXPECT_THAT(error_of(known),
+              AllOf(HasSubstr("curriculum_learning: libzero draws all sequences"),
+                    HasSubstr("\nsparse_attention.block: libzero has no sparse attention")));
+  std::string warning;
+  const ReadOptions lenient{.lenient = true,
+                            .warn = [&](std::string_view told) { warning = told; }};
+  EXPECT_EQ(Config::parse(text, 1, "ds.json", lenient).stage, 1);
+  EXPECT_THAT(warning, AllOf(HasSubstr("Unknown key 'bogus'"), HasSubstr("sparse_attention"),
+                             HasSubstr("curriculum_learning")));
+  // A wrong value has no reading.
+  EXPECT_THAT([&] { Config::parse(R"({"gradient_clipping": -1})", 1, "ds.json", lenient); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr("gradient_clipping is -1")));
+}
+
+TEST(Config, EveryFindingOfAFileIsTold) {
+  const auto findings = Settings::check(R"({"zero_optimization": {"stage": 9, "overlap_comm": true},
+      "gradient_cliping": 1, "wandb": {"enabled": false}, "memory_breakdown": true,
+      "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lrr": 1}}})",
+                                        1);
+  const auto effect_of = [&](std::string_view key) {
+    for (const auto& finding : findings) {
+      if (finding.key == key) return finding.effect;
+    }
+    ADD_FAILURE() << key << " is not told of";
+    return Effect::acts;
+  };
+  EXPECT_EQ(effect_of("zero_optimization.stage"), Effect::refused);
+  EXPECT_EQ(effect_of("zero_optimization.overlap_comm"), Effect::holds);
+  EXPECT_EQ(effect_of("gradient_cliping"), Effect::refused);
+  EXPECT_EQ(effect_of("wandb.enabled"), Effect::off);
+  EXPECT_EQ(effect_of("memory_breakdown"), Effect::none);
+  EXPECT_EQ(effect_of("gradient_accumulation_steps"), Effect::acts);
+  EXPECT_EQ(effect_of("optimizer.params.lrr"), Effect::refused);
+}
+
+TEST(Config, ASchedulesParametersAreItsOwn) {
+  EXPECT_THAT(error_of(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})"),
+              HasSubstr("scheduler.params.cycle_max_lr is missing"));
+  EXPECT_THAT(error_of(R"({"scheduler": {"params": {"warmup_num_steps": 1}}})"),
+              HasSubstr("scheduler.type is missing"));
+  EXPECT_THAT(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 1}}})"),
+              HasSubstr("Unknown key 'scheduler.params.total_num_steps'"));
+  EXPECT_THAT(error_of(R"({"scheduler": {"type": "WarmupLr"}})"),
+              HasSubstr("Did you mean 'WarmupLR'?"));
+  EXPECT_THAT(error_of(R"({"scheduler": {"type": "WSD"}, "train": {"min_lr": 1e-5}})"),
+              HasSubstr("train.min_lr is 1e-05, but the section scheduler decides the rate"));
+  EXPECT_EQ(Settings::parse(R"({"scheduler": null})", 1).scheduler, std::nullopt);
+  EXPECT_EQ(Settings::parse(R"({"scheduler": {}})", 1).scheduler, std::nullopt);
 }
 
 TEST(Config, NumbersThatDoNotFitAreRefused) {
@@ -299,6 +462,63 @@ TEST(Config, AutoMeansTheDefault) {
   EXPECT_EQ(Settings::parse(R"({"train": {"prompt": "auto"}})", 1).program.prompt, "auto");
 }
 
+// DeepSpeed's and PyTorch's names, in any case, with the defaults and the meaning that they have
+// there.
+TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
+  const auto read = [](const std::string& section) {
+    return Config::parse(R"({"optimizer": )" + section + "}", 1).optimizer.value();
+  };
+  const AdamW fused{.weight_decay = 0};
+  for (const auto* name : {"Adam", "adam", "ADAMW", "FusedAdam", "DeepSpeedCPUAdam"})
+    EXPECT_EQ(read(std::string(R"({"type": ")") + name + R"("})"), Optimizer(fused)) << name;
+  auto l2 = fused;
+  l2.decoupled = false;
+  EXPECT_EQ(read(R"({"type": "Adam", "params": {"adam_w_mode": false, "torch_adam": true}})"),
+            Optimizer(l2));
+  EXPECT_EQ(read(R"({"type": "AdamW", "params": {"adam_w_mode": false}})"), Optimizer(fused));
+  EXPECT_EQ(read(R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})"),
+            Optimizer(Sgd{.lr = 0.1, .momentum = 0.9}));
+  EXPECT_EQ(read(R"({"type": "adagrad", "params": {"lr": 0.1, "eps": 1e-8}})"),
+            Optimizer(Adagrad{.lr = 0.1, .eps = 1e-8}));
+  EXPECT_EQ(read(R"({"type": "Lion", "params": {"betas": [0.95, 0.98], "weight_decay": 0.1}})"),
+            Optimizer(Lion{.lr = 1e-3, .beta1 = 0.95, .beta2 = 0.98, .weight_decay = 0.1}));
+  EXPECT_EQ(read(R"({"type": "Lamb", "params": {"min_coeff": 0.1, "eps_inside_sqrt": true}})"),
+            Optimizer(Lamb{.min_coeff = 0.1, .eps_inside_sqrt = true}));
+  EXPECT_EQ(
+      read(R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 1e-3, "ns_method": "gram"}})"),
+      Optimizer(Muon{.lr = 0.01, .adam_lr = 1e-3}));
+  EXPECT_EQ(read(R"({"type": "Muon", "params": {"lr": 0.01, "muon_lr": 0.02}})"),
+            Optimizer(Muon{.lr = 0.02}));
+  // What they approximate.
+  EXPECT_EQ(read(R"({"type": "OneBitAdam", "params": {"freeze_step": 400, "cuda_aware": false,
+                     "comm_backend_name": "nccl"}})"),
+            Optimizer(fused));
+  EXPECT_EQ(read(R"({"type": "ZeroOneAdam", "params": {"var_freeze_step": 1000}})"),
+            Optimizer(fused));
+  EXPECT_EQ(read(R"({"type": "OneBitLamb", "params": {"coeff_beta": 0.9, "max_coeff": 0.3}})"),
+            Optimizer(Lamb{.max_coeff = 0.3}));
+
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})"),
+              HasSubstr("optimizer.params.amsgrad"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Lamb", "params": {"max_grad_norm": 1}}})"),
+              HasSubstr("gradient_clipping"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "MuAdamW"}})"), HasSubstr("parameter group"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor"}})"), HasSubstr("Lion"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "RMSprop"}})"),
+              HasSubstr("ZeroRedundancyOptimizer"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Lion", "params": {"eps": 1}}})"),
+              HasSubstr("optimizer.params.eps"));
+
+  for (const Optimizer& each :
+       {Optimizer(AdamW{.lr = 1}), Optimizer(AdamW{.decoupled = false}), Optimizer(Sgd{.lr = 2}),
+        Optimizer(Adagrad{.lr_decay = 0.5}), Optimizer(Lion{.beta2 = 0.5}),
+        Optimizer(Lamb{.min_coeff = 1}), Optimizer(Muon{.lr = 1, .ns_steps = 7, .adam_lr = 2})}) {
+    Config config;
+    config.optimizer = each;
+    EXPECT_EQ(Config::parse(config.dump(), 1).optimizer, each) << config.dump();
+  }
+}
+
 TEST(Config, WrongInputIsNamedWithItsValueAndTheRemedy) {
   EXPECT_THAT(error_of(R"({"gradient_cliping": 1})"),
               HasSubstr("Did you mean 'gradient_clipping'"));
@@ -314,7 +534,7 @@ TEST(Config, WrongInputIsNamedWithItsValueAndTheRemedy) {
   EXPECT_THAT(error_of(R"({"bf16": true})"), HasSubstr("bf16 is true; it must be an object"));
   EXPECT_THAT(error_of(R"({"gradient_clipping": 1, "gradient_clipping": 2})"),
               HasSubstr("names 'gradient_clipping' twice"));
-  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adamw"}})"), HasSubstr("Did you mean 'AdamW'"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "AdamX"}})"), HasSubstr("Did you mean 'AdamW'"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "AdamW", "params": {"betas": 1}}})"),
               HasSubstr("optimizer.params.betas is 1"));
   EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp8"}})"),

@@ -824,6 +824,31 @@ TEST(EngineGroups, HaveTheirOwnHyperParameters) {
   }
 }
 
+TEST(EngineGroups, TakeOtherBetasFromTheNextUpdateOn) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      const AdamW wanted{.lr = 1e-2, .beta1 = 0.6, .beta2 = 0.95};
+      auto net = std::make_shared<Net>();
+      auto same = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, config(stage), group);
+      Engine reference(same, wanted, config(stage), group);
+      engine.set_betas(wanted.beta1, wanted.beta2);
+      train(engine, *net, 2);
+      train(reference, *same, 2);
+      EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), reference.parameter("a.weight")));
+      engine.set_betas(0.9, 0.999);
+      train(engine, *net, 1);
+      train(reference, *same, 1);
+      EXPECT_FALSE(torch::equal(engine.parameter("a.weight"), reference.parameter("a.weight")));
+      EXPECT_THROW(engine.set_betas(1, 0.9), ConfigError);
+      EXPECT_THROW(engine.set_betas(0.9, 0.9, 7), ConfigError);
+      auto plain = std::make_shared<Net>();
+      Engine sgd(plain, Sgd{.lr = 0.1}, config(stage), group);
+      EXPECT_THROW(sgd.set_betas(0.9, 0.9), ConfigError);
+    });
+  }
+}
+
 TEST(EngineGroups, FrozenParametersHaveNoStatesAndStayAsTheyAre) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {

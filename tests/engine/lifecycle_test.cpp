@@ -230,11 +230,11 @@ TEST(LifecycleConstructor, WhereItFailsTheModelIsAsItWas) {
   EXPECT_GT(made, 0);
 }
 
-TEST(LifecycleConstructor, HalfIsRefusedByName) {
+TEST(LifecycleConstructor, HalfWithoutAScaledLossIsRefusedByName) {
   nn::Linear net(3, 4);
   net->weight.set_data(net->weight.to(at::kHalf));
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{}, config(0)); }),
-              AllOf(HasSubstr("'weight'"), HasSubstr("Half")));
+              AllOf(HasSubstr("'weight'"), HasSubstr("Half"), HasSubstr("fp16.enabled")));
 }
 
 // --- Changes behind the engine.

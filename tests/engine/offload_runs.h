@@ -127,7 +127,7 @@ inline std::vector<at::Tensor> weights_after(const Config& c, int ranks, int64_t
 inline void train_without_a(Engine& engine, Net& net) {
   for (int64_t i = 0; i < 3; ++i) {
     const auto x = torch::full({5, 33}, 0.1 * static_cast<double>(i + engine.group().rank() + 1))
-                       .to(engine.config().bf16 ? at::kBFloat16 : at::kFloat);
+                       .to(engine.config().parameter_dtype());
     engine.backward(net.c(torch::tanh(net.b(x))).to(at::kFloat).mean());
     engine.step();
   }

@@ -28,8 +28,8 @@ at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
 
 TEST(Product, EqualsTheReferenceWhateverTheStrides) {
   at::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const double tolerance = dtype == at::kFloat ? 2e-6 : 8e-3;
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const double tolerance = dtype == at::kFloat ? 2e-6 : dtype == at::kHalf ? 1e-3 : 8e-3;
     for (const auto [m, k, n] : {std::array<int64_t, 3>{3, 5, 7},
                                  {1, 1, 1},
                                  {256, 130, 513},
@@ -49,6 +49,11 @@ TEST(Product, EqualsTheReferenceWhateverTheStrides) {
           EXPECT_LT(error(product(left, right), expected), tolerance) << m << ' ' << k << ' ' << n;
           EXPECT_LT(error(product(left, right, bias), expected + bias), tolerance);
           EXPECT_LT(error(product_reference(left, right, bias), expected + bias), tolerance);
+          auto into = at::empty({n, m}, dtype).t();
+          product_into(into, left, right);
+          EXPECT_LT(error(into, expected), tolerance);
+          add_product(into, left, right);
+          EXPECT_LT(error(into, 2 * expected), 2 * tolerance);
         }
       }
     }

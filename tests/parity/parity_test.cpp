@@ -19,11 +19,14 @@ const std::shared_ptr<comm::Group>& world() {
   return group;
 }
 
-Config config(int stage, bool bf16, double clipping, int64_t accumulate = 1,
+Config config(int stage, at::ScalarType dtype, double clipping, int64_t accumulate = 1,
               int64_t unit_bytes = 4096) {
   Config result;
   result.stage = stage;
-  result.bf16 = bf16;
+  result.bf16 = dtype == at::kBFloat16;
+  result.fp16 = dtype == at::kHalf;
+  // Some steps overflow.
+  result.loss_scaling = {.initial_power = 18, .window = 4, .hysteresis = 1};
   result.gradient_clipping = clipping;
   result.gradient_accumulation_steps = accumulate;
   result.unit_bytes = unit_bytes;
@@ -35,59 +38,64 @@ Outcome run(const Recipe& model, const Config& config, int steps = 20) {
   return train({model, config, steps}, world(), world()->rank());
 }
 
-using Case = std::tuple<bool, double>;  // bf16, clipping
+using Case = std::tuple<at::ScalarType, double>;  // dtype, clipping
+std::string name_of(at::ScalarType dtype) {
+  return dtype == at::kHalf ? "fp16" : dtype == at::kBFloat16 ? "bf16" : "fp32";
+}
+
 class Parity : public testing::TestWithParam<Case> {};
 
 TEST_P(Parity, StagesAreBitIdentical) {
-  const auto [bf16, clipping] = GetParam();
-  const auto expected = run(gpt2(), config(0, bf16, clipping));
+  const auto [dtype, clipping] = GetParam();
+  const auto expected = run(gpt2(), config(0, dtype, clipping));
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "it learns";
   for (int stage = 1; stage <= 3; ++stage) {
-    EXPECT_EQ(difference(expected, run(gpt2(), config(stage, bf16, clipping)), *world()), "")
+    EXPECT_EQ(difference(expected, run(gpt2(), config(stage, dtype, clipping)), *world()), "")
         << "stage " << stage;
   }
 }
 
 TEST_P(Parity, AccumulationIsBitIdenticalWithinThePairsAndRoundsBetweenThem) {
-  const auto [bf16, clipping] = GetParam();
-  const auto zero = run(gpt2(), config(0, bf16, clipping, 3), 8);
-  const auto two = run(gpt2(), config(2, bf16, clipping, 3), 8);
-  EXPECT_EQ(difference(zero, run(gpt2(), config(1, bf16, clipping, 3), 8), *world()), "");
-  EXPECT_EQ(difference(two, run(gpt2(), config(3, bf16, clipping, 3), 8), *world()), "");
+  const auto [dtype, clipping] = GetParam();
+  const auto zero = run(gpt2(), config(0, dtype, clipping, 3), 8);
+  const auto two = run(gpt2(), config(2, dtype, clipping, 3), 8);
+  EXPECT_EQ(difference(zero, run(gpt2(), config(1, dtype, clipping, 3), 8), *world()), "");
+  EXPECT_EQ(difference(two, run(gpt2(), config(3, dtype, clipping, 3), 8), *world()), "");
   for (size_t i = 0; i < zero.losses.size(); ++i) {
-    // fp32 rounding of the sums; in bf16 a weight may then round to its neighbour.
-    EXPECT_NEAR(zero.losses[i], two.losses[i], bf16 ? 2e-2 : 1e-4 * zero.losses[i])
+    // fp32 rounding of the sums; in 16 bits a weight may then round to its neighbour.
+    EXPECT_NEAR(zero.losses[i], two.losses[i], dtype != at::kFloat ? 2e-2 : 1e-4 * zero.losses[i])
         << "micro-batch " << i;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Parity,
-                         testing::Values(Case{false, 0.0}, Case{false, 0.5}, Case{true, 0.0},
-                                         Case{true, 0.5}),
+                         testing::Values(Case{at::kFloat, 0.0}, Case{at::kFloat, 0.5},
+                                         Case{at::kBFloat16, 0.0}, Case{at::kBFloat16, 0.5},
+                                         Case{at::kHalf, 0.0}, Case{at::kHalf, 0.5}),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param) ? "bf16" : "fp32") +
+                           return name_of(std::get<0>(info.param)) +
                                   (std::get<1>(info.param) > 0 ? "Clipped" : "Unclipped");
                          });
 
 TEST(ParityOfUnits, UnitsLargerAndSmallerThanALayerAreBitIdentical) {
-  const auto usual = run(gpt2(), config(0, false, 0.0), 6);
+  const auto usual = run(gpt2(), config(0, at::kFloat, 0.0), 6);
   for (const int64_t unit_bytes : {1, 1024, 1 << 20}) {
-    const auto expected = run(gpt2(), config(0, false, 0.0, 1, unit_bytes), 6);
+    const auto expected = run(gpt2(), config(0, at::kFloat, 0.0, 1, unit_bytes), 6);
     EXPECT_EQ(expected.losses, usual.losses)
         << "without clipping only the norm's rounding depends on the units";
     for (int stage = 1; stage <= 3; ++stage) {
-      EXPECT_EQ(
-          difference(expected, run(gpt2(), config(stage, false, 0.0, 1, unit_bytes), 6), *world()),
-          "")
+      EXPECT_EQ(difference(expected, run(gpt2(), config(stage, at::kFloat, 0.0, 1, unit_bytes), 6),
+                           *world()),
+                "")
           << "stage " << stage << ", units of " << unit_bytes << " bytes";
     }
   }
 }
 
 TEST(ParityOfBudgets, EveryLiveBudgetAndMatchedGathersAreBitIdentical) {
-  const auto expected = run(gpt2(), config(0, true, 0.5), 6);
+  const auto expected = run(gpt2(), config(0, at::kBFloat16, 0.5), 6);
   for (const int64_t live : {int64_t{0}, int64_t{3000}, int64_t{1} << 40}) {
-    auto three = config(3, true, 0.5);
+    auto three = config(3, at::kBFloat16, 0.5);
     three.max_live_parameters = live;
     EXPECT_EQ(difference(expected, run(gpt2(), three, 6), *world()), "")
         << live << " live parameters";
@@ -99,14 +107,15 @@ TEST(ParityOfBudgets, EveryLiveBudgetAndMatchedGathersAreBitIdentical) {
 
 TEST(ParityOfModels, EveryKindOfModelIsBitIdentical) {
   for (const auto& [name, make] : other_models()) {
-    for (const bool bf16 : {false, true}) {
-      if (bf16 && name == "lstm") continue;  // LibTorch has no bf16 LSTM cell on every CPU
-      const auto expected = run(make, config(0, bf16, 0.5, 1, 256), 20);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      if (dtype != at::kFloat && name == "lstm")
+        continue;  // LibTorch has no such cell on every CPU
+      const auto expected = run(make, config(0, dtype, 0.5, 1, 256), 20);
       EXPECT_LT(expected.losses.back(), expected.losses.front()) << name;
       for (int stage = 1; stage <= 3; ++stage) {
-        EXPECT_EQ(difference(expected, run(make, config(stage, bf16, 0.5, 1, 256), 20), *world()),
+        EXPECT_EQ(difference(expected, run(make, config(stage, dtype, 0.5, 1, 256), 20), *world()),
                   "")
-            << name << (bf16 ? " in bf16" : "") << ", stage " << stage;
+            << name << " in " << name_of(dtype) << ", stage " << stage;
       }
     }
   }
@@ -121,15 +130,15 @@ TEST(ParityOfOrder, AnotherReductionOrderIsNoticed) {
   const auto store =
       comm::join_store(job, std::chrono::seconds(60), comm::rendezvous_folder()).store;
   const auto backwards = comm::shared_memory_group(store, job.size - 1 - job.rank, job.size);
-  const auto expected = run(gpt2(), config(2, false, 0.0), 6);
-  const auto actual = train({gpt2(), config(2, false, 0.0), 6}, backwards, world()->rank());
+  const auto expected = run(gpt2(), config(2, at::kFloat, 0.0), 6);
+  const auto actual = train({gpt2(), config(2, at::kFloat, 0.0), 6}, backwards, world()->rank());
   EXPECT_NE(difference(expected, actual, *world()), "");
 }
 
 // Alone, in fp32, the engine must do what a plain LibTorch loop does.
 TEST(ParityWithLibTorch, StageZeroOnOneRankFollowsAPlainLoop) {
   ASSERT_EQ(world()->size(), 1);
-  const auto ours = run(gpt2(), config(0, false, 0.5));
+  const auto ours = run(gpt2(), config(0, at::kFloat, 0.5));
   torch::manual_seed(7);
   auto subject = gpt2()(at::kFloat);
   std::vector<at::Tensor> parameters;

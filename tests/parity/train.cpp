@@ -7,7 +7,7 @@ namespace zero::parity {
 
 Outcome train(const Run& run, std::shared_ptr<comm::Group> group, int data_rank) {
   torch::manual_seed(7);
-  auto subject = run.model(run.config.bf16 ? at::kBFloat16 : at::kFloat);
+  auto subject = run.model(run.config.parameter_dtype());
   Config config = run.config;
   config.seed_by_rank = false;
   Engine engine(subject.tensors, {ParameterGroup{{}, AdamW{.lr = 3e-3, .weight_decay = 0.1}}},
@@ -20,8 +20,10 @@ Outcome train(const Run& run, std::shared_ptr<comm::Group> group, int data_rank)
       const auto loss = subject.loss(data_rank, micro_batch++);
       outcome.losses.push_back(loss.item<float>());
       engine.backward(loss);
-      if (const auto result = engine.step(); result.boundary)
+      if (const auto result = engine.step(); result.boundary) {
         outcome.norms.push_back(result.grad_norm);
+        outcome.scales.push_back(result.loss_scale);
+      }
     }
   }
   engine.visit_parameters([&](const std::string&, const at::Tensor& value) {
@@ -32,10 +34,14 @@ Outcome train(const Run& run, std::shared_ptr<comm::Group> group, int data_rank)
 }
 
 std::string difference(const Outcome& a, const Outcome& b, comm::Group& group) {
-  // 0: equal; else 1 + the first loss that differs; -1: norms; -2: weights.
+  const auto differ = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return x.size() != y.size() || std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) != 0;
+  };
+  // 0: equal; else 1 + the first loss that differs; -1: norms; -2: weights; -3: loss scales.
   int64_t verdict = 0;
   if (a.weights != b.weights) verdict = -2;
-  if (a.norms != b.norms) verdict = -1;
+  if (differ(a.norms, b.norms)) verdict = -1;
+  if (differ(a.scales, b.scales)) verdict = -3;
   for (size_t i = std::min(a.losses.size(), b.losses.size()); i-- > 0;) {
     if (std::memcmp(&a.losses[i], &b.losses[i], sizeof(float)) != 0)
       verdict = static_cast<int64_t>(i) + 1;
@@ -47,6 +53,7 @@ std::string difference(const Outcome& a, const Outcome& b, comm::Group& group) {
     if (theirs == 0) continue;
     const std::string what = theirs > 0     ? "loss " + std::to_string(theirs - 1)
                              : theirs == -1 ? "gradient norms"
+                             : theirs == -3 ? "loss scales"
                                             : "final weights";
     return what + " on rank " + std::to_string(rank);
   }

@@ -14,6 +14,7 @@ namespace zero::parity {
 struct Outcome {
   std::vector<float> losses;     ///< of this rank, one a micro-batch
   std::vector<double> norms;     ///< one a step
+  std::vector<double> scales;    ///< of the loss, one a step
   std::vector<uint8_t> weights;  ///< the final full parameters, on rank 0
 };
 

@@ -89,6 +89,15 @@ TEST_F(JsonlTest, HasTheKeysThatScriptsRelyOn) {
   EXPECT_EQ(line["tokens_per_s"], 100.0);
   EXPECT_EQ(line["comm_ms"], 4.0);
   EXPECT_FALSE(line.contains("skipped"));
+  EXPECT_FALSE(line.contains("loss_scale"));
+}
+
+TEST_F(JsonlTest, WritesTheLossScaleOfAStep) {
+  jsonl_monitor(path_, false)
+      ->step({.step = 1, .skipped = true, .loss_scale = 65536, .next_loss_scale = 32768});
+  const auto line = lines_of(path_).at(0);
+  EXPECT_EQ(line["skipped"], true);
+  EXPECT_EQ(line["loss_scale"], 65536);
 }
 
 TEST_F(JsonlTest, WritesMemoryAndTrafficByRankWithTheFormulaBeside) {

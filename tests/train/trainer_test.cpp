@@ -109,6 +109,33 @@ TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
   EXPECT_EQ(found, 4u);
 }
 
+TEST_F(TrainerTest, AStepThatOverflowsIsToldAndIsNoneOfTheSchedule) {
+  config_.fp16 = true;
+  config_.loss_scaling = {.initial_power = 40, .window = 1000, .hysteresis = 1};
+  options_.steps = 60;
+  options_.warmup = 4;
+  options_.eval_tokens = 0;
+  for (const bool layer_major : {false, true}) {
+    config_.layer_major_accumulation = layer_major;
+    config_.stage = layer_major ? 3 : 0;
+    options_.out = folder_ / (layer_major ? "layers" : "usual");
+    Heard heard;
+    Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard)));
+    trainer.train();
+    EXPECT_EQ(heard.run.dtype, "fp16");
+    ASSERT_EQ(heard.steps.size(), 60u);
+    EXPECT_TRUE(heard.steps.front().skipped);
+    EXPECT_FALSE(heard.steps.back().skipped);
+    for (size_t i = 0; i + 1 < heard.steps.size(); ++i) {
+      const auto& step = heard.steps[i];
+      EXPECT_EQ(step.next_loss_scale, step.loss_scale / (step.skipped ? 2 : 1));
+      EXPECT_EQ(heard.steps[i + 1].loss_scale, step.next_loss_scale);
+      EXPECT_EQ(heard.steps[i + 1].lr == step.lr, step.skipped);
+    }
+    EXPECT_LT(heard.steps.back().loss, heard.steps.front().loss - 0.2);
+  }
+}
+
 TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
   Trainer trainer(settings(), comm::single());
   trainer.train();

@@ -15,6 +15,8 @@ class GradientPlace {
   /// autograd as the gradient; undefined where there is none to give (one is on its way already, or
   /// gradients are kept in another dtype).
   virtual at::Tensor place() = 0;
+  /// What backward will begin with for a loss of now: 1, or a loss scale.
+  virtual double loss_factor() const { return 1; }
 };
 
 /// To be called by a backward function just before it computes the gradient of `parameter`: memory
@@ -22,5 +24,10 @@ class GradientPlace {
 /// gradients of `parameter`, if anybody does, and else is new. What a user's tensor hook keeps of
 /// such a gradient is overwritten in a later step: it should keep a copy.
 at::Tensor gradient_place(const at::Tensor& parameter);
+
+/// What backward will begin with, as who collects the gradients of `parameter` knows it; 1 where
+/// nobody does. For a function that computes gradients before backward, in fp16 say: as they would
+/// be in backward.
+double loss_factor(const at::Tensor& parameter);
 
 }  // namespace zero

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "zero/comm/quantise_kernels.h"
+#include "zero/config/findings.h"
+#include "zero/optim/loss_scale.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
@@ -18,6 +19,14 @@ enum class AccumulationDtype : uint8_t {
   fp32,   ///< exact sums; 4 bytes a parameter (or 4/N) while gradients accumulate
   model,  ///< the parameter's dtype: less memory, a rounding at each addition
 };
+
+/// A dtype by the name that a configuration gives it.
+enum class DtypeName : uint8_t { fp32, fp16, bf16 };
+constexpr c10::ScalarType dtype_of(DtypeName name) {
+  return name == DtypeName::fp16   ? c10::ScalarType::Half
+         : name == DtypeName::bf16 ? c10::ScalarType::BFloat16
+                                   : c10::ScalarType::Float;
+}
 
 /// Where states live. none: on the device; cpu: in host memory, from where they are copied to the
 /// device (Note [Tiers] in store/tier.h); nvme: in files on disk.
@@ -99,6 +108,9 @@ struct Config {
   int64_t gradient_accumulation_steps = 1;
   /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
   double gradient_clipping = 1.0;
+  /// Each element of the mean gradient, after clipping by norm, is cut off at this magnitude; 0:
+  /// none is.
+  double gradient_clipping_value = 0;
   /// Parameters and gradients in bf16 (buffers keep their dtype), with fp32 master weights in the
   /// optimizer states.
   bool bf16 = false;
@@ -106,7 +118,27 @@ struct Config {
   /// [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then need the
   /// same place, or states on disk.
   bool split_master_weights = false;
+  /// A step in bf16 with a gradient that is infinite or NaN is left out, as one in fp32 or fp16
+  /// always is. False: it updates the weights all the same.
+  bool check_grad_overflow = true;
+  /// bf16 parameters are their own master weights, rounded stochastically (Note [Stochastic
+  /// rounding] in zero/optim/narrow.h), and gradients of several micro-batches add up in bf16.
+  bool bf16_master_weights_and_grads = false;
+  /// With that: the optimizer's states of bf16 parameters in bf16 too.
+  bool bf16_optimizer_states = false;
+  /// Parameters and gradients in fp16, with fp32 master weights, and with the loss scaled as
+  /// `loss_scaling` says.
+  bool fp16 = false;
+  LossScaling loss_scaling{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
+  /// What gradients are sent and added over ranks in. None: as they are collected, which is in the
+  /// parameters' dtype at stages 2 and 3, and in that of their sums at 0 and 1 and with
+  /// layer_major_accumulation. Sums are added up in fp32 and rounded once, whatever it is.
+  std::optional<DtypeName> communication_dtype{};
+  /// Each rank divides its gradients by the number of ranks before they are added, and not the sum.
+  bool prescale_gradients = false;
+  /// Else: each divides by this before, and the sum by the rest.
+  double gradient_predivide_factor = 1;
   /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
   /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that
   /// shows its layers; the engine then takes gradients by Engine::accumulate.
@@ -161,22 +193,37 @@ struct Config {
   /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
   std::optional<Optimizer> optimizer{};
 
-  /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file
-  /// (comments allowed). Throws ConfigError naming the key, its value and the nearest known key.
-  /// Top-level keys in `foreign` belong to the caller and are passed over. `world_size` serves the
-  /// batch rule: train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x
-  /// world_size.
-  static Config load(const std::string& path, int world_size,
-                     std::span<const std::string> foreign = {});
+  /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file with
+  /// DeepSpeed's keys (comments and trailing commas allowed). What has no effect here is one
+  /// warning. Throws ConfigError naming the key, its value and the nearest known key. `world_size`
+  /// serves the batch rule: train_batch_size == train_micro_batch_size_per_gpu x
+  /// gradient_accumulation_steps x world_size.
+  static Config load(const std::string& path, int world_size, const ReadOptions& options = {});
   /// The same from text; `origin` names it in errors.
   static Config parse(std::string_view text, int world_size,
-                      std::string_view origin = "configuration",
-                      std::span<const std::string> foreign = {});
+                      std::string_view origin = "configuration", const ReadOptions& options = {});
   /// The configuration in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
+  /// The dtype that fp32 parameters are given: Float, BFloat16 or Half; and its bytes.
+  c10::ScalarType parameter_dtype() const {
+    return fp16 ? c10::ScalarType::Half : bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+  }
+  int64_t parameter_bytes() const {
+    return static_cast<int64_t>(c10::elementSize(parameter_dtype()));
+  }
+  /// By what each rank's gradients are divided before they are added over `ranks`. Where sums are
+  /// rounded to fp16 and nothing says otherwise, by the ranks: then they stay within its range
+  /// where the mean does.
+  double gradient_predivisor(int64_t ranks) const {
+    if (!prescale_gradients && gradient_predivide_factor != 1) return gradient_predivide_factor;
+    const bool rounds_to_fp16 =
+        (fp16 && !accumulates_fp32()) || communication_dtype == DtypeName::fp16;
+    return prescale_gradients || rounds_to_fp16 ? static_cast<double>(ranks) : 1;
+  }
   /// Gradients of several micro-batches add up in fp32.
   bool accumulates_fp32() const {
-    return gradient_accumulation_steps > 1 && accumulation_dtype == AccumulationDtype::fp32;
+    return gradient_accumulation_steps > 1 && accumulation_dtype == AccumulationDtype::fp32 &&
+           !bf16_master_weights_and_grads;
   }
   /// The folders that the sections with device nvme name, each once.
   std::vector<std::string> nvme_folders() const;

@@ -1,6 +1,7 @@
 #include "zero/config/field.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,8 +13,9 @@ namespace zero::fields {
 
 namespace {
 
-/// Keys longer than any of ours are not compared with ours.
+/// Keys longer than any of ours are not compared with ours; with their sections they are shown cut.
 constexpr size_t kLongestKey = 100;
+constexpr size_t kLongestPath = 300;
 
 std::string either(const std::vector<std::string>& words) {
   std::string text;
@@ -44,7 +46,9 @@ std::string range_of(const About& about, bool integer) {
   if (about.least && about.most) {
     if (integer && *about.most - *about.least <= 3) {
       std::vector<std::string> all;
-      for (double n = *about.least; n <= *about.most; ++n) all.push_back(fmt::format("{}", n));
+      const auto most = static_cast<int64_t>(*about.most);
+      for (auto n = static_cast<int64_t>(*about.least); n <= most; ++n)
+        all.push_back(fmt::format("{}", n));
       return either(all);
     }
     return fmt::format("from {} to {}", *about.least, *about.most);
@@ -102,6 +106,12 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
     case Kind::section:
       fits = value.is_object();
       break;
+    case Kind::list:
+      fits = value.is_array();
+      break;
+    case Kind::anything:
+      fits = true;
+      break;
   }
   if (!fits) return std::nullopt;
   return normal;
@@ -121,30 +131,61 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
       fmt::format("{} is {}; it must be {}.{}", name, show(value), spec.wanted(of_file), hint));
 }
 
-std::vector<std::string> names_of(const Spec& spec) {
-  std::vector<std::string> names{spec.key};
-  const auto dot = spec.key.rfind('.');
-  const auto section = dot == std::string::npos ? "" : spec.key.substr(0, dot + 1);
-  for (const auto other : spec.about.also) names.push_back(section + std::string(other));
-  return names;
-}
-
 bool is_default(const Json& value) {
   return value.is_null() || (value.is_string() && value.get_ref<const std::string&>() == "auto");
 }
 
-/// The value at `key`, or null.
-const Json* look_up(const Json& file, std::string_view key) {
-  const Json* at = &file;
+/// People's notes, which JSON has no other place for.
+bool is_note(std::string_view key) {
+  return key.starts_with("_") || key.starts_with("#") || key.starts_with("//");
+}
+
+/// Whether `key` is one that `pattern` means, whose parts may be "*".
+bool matches(std::string_view pattern, std::string_view key) {
   while (true) {
-    if (!at->is_object()) return nullptr;
-    const auto dot = key.find('.');
-    const auto found = at->find(std::string(key.substr(0, dot)));
-    if (found == at->end()) return nullptr;
-    at = &*found;
-    if (dot == std::string_view::npos) return at;
-    key.remove_prefix(dot + 1);
+    const auto wanted = pattern.substr(0, pattern.find('.'));
+    const auto part = key.substr(0, key.find('.'));
+    if (wanted != "*" && wanted != part) return false;
+    if (wanted.size() == pattern.size() || part.size() == key.size())
+      return wanted.size() == pattern.size() && part.size() == key.size();
+    pattern.remove_prefix(wanted.size() + 1);
+    key.remove_prefix(part.size() + 1);
   }
+}
+
+/// "a." of "a.b", "" of "b".
+std::string section_of(std::string_view key) {
+  const auto dot = key.rfind('.');
+  return dot == std::string_view::npos ? "" : std::string(key.substr(0, dot + 1));
+}
+
+/// "TYPE:KEY=VALUE,KEY=VALUE" as a section.
+Json section_from_option(std::string_view text) {
+  const auto colon = text.find(':');
+  Json params = Json::object();
+  for (auto rest = colon == std::string_view::npos ? "" : text.substr(colon + 1); !rest.empty();) {
+    const auto part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const auto equals = part.find('=');
+    const auto value = equals == std::string_view::npos ? "" : part.substr(equals + 1);
+    if (value.empty()) {
+      throw ConfigError(fmt::format("'{}' of '{}' should be KEY=VALUE.", part, text));
+    }
+    auto json = Json::parse(value, nullptr, false);
+    params[std::string(part.substr(0, equals))] =
+        json.is_primitive() && !json.is_discarded() ? json : Json(std::string(value));
+  }
+  return {{"type", std::string(text.substr(0, colon))}, {"params", std::move(params)}};
+}
+
+bool is_switch(const Spec& spec) {
+  return !spec.about.off.empty() || spec.key.ends_with(".enabled");
+}
+
+/// Whether a switch's value switches its section off.
+bool is_off(const Spec& spec, const Json& value) {
+  const auto& off = spec.about.off;
+  return off.empty() ? value == false : std::find(off.begin(), off.end(), value) != off.end();
 }
 
 }  // namespace
@@ -152,7 +193,7 @@ const Json* look_up(const Json& file, std::string_view key) {
 std::string Spec::wanted(bool of_file) const {
   if (!about.only.is_null()) return show(about.only);
   const auto with_range = [&](std::string text, bool integer) {
-    const auto range = range_of(about, integer);
+    auto range = range_of(about, integer);
     if (integer && about.least && about.most && *about.most - *about.least <= 3) return range;
     if (!range.empty()) text += (range.starts_with("from") ? " " : ", ") + range;
     if (about.multiple_of > 1) text += fmt::format(", a multiple of {}", about.multiple_of);
@@ -179,6 +220,10 @@ std::string Spec::wanted(bool of_file) const {
     }
     case Kind::section:
       return "an object {...}";
+    case Kind::list:
+      return "an array";
+    case Kind::anything:
+      return "anything";
   }
   return {};
 }
@@ -192,6 +237,7 @@ Json Spec::normalize(const Json& value, std::string_view name) const {
   if (value.is_null()) return value;
   if (!about.replaced_by.empty())
     throw ConfigError(fmt::format("{} is replaced by {}.", name, about.replaced_by));
+  if (about.auto_is_none && is_default(value)) return {};
   const bool zero = value.is_number() && value.get<double>() == 0;
   if (about.zero_is_none && zero) return {};
   auto normal = fitting(*this, value);
@@ -222,10 +268,93 @@ Json Spec::from_option(std::string_view text) const {
     const auto [rest_of_number, other_error] = std::from_chars(text.data(), end, number);
     if (other_error == std::errc() && rest_of_number == end) return normalize(number, about.option);
   }
+  if (kind == Kind::section) return section_from_option(text);
   return normalize(std::string(text), about.option);
 }
 
+// --- Reports ---
+
+void Report::refuse(std::string key, std::string text) {
+  if (!collects_) throw ConfigError(text);
+  add({std::move(key), Effect::refused, std::move(text)});
+}
+
+void Report::unknown(std::string key, std::string text) {
+  if (lenient_) {
+    add({std::move(key), Effect::none, std::move(text)});
+  } else {
+    refuse(std::move(key), std::move(text));
+  }
+}
+
+void Report::guard(const std::string& key, const std::function<void()>& body) {
+  if (!collects_) return body();
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    add({key, Effect::refused, error.what()});
+  }
+}
+
+void Report::throw_refused() const {
+  std::vector<Finding> refused;
+  for (const auto& finding : findings_) {
+    if (finding.effect == Effect::refused) refused.push_back(finding);
+  }
+  if (!refused.empty()) throw ConfigError(fmt::format("{}", fmt::join(lines_of(refused), "\n")));
+}
+
+namespace {
+
+/// "a.b, c, d.e": by section, which is named once. A section that is switched on is its own name.
+std::string list_of(std::vector<std::string> keys) {
+  for (auto& key : keys) {
+    if (key.ends_with(".enabled")) key = key.substr(0, key.rfind('.'));
+  }
+  std::stable_sort(keys.begin(), keys.end(), [](const auto& one, const auto& other) {
+    return section_of(one) < section_of(other);
+  });
+  std::string list;
+  std::string before;
+  for (const auto& key : keys) {
+    const auto section = section_of(key);
+    const bool same = !section.empty() && section == before;
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", same ? key.substr(section.size()) : key);
+    before = section;
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<std::string> lines_of(std::span<const Finding> findings) {
+  std::vector<std::string> texts;
+  for (const auto& finding : findings) {
+    if (std::find(texts.begin(), texts.end(), finding.text) == texts.end())
+      texts.push_back(finding.text);
+  }
+  std::vector<std::string> lines;
+  for (const auto& text : texts) {
+    std::vector<std::string> keys;
+    for (const auto& finding : findings) {
+      if (finding.text == text && !finding.key.empty()) keys.push_back(finding.key);
+    }
+    const bool told = keys.empty() || (keys.size() == 1 && text.find(keys[0]) != std::string::npos);
+    lines.push_back(told           ? text
+                    : text.empty() ? list_of(std::move(keys))
+                                   : fmt::format("{}: {}", list_of(std::move(keys)), text));
+  }
+  return lines;
+}
+
 // --- Files ---
+
+std::vector<std::string> names_of(const Spec& spec) {
+  std::vector<std::string> names{spec.key};
+  const auto section = section_of(spec.key);
+  for (const auto other : spec.about.also) names.push_back(section + std::string(other));
+  return names;
+}
 
 void Keys::add(const Spec& spec) {
   for (const auto& name : names_of(spec)) {
@@ -236,64 +365,123 @@ void Keys::add(const Spec& spec) {
   }
 }
 
-void Keys::check(const Json& file, const std::string& prefix) const {
+void Keys::check(const Json& file, const std::string& prefix, Report& report) const {
   if (!file.is_object()) {
     const auto name =
         prefix.empty() ? "The configuration" : prefix.substr(0, prefix.size() - 1);  // its dot
-    throw ConfigError(fmt::format("{} is {}; it must be an object {{...}}.", name, show(file)));
+    report.refuse(prefix.empty() ? "" : name,
+                  fmt::format("{} is {}; it must be an object {{...}}.", name, show(file)));
+    return;
   }
-  check(file, "", prefix);
+  check(file, "", prefix, report);
 }
 
-void Keys::check(const Json& object, const std::string& path, const std::string& prefix) const {
+const Keys::Place* Keys::place(const std::string& name) const {
+  const auto found = std::find_if(places_.begin(), places_.end(),
+                                  [&](const Place& known) { return matches(known.key, name); });
+  return found == places_.end() ? nullptr : &*found;
+}
+
+void Keys::check(const Json& object, const std::string& path, const std::string& prefix,
+                 Report& report) const {
   for (const auto& [key, value] : object.items()) {
     const auto name = path + key;
+    if (is_note(key)) continue;
     if (path.empty() && std::find(foreign_.begin(), foreign_.end(), key) != foreign_.end())
       continue;
     // A dot in a key of the file is no way into a section.
-    const auto place = key.find('.') != std::string::npos
-                           ? places_.end()
-                           : std::find_if(places_.begin(), places_.end(),
-                                          [&](const Place& known) { return known.key == name; });
-    if (place == places_.end()) {
-      std::vector<std::string> known;
-      for (const auto& other : places_) {
-        if (!other.key.starts_with(path) || other.key.find('.', path.size()) != std::string::npos)
-          continue;
-        const auto last = other.key.substr(path.size());
-        if (std::find(known.begin(), known.end(), last) == known.end()) known.push_back(last);
-      }
-      throw ConfigError(
-          fmt::format("Unknown key {} in the configuration.{}",
-                      "'" + (name.size() <= kLongestKey ? prefix + name : show(name)) + "'",
-                      key.size() <= kLongestKey ? did_you_mean(key, known) : ""));
+    const auto* known = key.find('.') != std::string::npos ? nullptr : place(name);
+    if (known == nullptr) {
+      const auto shown = name.size() <= kLongestPath ? prefix + name : show(name);
+      report.unknown(shown, fmt::format("Unknown key '{}' in the configuration.{}", shown,
+                                        key.size() <= kLongestKey ? hint(key, path) : ""));
+      continue;
     }
-    if (!place->section || is_default(value)) continue;
+    if (!known->section || is_default(value)) continue;
     if (!value.is_object()) {
-      throw ConfigError(
-          fmt::format("{} is {}; it must be an object {{...}}.", prefix + name, show(value)));
+      report.refuse(prefix + name, fmt::format("{} is {}; it must be an object {{...}}.",
+                                               prefix + name, show(value)));
+      continue;
     }
-    check(value, name + ".", prefix);
+    check(value, name + ".", prefix, report);
   }
 }
 
-const Json* find(const Json& file, const Spec& spec, const std::string& prefix) {
-  const Json* value = nullptr;
-  std::string_view of;
-  const auto names = names_of(spec);
-  for (const auto& name : names) {
-    if (name.empty()) continue;
-    const auto* found = look_up(file, name);
-    if (found == nullptr) continue;
-    if (value != nullptr) {
-      throw ConfigError(fmt::format("{0}{1} and {0}{2} are two names of one key: leave one out.",
-                                    prefix, of, name));
+std::string Keys::hint(const std::string& key, const std::string& path) const {
+  std::vector<std::string> here;
+  std::string elsewhere;
+  for (const auto& other : places_) {
+    const auto section = section_of(other.key);
+    const auto last = other.key.substr(section.size());
+    if (section == path || (!path.empty() && !section.empty() && matches(section, path))) {
+      if (std::find(here.begin(), here.end(), last) == here.end()) here.push_back(last);
+    } else if (last == key && elsewhere.empty() && last != "enabled") {
+      elsewhere = section;
     }
-    value = found;
-    of = name;
   }
+  if (!elsewhere.empty())
+    return fmt::format(" It belongs in the section '{}'.",
+                       elsewhere.substr(0, elsewhere.size() - 1));
+  auto near = did_you_mean(key, here);
+  constexpr size_t kFew = 12;
+  if (!near.empty() || path.empty() || here.empty() || here.size() > kFew) return near;
+  return fmt::format(" The section has {}.", fmt::join(here, ", "));
+}
+
+const Json* look_up(const Json& file, std::string_view key) {
+  const Json* at = &file;
+  while (true) {
+    if (!at->is_object()) return nullptr;
+    const auto dot = key.find('.');
+    const auto found = at->find(std::string(key.substr(0, dot)));
+    if (found == at->end()) return nullptr;
+    at = &*found;
+    if (dot == std::string_view::npos) return at;
+    key.remove_prefix(dot + 1);
+  }
+}
+
+Json with_present_names(Json file, const std::vector<const Spec*>& rows,
+                        const std::string& prefix) {
+  const auto refuse_both = [&](std::string_view one, std::string_view other) {
+    throw ConfigError(fmt::format("{0}{1} and {0}{2} are two names of one key: leave one out.",
+                                  prefix, one, other));
+  };
+  for (const auto* row : rows) {
+    const auto names = names_of(*row);
+    const std::string* stands = nullptr;
+    for (const auto& name : names) {
+      if (name.empty() || look_up(file, name) == nullptr) continue;
+      if (stands != nullptr) refuse_both(*stands, name);
+      stands = &name;
+    }
+    if (stands == nullptr) continue;
+    Json value = *look_up(file, *stands);
+    std::string key = row->key;
+    if (!row->about.stands_for.empty()) {
+      key = row->about.stands_for;
+      value = is_default(value) ? Json() : row->normalize(value, prefix + row->key);
+      for (const auto& [old, present] : row->about.meaning) {
+        if (value == old) {
+          value = present;
+          break;
+        }
+      }
+      const auto* other = look_up(file, key);
+      if (other != nullptr && !is_default(*other) && !value.is_null()) refuse_both(*stands, key);
+    }
+    if (*stands == key) continue;
+    remove(file, *stands);
+    if (!value.is_null() || row->about.stands_for.empty()) put(file, key, std::move(value));
+  }
+  return file;
+}
+
+const Json* find(const Json& file, const Spec& spec) {
+  const auto* value = spec.key.empty() ? nullptr : look_up(file, spec.key);
   if (value == nullptr || value->is_null()) return nullptr;
-  return spec.kind != Kind::text && is_default(*value) ? nullptr : value;
+  const bool decided = spec.kind == Kind::text || spec.about.auto_is_none;
+  return !decided && is_default(*value) ? nullptr : value;
 }
 
 void put(Json& file, std::string_view key, Json value) {
@@ -306,4 +494,139 @@ void put(Json& file, std::string_view key, Json value) {
   (*at)[std::string(key)] = std::move(value);
 }
 
+void remove(Json& file, std::string_view key) {
+  const auto dot = key.find('.');
+  const auto found = file.find(std::string(key.substr(0, dot)));
+  if (found == file.end()) return;
+  if (dot != std::string_view::npos) {
+    remove(*found, key.substr(dot + 1));
+    if (!found->empty()) return;
+  }
+  file.erase(found);
+}
+
+// --- What becomes of keys ---
+
+namespace {
+
+/// Goes through the keys of a file that rows are about.
+class Effects {
+ public:
+  Effects(const Json& file, const std::vector<const Spec*>& rows, const std::vector<bool>& acts,
+          const std::string& prefix, Report& report)
+      : file_(file), rows_(rows), acts_(acts), prefix_(prefix), report_(report) {
+    for (const auto& finding : report.findings()) {
+      if (!finding.text.empty()) told_.push_back(finding.key);
+    }
+  }
+
+  void walk(const Json& object, const std::string& path) {
+    for (const auto& [key, value] : object.items()) {
+      if (is_note(key) || key.find('.') != std::string::npos) continue;
+      const auto name = path + key;
+      const auto row = row_of(name);
+      if (row < rows_.size()) {
+        tell(name, *rows_[row], acts_[row], value);
+      } else if (value.is_object()) {
+        walk(value, name + ".");
+      }
+    }
+  }
+
+ private:
+  size_t row_of(const std::string& name) const {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      for (const auto& other : names_of(*rows_[i])) {
+        if (!other.empty() && matches(other, name)) return i;
+      }
+    }
+    return rows_.size();
+  }
+
+  /// What the switches of the sections around a key say.
+  struct Switched {
+    bool on = true;
+    bool told = false;  // one that does not act is in the file, and is told of in the key's place
+  };
+  Switched switched(const std::string& name) const {
+    Switched result;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const auto* row = rows_[i];
+      auto section = section_of(row->key);
+      for (int up = 1; up < row->about.off_levels; ++up)
+        section = section_of(section.substr(0, section.size() - 1));
+      if (!is_switch(*row) || section.empty() || !name.starts_with(section)) continue;
+      const auto* value = look_up(file_, row->key);
+      const bool given = value != nullptr && !is_default(*value);
+      if (given ? is_off(*row, *value) : !row->about.on_by_default) result.on = false;
+      if (given && !acts_[i]) result.told = true;
+    }
+    return result;
+  }
+
+  void tell(const std::string& name, const Spec& row, bool acts, const Json& value) {
+    const auto key = prefix_ + name;
+    if (std::find(told_.begin(), told_.end(), key) != told_.end()) return;
+    const auto& about = row.about;
+    const std::string warning =
+        acts && about.warn && !is_default(value) ? about.warn(value) : std::string();
+    const bool section = row.kind == Kind::section && value.is_object();
+    if (acts && section && warning.empty()) return;  // its setter tells of what is in it
+    if (acts || !about.stands_for.empty()) {
+      report_.add({key, Effect::acts, warning});
+      return;
+    }
+    const bool holds =
+        std::find(about.holds.begin(), about.holds.end(), value) != about.holds.end() ||
+        (!about.only.is_null() && value == about.only);
+    const std::string why(about.details.empty() ? about.sentence : about.details);
+    const auto around = switched(name);
+    if (around.told && !is_switch(row)) return;
+    if (is_default(value) || holds) {
+      report_.add({key, Effect::holds, ""});
+    } else if (!around.on) {
+      report_.add({key, Effect::off, ""});
+    } else if (about.refused.empty()) {
+      report_.add({key, Effect::none, why});
+    } else {
+      report_.add(
+          {key, report_.lenient() ? Effect::none : Effect::refused, std::string(about.refused)});
+    }
+  }
+
+  const Json& file_;
+  const std::vector<const Spec*>& rows_;
+  const std::vector<bool>& acts_;
+  const std::string& prefix_;
+  Report& report_;
+  std::vector<std::string> told_;
+};
+
+}  // namespace
+
+void tell_effects(const Json& file, const std::vector<const Spec*>& rows,
+                  const std::vector<bool>& acts, const std::string& prefix, Report& report) {
+  Effects(file, rows, acts, prefix, report).walk(file, "");
+}
+
 }  // namespace zero::fields
+
+namespace zero {
+
+std::vector<std::string> warnings_of(std::span<const Finding> findings, std::string_view origin) {
+  std::vector<std::string> warnings;
+  std::vector<Finding> without_effect;
+  for (const auto& finding : findings) {
+    if (finding.effect == Effect::none) without_effect.push_back(finding);
+    if (finding.effect == Effect::acts && !finding.text.empty())
+      warnings.push_back(fmt::format("{}: {}", origin, finding.text));
+  }
+  const auto lines = fields::lines_of(without_effect);
+  if (!lines.empty()) {
+    warnings.push_back(
+        fmt::format("{}: these keys have no effect here:\n  {}", origin, fmt::join(lines, "\n  ")));
+  }
+  return warnings;
+}
+
+}  // namespace zero

@@ -1,17 +1,27 @@
 // What a row of a table of settings is made of: Note [Table of settings] in settings.h. Private: it
 // includes nlohmann-json.
+//
+// Note [What becomes of a key]
+// A key acts where its row has a member or a setter. Another changes nothing, and is named once in
+// a warning with the row's details, unless its value asks for nothing or for what is so anyway
+// (`holds`). One whose row says `refused` is an error with what to use instead, or that warning
+// where the reader is lenient. A key of a section that is switched off (a row whose key ends in
+// ".enabled", or has `off`) says nothing.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "zero/config/findings.h"
 #include "zero/config/json.h"
 
 namespace zero::fields {
@@ -19,8 +29,8 @@ namespace zero::fields {
 /// Whose a field is: Settings has a struct for each.
 enum class Part { engine, model, program };
 
-/// What values are; `bytes` also as "6GB", `pair` is an array of two numbers.
-enum class Kind { boolean, integer, bytes, number, pair, text, choice, section };
+/// What values are; `bytes` also as "6GB", `pair` is an array of two numbers, `list` any array.
+enum class Kind { boolean, integer, bytes, number, pair, text, choice, section, list, anything };
 
 /// What a row says of its field beside the key and the member.
 struct About {
@@ -42,6 +52,23 @@ struct About {
   Json only = {};             ///< the one value that is accepted; null: any
   std::string_view because = {};      ///< behind an error about `only`
   std::string_view replaced_by = {};  ///< what there is in place of a key that is gone
+  /// Bytes, time or accuracy, for --explain; empty where there is none to speak of.
+  std::string_view cost = {};
+  /// Of a key that changes nothing, values that ask for nothing or for what is so anyway.
+  std::vector<Json> holds = {};
+  /// What to use instead of what a value other than those of `holds` asks for.
+  std::string_view refused = {};
+  /// The values with which the row switches its section off; none: it is no switch.
+  std::vector<Json> off = {};
+  bool on_by_default = false;  ///< of a switch: its section is on where the key is left out
+  int off_levels = 1;          ///< how far up the section is that the switch is of
+  /// The key of another row that an old name stands for, and its value where that is another one.
+  std::string_view stands_for = {};
+  std::vector<std::pair<Json, Json>> meaning = {};
+  /// "auto" means that the run decides, where that is not the default; the member is then empty.
+  bool auto_is_none = false;
+  /// A warning about a value that acts otherwise than it says; empty for the others.
+  std::function<std::string(const Json&)> warn = {};
 };
 
 /// All of a row that does not depend on where the value lives.
@@ -65,16 +92,67 @@ struct Spec {
   bool is_flag() const { return kind == Kind::boolean && about.words.empty(); }
 };
 
+/// Gathers what is to be told of a file while it is read.
+class Report {
+ public:
+  /// `collects`: what is refused is kept too, and reading goes on.
+  explicit Report(bool lenient = false, bool collects = false)
+      : lenient_(lenient), collects_(collects) {}
+
+  void add(Finding finding) { findings_.push_back(std::move(finding)); }
+  /// Of an unknown key or a value that cannot be used. Throws ConfigError unless it collects.
+  void refuse(std::string key, std::string text);
+  /// Of a key that is not known: a warning where lenient.
+  void unknown(std::string key, std::string text);
+  /// Runs `body`, whose ConfigError is about `key`.
+  void guard(const std::string& key, const std::function<void()>& body);
+  /// Throws ConfigError with all that has been refused.
+  void throw_refused() const;
+
+  bool lenient() const { return lenient_; }
+  const std::vector<Finding>& findings() const { return findings_; }
+
+ private:
+  bool lenient_;
+  bool collects_;
+  std::vector<Finding> findings_;
+};
+
+/// What sets a value of `Root` to a normalized one. That of a section may take the report too.
+template <class Root>
+class Setter {
+ public:
+  Setter() = default;
+  template <class F>
+  requires std::invocable<F&, Root&, const Json&, Report&> Setter(F set) : set_(std::move(set)) {}
+  template <class F>
+  requires std::invocable<F&, Root&, const Json&> Setter(F set)
+      : set_([set = std::move(set)](Root& root, const Json& value, Report&) { set(root, value); }) {
+  }
+  explicit operator bool() const { return static_cast<bool>(set_); }
+  void operator()(Root& root, const Json& value, Report& report) const {
+    set_(root, value, report);
+  }
+  void operator()(Root& root, const Json& value) const {
+    Report report;
+    set_(root, value, report);
+    report.throw_refused();
+  }
+
+ private:
+  std::function<void(Root&, const Json&, Report&)> set_{};
+};
+
 /// One row: a value of `Root`.
 template <class Root>
 struct Field : Spec {
-  /// Sets the value to a normalized one. None: the field is accepted, and changes nothing.
-  std::function<void(Root&, const Json&)> set{};
+  /// None: the field is accepted, and changes nothing.
+  Setter<Root> set{};
   std::function<Json(const Root&)> get{};
 
-  void read(Root& root, const Json& value, std::string_view name) const {
+  void read(Root& root, const Json& value, std::string_view name, Report& report) const {
     auto normal = normalize(value, name);
-    if (set) set(root, normal);
+    if (set) set(root, normal, report);
   }
   /// Throws ConfigError where the value of `root` is none that the field takes.
   void check(const Root& root) const {
@@ -110,6 +188,10 @@ Spec spec_of(std::string key, About about) {
     }
   } else if constexpr (std::is_floating_point_v<Value>) {
     spec.kind = Kind::number;
+  } else if constexpr (std::is_same_v<Value, std::vector<Json>>) {
+    spec.kind = Kind::list;
+  } else if constexpr (std::is_same_v<Value, Json>) {
+    spec.kind = Kind::anything;
   } else {
     spec.kind = Kind::text;
   }
@@ -163,43 +245,81 @@ Field<Root> accepted(std::string key, About about) {
 
 // --- Reading and writing by rows ---
 
-/// The keys of a table: what may stand where.
+/// The keys of a table: what may stand where. A part of a key that is "*" is any.
 class Keys {
  public:
   void add(const Spec& spec);
   void pass_over(std::string_view key) { foreign_.emplace_back(key); }
-  /// Throws ConfigError for a key of `file` that no row has, with the nearest; and for a section
-  /// that is no object. `prefix` stands before the keys in errors.
-  void check(const Json& file, const std::string& prefix) const;
+  /// Refuses a key of `file` that no row has, with the nearest; and a section that is no object.
+  /// `prefix` stands before the keys in errors. Keys that begin with "_", "#" or "//" are notes.
+  void check(const Json& file, const std::string& prefix, Report& report) const;
 
  private:
   struct Place {
     std::string key;
     bool section = false;
   };
-  void check(const Json& object, const std::string& path, const std::string& prefix) const;
+  void check(const Json& object, const std::string& path, const std::string& prefix,
+             Report& report) const;
+  const Place* place(const std::string& name) const;
+  /// What may have been meant by `key` of the section `path`.
+  std::string hint(const std::string& key, const std::string& path) const;
   std::vector<Place> places_;
   std::vector<std::string> foreign_;
 };
 
-/// The value that `file` gives the field, under any of its names; null where there is none, or
-/// "auto" (which a text may be). Throws ConfigError where two names of it stand there.
-const Json* find(const Json& file, const Spec& spec, const std::string& prefix);
+/// One line for each text: the keys that it is about, sections that are switched on as a whole, and
+/// the text.
+std::vector<std::string> lines_of(std::span<const Finding> findings);
+
+/// The keys under which a field may stand: its own, and `also`.
+std::vector<std::string> names_of(const Spec& spec);
+
+/// `file` with each key under its present name. Throws ConfigError where two names of one stand in
+/// it.
+Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix);
+
+/// The value that `file` gives the key `name`; null where there is none, or "auto" (which a text
+/// may be).
+const Json* find(const Json& file, const Spec& spec);
+
+/// The value at `key`, or null.
+const Json* look_up(const Json& file, std::string_view key);
 
 /// Puts `value` at the key's place.
 void put(Json& file, std::string_view key, Json value);
 
-/// Sets of `root` what `file` names. The rows' order is that of reading.
+/// Removes what is at the key's place, and sections that it leaves empty.
+void remove(Json& file, std::string_view key);
+
+/// Tells what becomes of the keys of `file`: Note [What becomes of a key].
+void tell_effects(const Json& file, const std::vector<const Spec*>& rows,
+                  const std::vector<bool>& acts, const std::string& prefix, Report& report);
+
+/// Sets of `root` what `file` names, and tells `report` what becomes of each key. The rows' order
+/// is that of reading.
 template <class Root>
 void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
-          const std::string& prefix = "", const std::vector<std::string>& foreign = {}) {
+          const std::string& prefix, Report& report, const std::vector<std::string>& foreign = {}) {
   Keys keys;
-  for (const auto& row : rows) keys.add(row);
-  for (const auto& key : foreign) keys.pass_over(key);
-  keys.check(file, prefix);
+  std::vector<const Spec*> specs;
+  std::vector<bool> acts;
   for (const auto& row : rows) {
-    if (const auto* value = find(file, row, prefix)) row.read(root, *value, prefix + row.key);
+    keys.add(row);
+    specs.push_back(&row);
+    acts.push_back(static_cast<bool>(row.set));
   }
+  for (const auto& key : foreign) keys.pass_over(key);
+  keys.check(file, prefix, report);
+  if (!file.is_object()) return;
+  Json present;
+  report.guard("", [&] { present = with_present_names(file, specs, prefix); });
+  for (const auto& row : rows) {
+    const auto* value = find(present, row);  // of "*" there is none: such keys set nothing
+    if (value == nullptr) continue;
+    report.guard(prefix + row.key, [&] { row.read(root, *value, prefix + row.key, report); });
+  }
+  tell_effects(file, specs, acts, prefix, report);
 }
 
 /// The JSON object that `read` reads back; it leaves out what there is none of.
@@ -208,7 +328,9 @@ Json write(const Root& root, const std::vector<Field<Root>>& rows) {
   auto file = Json::object();
   for (const auto& row : rows) {
     if (!row.get || row.key.empty()) continue;
-    if (auto value = row.get(root); !value.is_null()) put(file, row.key, std::move(value));
+    auto value = row.get(root);
+    if (value.is_null() && row.about.auto_is_none) value = "auto";
+    if (!value.is_null()) put(file, row.key, std::move(value));
   }
   return file;
 }

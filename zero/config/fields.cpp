@@ -1,5 +1,5 @@
 // All settings, one row each.
-#include "zero/config/fields.h"
+#include "zero/config/rows.h"
 
 #include <utility>
 
@@ -18,118 +18,145 @@ struct Choices<comm::WireFormat> {
       {"fp8", comm::WireFormat::fp8}};
 };
 template <>
+struct Choices<DtypeName> {
+  static constexpr std::pair<std::string_view, DtypeName> list[] = {
+      {"fp32", DtypeName::fp32}, {"fp16", DtypeName::fp16}, {"bf16", DtypeName::bf16}};
+};
+template <>
 struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
       {"model", AccumulationDtype::model},
-      {"bf16", AccumulationDtype::model}};  // where bf16 is enabled: see settings.cpp
+      {"bf16", AccumulationDtype::model},  // where that is enabled: see settings.cpp
+      {"fp16", AccumulationDtype::model}};
 };
 template <>
 struct Choices<optim::Decay> {
   static constexpr std::pair<std::string_view, optim::Decay> list[] = {
       {"constant", optim::Decay::constant},
       {"linear", optim::Decay::linear},
-      {"cosine", optim::Decay::cosine}};
+      {"cosine", optim::Decay::cosine},
+      {"wsd", optim::Decay::wsd}};
 };
 
 namespace {
 
-/// The rows of one struct of Settings that stand in one section of the file.
-template <class... Member>
-class Rows {
- public:
-  Rows(std::vector<Field<Settings>>& all, Part part, std::string section, Member... path)
-      : all_(all), part_(part), section_(std::move(section)), path_(path...) {
-    if (!section_.empty()) section_ += '.';
-  }
-
-  template <class... Rest>
-  void add(const char* key, About about, Rest... rest) {
-    auto row = std::apply(
-        [&](auto... path) {
-          return field<Settings>(section_ + key, std::move(about), path..., rest...);
-        },
-        path_);
-    row.part = part_;
-    all_.push_back(std::move(row));
-  }
-  /// Keys that are checked and change nothing.
-  template <class Value>
-  void accept(std::initializer_list<const char*> keys, const About& about) {
-    for (const auto* key : keys) {
-      all_.push_back(accepted<Settings, Value>(section_ + key, about));
-      all_.back().part = part_;
-    }
-  }
-
- private:
-  std::vector<Field<Settings>>& all_;
-  Part part_;
-  std::string section_;
-  std::tuple<Member...> path_;
-};
-
-using All = std::vector<Field<Settings>>;
-
 void add_zero_optimization(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
-  zero.add("stage",
-           {.sentence = "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 "
-                        "parameters too",
-            .option = "--stage",
-            .most = 3},
-           &Config::stage);
+  zero.add(
+      "stage",
+      {.sentence = "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 "
+                   "parameters too",
+       .option = "--stage",
+       .most = 3,
+       .cost = "Stages 0 to 2 send 2 Psi (N-1)/N elements a step, stage 3 up to 3 Psi (N-1)/N. "
+               "In bf16 a rank holds 16 bytes a parameter at stage 0, 4 + 12/N at 1, "
+               "2 + 14/N at 2, 16/N at 3."},
+      &Config::stage);
   zero.add("stage3_max_live_parameters",
            {.sentence = "Stage 3: parameters (elements) that may be gathered at once",
             .details = "0 releases each unit right after the operator that used it. With "
                        "parameters on disk and no budget, lowered to half of what the host has "
                        "left for the rank beside a step.",
             .option = "--live-parameters",
-            .also = {"max_live_parameters"}},
+            .also = {"max_live_parameters"},
+            .cost = "2 bytes (fp32: 4) for each where units are gathered by copying; fewer cost a "
+                    "second gather of a unit in backward, Psi (N-1)/N elements more in all."},
            &Config::max_live_parameters);
   zero.add("stage3_prefetch_bucket_size",
            {.sentence = "Stage 3: of those, parameters that may be gathered ahead of their use",
             .details = "Never needed on one host, where units are read in place.",
-            .also = {"prefetch_bucket_size"}},
+            .also = {"prefetch_bucket_size"},
+            .cost = "Part of `stage3_max_live_parameters`; nothing beside it."},
            &Config::prefetch_bucket_size);
   zero.add("unit_bytes",
            {.sentence = "Bytes that are gathered and reduced at once",
             .details = "A larger parameter is a unit of its own. Not in DeepSpeed.",
             .option = "--bucket-size",
             .least = 1,
-            .bytes = true},
+            .bytes = true,
+            .cost = "Two gradient buckets of so many bytes. Small units cost a collective's "
+                    "latency each, large ones memory while they are gathered."},
            &Config::unit_bytes);
 
-  const About without_effect{
-      .sentence = "Accepted, without effect",
-      .details = "What they choose is always so here, or decided by `unit_bytes`."};
+  const auto always = [](std::string_view why, std::vector<Json> holds) {
+    return About{.sentence = "Accepted, without effect", .details = why, .holds = std::move(holds)};
+  };
+  const auto is_so = [&](bool value) {
+    return always("What it chooses is always so here, or decided by `unit_bytes`.", {value});
+  };
+  zero.accept<bool>({"contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce",
+                     "allgather_partitions", "overlap_comm", "load_from_fp32_weights"},
+                    is_so(true));
+  auto unused = is_so(true);
+  unused.also = {"find_unused_parameters"};
+  zero.accept<bool>({"ignore_unused_parameters"}, unused);
+  zero.accept<bool>({"memory_efficient_linear", "override_module_apply", "compute_grad_norm"},
+                    is_so(true));
+  zero.accept<bool>({"elastic_checkpoint", "legacy_stage1", "pipeline_loading_checkpoint",
+                     "save_muon_momentum_buffer_in_memory"},
+                    is_so(false));
   zero.accept<bool>(
-      {"contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce",
-       "allgather_partitions", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint",
-       "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
-       "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
-       "log_trace_cache_warnings", "enable_sanity_checks"},
-      without_effect);
-  auto gather_on_save = without_effect;
+      {"round_robin_gradients", "log_trace_cache_warnings", "enable_sanity_checks",
+       "parameter_alignment"},
+      always("Slices lie side by side, aligned, and checks are always on.", {true, false}));
+  auto gather_on_save = always("Weights are always saved whole.", {true, false});
   gather_on_save.also = {"gather_16bit_weights_on_model_save",
                          "stage3_gather_fp16_weights_on_model_save"};
   zero.accept<bool>({"stage3_gather_16bit_weights_on_model_save"}, gather_on_save);
-  zero.accept<int64_t>({"reduce_bucket_size", "allgather_bucket_size", "sub_group_size"},
-                       without_effect);
-  const auto of_stage3 = [&]<class Value>(Value, const char* key, const char* other) {
-    zero.accept<Value>({key}, {.sentence = "Accepted, without effect",
-                               .details = "From the second step on the pager knows every later "
-                                          "use of a unit and keeps, within "
-                                          "`stage3_max_live_parameters`, those that are needed "
-                                          "soonest; small parameters share a unit with others.",
-                               .also = {other}});
+  zero.accept<int64_t>(
+      {"reduce_bucket_size", "allgather_bucket_size", "allgather_size", "sub_group_size"},
+      always("`unit_bytes` says how much is gathered, reduced and updated at once.", {}));
+  const auto of_stage3 = [&]<class Value>(Value, const char* key, const char* other,
+                                          std::vector<Json> holds) {
+    auto about = always(
+        "From the second step on the pager knows every later use of a unit and keeps, within "
+        "`stage3_max_live_parameters`, those that are needed soonest; small parameters share a "
+        "unit with others.",
+        std::move(holds));
+    about.also = {other};
+    zero.accept<Value>({key}, about);
   };
-  of_stage3(int64_t(), "stage3_max_reuse_distance", "max_reuse_distance");
-  of_stage3(int64_t(), "stage3_param_persistence_threshold", "param_persistence_threshold");
-  of_stage3(int64_t(), "stage3_model_persistence_threshold", "model_persistence_threshold");
-  of_stage3(int64_t(), "stage3_module_granularity_threshold", "module_granularity_threshold");
-  of_stage3(false, "stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params");
-  of_stage3(false, "stage3_allgather_sequential", "allgather_sequential");
+  of_stage3(int64_t(), "stage3_max_reuse_distance", "max_reuse_distance", {});
+  of_stage3(int64_t(), "stage3_param_persistence_threshold", "param_persistence_threshold", {});
+  of_stage3(int64_t(), "stage3_model_persistence_threshold", "model_persistence_threshold", {});
+  of_stage3(int64_t(), "stage3_module_granularity_threshold", "module_granularity_threshold", {0});
+  of_stage3(false, "stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
+            {false});
+  of_stage3(false, "stage3_allgather_sequential", "allgather_sequential", {false});
+  const auto leaf = always(
+      "Operators are served by themselves, whichever module they are in, so that no module is a "
+      "leaf.",
+      {Json::array()});
+  zero.accept<std::vector<Json>>(
+      {"leaf_module.classes", "leaf_module.names", "leaf_module.name_suffixes"}, leaf);
+  zero.accept<Json>(
+      {"zenflow"},
+      {.sentence = "Not here",
+       .refused = "libzero has no ZenFlow. offload_optimizer.delayed_update_after hides the "
+                  "update beside the next step."});
+}
+
+/// Old names: DeepSpeed maps them in the same way.
+void add_old_names(All& all) {
+  Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
+  const auto to_cpu = [](std::string_view key) {
+    return About{.sentence = "Old name: true is the device \"cpu\"",
+                 .stands_for = key,
+                 .meaning = {{true, "cpu"}, {false, Json()}}};
+  };
+  zero.accept<bool>({"cpu_offload"}, to_cpu("zero_optimization.offload_optimizer.device"));
+  auto params = to_cpu("zero_optimization.offload_param.device");
+  params.also = {"cpu_offload_params"};
+  zero.accept<bool>({"cpu_offload_param"}, params);
+  zero.accept<bool>({"cpu_offload_use_pin_memory"}, {.sentence = "Accepted, without effect",
+                                                     .details = "Memory is pinned for GPUs alone.",
+                                                     .holds = {false}});
+  Rows top(all, Part::program, "", &Settings::program);
+  top.accept<int64_t>({"steps_per_print"},
+                      {.sentence = "Steps between lines on the console, as `train.log_every`",
+                       .least = 1,
+                       .stands_for = "train.log_every"});
 }
 
 void add_hosts(All& all) {
@@ -151,12 +178,15 @@ void add_hosts(All& all) {
                        "a multiple of them. With the ranks of a host, no parameter comes from "
                        "another one, and gradients are added across hosts: the same results "
                        "bit for bit. Each rank then holds states as if there were no other host.",
-            .least = -1},
+            .least = -1,
+            .cost = "States of 1 / `mics_shard_size` a rank in place of 1/N; saves the gathers "
+                    "between hosts."},
            &Config::mics_shard_size);
   zero.accept<bool>({"mics_hierarchical_params_gather"},
                     {.sentence = "Accepted, without effect",
                      .details = "What comes from other hosts comes once to each host, and its "
-                                "ranks share it, always."});
+                                "ranks share it, always.",
+                     .holds = {true, false}});
 
   Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
   links.add(
@@ -164,14 +194,18 @@ void add_hosts(All& all) {
       {.sentence = "Stage 3 on several hosts: parameters cross between hosts quantised",
        .details = "ZeRO++'s qwZ. Their owner computes with what it sent, so all ranks have "
                   "the same. Other results than without; master weights are whole, and so is what "
-                  "is saved."},
+                  "is saved.",
+       .cost = "Half the bytes between hosts of bf16 (int4: a quarter); accuracy: a parameter is "
+               "rounded to 8 bits of its block's largest."},
       &QuantisedLinks::weights);
   links.add("zero_quantized_nontrainable_weights", {.sentence = "The same of frozen parameters"},
             &QuantisedLinks::frozen_weights);
   links.add("zero_quantized_gradients",
             {.sentence = "Stage 3 on several hosts: gradients cross between hosts quantised",
              .details = "ZeRO++'s qgZ. They are added up exactly in each host, quantised once, and "
-                        "added up in fp32 where they arrive. Other results than without."},
+                        "added up in fp32 where they arrive. Other results than without.",
+             .cost = "A quarter of bf16's bytes between hosts; accuracy, which `zeropp_loco_param` "
+                     "gives back in part."},
             &QuantisedLinks::gradients);
   links.add("zero_quantized_weights_format",
             {.sentence = "What parameters are quantised to: whole numbers of 8 or 4 bits, or e4m3",
@@ -197,13 +231,14 @@ void add_hosts(All& all) {
                  "after which it begins anew, as it does after a load: checkpoints do not have it. "
                  "Takes about a byte for each element that a rank sends."},
             Kind::section},
-       [](Settings& root, const Json& section) {
+       [](Settings& root, const Json& section, Report& report) {
          auto& feedback = root.engine.quantised.feedback;
          if (section.is_null()) {
            feedback.reset();
          } else {
            feedback.emplace();
-           read(*feedback, error_feedback(), section, "zero_optimization.zeropp_loco_param.");
+           read(*feedback, error_feedback(), section, "zero_optimization.zeropp_loco_param.",
+                report);
          }
        },
        [](const Settings& root) {
@@ -223,7 +258,11 @@ void add_offload(All& all) {
                   "a few buffers in the update. \"cpu\": with the gradients that the update reads; "
                   "gradients are copied down as they are reduced (stages 0 and 1: once a step), "
                   "new parameters up in small blocks.",
-       .option = "--offload-optimizer"},
+       .option = "--offload-optimizer",
+       .cost = "12 bytes a parameter and rank share (bf16) leave the device. \"cpu\": 2 bytes a "
+               "parameter down and 2 up a step. \"nvme\": each state is read and written once a "
+               "step, 24 bytes a parameter in bf16.",
+       .off = {"none"}},
       &OffloadOptimizer::device);
   optimizer.add(
       "nvme_path",
@@ -264,12 +303,17 @@ void add_offload(All& all) {
                    "update old (ZeRO-Offload's delayed update; the paper: 40); 0: never",
        .details = "On any device; new parameters and gradients take a second copy. Not in "
                   "DeepSpeed.",
-       .option = "--delayed-update-after"},
+       .option = "--delayed-update-after",
+       .cost = "A second copy of parameters and gradients; weights are one update old."},
       &OffloadOptimizer::delayed_update_after);
-  const About of_gpus{.sentence = "Accepted, without effect",
-                      .details = "Of transfers to a GPU and of DeepSpeed's start."};
-  optimizer.accept<bool>({"pin_memory", "fast_init", "super_offload"}, of_gpus);
-  optimizer.accept<double>({"cpuadam_cores_perc"}, of_gpus);
+  const auto of_gpus = [](std::vector<Json> holds) {
+    return About{.sentence = "Accepted, without effect",
+                 .details = "Of transfers to a GPU and of DeepSpeed's start.",
+                 .holds = std::move(holds)};
+  };
+  optimizer.accept<bool>({"pin_memory", "fast_init"}, of_gpus({true, false}));
+  optimizer.accept<bool>({"super_offload"}, of_gpus({false}));
+  optimizer.accept<double>({"cpuadam_cores_perc", "buffer_size", "max_in_cpu"}, of_gpus({}));
 
   Rows param(all, Part::engine, "zero_optimization.offload_param", &Settings::engine,
              &Config::offload_param);
@@ -279,7 +323,10 @@ void add_offload(All& all) {
              .details = "\"nvme\": every rank reads its own slices and the group gathers, also a "
                         "rank that is alone. \"cpu\": a gather copies the rank's slice to the "
                         "device, and the group gathers there (nothing is read in place any more).",
-             .option = "--offload-param"},
+             .option = "--offload-param",
+             .cost = "The rank's slice of the parameters leaves the device; each gather brings it "
+                     "back, twice a step unless `stage3_max_live_parameters` holds the model.",
+             .off = {"none"}},
             &OffloadParam::device);
   param.add("nvme_path",
             {.sentence = "As `offload_optimizer.nvme_path`",
@@ -298,7 +345,9 @@ void add_offload(All& all) {
       "A buffer is as large as the slice that it holds; memory is pinned for GPUs alone.";
   param.accept<int64_t>({"buffer_size"},
                         {.sentence = "Accepted, without effect", .details = buffers});
-  param.accept<bool>({"pin_memory"}, {.sentence = "Accepted, without effect", .details = buffers});
+  param.accept<bool>(
+      {"pin_memory", "fast_init"},
+      {.sentence = "Accepted, without effect", .details = buffers, .holds = {true, false}});
 }
 
 void add_aio(All& all) {
@@ -317,14 +366,20 @@ void add_aio(All& all) {
   aio.add("checksums",
           {.sentence = "Keep a checksum of every page that is written, and refuse a page that the "
                        "disk returns otherwise",
-           .details = "Not in DeepSpeed."},
+           .details = "Not in DeepSpeed.",
+           .cost = "8 bytes a page of 4 KiB, and a pass over what is read and written."},
           &Aio::checksums);
-  const About of_deepspeed{
-      .sentence = "Accepted, without effect",
-      .details =
-          "Of DeepSpeed's own engine; ours submits and completes all that there is at once."};
-  aio.accept<bool>({"single_submit", "overlap_events", "use_gds"}, of_deepspeed);
-  aio.accept<int64_t>({"intra_op_parallelism", "thread_count"}, of_deepspeed);
+  const auto of_deepspeed = [](std::vector<Json> holds) {
+    return About{
+        .sentence = "Accepted, without effect",
+        .details =
+            "Of DeepSpeed's own engine; ours submits and completes all that there is at once.",
+        .holds = std::move(holds)};
+  };
+  aio.accept<bool>({"single_submit"}, of_deepspeed({false}));
+  aio.accept<bool>({"overlap_events"}, of_deepspeed({true}));
+  aio.accept<bool>({"use_gds"}, of_deepspeed({false}));
+  aio.accept<int64_t>({"intra_op_parallelism", "thread_count"}, of_deepspeed({1}));
 }
 
 void add_model(All& all) {
@@ -338,7 +393,9 @@ void add_model(All& all) {
                             "Not in DeepSpeed.",
                  .option = "--recompute",
                  .argument = "EVERY",
-                 .zero_is_none = true},
+                 .zero_is_none = true,
+                 .cost = "A second forward of the recomputed blocks, up to a third of a step's "
+                         "compute; saves their activations but the input."},
                 &ActivationCheckpointing::every);
   recompute.add("contiguous_memory_optimization",
                 {.sentence = "The kept inputs lie in one buffer that every step uses again, "
@@ -357,11 +414,14 @@ void add_model(All& all) {
       .sentence = "Accepted, without effect",
       .details =
           "Without tensor parallelism there is nothing to partition, and on a CPU all "
-          "activations are in host memory."};
+          "activations are in host memory. `every` switches recomputation on.",
+      .holds = {false}};
   recompute.accept<bool>(
       {"partition_activations", "cpu_checkpointing", "synchronize_checkpoint_boundary", "profile"},
       of_gpus);
-  recompute.accept<int64_t>({"number_checkpoints"}, of_gpus);
+  recompute.accept<int64_t>({"number_checkpoints"},
+                            {.sentence = "Accepted, without effect",
+                             .details = "`every` says which blocks are recomputed."});
 
   Rows tiling(all, Part::model, "tiling", &Settings::model);
   tiling.add("max_elements",
@@ -372,7 +432,8 @@ void add_model(All& all) {
                          "C++ `zero::tile_linears(*model, elements)` before the engine is "
                          "constructed. DeepSpeed has `zero.TiledLinear` alone.",
               .option = "--tile-elements",
-              .zero_is_none = true},
+              .zero_is_none = true,
+              .cost = "A matrix product for each tile."},
              &ModelSettings::tile_elements);
 }
 
@@ -383,6 +444,7 @@ void add_batch(All& all) {
                          {.sentence = "Micro-batch x accumulation x ranks",
                           .details = "Any two of the three determine the third. The options of "
                                      "`zero train` stand for the keys of the file."});
+  all.back().set = [](Settings&, const Json&) {};  // the batch rule reads it: settings.cpp
   program.add("train_micro_batch_size_per_gpu",
               {.sentence = "Sequences or samples that a rank passes at a time",
                .details = "`zero train`: 8 where nothing says it.",
@@ -393,7 +455,10 @@ void add_batch(All& all) {
   engine.add("gradient_accumulation_steps",
              {.sentence = "Micro-batches of a rank whose gradients are added before an update",
               .option = "--accumulate",
-              .least = 1},
+              .least = 1,
+              .cost = "Gradients are kept between micro-batches, in fp32 unless "
+                      "data_types.grad_accum_dtype says otherwise; stage 3 gathers and stages 2 "
+                      "and 3 reduce each time."},
              &Config::gradient_accumulation_steps);
 }
 
@@ -405,6 +470,14 @@ void add_engine(All& all) {
               .least = 0},
              &Config::gradient_clipping);
   engine.add(
+      "gradient_clipping_value",
+      {.sentence = "Magnitude at which each element of the mean gradient is cut off; 0: none "
+                   "is",
+       .details = "After clipping by norm. Works with `update_in_backward`. Not in DeepSpeed.",
+       .option = "--clip-value",
+       .least = 0},
+      &Config::gradient_clipping_value);
+  engine.add(
       "layer_major_accumulation",
       {.sentence = "All micro-batches of a step pass one layer before the next: stage 3 gathers, "
                    "and stages 2 and 3 reduce, once a step",
@@ -412,7 +485,9 @@ void add_engine(All& all) {
                   "micro-batches. Layers are recomputed in backward; `activation_checkpointing` "
                   "says where their inputs are kept. In C++ `zero::backward_layer_major` for any "
                   "model that shows its layers. Not in DeepSpeed.",
-       .option = "--layer-major"},
+       .option = "--layer-major",
+       .cost = "A second forward of each layer, and the inputs of all layers for all "
+               "micro-batches."},
       &Config::layer_major_accumulation);
   engine.add("update_in_backward",
              {.sentence = "Update a unit as soon as its gradient is reduced, beside the rest of "
@@ -422,7 +497,8 @@ void add_engine(All& all) {
                          "`gradient_clipping` 0, and one pass a step (one micro-batch, or "
                          "`layer_major_accumulation`); a gradient that is not finite is an error "
                          "then. Not in DeepSpeed.",
-              .option = "--update-in-backward"},
+              .option = "--update-in-backward",
+              .cost = "No clipping. Saves the gradients' memory."},
              &Config::update_in_backward);
   engine.add("update_in_forward",
              {.sentence = "Stage 3: units whose parameters are on disk may be updated beside the "
@@ -479,7 +555,7 @@ void add_dtypes(All& all) {
            {.sentence = "Parameters and gradients in bf16, with fp32 master weights in the "
                         "optimizer states",
             .option = "--dtype",
-            .words = {{"fp32", false}, {"bf16", true}}},
+            .words = {{"fp32", false}, {"bf16", true}, {"fp16", false}}},
            &Config::bf16);
   bf16.add(
       "split_master_weights",
@@ -493,25 +569,104 @@ void add_dtypes(All& all) {
                   "the same place, or the states on disk. Writing a parameter in place sets "
                   "the upper half alone. Checkpoints hold whole master weights and load either "
                   "way. Not in DeepSpeed.",
-       .option = "--split-master-weights"},
+       .option = "--split-master-weights",
+       .cost = "Saves 2 bytes a parameter; ties round away from zero."},
       &Config::split_master_weights);
+  bf16.add("check_grad_overflow",
+           {.sentence = "Leave out a step with a gradient that is infinite or NaN",
+            .details = "On all ranks together. False: it updates the weights all the same. In fp32 "
+                       "and fp16 such a step is always left out."},
+           &Config::check_grad_overflow);
+  bf16.accept<bool>({"immediate_grad_update"},
+                    {.sentence = "Accepted, without effect",
+                     .details = "Gradients go to the array that the update reads as they are made, "
+                                "always."});
+  bf16.add("bf16_master_weights_and_grads",
+           {.sentence = "No fp32 master weights: bf16 parameters are updated themselves, and "
+                        "micro-batches add up in bf16",
+            .details = "4 bytes a parameter less. Weights are rounded stochastically, by a hash of "
+                       "element and step, so that results are the same at every stage and number "
+                       "of ranks. DeepSpeed rounds to nearest."},
+           &Config::bf16_master_weights_and_grads);
+  bf16.add("bf16_optimizer_states",
+           {.sentence = "With that: the optimizer's states in bf16 too, rounded likewise",
+            .details = "Half of their bytes."},
+           &Config::bf16_optimizer_states);
+}
+
+void add_fp16(All& all) {
   Rows fp16(all, Part::engine, "fp16", &Settings::engine);
-  fp16.accept<bool>({"enabled"}, {.sentence = "Only the default",
-                                  .only = false,
-                                  .because = "without loss scaling, which libzero does not have "
-                                             "yet, fp16 gradients underflow. bf16.enabled needs "
-                                             "none"});
-  const About no_fp16{.sentence = "Accepted, without effect while fp16 is off"};
-  fp16.accept<bool>({"auto_cast", "consecutive_hysteresis", "fp16_master_weights_and_grads"},
-                    no_fp16);
-  fp16.accept<double>(
-      {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"},
-      no_fp16);
+  fp16.add("enabled",
+           {.sentence = "Parameters and gradients in fp16, with fp32 master weights in the "
+                        "optimizer states and a scaled loss",
+            .option = "--dtype",
+            .words = {{"fp32", false}, {"bf16", false}, {"fp16", true}}},
+           &Config::fp16);
+  fp16.accept<bool>({"auto_cast"},
+                    {.sentence = "Accepted, without effect",
+                     .details = "DeepSpeed casts what it passes to the module; here the program "
+                                "calls its module itself, and gives it inputs of its dtype."});
+  Rows scaling(all, Part::engine, "fp16", &Settings::engine, &Config::loss_scaling);
+  scaling.add("loss_scale",
+              {.sentence = "What the loss is multiplied by for backward; 0: a dynamic scale",
+               .details = "docs/precision.md says how that follows overflows.",
+               .least = 0},
+              &LossScaling::fixed);
+  scaling.add("initial_scale_power",
+              {.sentence = "The first dynamic scale is 2 to this power", .most = 127},
+              &LossScaling::initial_power);
+  scaling.add("loss_scale_window", {.sentence = "Steps without overflow after which it doubles"},
+              &LossScaling::window);
+  scaling.add("hysteresis",
+              {.sentence = "The overflow of this number halves it, and every one after that",
+               .details = "Until it doubles again."},
+              &LossScaling::hysteresis);
+  scaling.add("consecutive_hysteresis",
+              {.sentence = "A step without overflow begins to count `hysteresis` anew"},
+              &LossScaling::consecutive_hysteresis);
+  scaling.add(
+      "min_loss_scale",
+      {.sentence = "It is not halved below this; a further overflow is an error", .least = 0},
+      &LossScaling::minimum);
+  fp16.accept<bool>(
+      {"fp16_master_weights_and_grads"},
+      {.sentence = "Only the default",
+       .only = false,
+       .because = "an fp16 weight loses updates below 6e-8 whatever its size. Leave it out, or use "
+                  "bf16.bf16_master_weights_and_grads"});
+}
+
+void add_data_types(All& all) {
   Rows types(all, Part::engine, "data_types", &Settings::engine);
   types.add("grad_accum_dtype",
             {.sentence = "Dtype in which micro-batches are added up: \"model\" is the parameters' "
-                         "own (with bf16 also \"bf16\")"},
+                         "own (with bf16 or fp16 also \"bf16\", \"fp16\")"},
             &Config::accumulation_dtype);
+}
+
+void add_reduction(All& all) {
+  Rows engine(all, Part::engine, "", &Settings::engine);
+  engine.add(
+      "communication_data_type",
+      {.sentence =
+           "Dtype in which gradients are sent and added over ranks, where not that in which "
+           "they are collected",
+       .details =
+           "Sums are added up in fp32 and rounded once, whatever it is: \"fp32\" sends twice "
+           "the bytes of 16 bits and gives what those give, \"bf16\" and \"fp16\" halve what "
+           "fp32 gradients take. Refused between bf16 and fp16."},
+      &Config::communication_dtype);
+  engine.add("prescale_gradients",
+             {.sentence = "Each rank divides its gradients by the ranks before they are added",
+              .details = "Always so in fp16, whose sums would leave its range, unless "
+                         "`gradient_predivide_factor` is given."},
+             &Config::prescale_gradients);
+  engine.add("gradient_predivide_factor",
+             {.sentence = "Each rank divides its gradients by this before they are added, and the "
+                          "sum is divided by the rest",
+              .details = "Without effect with `prescale_gradients`.",
+              .least = 0},
+             &Config::gradient_predivide_factor);
 }
 
 void add_program(All& all) {
@@ -555,8 +710,17 @@ void add_program(All& all) {
                          "left out",
              .option = "--warmup"},
             &Program::warmup);
-  train.add("schedule", {.sentence = "Decay after the warm-up", .option = "--schedule"},
+  train.add("schedule",
+            {.sentence = "Decay after the warm-up",
+             .details = "wsd: the rate stays, and falls linearly in the last steps. The section "
+                        "`scheduler` has more schedules, and comes in its place.",
+             .option = "--schedule"},
             &Program::schedule);
+  train.add("decay_steps",
+            {.sentence = "Steps of wsd's decay; a tenth of --steps where it is left out",
+             .option = "--decay-steps",
+             .least = 1},
+            &Program::decay_steps);
   train.add("dropout",
             {.sentence = "Probability; the model's own where it is left out",
              .option = "--dropout",
@@ -614,6 +778,10 @@ void add_program(All& all) {
              .option = "--top-k",
              .zero_is_none = true},
             &Program::top_k);
+  train.add("decay_all",
+            {.sentence = "Weight decay acts on biases and norms too, and not on matrices alone",
+             .option = "--decay-all"},
+            &Program::decay_all);
   train.add("overwrite", {.sentence = "Replace an earlier run in --out", .option = "--overwrite"},
             &Program::overwrite);
   train.add(
@@ -625,13 +793,17 @@ void add_program(All& all) {
 /// The section has rows of its own, by optimizer.
 void add_optimizer(All& all) {
   all.push_back(
-      {Spec{"optimizer",
-            {.sentence = "The optimizer: `type` (\"AdamW\", \"Adam\" or \"SGD\") and "
-                         "`params`",
-             .details = "Used where the program names none. \"Adam\" is AdamW too, as in "
-                        "DeepSpeed, unless `adam_w_mode` is false."},
-            Kind::section},
-       [](Settings& root, const Json& section) { root.engine.optimizer = read_optimizer(section); },
+      {Spec{
+           "optimizer",
+           {.sentence = "The optimizer: `type` (\"AdamW\", \"Adam\", \"SGD\", ...: "
+                        "docs/optimizers.md) and `params`",
+            .details = "Used where the program names none. Names are DeepSpeed's and PyTorch's, in "
+                       "any case; \"Adam\" is AdamW too, as in DeepSpeed, unless `adam_w_mode` is "
+                       "false."},
+           Kind::section},
+       [](Settings& root, const Json& section, Report& report) {
+         root.engine.optimizer = read_optimizer(section, report);
+       },
        [](const Settings& root) {
          const auto& chosen = root.engine.optimizer;
          return chosen ? write_optimizer(*chosen) : Json();
@@ -654,13 +826,19 @@ const std::vector<Field<Settings>>& settings() {
     add_zero_optimization(all);
     add_hosts(all);
     add_offload(all);
+    add_old_names(all);
     add_batch(all);
     add_dtypes(all);
+    add_fp16(all);
+    add_data_types(all);
+    add_reduction(all);
     add_engine(all);
     add_optimizer(all);
+    add_scheduler(all);
     add_aio(all);
     add_model(all);
     add_program(all);
+    add_deepspeed(all);
     return all;
   }();
   return rows;

@@ -2,10 +2,12 @@
 // nlohmann-json.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "zero/config/field.h"
+#include "zero/config/optimizer_rows.h"
 #include "zero/config/settings.h"
 
 namespace zero::fields {
@@ -13,27 +15,45 @@ namespace zero::fields {
 /// One row a key, in the order of docs/config.md.
 const std::vector<Field<Settings>>& settings();
 
-/// The rows of an optimizer's `params`, and of the options of `zero train` that stand for them.
-template <class Optimizer>
-const std::vector<Field<Optimizer>>& hyper_parameters();
-template <>
-const std::vector<Field<AdamW>>& hyper_parameters<AdamW>();
-template <>
-const std::vector<Field<Sgd>>& hyper_parameters<Sgd>();
+/// Whether `option` of `zero train` sets the parameter `key` of an optimizer.
+bool stands_for_parameter(std::string_view option, std::string_view key);
 
 /// The rows of `zeropp_loco_param`, a section whose presence is a choice.
 const std::vector<Field<ErrorFeedback>>& error_feedback();
 
 /// The values of `file`, without the batch rule and what more Settings::validate checks. Throws
-/// ConfigError, which names `origin`.
-Settings read_settings(const Json& file, std::string_view origin,
+/// ConfigError, which names `origin`, unless the report collects.
+Settings read_settings(const Json& file, std::string_view origin, Report& report,
                        const std::vector<std::string>& foreign = {});
+Settings read_settings(const Json& file, std::string_view origin);
+
+/// `file` with each key under its present name, as `dump` writes it; for putting two files
+/// together. Throws ConfigError where two names of one key stand in it.
+Json with_present_names(Json file);
 
 /// The section `optimizer` as a value, and back. Throw ConfigError.
-Optimizer read_optimizer(const Json& section);
+Optimizer read_optimizer(const Json& section, Report& report);
 Json write_optimizer(const Optimizer& optimizer);
+
+/// The section `scheduler`; none where it names no type.
+std::optional<optim::Schedule> read_schedule(const Json& section, Report& report);
+Json write_schedule(const optim::Schedule& schedule);
 
 /// The tables of docs/config.md.
 std::string markdown();
+
+/// What the key is, for people: values, default, cost. It may be an old name, an option of `zero
+/// train`, or the last part of a key that no other section has. Throws ConfigError for one that is
+/// not known, with the nearest.
+std::string explain(std::string_view key);
+
+/// The tables of the keys of `params`, by the name of their section's `type`.
+struct ParamsTable {
+  std::string title;   ///< "optimizer.params of SGD"
+  std::string prefix;  ///< "optimizer.params."
+  std::vector<Spec> rows;
+  std::vector<Json> defaults;
+};
+std::vector<ParamsTable> schedule_tables();
 
 }  // namespace zero::fields

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 
@@ -10,9 +11,58 @@
 
 namespace zero::fields {
 
+namespace {
+
+/// The end of the comment that begins at `at`, or `at` where none does.
+size_t skip_comment(std::string_view text, size_t at) {
+  const auto rest = text.substr(at);
+  if (rest.starts_with('#') || rest.starts_with("//")) {
+    const auto end = text.find('\n', at);
+    return end == std::string_view::npos ? text.size() : end;
+  }
+  if (!rest.starts_with("/*")) return at;
+  const auto end = text.find("*/", at + 2);
+  return end == std::string_view::npos ? at : end + 2;  // one without an end is an error of JSON
+}
+
+size_t skip_string(std::string_view text, size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at) {
+    if (text[at] == '\\') ++at;
+  }
+  return std::min(at + 1, text.size());
+}
+
+/// `text` with spaces for comments and for commas that nothing follows. Lines and columns stay.
+std::string plain_json(std::string_view text) {
+  std::string plain(text);
+  size_t comma = std::string::npos;  // behind a value, with nothing but space behind it so far
+  char last = '{';                   // that is neither space nor comment
+  for (size_t at = 0; at < text.size();) {
+    if (const auto end = skip_comment(text, at); end != at) {
+      for (; at < end; ++at) {
+        if (plain[at] != '\n') plain[at] = ' ';
+      }
+      continue;
+    }
+    const char c = text[at];
+    const bool closes = c == '}' || c == ']';
+    if (closes && comma != std::string::npos) plain[comma] = ' ';
+    const bool space = c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    if (!space) {
+      const bool behind_value = c == ',' && last != '{' && last != '[' && last != ',';
+      comma = behind_value ? at : std::string::npos;
+      last = c;
+    }
+    at = c == '"' ? skip_string(text, at) : at + 1;
+  }
+  return plain;
+}
+
+}  // namespace
+
 Json parse_json(std::string_view text, std::string_view origin) {
   try {
-    return zero::parse_json(text, true);
+    return zero::parse_json(plain_json(text));
   } catch (const Error& error) {
     throw ConfigError(fmt::format("{} {}.", origin, error.what()));
   }

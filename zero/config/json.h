@@ -9,8 +9,9 @@ namespace zero::fields {
 
 using Json = nlohmann::ordered_json;
 
-/// Reads JSON text (comments allowed); `origin` names it in errors. Throws ConfigError where it is
-/// not valid, where a key stands twice in one object, or where it is nested too deep for any
+/// Reads JSON text as people write it: with comments (`//`, `/* */`, and `#` as HJSON has them) and
+/// a comma behind the last value. `origin` names it in errors. Throws ConfigError where it is not
+/// valid, where a key stands twice in one object, or where it is nested too deep for any
 /// configuration.
 Json parse_json(std::string_view text, std::string_view origin);
 

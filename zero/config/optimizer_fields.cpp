@@ -1,119 +1,119 @@
-// The rows of the section `optimizer`.
+// The rows of the section `optimizer`, from the tables of the optimizers' own files.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <string>
+
+#include "zero/base/error.h"
 #include "zero/config/fields.h"
+#include "zero/optim/algorithm.h"
 
 namespace zero::fields {
 
 namespace {
 
-enum class Type { adam, adamw, sgd };
-
 /// The section itself.
 struct Section {
-  Type type = Type::adamw;
+  std::string type = "AdamW";
   Json params = Json::object();
 };
 
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+/// Every name of every optimizer.
+std::vector<std::string> known_names() {
+  std::vector<std::string> names;
+  optim::for_each_algorithm([&](const auto& kind) {
+    using T = std::remove_cvref_t<decltype(kind)>;
+    for (const auto& each : T::algorithm().names) names.emplace_back(each.name);
+  });
+  return names;
+}
+
+[[noreturn]] void refuse_type(const std::string& type) {
+  if (lower(type).starts_with("mu") && lower(type) != "muon") {
+    throw ConfigError(fmt::format(
+        "optimizer.type is \"{}\", whose rates depend on a parametrisation (muP) that the model "
+        "itself must have. Use \"{}\" with a parameter group for each rate (zero::ParameterGroup).",
+        type, lower(type) == "musgd" ? "SGD" : "AdamW"));
+  }
+  if (lower(type) == "adafactor") {
+    throw ConfigError(
+        "optimizer.type is \"Adafactor\", which libzero does not have. \"Lion\" and \"Adagrad\" "
+        "keep "
+        "one state, half of AdamW's; offload_optimizer takes states off the device.");
+  }
+  const auto names = known_names();
+  throw ConfigError(fmt::format(
+      "optimizer.type is {}; it must be one of {}, in any case.{} Any torch::optim::Optimizer runs "
+      "sharded in zero::ZeroRedundancyOptimizer.",
+      show(type), fmt::join(names, ", "), type.size() < 64 ? did_you_mean(type, names) : ""));
+}
+
+template <class T>
+T read_as(const optim::Name<T>& name, const Json& params, Report& report) {
+  auto optimizer = name.defaults;
+  read(optimizer, hyper_parameters<T>(), params, "optimizer.params.", report);
+  if (name.settle != nullptr) name.settle(optimizer);
+  if (name.approximation) {
+    report.add({.key = "optimizer.type",
+                .effect = Effect::acts,
+                .text = fmt::format(
+                    "libzero runs the exact {}, which {} approximates; nothing is compressed, and "
+                    "its compression keys have no effect. zero_quantized_gradients sends gradients "
+                    "between hosts in fewer bits.",
+                    optim::name(optimizer), name.name)});
+  }
+  return optimizer;
+}
+
 }  // namespace
 
-template <>
-struct Choices<Type> {
-  static constexpr std::pair<std::string_view, Type> list[] = {
-      {"Adam", Type::adam}, {"AdamW", Type::adamw}, {"SGD", Type::sgd}};
-};
-
-template <>
-const std::vector<Field<AdamW>>& hyper_parameters<AdamW>() {
-  static const auto rows = [] {
-    std::vector<Field<AdamW>> all{
-        field<AdamW>(
-            "lr",
-            {.sentence = "Learning rate; of `zero train` the peak", .option = "--lr", .least = 0},
-            &AdamW::lr),
-        {Spec{"betas",
-              {.sentence = "Decay rates of the two moments, each at least 0 and less than 1"},
-              Kind::pair},
-         [](AdamW& adam, const Json& value) {
-           adam.beta1 = value[0].get<double>();
-           adam.beta2 = value[1].get<double>();
-         },
-         [](const AdamW& adam) {
-           return Json::array({adam.beta1, adam.beta2});
-         }},
-        field<AdamW>(
-            "", {.sentence = "AdamW's first moment", .option = "--beta1", .least = 0, .below = 1},
-            &AdamW::beta1),
-        field<AdamW>(
-            "", {.sentence = "AdamW's second moment", .option = "--beta2", .least = 0, .below = 1},
-            &AdamW::beta2),
-        field<AdamW>("eps", {.sentence = "Added to the root of the second moment", .least = 0},
-                     &AdamW::eps),
-        field<AdamW>("weight_decay",
-                     {.sentence = "Weight decay; in `zero train` of matrices, biases and norms "
-                                  "have none",
-                      .details = "\"Adam\" has 0 where it is left out.",
-                      .option = "--weight-decay",
-                      .least = 0},
-                     &AdamW::weight_decay),
-        field<AdamW>("adam_w_mode",
-                     {.sentence = "Decay acts on the weight and not on the gradient (AdamW)"},
-                     &AdamW::decoupled),
-        field<AdamW>("bias_correction",
-                     {.sentence = "The moments are corrected for their start at 0"},
-                     &AdamW::bias_correction),
-        accepted<AdamW, bool>("torch_adam", {.sentence = "Accepted, without effect"})};
-    return all;
-  }();
-  return rows;
-}
-
-template <>
-const std::vector<Field<Sgd>>& hyper_parameters<Sgd>() {
-  static const std::vector<Field<Sgd>> rows{
-      field<Sgd>(
-          "lr",
-          {.sentence = "Learning rate; of `zero train` the peak", .option = "--lr", .least = 0},
-          &Sgd::lr),
-      field<Sgd>("momentum", {.sentence = "Of the running sum of gradients", .least = 0},
-                 &Sgd::momentum),
-      field<Sgd>("dampening", {.sentence = "What of a gradient does not enter that sum"},
-                 &Sgd::dampening),
-      field<Sgd>("weight_decay",
-                 {.sentence = "Weight decay; in `zero train` of matrices, biases and norms have "
-                              "none",
-                  .option = "--weight-decay",
-                  .least = 0},
-                 &Sgd::weight_decay),
-      field<Sgd>("nesterov", {.sentence = "Nesterov's form; needs `momentum`, and `dampening` 0"},
-                 &Sgd::nesterov)};
-  return rows;
-}
-
-Optimizer read_optimizer(const Json& section) {
+Optimizer read_optimizer(const Json& section, Report& report) {
   static const std::vector<Field<Section>> rows{
       field<Section>("type", {.sentence = ""}, &Section::type),
       {Spec{"params", {.sentence = ""}, Kind::section},
        [](Section& read_into, const Json& value) { read_into.params = value; }}};
   Section named;
-  read(named, rows, section, "optimizer.");
-  const std::string prefix = "optimizer.params.";
-  if (named.type == Type::sgd) {
-    Sgd sgd;
-    read(sgd, hyper_parameters<Sgd>(), named.params, prefix);
-    return sgd;
-  }
-  AdamW adam;
-  // As in DeepSpeed: "Adam" decays like AdamW unless adam_w_mode is false, and without a default
-  // decay.
-  if (named.type == Type::adam) adam.weight_decay = 0;
-  read(adam, hyper_parameters<AdamW>(), named.params, prefix);
-  return adam;
+  read(named, rows, section, "optimizer.", report);
+  std::optional<Optimizer> found;
+  optim::for_each_algorithm([&](const auto& kind) {
+    using T = std::remove_cvref_t<decltype(kind)>;
+    for (const auto& name : T::algorithm().names) {
+      if (lower(name.name) == lower(named.type)) found = read_as<T>(name, named.params, report);
+    }
+  });
+  if (!found) refuse_type(named.type);
+  return *found;
+}
+
+bool stands_for_parameter(std::string_view option, std::string_view key) {
+  // A part of a value has no key of its own.
+  if (key == "betas" && (option == "--beta1" || option == "--beta2")) return true;
+  return [&]<class... Chosen>(const std::variant<Chosen...>*) {
+    const auto among = [&](const auto& rows) {
+      for (const auto& row : rows) {
+        if (row.about.option == option && row.key == key) return true;
+      }
+      return false;
+    };
+    return (among(hyper_parameters<Chosen>()) || ...);
+  }(static_cast<const Optimizer*>(nullptr));
 }
 
 Json write_optimizer(const Optimizer& optimizer) {
   return std::visit(
-      [](const auto& chosen) {
+      [&](const auto& chosen) {
         using Chosen = std::remove_cvref_t<decltype(chosen)>;
-        return Json{{"type", std::is_same_v<Chosen, Sgd> ? "SGD" : "AdamW"},
+        return Json{{"type", std::string(optim::name(optimizer))},
                     {"params", write(chosen, hyper_parameters<Chosen>())}};
       },
       optimizer);

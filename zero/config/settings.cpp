@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -71,6 +74,17 @@ void check_update_in_backward(const Config& engine) {
                     "update. Set gradient_clipping to 0, or use "
                     "offload_optimizer.delayed_update_after.",
                     engine.gradient_clipping));
+  }
+  const auto& states = engine.offload_optimizer;
+  if (engine.fp16 && (states.device != OffloadDevice::nvme || states.ratio < 1)) {
+    refuse(
+        "fp16.enabled is true, and not all optimizer states are on disk: whether a step overflows "
+        "and is left out is known when all gradients are there, and to take updates back costs "
+        "more "
+        "memory than update_in_backward saves. On disk it costs a second copy there: set "
+        "offload_optimizer.device to \"nvme\" with ratio 1. Or switch update_in_backward off, or "
+        "use "
+        "bf16.enabled.");
   }
   if (engine.stage < 2) {
     refuse(fmt::format("the stage is {}: only stages 2 and 3 reduce gradients in backward.",
@@ -161,6 +175,67 @@ void check_hosts(const Config& engine) {
   }
 }
 
+void check_narrow_states(const Config& engine) {
+  if (engine.bf16_master_weights_and_grads && !engine.bf16) {
+    throw ConfigError(
+        "bf16.bf16_master_weights_and_grads is true, but bf16.enabled is false: it is of bf16 "
+        "parameters. Enable bf16, or switch it off.");
+  }
+  if (engine.bf16_master_weights_and_grads && engine.split_master_weights) {
+    throw ConfigError(
+        "bf16.bf16_master_weights_and_grads and bf16.split_master_weights are both true: there is "
+        "no fp32 master weight to split. Switch one of them off.");
+  }
+  if (engine.bf16_optimizer_states && !engine.bf16_master_weights_and_grads) {
+    throw ConfigError(
+        "bf16.bf16_optimizer_states is true, but bf16.bf16_master_weights_and_grads is false; as "
+        "in "
+        "DeepSpeed it needs that too.");
+  }
+}
+
+void check_fp16(const Config& engine) {
+  if (!engine.fp16) return;
+  if (engine.bf16) {
+    throw ConfigError(
+        "fp16.enabled and bf16.enabled are both true: parameters have one dtype. Switch one of "
+        "them off.");
+  }
+  try {
+    (void)LossScale(engine.loss_scaling);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("fp16: {}", error.what()));
+  }
+  if (engine.loss_scaling.fixed == 0 && engine.loss_scaling.minimum == 0) {
+    throw ConfigError(
+        "fp16.min_loss_scale is 0; it must be above 0 with a dynamic loss scale (fp16.loss_scale "
+        "0): of a loss times 0 nothing is learnt.");
+  }
+}
+
+void check_reduction(const Config& engine) {
+  if (engine.gradient_predivide_factor == 0) {
+    throw ConfigError(
+        "gradient_predivide_factor is 0; it must be above 0. Leave it out to divide sums alone.");
+  }
+  if (!engine.communication_dtype) return;
+  const auto sent = dtype_of(*engine.communication_dtype);
+  const auto refuse = [](std::string_view sent, std::string_view dtype) {
+    throw ConfigError(fmt::format(
+        "communication_data_type is \"{0}\", but {1}.enabled is true: gradients would be rounded "
+        "to "
+        "one format of 16 bits and then to the other. Use \"{1}\" or \"fp32\", or leave it out.",
+        sent, dtype));
+  };
+  if (engine.bf16 && sent == c10::ScalarType::Half) refuse("fp16", "bf16");
+  if (engine.fp16 && sent == c10::ScalarType::BFloat16) refuse("bf16", "fp16");
+  if (engine.quantised.gradients) {
+    throw ConfigError(
+        "communication_data_type is given, and zero_optimization.zero_quantized_gradients is true: "
+        "each says in what gradients are sent. Leave one of them out.");
+  }
+}
+
 /// What ranges alone do not say.
 void check_rules(const Config& engine) {
   if (engine.split_master_weights && !engine.bf16) {
@@ -168,6 +243,9 @@ void check_rules(const Config& engine) {
         "bf16.split_master_weights is true, but bf16.enabled is false: a master weight is split "
         "between a bf16 parameter and its optimizer state. Enable bf16, or switch it off.");
   }
+  check_narrow_states(engine);
+  check_fp16(engine);
+  check_reduction(engine);
   if (engine.update_in_backward) check_update_in_backward(engine);
   check_offload(engine);
   check_hosts(engine);
@@ -187,6 +265,20 @@ void check_rules(const ModelSettings& model, const Config& engine) {
         "activation_checkpointing.nvme is true, but every is 0: nothing is recomputed, so no "
         "block's input needs a place. Set every to 1, or layer_major_accumulation.");
   }
+}
+
+/// A schedule of its own leaves the program's shorter form nothing to say.
+void check_scheduler(const Settings& settings) {
+  if (!settings.scheduler) return;
+  optim::check(*settings.scheduler);
+  const auto refuse = [](std::string_view key, const auto& value) {
+    throw ConfigError(fmt::format(
+        "train.{} is {}, but the section scheduler decides the rate. Leave one of them out.", key,
+        value));
+  };
+  const auto& program = settings.program;
+  if (program.min_lr) refuse("min_lr", *program.min_lr);
+  if (program.decay_steps) refuse("decay_steps", *program.decay_steps);
 }
 
 Json to_json(const Settings& settings) { return fields::write(settings, fields::settings()); }
@@ -223,45 +315,136 @@ void naming(std::string_view origin, const std::function<void()>& body) {
 
 // --- Reading ---
 
-Settings fields::read_settings(const Json& file, std::string_view origin,
+namespace {
+
+/// Forms of DeepSpeed's first releases: "zero_optimization": true, and a section "bfloat16".
+Json with_present_forms(Json file) {
+  if (!file.is_object()) return file;
+  const auto zero = file.find("zero_optimization");
+  if (zero != file.end() && zero->is_boolean()) *zero = Json{{"stage", zero->get<bool>() ? 1 : 0}};
+  const auto old = file.find("bfloat16");
+  if (old == file.end()) return file;
+  if (file.contains("bf16"))
+    throw ConfigError("bfloat16 and bf16 are two names of one section: leave one out.");
+  Json section = std::move(*old);
+  file.erase(old);
+  file["bf16"] = std::move(section);
+  return file;
+}
+
+std::vector<const fields::Spec*> all_rows() {
+  std::vector<const fields::Spec*> rows;
+  for (const auto& row : fields::settings()) rows.push_back(&row);
+  return rows;
+}
+
+/// What DeepSpeed passes over too: only stage 3 has parameters to take away.
+void pass_over_parameters(Settings& settings, fields::Report& report) {
+  auto& param = settings.engine.offload_param;
+  if (param.device == OffloadDevice::none || settings.engine.stage == 3) return;
+  report.add({"zero_optimization.offload_param", Effect::none,
+              fmt::format("Only stage 3 takes parameters away between their uses; the stage is {}.",
+                          settings.engine.stage)});
+  param.device = OffloadDevice::none;
+}
+
+Settings parse_with(std::string_view text, int world_size, std::string_view origin,
+                    const ReadOptions& options, fields::Report& report) {
+  const auto file = fields::parse_json(text, origin);
+  auto settings =
+      fields::read_settings(file, origin, report, {options.foreign.begin(), options.foreign.end()});
+  pass_over_parameters(settings, report);
+  naming(origin, [&] {
+    report.guard("", [&] { apply_batch_rule(settings, file, world_size); });
+    report.guard("", [&] { settings.validate(); });
+  });
+  return settings;
+}
+
+/// The process prints for its job: no launcher says that it is another rank than the first. (Who
+/// joins a job asks comm/job.h, which reads more of what launchers say.)
+bool is_first_rank() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
+    if (const char* rank = std::getenv(name); rank != nullptr) return std::string_view(rank) == "0";
+  }
+  return true;
+}
+
+void warn(const ReadOptions& options, const std::vector<Finding>& findings,
+          std::string_view origin) {
+  for (const auto& warning : warnings_of(findings, origin)) {
+    if (options.warn) {
+      options.warn(warning);
+    } else if (is_first_rank()) {
+      // Not fmt::print, which throws where nobody reads any more.
+      std::fputs(fmt::format("zero: warning: {}\n", warning).c_str(), stderr);
+    }
+  }
+}
+
+}  // namespace
+
+Json fields::with_present_names(Json file) {
+  return with_present_names(with_present_forms(std::move(file)), all_rows(), "");
+}
+
+Settings fields::read_settings(const Json& given, std::string_view origin, Report& report,
                                const std::vector<std::string>& foreign) {
   Settings settings;
   naming(origin, [&] {
-    read(settings, fields::settings(), file, "", foreign);
-    const auto types = file.value("data_types", Json());
-    if (types.is_object() && types.value("grad_accum_dtype", Json()) == "bf16" &&
-        !settings.engine.bf16) {
-      throw ConfigError(
-          "data_types.grad_accum_dtype is \"bf16\", but bf16.enabled is false; it must be "
-          "\"fp32\", or \"model\" for the parameter's own dtype.");
-    }
+    Json file = given;
+    report.guard("", [&] { file = with_present_forms(given); });
+    read(settings, fields::settings(), file, "", report, foreign);
+    const auto types = file.is_object() ? file.value("data_types", Json()) : Json();
+    const auto accumulation = types.is_object() ? types.value("grad_accum_dtype", Json()) : Json();
+    report.guard("data_types.grad_accum_dtype", [&] {
+      for (const auto& [name, enabled] :
+           {std::pair("bf16", settings.engine.bf16), std::pair("fp16", settings.engine.fp16)}) {
+        if (accumulation != name || enabled) continue;
+        throw ConfigError(fmt::format(
+            "data_types.grad_accum_dtype is \"{0}\", but {0}.enabled is false; it must be "
+            "\"fp32\", or \"model\" for the parameter's own dtype.",
+            name));
+      }
+    });
   });
   return settings;
 }
 
-Settings Settings::load(const std::string& path, int world_size,
-                        std::span<const std::string> foreign) {
-  return parse(fields::read_text(path), world_size, path, foreign);
+Settings fields::read_settings(const Json& file, std::string_view origin) {
+  Report report;
+  auto settings = read_settings(file, origin, report);
+  naming(origin, [&] { report.throw_refused(); });
+  return settings;
+}
+
+Settings Settings::load(const std::string& path, int world_size, const ReadOptions& options) {
+  return parse(fields::read_text(path), world_size, path, options);
 }
 
 Settings Settings::parse(std::string_view text, int world_size, std::string_view origin,
-                         std::span<const std::string> foreign) {
-  const auto file = fields::parse_json(text, origin);
-  auto settings = fields::read_settings(file, origin, {foreign.begin(), foreign.end()});
-  naming(origin, [&] {
-    apply_batch_rule(settings, file, world_size);
-    settings.validate();
-  });
+                         const ReadOptions& options) {
+  fields::Report report(options.lenient);
+  auto settings = parse_with(text, world_size, origin, options, report);
+  naming(origin, [&] { report.throw_refused(); });
+  warn(options, report.findings(), origin);
   return settings;
 }
 
-Config Config::load(const std::string& path, int world_size, std::span<const std::string> foreign) {
-  return Settings::load(path, world_size, foreign).engine;
+std::vector<Finding> Settings::check(std::string_view text, int world_size, std::string_view origin,
+                                     const ReadOptions& options) {
+  fields::Report report(options.lenient, true);
+  (void)parse_with(text, world_size, origin, options, report);
+  return report.findings();
+}
+
+Config Config::load(const std::string& path, int world_size, const ReadOptions& options) {
+  return Settings::load(path, world_size, options).engine;
 }
 
 Config Config::parse(std::string_view text, int world_size, std::string_view origin,
-                     std::span<const std::string> foreign) {
-  return Settings::parse(text, world_size, origin, foreign).engine;
+                     const ReadOptions& options) {
+  return Settings::parse(text, world_size, origin, options).engine;
 }
 
 // --- Writing ---
@@ -286,6 +469,7 @@ void Settings::validate() const {
   check_ranges(*this, {Part::engine, Part::model, Part::program});
   check_rules(engine);
   check_rules(model, engine);
+  check_scheduler(*this);
 }
 
 void Config::validate() const {

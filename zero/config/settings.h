@@ -6,19 +6,20 @@
 //   zero::Engine engine(model, settings.engine, group);
 //
 // Note [Table of settings]
-// Each setting is one row of the table in zero/config/fields.cpp: its key, its member, its range
-// and the sentence that explains it. Reading, dumping and checking files, the options of `zero
-// train` and the tables of docs/config.md are made from the rows; a new setting is a member and a
-// row.
+// Each setting is one row of the table that zero/config/fields.cpp begins: its key, its member, its
+// range and the sentence that explains it. Reading, dumping and checking files, the options of
+// `zero train` and the tables of docs/config.md are made from the rows; a new setting is a member
+// and a row.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zero/config/config.h"
+#include "zero/config/findings.h"
 #include "zero/optim/schedule.h"
 
 namespace zero {
@@ -60,7 +61,8 @@ struct ProgramSettings {
   std::optional<double> min_lr{};   ///< else a tenth of the peak rate
   std::optional<int64_t> warmup{};  ///< steps; else a tenth of the steps, at most 200
   optim::Decay schedule = optim::Decay::cosine;
-  std::optional<double> dropout{};  ///< else the model's own
+  std::optional<int64_t> decay_steps{};  ///< of Decay::wsd; else a tenth of the steps
+  std::optional<double> dropout{};       ///< else the model's own
   int64_t seed = 1;
   std::optional<int64_t> threads{};     ///< of each rank; else what the machine says
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
@@ -71,6 +73,8 @@ struct ProgramSettings {
   std::string prompt = "\n";
   double temperature = 0.8;
   std::optional<int64_t> top_k{};  ///< the sample takes only the likeliest so many tokens
+  /// Weight decay acts on parameters of fewer than two dimensions too.
+  bool decay_all = false;
   bool overwrite = false;
   bool resume = false;
 
@@ -83,14 +87,20 @@ struct Settings {
   Config engine{};
   ModelSettings model{};
   ProgramSettings program{};
+  /// From the file's `scheduler` section; it comes in place of `program.schedule`. What it leaves
+  /// open is the run's: optim::complete.
+  std::optional<optim::Schedule> scheduler{};
 
-  /// Reads a JSON file (comments allowed), as Config::load does.
-  static Settings load(const std::string& path, int world_size,
-                       std::span<const std::string> foreign = {});
+  /// Reads a JSON file, as Config::load does.
+  static Settings load(const std::string& path, int world_size, const ReadOptions& options = {});
   /// The same from text; `origin` names it in errors.
   static Settings parse(std::string_view text, int world_size,
-                        std::string_view origin = "configuration",
-                        std::span<const std::string> foreign = {});
+                        std::string_view origin = "configuration", const ReadOptions& options = {});
+  /// What becomes of each key of the text: which act, which have no effect and why, and all that is
+  /// refused, where `parse` throws. Throws ConfigError for text that is no JSON.
+  static std::vector<Finding> check(std::string_view text, int world_size,
+                                    std::string_view origin = "configuration",
+                                    const ReadOptions& options = {});
   /// The settings in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
   /// Throws ConfigError where a value is out of range or two do not go together. Of the program

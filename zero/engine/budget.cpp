@@ -34,7 +34,7 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 }  // namespace
 
 int64_t Engine::Impl::bytes_of(int64_t elements) const {
-  const int64_t element_bytes = config.bf16 ? 2 : 4;
+  const int64_t element_bytes = config.parameter_bytes();
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 

@@ -3,12 +3,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -16,6 +18,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
+#include "zero/optim/passes.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -35,7 +38,7 @@ Config with_tiers(Config config, const Model& model, int ranks, int64_t availabl
 
 // Collective where states live on disk: a rank whose disk cannot hold them fails all.
 std::unique_ptr<store::DiskTier> make_disk(const std::vector<UnitPlan>& plans, const Config& config,
-                                           bool hides, comm::Group& group) {
+                                           const UpdateTiming& timing, comm::Group& group) {
   const auto& section = config.offload_optimizer;
   if (section.device != OffloadDevice::nvme && config.offload_param.device != OffloadDevice::nvme)
     return nullptr;
@@ -49,17 +52,14 @@ std::unique_ptr<store::DiskTier> make_disk(const std::vector<UnitPlan>& plans, c
                .uring = config.aio.use_io_uring,
                .checksums = config.aio.checksums}};
   return comm::agree<StoreError>(group, "Making files for states", [&] {
-    return std::make_unique<store::DiskTier>(StateTable::units_on_disk(plans, hides), options,
-                                             group.ledger());
+    return std::make_unique<store::DiskTier>(
+        StateTable::units_on_disk(plans, timing.hides(), timing.undoes), options, group.ledger());
   });
 }
 
 std::vector<OptimizerGroup> with_rates(const std::vector<Optimizer>& optimizers) {
   std::vector<OptimizerGroup> groups;
-  for (const auto& each : optimizers) {
-    const double lr = std::visit([](const auto& of_kind) { return of_kind.lr; }, each);
-    groups.push_back({each, lr});
-  }
+  for (const auto& each : optimizers) groups.push_back({each, optim::lr(each)});
   return groups;
 }
 
@@ -79,6 +79,8 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   placement.sharded = sharded_states(config, shards);
   timing = UpdateTiming::of(config, placement.sharded);
   plans = plan_units(layout, model, config, placement, timing);
+  if (config.fp16) loss_scale.emplace(config.loss_scaling);
+  check_passes();
   check_budget();
   check_memory(available);
   limit_device();
@@ -104,6 +106,24 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
 
 Engine::Impl::~Impl() { model.leave(); }
 
+void Engine::Impl::check_passes() const {
+  const auto refuse = [](const Optimizer& optimizer, std::string_view key, std::string_view why) {
+    throw ConfigError(fmt::format(
+        "{} is true, and an optimizer is {}, whose update takes two passes: {} Leave the key out, "
+        "or use an optimizer that updates elements by themselves (AdamW).",
+        key, optim::name(optimizer), why));
+  };
+  for (const auto& optimizer : model.optimizers()) {
+    if (optim::reach(optimizer) == optim::Reach::element) continue;
+    if (config.bf16_master_weights_and_grads)
+      refuse(optimizer, "bf16.bf16_master_weights_and_grads",
+             "its directions are kept for fp32 weights.");
+    if (timing.undoes)
+      refuse(optimizer, "update_in_backward with fp16",
+             "the first is not taken back where a gradient overflows.");
+  }
+}
+
 void Engine::Impl::seed_ranks() const {
   if (!config.seed_by_rank || group().rank() == 0) return;
   auto generator = at::detail::getDefaultCPUGenerator();
@@ -116,9 +136,10 @@ void Engine::Impl::make_table() {
   const bool shares = config.device_memory == 0 || placement.shards->size() == 1;
   const bool one_host = placement.shards->topology().hosts == 1;
   table = std::make_unique<StateTable>(
-      layout, plans, placement, link, make_disk(plans, config, timing.hides(), group()),
+      layout, plans, placement, link, make_disk(plans, config, timing, group()),
       StateTable::Options{
           .hides = timing.hides(),
+          .undoes = timing.undoes,
           .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host),
           .apart = [&](int64_t unit) { return !one_host && parameter_wire(unit).has_value(); }});
 }
@@ -149,6 +170,8 @@ void Engine::Impl::make_reduce() {
     hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
   }
   const auto& links = config.quantised;
+  std::optional<at::ScalarType> sent_as;
+  if (config.communication_dtype) sent_as = dtype_of(*config.communication_dtype);
   std::optional<comm::Quantisation> wire;
   std::optional<float> feedback;
   if (links.gradients) wire = {links.gradients_format, links.block};
@@ -158,6 +181,9 @@ void Engine::Impl::make_reduce() {
       ReduceFlow::Options{.add_in_buckets = config.layer_major_accumulation,
                           .micro_batches = config.gradient_accumulation_steps,
                           .unit_bytes = config.unit_bytes,
+                          .predivisor = config.gradient_predivisor(placement.ranks()),
+                          .sent_as = sent_as,
+                          .loss_factor = [this] { return loss_factor(); },
                           .wire = wire,
                           .feedback = feedback,
                           .doubled = timing.delayed_after.has_value(),
@@ -165,13 +191,14 @@ void Engine::Impl::make_reduce() {
 }
 
 void Engine::Impl::make_updates() {
-  update = std::make_unique<UpdateFlow>(layout, *table, with_rates(model.optimizers()),
-                                        model.group_of());
+  update =
+      std::make_unique<UpdateFlow>(layout, *table, model, placement, with_rates(model.optimizers()),
+                                   config.gradient_clipping_value);
   schedule = std::make_unique<UpdateSchedule>(
       layout, *table, *update, *reduce, model.names().size(),
       UpdateSchedule::Options{
           .timing = timing,
-          .mean_scale = mean_scale(),
+          .mean_scale = [this] { return mean_scale(); },
           .refuse_writes = [this](std::string_view when) { refuse_writes(when); },
           .publish = [this](int64_t unit) { publish(unit); }});
 }
@@ -276,7 +303,7 @@ void Engine::backward(const at::Tensor& loss) {
         "Engine::backward was given a loss that depends on no parameter that requires a gradient "
         "(computed under NoGradGuard or InferenceMode?).");
   }
-  impl_->collect(false, {}, [&] { loss.backward(); });
+  impl_->collect(false, {}, [&] { loss.backward(loss_gradient(loss)); });
 }
 
 void Engine::accumulate(int64_t micro_batches,
@@ -369,8 +396,20 @@ double Engine::Impl::global_norm(bool& finite) {
   return std::sqrt(sum);
 }
 
+// As DeepSpeed divides a loss in fp16: micro-batches may add up in it.
+double Engine::Impl::loss_factor() const {
+  if (!loss_scale) return 1;
+  return loss_scale->value() / static_cast<double>(config.gradient_accumulation_steps);
+}
+
 double Engine::Impl::mean_scale() const {
-  return 1.0 / static_cast<double>(placement.ranks() * config.gradient_accumulation_steps);
+  const double divided = config.gradient_predivisor(placement.ranks());
+  const auto terms = static_cast<double>(placement.ranks() * config.gradient_accumulation_steps);
+  return divided / (terms * loss_factor());
+}
+
+at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
+  return at::full_like(loss, impl_->loss_factor());
 }
 
 StepResult Engine::step() {
@@ -397,13 +436,16 @@ StepResult Engine::step() {
   result.grad_norm = impl.global_norm(finite) * scale;
   if (impl.timing.in_backward)
     impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
-  if (!finite && impl.timing.in_backward) {
+  const bool updates = finite || (config().bf16 && !config().check_grad_overflow);
+  if (!updates && impl.timing.undoes) {
+    impl.schedule->undo();
+  } else if (!updates && impl.timing.in_backward) {
     throw Error(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "
         "updated from this step already. Load the last checkpoint; without update_in_backward such "
         "a step is left out.");
   }
-  if (finite) {
+  if (updates) {
     const double clip = impl.config.gradient_clipping;
     // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
     if (clip > 0 && result.grad_norm > clip)
@@ -415,14 +457,14 @@ StepResult Engine::step() {
   impl.commit_writes();
   impl.invalidate();
   if (auto* pages = pager()) pages->end_step();
-  if (finite) {
+  if (updates) {
     impl.schedule->start(scale, impl.steps);
     result.updated = true;
     result.step = ++impl.steps;
   }
   // An update that runs here publishes each unit itself. What the user wrote to sharded parameters
   // must reach the peers in any case.
-  if (impl.schedule->beside() || (!finite && impl.placement.sharded.parameters)) {
+  if (impl.schedule->beside() || (!updates && impl.placement.sharded.parameters)) {
     for (int64_t u = 0; u < impl.layout.unit_count(); ++u) impl.publish(u);
   }
   impl.gather->finish_publish();
@@ -432,6 +474,19 @@ StepResult Engine::step() {
     impl.reduce->forget_losses();
   impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
   if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
+  if (impl.loss_scale) {
+    result.loss_scale = impl.loss_scale->value();
+    if (!impl.loss_scale->update(!finite)) {
+      throw Error(fmt::format(
+          "A gradient is infinite or NaN, and the loss scale is at its minimum already "
+          "(fp16.min_loss_scale, {}): it cannot be lowered any more, and nothing was updated in "
+          "this "
+          "step. Lower the learning rate, clip gradients, or use bf16.enabled, which has fp32's "
+          "range.",
+          result.loss_scale));
+    }
+    result.next_loss_scale = impl.loss_scale->value();
+  }
   return result;
 }
 
@@ -456,10 +511,27 @@ OptimizerGroup& Engine::Impl::parameter_group(size_t index) const {
 void Engine::complete_update() { impl_->complete_update("Engine::complete_update"); }
 void Engine::set_lr(double lr, size_t index) { impl_->parameter_group(index).lr = lr; }
 double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
+void Engine::set_betas(double beta1, double beta2, size_t index) {
+  auto changed = impl_->parameter_group(index).optimizer;
+  std::visit(
+      [&](auto& optimizer) {
+        if constexpr (requires { optimizer.beta1; }) {
+          optimizer.beta1 = beta1;
+          optimizer.beta2 = beta2;
+        } else {
+          throw ConfigError(fmt::format(
+              "Engine::set_betas: the optimizer of parameter group {} has no betas.", index));
+        }
+      },
+      changed);
+  optim::check(changed);
+  impl_->parameter_group(index).optimizer = changed;
+}
 size_t Engine::group_count() const { return impl_->update->groups().size(); }
 const Config& Engine::config() const { return impl_->config; }
 comm::Group& Engine::group() { return impl_->group(); }
 int64_t Engine::steps() const { return impl_->steps; }
+double Engine::loss_scale() const { return impl_->loss_scale ? impl_->loss_scale->value() : 1; }
 int64_t Engine::parameter_count() const { return impl_->layout.content(); }
 const partition::Layout& Engine::layout() const { return impl_->layout; }
 std::vector<std::string> Engine::parameter_names() const { return impl_->model.names(); }

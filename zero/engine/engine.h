@@ -69,6 +69,9 @@ struct StepResult {
   double grad_norm = 0;
   /// Number of updates applied so far.
   int64_t step = 0;
+  /// The loss scale of this step, and of the next; 1 where losses are not scaled.
+  double loss_scale = 1;
+  double next_loss_scale = 1;
 };
 
 /// Bytes that one rank sends in one step by formula, with padding, in the wire dtype: what
@@ -129,10 +132,10 @@ class Engine {
   /// but for rank 0's values on all ranks (bf16 once the last arrays were being made), and where a
   /// disk fails while parameters move to it (stage 3): using those says so.
   ///
-  /// Parameters are Float or BFloat16; those that share their memory are one. With Config::bf16
-  /// Float ones become BFloat16, but not those of a module with running statistics (batch norm:
-  /// buffers `running_mean`, `running_var` in Float), which computes in fp32. Buffers keep their
-  /// dtype.
+  /// Parameters are Float, BFloat16, or with Config::fp16 Half; those that share their memory are
+  /// one. With Config::bf16 (fp16) Float ones become BFloat16 (Half), but not those of a module
+  /// with running statistics (batch norm: buffers `running_mean`, `running_var` in Float), which
+  /// computes in fp32. Buffers keep their dtype.
   ///
   /// A model belongs to one engine at a time. Where another engine that lives has it and does not
   /// shard its parameters (stages 0 to 2), this one takes it over with its values, and any further
@@ -171,7 +174,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
-  /// several times before `step`; all gradients add up. Collective at stages 2 and 3
+  /// several times before `step`; all gradients add up. With Config::fp16 they are those of the
+  /// loss times the loss scale; the loss itself is as it was. Collective at stages 2 and 3
   /// (reduce-scatter of each unit as it becomes ready). A pass that throws, as OutOfMemory, takes
   /// the gradients of the step so far with it: the accumulation begins anew. Where it has thrown at
   /// the same place on all ranks, training can go on with less. (With update_in_backward some
@@ -189,16 +193,23 @@ class Engine {
   /// `layer_done` whenever the parameters used so far have their gradients: then the units of these
   /// are reduced, once for all micro-batches; those that several layers use (`shared`: a tied
   /// weight) at the end. A gradient that comes later than that all the same costs a reduction more.
-  /// `step` counts the last of the micro-batches, as after `backward`. Throws ConfigError unless
+  /// `step` counts the last of the micro-batches, as after `backward`. Gradients of a loss begin
+  /// with `loss_gradient`. Throws ConfigError unless
   /// Config::layer_major_accumulation is set, for more micro-batches than the step has left, or for
   /// a shared tensor that is no parameter. Collective at stages 2 and 3.
   void accumulate(int64_t micro_batches,
                   const std::function<void(const std::function<void()>& layer_done)>& passes,
                   const std::vector<at::Tensor>& shared = {});
+  /// What backward begins with: one, or with Config::fp16 the loss scale over the micro-batches of
+  /// a step; in the loss's shape and dtype.
+  at::Tensor loss_gradient(const at::Tensor& loss) const;
   /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
-  /// micro-batches. Collective at the boundary. A call that is refused (an open zero::Gathered
-  /// scope at stage 3) changes nothing and may be made again.
+  /// micro-batches, and by the loss scale. A gradient that is infinite or NaN on any rank leaves
+  /// the update out on all (StepResult::updated), and in fp16 lowers the loss scale; where that is
+  /// at its minimum already it throws Error, with weights and states as they were. Collective at
+  /// the boundary. A call that is refused (an open zero::Gathered scope at stage 3) changes nothing
+  /// and may be made again.
   StepResult step();
   /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
   /// begins anew. Not collective, but to be called by every rank in the same place. Throws Error
@@ -211,6 +222,9 @@ class Engine {
   /// The learning rate of group `index` from the next update on.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
+  /// Adam's betas of group `index` from the next update on: for a schedule that cycles them. Throws
+  /// ConfigError where the group's optimizer has none, or for one outside [0, 1).
+  void set_betas(double beta1, double beta2, size_t index = 0);
   size_t group_count() const;
 
   /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on
@@ -228,7 +242,7 @@ class Engine {
   /// The mean gradient over ranks and micro-batches so far, before clipping; undefined tensor where
   /// no rank has one. Between backward and step.
   at::Tensor gradient(std::string_view name);
-  /// An optimizer state: "exp_avg", "exp_avg_sq", "momentum_buffer".
+  /// An optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ...
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
   void set_parameter(std::string_view name, const at::Tensor& value);
   void set_gradient(std::string_view name, const at::Tensor& value);
@@ -264,6 +278,8 @@ class Engine {
   comm::Group& group();
   /// Updates applied so far.
   int64_t steps() const;
+  /// The loss scale of the next step; 1 where losses are not scaled.
+  double loss_scale() const;
   /// Parameters of the model (Psi), frozen ones included; tied ones count once.
   int64_t parameter_count() const;
   const partition::Layout& layout() const;

@@ -31,6 +31,8 @@ struct Engine::Impl {
 
   // Construction, after the plan: makes the table and the flows, and moves the model's values in.
   void seed_ranks() const;
+  /// Throws ConfigError where an optimizer of two passes does not suit the rest.
+  void check_passes() const;
   void make_table();
   void make_gather();
   void make_reduce();
@@ -50,7 +52,9 @@ struct Engine::Impl {
   int64_t first_of(int64_t unit) const { return layout.unit(unit).segments.front().parameter; }
   /// Throws ConfigError where there is none of that index.
   OptimizerGroup& parameter_group(size_t index) const;
-  /// What makes a sum over ranks and micro-batches the mean.
+  /// What gradients are multiplied by as the loss is: 1, or the loss scale over the micro-batches.
+  double loss_factor() const;
+  /// What makes a sum over ranks and micro-batches, of scaled losses, the mean.
   double mean_scale() const;
 
   // The step (engine.cpp).
@@ -138,6 +142,7 @@ struct Engine::Impl {
   int64_t micro_batches = 0;                 // since the last boundary
   int64_t steps = 0;
   std::vector<uint8_t> frozen_written;       // by unit, by any rank's user, in this step
+  std::optional<LossScale> loss_scale;  // with Config::fp16
   bool budget_spent = false;
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
 };

@@ -133,6 +133,7 @@ TrafficFormula Engine::traffic_formula() const {
           return !partition::intersect(segment.range(), plan.owned).empty();
         });
     const bool updates = plan.trainable && owns;
+    const int64_t passes = impl.update->two_passes(u) ? 2 : 1;
 
     // Disk.
     if (plan.parameters_at == Tier::disk)
@@ -145,8 +146,8 @@ TrafficFormula Engine::traffic_formula() const {
     }
     if (table.disk() != nullptr && updates) {
       const auto bytes = table.disk()->update_bytes(u);
-      sum.disk_read += bytes.read;
-      sum.disk_written += bytes.written;
+      sum.disk_read += passes * bytes.read;
+      sum.disk_written += passes * bytes.written;
     }
 
     // Host.
@@ -154,7 +155,7 @@ TrafficFormula Engine::traffic_formula() const {
       sum.host_up += 2 * k * plan.owned.size() * unit.element_bytes;
     if (plan.trainable) sum.host_down += impl.reduce->bytes_down(u, k);
     if (updates) {
-      const auto bytes = table.host_bytes(u);
+      const auto bytes = table.host_bytes(u, passes);
       sum.host_down += bytes.down;
       sum.host_up += bytes.up;
     }
@@ -201,6 +202,12 @@ TrafficFormula Engine::traffic_formula() const {
       sum.all_reduce += 2 * partition::share_sent(unit.numel * gradient_bytes, impl.group().size());
       sum.all_reduce_link += all_reduce_link_bytes(all, unit.numel, gradient) / all.ranks_a_host;
     }
+  }
+  // Between the two passes of an update.
+  for (const int64_t bytes : impl.update->passes().gathered_bytes()) {
+    sum.all_gather += partition::share_sent(bytes, ranks);
+    sum.all_gather_link +=
+        all_gather_link_bytes(cluster, bytes, {.bits = 8}) / cluster.ranks_a_host;
   }
   return sum;
 }

@@ -16,6 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/engine/flat.h"
+#include "zero/optim/passes.h"
 #include "zero/paging/page.h"
 
 namespace zero {
@@ -90,6 +91,9 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
     return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->place(parameter_)
                                                                  : at::Tensor();
   }
+  double loss_factor() const override {
+    return model.sink_ != nullptr ? model.sink_->loss_factor() : 1;
+  }
   /// That of `tensor`, if there is one.
   static Hook* of(const at::Tensor& tensor) { return dynamic_cast<Hook*>(hook_of(tensor).get()); }
 
@@ -124,14 +128,12 @@ void Model::take_names(const NamedTensors& tensors) {
                       "to the CPU before constructing the Engine.",
                       name, tensor.device().str()));
     }
-    if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16) {
-      throw ConfigError(fmt::format(
-          "Parameter '{}' has dtype {}; the engine trains Float and BFloat16{}. Convert it, or "
-          "register it as a buffer.",
-          name, c10::toString(tensor.scalar_type()),
-          tensor.scalar_type() == at::kHalf
-              ? " (gradients in Half need a scaled loss, which it does not do)"
-              : ""));
+    if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
+        tensor.scalar_type() != at::kHalf) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' has dtype {}; the engine trains Float, BFloat16 and Half. "
+                      "Convert it, or register it as a buffer.",
+                      name, c10::toString(tensor.scalar_type())));
     }
     check_owner(name, tensor);
     if (tensor.numel() > 0 && data_of(tensor) == nullptr) {
@@ -249,6 +251,24 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
                       names_[p]));
     }
     group_of_[p] = rest == kNone ? 0 : rest;
+  }
+  part_from_matrices();
+}
+
+// What Muon cannot train has a group of its own, with its AdamW.
+void Model::part_from_matrices() {
+  const size_t given = optimizers_.size();
+  for (size_t g = 0; g < given; ++g) {
+    const auto* muon = std::get_if<Muon>(&optimizers_[g]);
+    if (muon == nullptr) continue;
+    const auto beside = optim::beside_matrices(*muon);
+    const size_t others = optimizers_.size();
+    for (size_t p = 0; p < parameters_.size(); ++p) {
+      if (group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p]))
+        group_of_[p] = others;
+    }
+    if (std::find(group_of_.begin(), group_of_.end(), others) != group_of_.end())
+      optimizers_.emplace_back(beside);
   }
 }
 

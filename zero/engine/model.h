@@ -55,6 +55,8 @@ class GradientSink {
   virtual void arrive(int64_t parameter, const at::Tensor& variable) = 0;
   /// As GradientPlace::place.
   virtual at::Tensor place(int64_t parameter) = 0;
+  /// As GradientPlace::loss_factor.
+  virtual double loss_factor() const = 0;
 };
 
 class Model {
@@ -172,6 +174,7 @@ class Model {
 
   void take_names(const NamedTensors& tensors);
   void assign_groups(const std::vector<ParameterGroup>& groups);
+  void part_from_matrices();
   static void check_owner(const std::string& name, const at::Tensor& tensor);
   std::optional<int64_t> tied_to(const Shown& shown, const std::vector<int64_t>& neighbours) const;
   int64_t version(int64_t index) const;

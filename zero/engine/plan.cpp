@@ -1,10 +1,13 @@
 #include "zero/engine/plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/comm/reduce_kernels.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
@@ -39,8 +42,8 @@ class Beyond {
 
 at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config) {
   const auto dtype = model.parameter(parameter).scalar_type();
-  const bool narrows = config.bf16 && dtype == at::kFloat && !model.stays_fp32(parameter);
-  return narrows ? at::kBFloat16 : dtype;
+  const bool narrows = dtype == at::kFloat && !model.stays_fp32(parameter);
+  return narrows ? config.parameter_dtype() : dtype;
 }
 
 partition::Layout lay_out(const Model& model, const Config& config, const Placement& placement) {
@@ -48,6 +51,12 @@ partition::Layout lay_out(const Model& model, const Config& config, const Placem
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& parameter = model.parameter(p);
     const auto dtype = dtype_in_engine(model, p, config);
+    if (dtype == at::kHalf && model.trainable(p) && !config.fp16) {
+      throw ConfigError(fmt::format(
+          "Parameter '{}' has dtype Half, but fp16.enabled is false: without a scaled loss small "
+          "gradients in fp16 are zero. Set fp16.enabled (Config::fp16), or convert the module.",
+          model.name(p)));
+    }
     // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
     // differ within a unit.
     const auto& optimizer = model.optimizer_of(p);
@@ -99,7 +108,17 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
     plan.gradients_at = gradients_on_disk              ? Tier::disk
                         : plan.states_at == Tier::host ? Tier::host
                                                        : Tier::device;
+    if (plan.trainable && config.communication_dtype &&
+        !comm::can_sum(dtype_of(*config.communication_dtype), plan.gradient_dtype)) {
+      throw ConfigError(fmt::format(
+          "communication_data_type is {}, but gradients of '{}' are {}: one format of 16 bits is "
+          "not rounded to the other. Use \"fp32\", or leave it out.",
+          c10::toString(dtype_of(*config.communication_dtype)), model.name(first),
+          c10::toString(plan.gradient_dtype)));
+    }
     plan.split = config.split_master_weights && plan.dtype == at::kBFloat16 && plan.trainable;
+    plan.narrow = config.bf16_master_weights_and_grads && plan.dtype == at::kBFloat16;
+    if (plan.narrow && config.bf16_optimizer_states) plan.moment_dtype = at::kBFloat16;
     if (plan.trainable) plan.moments = optim::state_names(model.optimizer_of(first));
     if (plan.split && plan.states_at != Tier::disk && plan.states_at != plan.parameters_at) {
       throw ConfigError(

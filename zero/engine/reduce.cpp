@@ -165,13 +165,33 @@ int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
          (bytes_of(sum_dtype(unit, true)) + (passes - 1) * bytes_of(sum_dtype(unit, false)));
 }
 
-at::ScalarType ReduceFlow::wire_dtype(int64_t unit) const {
+// In which gradients are collected, and sent, where nothing says otherwise.
+at::ScalarType ReduceFlow::usual_dtype(int64_t unit) const {
   const auto& plan = table_.plan(unit);
   return sharded() && !options_.add_in_buckets ? plan.dtype : plan.gradient_dtype;
 }
 
+// Division comes before rounding, at every stage.
+at::ScalarType ReduceFlow::collected_dtype(int64_t unit) const {
+  const auto usual = usual_dtype(unit);
+  const bool as_sent = sharded() && !options_.add_in_buckets && options_.predivisor == 1;
+  return as_sent ? options_.sent_as.value_or(usual) : usual;
+}
+
+at::ScalarType ReduceFlow::wire_dtype(int64_t unit) const {
+  return options_.sent_as.value_or(collected_dtype(unit));
+}
+
 int64_t ReduceFlow::bucket_bytes(int64_t unit) const {
-  return layout_.unit(unit).numel * bytes_of(wire_dtype(unit));
+  return layout_.unit(unit).numel *
+         std::max(bytes_of(collected_dtype(unit)), bytes_of(wire_dtype(unit)));
+}
+
+// The array as it is sent, in a bucket.
+at::Tensor ReduceFlow::converted(int64_t unit, const at::Tensor& array) {
+  auto bucket = pool_->take(array.numel(), wire_dtype(unit));
+  bucket.copy_(array);
+  return bucket;
 }
 
 void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) {
@@ -211,7 +231,7 @@ const at::Tensor& ReduceFlow::array_of(int64_t unit) {
   auto& u = state(unit);
   if (!sharded()) return u.whole;
   if (!u.bucket.defined()) {
-    u.bucket = pool_->take(layout_.unit(unit).numel, wire_dtype(unit));
+    u.bucket = pool_->take(layout_.unit(unit).numel, collected_dtype(unit));
     u.pooled = true;
   }
   return u.bucket;
@@ -223,7 +243,7 @@ at::Tensor ReduceFlow::place(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   // Where a gradient is in place already, the next one is added to it.
   if (!in_pass_ || in_bucket_[p] != 0 || std::exchange(promised_[p], 1) != 0) return {};
-  if (wire_dtype(u) != table_.plan(u).dtype) return {};
+  if (collected_dtype(u) != table_.plan(u).dtype) return {};
   const auto& array = array_of(u);
   const auto& variable = parameters_[p];
   auto result = array.as_strided(variable.sizes(), variable.strides(),
@@ -353,9 +373,10 @@ bool ReduceFlow::stands_alone(int64_t unit, const at::Tensor& gradient,
                               const at::Tensor& variable) const {
   const auto& shape = layout_.unit(unit);
   return bucket_bytes(unit) > pool_->bucket_bytes() && gradient.numel() == shape.numel &&
-         gradient.scalar_type() == wire_dtype(unit) && gradient.strides() == variable.strides() &&
-         variable.is_non_overlapping_and_dense() && !gradient.requires_grad() &&
-         gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+         gradient.scalar_type() == collected_dtype(unit) &&
+         gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
+         !gradient.requires_grad() && gradient.use_count() == 1 &&
+         gradient.storage().use_count() == 1;
 }
 
 // Zeros everything in a unit's array that no gradient of this rank was written to: other
@@ -374,6 +395,10 @@ void ReduceFlow::zero_missing(int64_t unit, const at::Tensor& array,
   zero_until(layout_.unit(unit).numel);
 }
 
+void ReduceFlow::predivide(const at::Tensor& array) const {
+  if (options_.predivisor != 1) array.mul_(1 / options_.predivisor);
+}
+
 // Starts the reduce-scatter of a unit's bucket (sharded gradients).
 void ReduceFlow::reduce(int64_t unit) {
   const at::NoGradGuard no_grad;
@@ -390,8 +415,13 @@ void ReduceFlow::reduce(int64_t unit) {
                       .of_ranks = {}};
   u.bucket = at::Tensor();
   zero_missing(unit, reduction.bucket, in_bucket_);
+  predivide(reduction.bucket);
   for (const auto& segment : layout_.unit(unit).segments)
     in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  if (converts(unit)) {
+    auto collected = std::exchange(reduction.bucket, converted(unit, reduction.bucket));
+    if (std::exchange(reduction.pooled, true)) pool_->give(std::move(collected));
+  }
   u.sums->prepare(reduction);
   start(std::move(reduction), !defers(unit));
   progress(1);
@@ -434,7 +464,13 @@ void ReduceFlow::retire(Reduction reduction) {
   reduction.of_ranks = {};
   if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
   reduction.partial = at::Tensor();
-  if (auto* sums = state(reduction.unit).sums) sums->take(std::move(reduction));
+  if (rounds(reduction.unit) && reduction.output.scalar_type() != wire_dtype(reduction.unit))
+    reduction.output.copy_(reduction.output.to(wire_dtype(reduction.unit)));
+  if (auto* sums = state(reduction.unit).sums) {
+    sums->take(std::move(reduction));
+  } else if (reduction.pooled) {
+    pool_->give(std::move(reduction.bucket));
+  }
 }
 
 std::optional<comm::LinkWire> ReduceFlow::link_wire(int64_t unit) const {
@@ -541,20 +577,28 @@ void ReduceFlow::reduce_whole() {
     if (!wanted(u)) continue;
     auto& unit = state(u);
     zero_missing(u, unit.whole, in_bucket_);
+    predivide(unit.whole);
     unit.filled = true;
+    if (converts(u) && !placement_.sharded.optimizer) {
+      auto bucket = converted(u, unit.whole);
+      placement_.all->all_reduce(bucket, labels_[static_cast<size_t>(u)]).wait();
+      unit.whole.copy_(bucket);
+      pool_->give(std::move(bucket));
+      continue;
+    }
     if (!placement_.sharded.optimizer) {
       works.push_back(placement_.all->all_reduce(unit.whole, labels_[static_cast<size_t>(u)]));
       continue;
     }
     start({.unit = u,
-           .bucket = unit.whole,
-           .pooled = false,
+           .bucket = converts(u) ? converted(u, unit.whole) : unit.whole,
+           .pooled = converts(u),
            .output = slice(u),
            .sum = {},
            .partial = {},
            .of_ranks = {}},
           true);
-    if (replicas() != nullptr) progress(1);  // which needs memory for each
+    if (converts(u) || replicas() != nullptr) progress(1);  // which needs memory for each
   }
   while (!in_flight_.empty()) progress(0);
   for (auto& work : works) work.wait();

@@ -35,6 +35,14 @@
 // before it on by one. Where micro-batches add up on the device in several passes, they do so in
 // the block, and the sums over replicas are made once, when the step ends.
 //
+// A sum in fp16 of gradients that are in fp16's range may leave it. So each rank divides its own
+// before they are added (`predivisor`), by the ranks where the sum is rounded to fp16.
+//
+// Gradients may be sent in another dtype than that of their sums (`sent_as`). Where the array is a
+// bucket of one pass it is of that dtype, if nothing is to be divided before; an array in which
+// gradients of several passes add up is copied to a bucket of that dtype for the reduction. Where
+// it has fewer bits, sums are rounded to it at every stage: an all-reduce has no other.
+//
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
 // has the unit's shape: it is reduced from where autograd left it, through the group's small
@@ -47,6 +55,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -72,6 +81,12 @@ class ReduceFlow final : public GradientSink {
     int64_t micro_batches = 1;  ///< of a step
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
+    /// A rank's gradients are divided by this before they are added.
+    double predivisor = 1;
+    /// Where not as they are collected.
+    std::optional<at::ScalarType> sent_as{};
+    /// What backward begins with now.
+    std::function<double()> loss_factor;
     /// How sums cross between hosts where that is not as they are (sharded gradients).
     std::optional<comm::Quantisation> wire{};
     /// The beta with which the next one gets what a quantised sum has lost (LoCo).
@@ -92,6 +107,7 @@ class ReduceFlow final : public GradientSink {
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
+  double loss_factor() const override { return options_.loss_factor(); }
 
   /// Gradients have come since the last step, but in no pass of this engine's: they were dropped.
   bool only_foreign() const { return foreign_ && !passed_; }
@@ -138,6 +154,8 @@ class ReduceFlow final : public GradientSink {
   /// `parameter` counts as present everywhere.
   void set(int64_t parameter, const at::Tensor& values);
 
+  /// dtype of the array that a pass's gradients of a unit are collected in.
+  at::ScalarType collected_dtype(int64_t unit) const;
   /// dtype of what a unit's reduction sends.
   at::ScalarType wire_dtype(int64_t unit) const;
   /// The sum over replicas of this unit is made once a step, of what micro-batches have added up.
@@ -174,6 +192,12 @@ class ReduceFlow final : public GradientSink {
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   int64_t bucket_bytes(int64_t unit) const;
+  at::ScalarType usual_dtype(int64_t unit) const;
+  bool rounds(int64_t unit) const {
+    return c10::elementSize(wire_dtype(unit)) < c10::elementSize(usual_dtype(unit));
+  }
+  bool converts(int64_t unit) const { return wire_dtype(unit) != collected_dtype(unit); }
+  at::Tensor converted(int64_t unit, const at::Tensor& array);
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
   std::optional<comm::LinkWire> link_wire(int64_t unit) const;
   bool complete(int64_t unit) const;
@@ -189,6 +213,7 @@ class ReduceFlow final : public GradientSink {
   void start(Reduction reduction, bool over_replicas);
   void progress(size_t newest);
   void retire(Reduction reduction);
+  void predivide(const at::Tensor& array) const;
   void add_deferred();
   void reduce_whole();
   void send_down(int64_t unit);

@@ -105,9 +105,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   check_trainable(impl_->trainable(impl_->layout.unit_of(i)), name, "gradient");
   check_shape(value, like, name);
   impl_->check_gradients_kept();
-  const auto divisor =
-      static_cast<double>(impl_->placement.ranks() * impl_->config.gradient_accumulation_steps);
-  impl_->reduce->set(i, flattened(value, like, at::kFloat) * divisor);
+  impl_->reduce->set(i, flattened(value, like, at::kFloat) / impl_->mean_scale());
 }
 
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {

@@ -129,9 +129,9 @@ std::vector<SavedCell> saved_cells(const StateTable& table, int64_t units) {
     };
     add(State::parameters, plan.dtype);
     if (!plan.trainable) continue;
-    if (plan.dtype != at::kFloat) add(State::master, at::kFloat);
+    if (plan.dtype != at::kFloat && !plan.narrow) add(State::master, at::kFloat);
     for (size_t m = 0; m < plan.moments.size(); ++m)
-      add(moment(static_cast<int64_t>(m)), at::kFloat);
+      add(moment(static_cast<int64_t>(m)), plan.moment_dtype);
   }
   return cells;
 }
@@ -153,13 +153,54 @@ std::map<std::string, std::string> description(const Engine& engine) {
 
 // That, and the steps taken.
 std::map<std::string, std::string> header(const Engine& engine, const Model& model,
-                                          const std::vector<int64_t>& counts, const char* format) {
+                                          const std::vector<int64_t>& counts,
+                                          const std::optional<LossScale>& scale,
+                                          const char* format) {
   auto header = description(engine);
   header["format"] = format;
   header["steps"] = std::to_string(engine.steps());
   header["shapes"] = shapes_of(model).dump();
   header["parameter_steps"] = nlohmann::json(counts).dump();
+  if (scale) {
+    const auto state = scale->state();
+    header["loss_scale"] = nlohmann::json{
+        {"scale", state.scale},
+        {"clean", state.clean},
+        {"hysteresis",
+         state.hysteresis}}.dump();
+  }
   return header;
+}
+
+// What the file at `path` has of a loss scale; none where it was saved without one.
+std::optional<LossScaleState> loss_scale_state(const SafetensorsReader& file,
+                                               const std::string& path) {
+  const auto found = file.metadata().find("loss_scale");
+  if (found == file.metadata().end()) return {};
+  try {
+    const auto json = nlohmann::json::parse(found->second);
+    return LossScaleState{.scale = json.at("scale").get<double>(),
+                          .clean = json.at("clean").get<int64_t>(),
+                          .hysteresis = json.at("hysteresis").get<int64_t>()};
+  } catch (const std::exception& error) {
+    throw CheckpointError(
+        fmt::format("'{}' has a loss scale that cannot be read ({}).", path, error.what()));
+  }
+}
+
+// The scale that continues the file's: a new one where that has none, or `scale` is none.
+std::optional<LossScale> continued(const Config& config, const SafetensorsReader& file,
+                                   const std::string& path) {
+  if (!config.fp16) return {};
+  LossScale scale(config.loss_scaling);
+  const auto state = loss_scale_state(file, path);
+  if (!state) return scale;
+  try {
+    scale.restore(*state);
+  } catch (const ConfigError& error) {
+    throw CheckpointError(fmt::format("'{}': {}", path, error.what()));
+  }
+  return scale;
 }
 
 struct StepCounts {
@@ -210,8 +251,9 @@ void Engine::save(const std::string& folder) {
     for (const auto& cell : cells) infos.push_back(cell.info);
     for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
-    SafetensorsWriter writer(partial / shard_name(rank, impl.group().size()), infos,
-                             header(*this, impl.model, impl.update->steps(), kSharded));
+    SafetensorsWriter writer(
+        partial / shard_name(rank, impl.group().size()), infos,
+        header(*this, impl.model, impl.update->steps(), impl.loss_scale, kSharded));
     for (const auto& cell : cells) writer.write(cell.key, impl.table->read(cell.unit, cell.state));
     for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
     writer.commit();
@@ -235,6 +277,7 @@ void Engine::load(const std::string& folder) {
   const auto buffers = impl.model.plain_buffers();
   const auto cells = saved_cells(*impl.table, impl.layout.unit_count());
   StepCounts counts;
+  std::optional<LossScale> scale;
   comm::agree<CheckpointError>(impl.group(), "Engine::load", [&] {
     if (impl.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
   });
@@ -258,10 +301,12 @@ void Engine::load(const std::string& folder) {
     for (const auto& [name, buffer] : buffers)
       expect_values(*with_buffers, own, "buffer." + name, buffer);
     counts = step_counts(*file, path, impl.model.names().size());
+    scale = continued(config(), *file, path);
     impl.schedule->wait();
   });
   impl.replace_states("Engine::load", [&] {
     impl.steps = counts.steps;
+    impl.loss_scale = scale;
     impl.update->steps() = std::move(counts.by_parameter);
     for (const auto& cell : cells) load_cell(*impl.table, cell, file->read(cell.key));
     for (size_t i = 0; i < buffers.size(); ++i)
@@ -293,7 +338,7 @@ void Engine::save_full(const std::string& path) {
     for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     writer = std::make_unique<SafetensorsWriter>(
-        path, infos, header(*this, impl.model, impl.update->steps(), kFull));
+        path, infos, header(*this, impl.model, impl.update->steps(), impl.loss_scale, kFull));
   });
   // Rank 0 may fail to write in the middle; it still takes part in the gathers, and all learn of it
   // at the end.
@@ -342,6 +387,7 @@ void Engine::load_full(const std::string& path) {
   const auto buffers = impl.model.plain_buffers();
   std::unique_ptr<SafetensorsReader> file;
   StepCounts counts;
+  std::optional<LossScale> scale;
   comm::agree<CheckpointError>(impl.group(), "Engine::load_full", [&] {
     file = std::make_unique<SafetensorsReader>(path);
     expect(path, "format", kFull, metadata(*file, path, "format"));
@@ -357,10 +403,12 @@ void Engine::load_full(const std::string& path) {
     expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
     counts = step_counts(*file, path, impl.model.names().size());
+    scale = continued(config(), *file, path);
     impl.schedule->wait();
   });
   impl.replace_states("Engine::load_full", [&] {
     impl.steps = counts.steps;
+    impl.loss_scale = scale;
     impl.update->steps() = std::move(counts.by_parameter);
     for (size_t p = 0; p < impl.model.parameters().size(); ++p) {
       const auto i = static_cast<int64_t>(p);
@@ -415,6 +463,7 @@ void Engine::load_weights(const std::string& path) {
   });
   impl.replace_states("Engine::load_weights", [&] {
     impl.steps = 0;
+    if (impl.loss_scale) impl.loss_scale.emplace(impl.config.loss_scaling);
     impl.update->steps().assign(keys.size(), 0);
     for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
       const auto& plan = impl.table->plan(u);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"
@@ -37,7 +38,7 @@ Category buffers_at(Tier tier) {
 }  // namespace
 
 std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan>& plans,
-                                                      bool hides) {
+                                                      bool hides, bool undoes) {
   std::vector<DiskTier::Unit> units;
   for (const auto& plan : plans) {
     DiskTier::Unit unit{.numel = plan.owned.size(), .arrays = {}, .updated = plan.trainable};
@@ -50,6 +51,8 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
       } else if (state == State::gradients) {
         array.write = false;
         array.doubled = doubled;
+      } else {
+        array.doubled = undoes;
       }
       unit.arrays.push_back(array);
     }
@@ -67,6 +70,7 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
       ledger_(group_.ledger()),
       link_(link),
       hides_(options.hides),
+      undoes_(options.undoes),
       device_(
           std::make_unique<store::MemoryTier>(Tier::device, link, layout.unit_count(), kStates)),
       host_(std::make_unique<store::MemoryTier>(Tier::host, link, layout.unit_count(), kStates)),
@@ -333,6 +337,11 @@ void StateTable::refresh_master(int64_t parameter) {
 void StateTable::show(int64_t unit) {
   if (std::exchange(unshown_[static_cast<size_t>(unit)], uint8_t{0}) == 0 || !hides_) return;
   const auto& plan = this->plan(unit);
+  if (undoes_ && plan.states_at == Tier::disk) {
+    disk_->wait_written(unit);
+    for (const auto state : plan.optimizer_columns())
+      disk_->flip(unit, *place_on_disk(unit, state));
+  }
   if (plan.parameters_at == Tier::disk) {
     disk_->wait_written(unit);
     disk_->flip(unit, *place_on_disk(unit, State::parameters));
@@ -344,31 +353,39 @@ void StateTable::show(int64_t unit) {
              updated.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(updated.nbytes()));
 }
 
+void StateTable::undo(int64_t unit) {
+  if (std::exchange(unshown_[static_cast<size_t>(unit)], uint8_t{0}) == 0) return;
+  ensure(undoes_, "the states before an update are kept");
+  if (disk_ != nullptr) disk_->wait_written(unit);
+  follow(unit);
+}
+
 void StateTable::forget_hidden() { std::fill(unshown_.begin(), unshown_.end(), uint8_t{0}); }
 
 // Blocks.
 
-HostTraffic StateTable::host_bytes(int64_t unit) const {
+HostTraffic StateTable::host_bytes(int64_t unit, int64_t passes) const {
   const auto& plan = this->plan(unit);
   if (!plan.crosses()) return {};
   const int64_t bytes = plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype));
   if (plan.states_at == Tier::host) return {.down = 0, .up = bytes};
-  return {.down = bytes, .up = plan.own_master() || hides_ ? 0 : bytes};
+  return {.down = bytes, .up = plan.own_master() || hides_ ? 0 : passes * bytes};
 }
 
 void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
-                                const std::function<void(const Block&)>& update) {
+                                const std::function<void(const Block&)>& update, Weights weights) {
   const auto& plan = this->plan(unit);
   const auto on_disk = plan.columns_on_disk();
   const auto optimizer = plan.optimizer_columns();
   const auto& hidden = hidden_[static_cast<size_t>(unit)];
-  const bool narrows = plan.own_master() && plan.dtype != at::kFloat;
+  const bool narrows = plan.own_master() && !plan.copies_master();
   // The new parameters leave the block in which they were made for the other memory.
   const bool crosses = plan.crosses() && !hides_;
   const bool staged = crosses && !plan.copies_master();
   const bool parameters_on_disk = plan.parameters_at == Tier::disk;
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(plan.dtype));
-  unshown_[static_cast<size_t>(unit)] = 1;
+  const bool updated = weights == Weights::updated;
+  if (updated) unshown_[static_cast<size_t>(unit)] = 1;
 
   const auto pass = [&](const DiskTier::Block& from_disk) {
     Block block{.begin = from_disk.begin, .end = from_disk.end};
@@ -397,9 +414,10 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     }
     const auto* made = staged ? parameters : master;
     if (!narrows) parameters = nullptr;
-    block.fresh = narrows && !plan.split && (parameters_on_disk || hidden.defined() || staged);
+    block.fresh =
+        narrows && !plan.split && (parameters_on_disk || (updated && (hidden.defined() || staged)));
     update(block);
-    if (crosses) {
+    if (crosses && updated) {
       link_.copy(at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at, made,
                  plan.updated_at(), bytes);
     }

@@ -46,6 +46,8 @@ class StateTable {
   struct Options {
     /// Updates leave new parameters hidden until `show`: they run beside a pass that uses the old.
     bool hides = false;
+    /// States on disk have two copies: an update that was not shown can be left out (`undo`).
+    bool undoes = false;
     /// Stage 3: slices lie side by side in an array that the ranks of a host share, where there can
     /// be one.
     bool in_place = false;
@@ -55,7 +57,7 @@ class StateTable {
   };
   /// The arrays on disk of all units, for the DiskTier that a table of these plans is given.
   static std::vector<store::DiskTier::Unit> units_on_disk(const std::vector<UnitPlan>& plans,
-                                                          bool hides);
+                                                          bool hides, bool undoes);
 
   /// `plans` has one a unit; `disk` is null where nothing lies there. `link` outlives this. Makes
   /// all arrays, zero-filled, but those of gradients, which the flow that reduces them makes.
@@ -117,6 +119,8 @@ class StateTable {
   /// Shows the parameters of a unit, if it was updated since the last call, where updates leave
   /// them hidden. Nobody reads its parameters meanwhile.
   void show(int64_t unit);
+  /// Takes an update that was not shown back, where the options say that this can be done.
+  void undo(int64_t unit);
   /// Forgets what `show` would show.
   void forget_hidden();
 
@@ -134,12 +138,16 @@ class StateTable {
   };
   /// Passes the row of `unit` through `update` block by block; blocks on disk may come from several
   /// threads at once. `gradient`: its owned elements, or undefined where they lie on disk.
+  /// With Weights::kept `update` leaves the weights as they are, and only writes what is fresh.
+  enum class Weights : uint8_t { updated, kept };
   void for_each_block(int64_t unit, const at::Tensor& gradient,
-                      const std::function<void(const Block&)>& update);
+                      const std::function<void(const Block&)>& update,
+                      Weights weights = Weights::updated);
 
-  /// Bytes that the update of a unit moves between device and host. One on the device fetches fp32
-  /// parameters from the host, unless it hides the new ones: then it has those of before.
-  HostTraffic host_bytes(int64_t unit) const;
+  /// Bytes that an update of a unit in so many passes moves between device and host. One on the
+  /// device fetches fp32 parameters from the host, unless it hides the new ones: then it has those
+  /// of before.
+  HostTraffic host_bytes(int64_t unit, int64_t passes) const;
 
  private:
   void make_parameters(const Placement& placement, const Options& options);
@@ -160,6 +168,7 @@ class StateTable {
   std::shared_ptr<Ledger> ledger_;
   HostLink& link_;
   bool hides_;
+  bool undoes_;
   std::unique_ptr<store::MemoryTier> device_;
   std::unique_ptr<store::MemoryTier> host_;
   std::unique_ptr<store::DiskTier> disk_;

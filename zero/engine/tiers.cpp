@@ -18,7 +18,8 @@ std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
 // two buckets, staging, and the buffers of streams and reads from a disk.
 double work_of_step(const Config& config, const StepSize& size) {
   constexpr double kStaging = 4 << 20;
-  const double largest = static_cast<double>(size.largest_parameter) * (config.bf16 ? 2 : 4);
+  const double largest =
+      static_cast<double>(size.largest_parameter) * static_cast<double>(config.parameter_bytes());
   const double buckets = 2 * static_cast<double>(config.unit_bytes);
   const double stream =
       static_cast<double>(config.offload_optimizer.buffer_count * store::DiskTier::kBlockNumel) *
@@ -34,13 +35,14 @@ double work_of_step(const Config& config, const StepSize& size) {
 double hidden_parameters(const Config& config, const StepSize& size) {
   if (!config.update_in_backward && config.offload_optimizer.delayed_update_after == 0) return 0;
   const bool sharded = partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage).optimizer;
-  return static_cast<double>(size.parameters) * (config.bf16 ? 2 : 4) / (sharded ? size.ranks : 1);
+  return static_cast<double>(size.parameters) * static_cast<double>(config.parameter_bytes()) /
+         (sharded ? size.ranks : 1);
 }
 
 // Parameters on disk are in memory while they are gathered: of what the host has left beside a step
 // they get the half, since what updates under way and other programs take is not known.
 TierChoice bound_gathered(Config config, const StepSize& size) {
-  const double element_bytes = config.bf16 ? 2 : 4;
+  const auto element_bytes = static_cast<double>(config.parameter_bytes());
   const double rest =
       predicted_states(config, size.parameters, size.ranks).total() + work_of_step(config, size);
   const auto available = static_cast<double>(size.available);
@@ -66,15 +68,21 @@ int shard_ranks(const Config& config, int ranks) {
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
-  const int64_t dtype_bytes = config.bf16 ? 2 : 4;
-  const auto arrays = optim::state_names(config.optimizer.value_or(Optimizer(AdamW{}))).size();
-  const int64_t master_bytes = !config.bf16 ? 0 : config.split_master_weights ? 2 : 4;
-  auto states =
-      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
-                              static_cast<double>(parameters), ranks,
-                              {.parameter = dtype_bytes,
-                               .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
-                               .optimizer = master_bytes + 4 * static_cast<int64_t>(arrays)});
+  const int64_t dtype_bytes = config.parameter_bytes();
+  // Beside Muon's matrices are others, which have AdamW's states: no more than these.
+  const auto chosen = config.optimizer.value_or(Optimizer(AdamW{}));
+  const auto arrays =
+      std::holds_alternative<Muon>(chosen) ? optim::kMostStates : optim::state_names(chosen).size();
+  const bool is_master =
+      config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
+  const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;
+  const int64_t moment_bytes = config.bf16_optimizer_states ? 2 : 4;
+  auto states = partition::state_memory(
+      partition::placement_of_stage(ranks == 1 ? 0 : config.stage), static_cast<double>(parameters),
+      ranks,
+      {.parameter = dtype_bytes,
+       .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
+       .optimizer = master_bytes + moment_bytes * static_cast<int64_t>(arrays)});
   if (config.hpz_partition_size > 1 && ranks > config.hpz_partition_size) {
     // Each host keeps all of them, in equal shares; quantised ones beside the slices.
     states.parameters = (config.quantised.weights ? states.parameters : 0) +
@@ -102,7 +110,7 @@ partition::StateMemory predicted_device_states(const Config& config, int64_t par
 
 std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize& size) {
   // Full units: of gradients from stage 2 on, two at a time; at stage 3 of parameters, too.
-  const double dtype_bytes = config.bf16 ? 2 : 4;
+  const auto dtype_bytes = static_cast<double>(config.parameter_bytes());
   const double unit = std::max(static_cast<double>(size.largest_parameter) * dtype_bytes,
                                std::min(static_cast<double>(config.unit_bytes),
                                         static_cast<double>(size.parameters) * dtype_bytes));

@@ -34,6 +34,9 @@ struct UnitPlan {
   /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
   /// states on disk.
   bool split = false;
+  /// bf16 parameters are their own master weights, rounded stochastically: zero/optim/narrow.h.
+  bool narrow = false;
+  at::ScalarType moment_dtype = at::kFloat;  ///< of the optimizer's states; BFloat16 if `narrow`
   /// The elements that this rank updates: all of them at stage 0, its slice from stage 1 on.
   partition::Range owned;
   Tier parameters_at = Tier::device;
@@ -50,15 +53,15 @@ struct UnitPlan {
   /// Master weights, or their lower halves, lie apart from the parameters: where these are of low
   /// precision, or would have to cross from the device to the host for an update.
   bool own_master() const {
-    return trainable &&
-           (dtype != at::kFloat || (parameters_at == Tier::device && states_at == Tier::host));
+    return trainable && ((dtype != at::kFloat && !narrow) ||
+                         (parameters_at == Tier::device && states_at == Tier::host));
   }
-  at::ScalarType master_dtype() const { return split ? at::kShort : at::kFloat; }
+  at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
   at::ScalarType dtype_of(State state) const {
     return state == State::parameters  ? dtype
            : state == State::gradients ? gradient_dtype
            : state == State::master    ? master_dtype()
-                                       : at::kFloat;
+                                       : moment_dtype;
   }
   /// The columns of the optimizer that this unit has arrays for.
   c10::SmallVector<State, 3> optimizer_columns() const {
@@ -90,8 +93,8 @@ struct UnitPlan {
   }
   /// Where the update makes new parameters.
   Tier updated_at() const { return states_at == Tier::disk ? parameters_at : states_at; }
-  /// fp32 master weights that are the new parameters themselves, for the device to copy.
-  bool copies_master() const { return own_master() && dtype == at::kFloat; }
+  /// Master weights that are the new parameters themselves, for the device to copy.
+  bool copies_master() const { return own_master() && master_dtype() == dtype; }
 };
 
 }  // namespace zero

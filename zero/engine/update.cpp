@@ -3,23 +3,30 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+
+#include "zero/optim/narrow.h"
 
 namespace zero {
 
 using partition::intersect;
 
-UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table,
-                       std::vector<OptimizerGroup> groups, std::vector<size_t> group_of)
+UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
+                       const Placement& placement, std::vector<OptimizerGroup> groups,
+                       double gradient_limit)
     : layout_(layout),
       table_(table),
       groups_(std::move(groups)),
-      group_of_(std::move(group_of)),
+      group_of_(model.group_of()),
+      passes_(layout, table, model, placement),
+      gradient_limit_(gradient_limit == 0 ? std::numeric_limits<float>::infinity()
+                                          : static_cast<float>(gradient_limit)),
       steps_(group_of_.size(), 0) {}
 
 void UpdateFlow::begin() {
-  rates_.clear();
-  for (const auto& group : groups_) rates_.push_back(group.lr);
+  steps_before_ = steps_;
+  in_force_ = groups_;
 }
 
 UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& present) const {
@@ -32,14 +39,16 @@ UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& pres
     size_t next = first + 1;
     if (present[p] != 0) {
       const auto joins = [&](size_t other) {
-        return present[other] != 0 && group_of_[other] == group_of_[p] &&
+        return !two_passes(unit) && present[other] != 0 && group_of_[other] == group_of_[p] &&
                steps_[other] == steps_[p];
       };
       while (next < segments.size() && joins(parameter(next))) ++next;
       const auto mine = intersect({segments[first].offset, segments[next - 1].range().end}, owned);
       if (!mine.empty()) {
-        runs.push_back(
-            {{mine.begin - owned.begin, mine.end - owned.begin}, group_of_[p], steps_[p]});
+        runs.push_back({{mine.begin - owned.begin, mine.end - owned.begin},
+                        segments[first].parameter,
+                        group_of_[p],
+                        steps_[p]});
       }
     }
     first = next;
@@ -47,64 +56,133 @@ UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& pres
   return runs;
 }
 
-void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
-                        const std::vector<uint8_t>& present) {
+void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
     if (present[p] != 0) ++steps_[p];
   }
-  const auto runs = this->runs(unit, present);
-  if (runs.empty()) return;
-  const auto gradient_dtype =
-      gradient.defined() ? gradient.scalar_type() : table_.plan(unit).gradient_dtype;
-  table_.for_each_block(unit, gradient, [&](const StateTable::Block& block) {
-    apply(unit, runs, block, gradient_dtype, gradient_scale);
-  });
 }
 
-void UpdateFlow::apply(int64_t unit, const Runs& runs, const StateTable::Block& block,
-                       at::ScalarType gradient_dtype, double gradient_scale) const {
+// `mine` of a unit whose bf16 parameters are their own master weights.
+void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mine,
+                               const StateTable::Block& block, at::ScalarType gradient_dtype,
+                               double gradient_scale) const {
+  const auto& plan = table_.plan(unit);
+  const auto address = [&](State state, at::ScalarType dtype) {
+    return block.at[column(state)] +
+           (mine.begin - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  optim::NarrowRange range{
+      .numel = mine.size(),
+      .weights = reinterpret_cast<uint16_t*>(address(State::master, plan.dtype)),
+      .state_dtype = plan.moment_dtype,
+      .gradient = address(State::gradients, gradient_dtype),
+      .gradient_dtype = gradient_dtype,
+      .gradient_limit = gradient_limit_,
+      .key = optim::rounding_key(unit, run.step),
+      .first = plan.owned.begin + mine.begin};
+  for (size_t i = 0; i < plan.moments.size(); ++i)
+    range.state[i] = address(moment(static_cast<int64_t>(i)), plan.moment_dtype);
+  optim::update(in_force_[run.group].optimizer, run.step, in_force_[run.group].lr, gradient_scale,
+                range);
+}
+
+at::ScalarType UpdateFlow::gradient_dtype(int64_t unit, const at::Tensor& gradient) const {
+  return gradient.defined() ? gradient.scalar_type() : table_.plan(unit).gradient_dtype;
+}
+
+void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
+                        const std::vector<uint8_t>& present) {
+  const bool second = two_passes(unit);
+  if (!second) count(unit, present);
+  const auto runs = this->runs(unit, present);
+  if (runs.empty()) return;
+  const auto dtype = gradient_dtype(unit, gradient);
+  table_.for_each_block(unit, gradient, [&](const StateTable::Block& block) {
+    write_fresh(unit, runs, block);
+    for (const auto& run : runs) {
+      const auto mine = intersect(run.owned, {block.begin, block.end});
+      if (mine.empty()) continue;
+      if (table_.plan(unit).narrow) {
+        update_narrow(unit, run, mine, block, dtype, gradient_scale);
+        continue;
+      }
+      auto range = range_of(unit, block, mine, dtype);
+      const auto& [optimizer, rate] = in_force_[run.group];
+      if (!second) {
+        optim::update(optimizer, run.step, rate, gradient_scale, range);
+        continue;
+      }
+      range.gradient = passes_.direction(unit, mine.begin);
+      range.gradient_dtype = at::kFloat;
+      range.gradient_limit = std::numeric_limits<float>::infinity();
+      optim::second_pass(optimizer, run.step, rate, passes_.ratio(run.parameter), range);
+    }
+  });
+  if (second) passes_.end(unit);
+}
+
+void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
+                            const std::vector<uint8_t>& present) {
+  count(unit, present);
+  passes_.begin(unit);
+  const auto runs = this->runs(unit, present);
+  if (runs.empty()) return;
+  const auto dtype = gradient_dtype(unit, gradient);
+  const auto pass = [&](const StateTable::Block& block) {
+    write_fresh(unit, {}, block);
+    for (const auto& run : runs) {
+      const auto mine = intersect(run.owned, {block.begin, block.end});
+      if (mine.empty()) continue;
+      auto found = passes_.findings(unit, mine.begin);
+      optim::first_pass(in_force_[run.group].optimizer, run.step, gradient_scale,
+                        range_of(unit, block, mine, dtype), found);
+      passes_.add(run.parameter, found);
+    }
+  };
+  table_.for_each_block(unit, gradient, pass, StateTable::Weights::kept);
+}
+
+// What is not updated is written all the same: it is the rounded master.
+void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::Block& block) const {
+  if (!block.fresh) return;
+  int64_t updated = 0;
+  for (const auto& run : runs)
+    updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
+  if (updated == block.end - block.begin) return;
+  const auto all = [&](State state, at::ScalarType dtype) {
+    return at::from_blob(block.at[column(state)], {block.end - block.begin},
+                         at::TensorOptions().dtype(dtype));
+  };
+  all(State::parameters, table_.plan(unit).dtype).copy_(all(State::master, at::kFloat));
+}
+
+optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
+                                  partition::Range elements, at::ScalarType gradient_dtype) const {
   const auto& plan = table_.plan(unit);
   const auto& at = block.at;
-  const auto address = [&](State state, at::ScalarType dtype, int64_t element) -> void* {
+  const auto address = [&](State state, at::ScalarType dtype) -> void* {
+    if (at[column(state)] == nullptr) return nullptr;
     return at[column(state)] +
-           (element - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
+           (elements.begin - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
   };
-  if (block.fresh) {
-    int64_t updated = 0;
-    for (const auto& run : runs)
-      updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
-    if (updated < block.end - block.begin) {
-      // What is not updated is written all the same: it is the rounded master.
-      const auto all = [&](State state, at::ScalarType dtype) {
-        return at::from_blob(at[column(state)], {block.end - block.begin},
-                             at::TensorOptions().dtype(dtype));
-      };
-      all(State::parameters, plan.dtype).copy_(all(State::master, at::kFloat));
-    }
+  optim::Range range{.numel = elements.size(),
+                     .gradient = address(State::gradients, gradient_dtype),
+                     .gradient_dtype = gradient_dtype,
+                     .gradient_limit = gradient_limit_};
+  auto* master = address(State::master, plan.master_dtype());
+  if (plan.split) {
+    range.lower = static_cast<uint16_t*>(master);
+  } else {
+    range.master = static_cast<float*>(master);
   }
-  for (const auto& run : runs) {
-    const auto mine = intersect(run.owned, {block.begin, block.end});
-    if (mine.empty()) continue;
-    optim::Range range{.numel = mine.size(),
-                       .gradient = address(State::gradients, gradient_dtype, mine.begin),
-                       .gradient_dtype = gradient_dtype};
-    auto* master = address(State::master, plan.master_dtype(), mine.begin);
-    if (plan.split) {
-      range.lower = static_cast<uint16_t*>(master);
-    } else {
-      range.master = static_cast<float*>(master);
-    }
-    for (size_t i = 0; i < plan.moments.size(); ++i) {
-      range.state[i] =
-          static_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat, mine.begin));
-    }
-    if (at[column(State::parameters)] != nullptr) {
-      range.parameter = address(State::parameters, plan.dtype, mine.begin);
-      range.parameter_dtype = plan.dtype;
-    }
-    optim::update(groups_[run.group].optimizer, run.step, rates_[run.group], gradient_scale, range);
+  for (size_t i = 0; i < plan.moments.size(); ++i)
+    range.state[i] = static_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
+  if (at[column(State::parameters)] != nullptr) {
+    range.parameter = address(State::parameters, plan.dtype);
+    range.parameter_dtype = plan.dtype;
   }
+  return range;
 }
 
 }  // namespace zero

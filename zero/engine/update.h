@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zero/engine/state_table.h"
+#include "zero/engine/two_passes.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/layout.h"
 
@@ -21,18 +22,29 @@ struct OptimizerGroup {
 
 class UpdateFlow {
  public:
-  /// `group_of` has an entry a parameter. `table` outlives this.
-  UpdateFlow(const partition::Layout& layout, StateTable& table, std::vector<OptimizerGroup> groups,
-             std::vector<size_t> group_of);
+  /// `groups` are those of `model`; all outlive this. Mean gradients are cut off at
+  /// `gradient_limit`, unless it is 0.
+  UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
+             const Placement& placement, std::vector<OptimizerGroup> groups, double gradient_limit);
 
-  /// The next updates use the learning rates of now.
+  /// The next updates use the learning rates and hyper-parameters of now.
   void begin();
+  /// Forgets that there were updates since `begin`, whose results were taken back.
+  void undo() { steps_ = steps_before_; }
   /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
   /// micro-batches; undefined where they are on disk) for every parameter with
   /// `present[parameter]`: absent ones keep weights and moments, as in LibTorch. Counts their
-  /// steps.
+  /// steps. Of a unit of two passes the second one, which needs no gradient.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
+
+  /// The first pass of a unit of two: as `update`, but for the weights.
+  void first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
+                  const std::vector<uint8_t>& present);
+  /// Of the units of two passes, and what the ranks exchange between these.
+  TwoPasses& passes() { return passes_; }
+  const TwoPasses& passes() const { return passes_; }
+  bool two_passes(int64_t unit) const { return passes_.reach(unit) != optim::Reach::element; }
 
   std::vector<OptimizerGroup>& groups() { return groups_; }
   const std::vector<OptimizerGroup>& groups() const { return groups_; }
@@ -41,23 +53,33 @@ class UpdateFlow {
 
  private:
   // Neighbours with the same hyper-parameters and step, the padding between them included: it is
-  // zero and stays so.
+  // zero and stays so. Where an update has two passes a parameter by itself.
   struct Run {
     partition::Range owned;  // counted from the first owned element
+    int64_t parameter = 0;   // the first
     size_t group = 0;
     int64_t step = 0;
   };
   using Runs = c10::SmallVector<Run, 8>;
   Runs runs(int64_t unit, const std::vector<uint8_t>& present) const;
-  void apply(int64_t unit, const Runs& runs, const StateTable::Block& block,
-             at::ScalarType gradient_dtype, double gradient_scale) const;
+  void count(int64_t unit, const std::vector<uint8_t>& present);
+  at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;
+  optim::Range range_of(int64_t unit, const StateTable::Block& block, partition::Range elements,
+                        at::ScalarType gradient_dtype) const;
+  void update_narrow(int64_t unit, const Run& run, partition::Range mine,
+                     const StateTable::Block& block, at::ScalarType gradient_dtype,
+                     double gradient_scale) const;
+  void write_fresh(int64_t unit, const Runs& runs, const StateTable::Block& block) const;
 
   const partition::Layout& layout_;
   StateTable& table_;
   std::vector<OptimizerGroup> groups_;
-  std::vector<size_t> group_of_;
-  std::vector<double> rates_;  // by group, of the updates under way
+  const std::vector<size_t>& group_of_;
+  TwoPasses passes_;
+  float gradient_limit_;
+  std::vector<OptimizerGroup> in_force_;  // of the updates under way
   std::vector<int64_t> steps_;
+  std::vector<int64_t> steps_before_;  // those of `begin`
 };
 
 }  // namespace zero

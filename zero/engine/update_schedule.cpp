@@ -13,6 +13,7 @@ UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placeme
   const int64_t after = config.offload_optimizer.delayed_update_after;
   if (after > 0) timing.delayed_after = after;
   timing.in_backward = config.update_in_backward && placement.gradients;
+  timing.undoes = timing.in_backward && config.fp16;
   timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
   return timing;
 }
@@ -59,8 +60,12 @@ void UpdateSchedule::end_pass() {
 void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
   constexpr int64_t kUpdates = 4;  // under way, without memory of activations
   const auto bytes = static_cast<int64_t>(sum.nbytes());
-  queue_->push(unit, [this, unit, sum = std::move(sum)] {
-    update_.update(unit, sum, options_.mean_scale, all_present_);
+  queue_->push(unit, [this, unit, scale = options_.mean_scale(), sum = std::move(sum)] {
+    if (update_.two_passes(unit)) {
+      update_.first_pass(unit, sum, scale, all_present_);
+    } else {
+      update_.update(unit, sum, scale, all_present_);
+    }
   });
   const auto held = HostAllocator::instance().held();
   if (!held_before_updates_) held_before_updates_ = held.peak;
@@ -79,11 +84,14 @@ void UpdateSchedule::start(double scale, int64_t steps) {
     update_now(scale);
     return;
   }
+  for (const auto& batch : update_.passes().batches()) pass_first(batch, scale);
   // The last one first: they are updated in the order in which the next forward pass needs them.
   for (const int64_t u : reduce_.order()) {
-    if (reduce_.updated(u)) continue;
-    queue_->push(u, [this, u, scale, gradient = reduce_.detached(u)] {
-      update_.update(u, gradient, scale, present_);
+    const bool begun = reduce_.updated(u);
+    if (begun && !update_.two_passes(u)) continue;
+    const auto& present = begun ? all_present_ : present_;
+    queue_->push(u, [this, u, scale, &present, gradient = reduce_.detached(u)] {
+      update_.update(u, gradient, scale, present);
     });
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -93,12 +101,44 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   }
 }
 
+// The first passes of a batch, as far as backward has not done them, and what follows.
+void UpdateSchedule::pass_first(const std::vector<int64_t>& batch, double scale) {
+  for (const int64_t u : batch) {
+    if (reduce_.updated(u)) continue;
+    const auto pass = [this, u, scale, gradient = reduce_.detached(u)] {
+      update_.first_pass(u, gradient, scale, present_);
+    };
+    if (queue_) {
+      queue_->push(u, pass);
+    } else {
+      pass();
+    }
+  }
+  if (queue_) counted([&] { queue_->wait_all(); });
+  update_.passes().exchange(batch);
+}
+
 void UpdateSchedule::update_now(double scale) {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+  const auto update = [&](int64_t u) {
     if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
     options_.publish(u);
+  };
+  for (const auto& batch : update_.passes().batches()) {
+    pass_first(batch, scale);
+    for (const int64_t u : batch) update(u);
+  }
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!update_.two_passes(u)) update(u);
   }
   if (auto* disk = table_.disk()) disk->end_step();
+}
+
+void UpdateSchedule::undo() {
+  counted([&] {
+    queue_->wait_all();
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) table_.undo(u);
+  });
+  update_.undo();
 }
 
 bool UpdateSchedule::complete(int64_t unit, bool beforehand) {

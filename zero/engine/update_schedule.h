@@ -9,6 +9,9 @@
 // still use the old of stay hidden (StateTable::show). Results are those of updates in `step`, bit
 // for bit, but for delayed ones, which depend on the delay alone.
 //
+// Of an update in two passes (two_passes.h) the first one, which leaves the weights alone, runs in
+// backward or in `step`, and only the second one later.
+//
 // Note [Update in backward]
 // Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
 // beside the rest of backward, above all where states are on disk: then their bytes pass while the
@@ -20,6 +23,12 @@
 // more as find room in memory that activations have left: backward frees that as it goes, and the
 // next forward pass, which needs it again, completes the updates as it goes. What was held at most
 // before the first of them is the measure; the peak so far would grow by what comes on top of them.
+//
+// In fp16 a step may overflow, which is known when all gradients are there, and updates of other
+// units have been made. They are taken back: where states lie on disk they have two copies there,
+// of which the update reads one and writes the other, and `step` turns to the other or does not. In
+// memory two copies would take more than the gradients that wait without this schedule, so there it
+// is refused.
 //
 // Note [Update in forward]
 // Nobody needs the new parameters of a unit before the next forward pass gathers it. Where they lie
@@ -66,6 +75,10 @@ struct UpdateTiming {
   /// Of units whose parameters are on disk.
   bool in_next_forward = false;
 
+  /// In backward: updates can be taken back, since it is known after them whether the step
+  /// overflows.
+  bool undoes = false;
+
   static UpdateTiming of(const Config& config, partition::Placement placement);
   /// Parameters are still used while new ones are made.
   bool hides() const { return delayed_after.has_value() || in_backward; }
@@ -79,8 +92,8 @@ class UpdateSchedule {
  public:
   struct Options {
     UpdateTiming timing;
-    /// What makes a sum over ranks and micro-batches the mean.
-    double mean_scale = 1;
+    /// What makes a sum over ranks and micro-batches of now the mean.
+    std::function<double()> mean_scale;
     /// Throws where the user has written a parameter that an update under way replaces.
     std::function<void(std::string_view when)> refuse_writes;
     /// Shows the owned parameters of a unit to the other ranks.
@@ -103,6 +116,8 @@ class UpdateSchedule {
   /// `step`: updates all units (but those that backward has taken up) from the sums of now, after
   /// `steps` updates so far: here, or beside what follows.
   void start(double scale, int64_t steps);
+  /// In backward: takes the updates of this step back, which an overflow leaves out.
+  void undo();
   /// Before a unit's parameters are read from disk: completes its update. To be asked `beforehand`,
   /// does not wait, and says whether they may be read.
   bool complete(int64_t unit, bool beforehand);
@@ -124,6 +139,7 @@ class UpdateSchedule {
 
  private:
   void update_now(double scale);
+  void pass_first(const std::vector<int64_t>& batch, double scale);
   void finish(int64_t unit);
   // Counts the time as waiting for the disk, where there is one.
   template <class Wait>

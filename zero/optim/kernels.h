@@ -1,4 +1,5 @@
-// The vector kernels behind optimizer.h: one thread's work on elements [begin, end). Each runs on
+// The vector kernels behind optimizer.h (those of optimizers are in their own files): one thread's
+// work on elements [begin, end). Each runs on
 // the widest instruction set of this machine (Highway's run-time dispatch).
 //
 // Note [Same bits everywhere]
@@ -16,31 +17,6 @@
 
 namespace zero::optim::kernels {
 
-/// AdamW's hyper-parameters for one step, computed in fp64 and rounded once.
-struct AdamWScalars {
-  float gradient_scale;
-  float decay;  ///< factor of the weights, 1 - lr * weight_decay; 1 when not decoupled
-  float l2;     ///< weight_decay when not decoupled; else 0
-  float beta1, one_minus_beta1;
-  float beta2, one_minus_beta2;
-  float inverse_root_correction2;  ///< 1 / sqrt(1 - beta2^step)
-  float eps;
-  float negative_step_size;  ///< -lr / (1 - beta1^step)
-};
-
-/// Sgd's hyper-parameters for one step.
-struct SgdScalars {
-  float gradient_scale;
-  float l2;
-  float momentum;
-  float one_minus_dampening;
-  float negative_lr;
-  bool first;  ///< the momentum buffer becomes the gradient
-  bool nesterov;
-};
-
-void adamw(const AdamWScalars& scalars, const Range& range, int64_t begin, int64_t end);
-void sgd(const SgdScalars& scalars, const Range& range, int64_t begin, int64_t end);
 void accumulate(float* destination, const void* source, c10::ScalarType source_dtype, int64_t begin,
                 int64_t end);
 

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <mutex>
+#include <optional>
+#include <string>
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
+#include "zero/optim/algorithm.h"
 #include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
-#include "zero/optim/scalars.h"
 
 namespace zero::optim {
 namespace {
@@ -30,7 +33,7 @@ void in_parallel(int64_t numel, const Pass& pass) {
   });
 }
 
-void check_range(const Optimizer& optimizer, const Range& range) {
+void check_range(const Optimizer& optimizer, const Range& range, bool gradients = true) {
   check_dtype(range.gradient_dtype, "gradient");
   if (range.parameter && range.parameter_dtype != c10::ScalarType::BFloat16 &&
       range.parameter_dtype != c10::ScalarType::Half) {
@@ -44,11 +47,13 @@ void check_range(const Optimizer& optimizer, const Range& range) {
         c10::toString(range.parameter_dtype)));
   }
   if (range.numel == 0) return;
-  ensure(range.numel > 0 && range.gradient, "a range has elements and a gradient");
+  ensure(range.gradient_limit > 0, "gradients are cut off beyond a limit above 0");
+  ensure(range.numel > 0 && (range.gradient != nullptr || !gradients),
+         "a range has elements and a gradient");
   ensure((range.master != nullptr) != (range.lower != nullptr && range.parameter != nullptr),
          "a range has master weights, whole or in two halves");
   const auto states = state_names(optimizer).size();
-  for (size_t i = 0; i < 2; ++i) {
+  for (size_t i = 0; i < kMostStates; ++i) {
     ensure((range.state[i] != nullptr) == (i < states), "a range has its optimizer's states");
   }
 }
@@ -64,91 +69,173 @@ void check_dtype(c10::ScalarType dtype, std::string_view what) {
                                 c10::toString(dtype)));
 }
 
-kernels::AdamWScalars scalars(const AdamW& o, int64_t step, double lr, double gradient_scale) {
-  const double correction1 =
-      o.bias_correction ? 1 - std::pow(o.beta1, static_cast<double>(step)) : 1;
-  const double correction2 =
-      o.bias_correction ? 1 - std::pow(o.beta2, static_cast<double>(step)) : 1;
-  return {.gradient_scale = static_cast<float>(gradient_scale),
-          .decay = static_cast<float>(o.decoupled ? 1 - lr * o.weight_decay : 1),
-          .l2 = static_cast<float>(o.decoupled ? 0 : o.weight_decay),
-          .beta1 = static_cast<float>(o.beta1),
-          .one_minus_beta1 = static_cast<float>(1 - o.beta1),
-          .beta2 = static_cast<float>(o.beta2),
-          .one_minus_beta2 = static_cast<float>(1 - o.beta2),
-          .inverse_root_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
-          .eps = static_cast<float>(o.eps),
-          .negative_step_size = static_cast<float>(-lr / correction1)};
-}
-
-kernels::SgdScalars scalars(const Sgd& o, int64_t step, double lr, double gradient_scale) {
-  return {.gradient_scale = static_cast<float>(gradient_scale),
-          .l2 = static_cast<float>(o.weight_decay),
-          .momentum = static_cast<float>(o.momentum),
-          .one_minus_dampening = static_cast<float>(1 - o.dampening),
-          .negative_lr = static_cast<float>(-lr),
-          .first = step == 1,
-          .nesterov = o.nesterov};
+void refuse(std::string_view key, double value, std::string_view rule) {
+  throw ConfigError(fmt::format("optimizer: {} is {}, but it must be {}", key, value, rule));
 }
 
 namespace {
 
-void run(const AdamW& optimizer, int64_t step, double lr, double gradient_scale,
-         const Range& range) {
-  const auto s = scalars(optimizer, step, lr, gradient_scale);
-  in_parallel(range.numel,
-              [&](int64_t begin, int64_t end) { kernels::adamw(s, range, begin, end); });
+template <class T>
+const Algorithm<T>& algorithm_of(const T& /*optimizer*/) {
+  return T::algorithm();
 }
 
-void run(const Sgd& optimizer, int64_t step, double lr, double gradient_scale, const Range& range) {
-  const auto s = scalars(optimizer, step, lr, gradient_scale);
-  in_parallel(range.numel, [&](int64_t begin, int64_t end) { kernels::sgd(s, range, begin, end); });
+template <class T>
+void check_number(const HyperParameter<T>& row, std::string_view key, double value) {
+  const bool fits = std::isfinite(value) && (!row.least || value >= *row.least) &&
+                    (!row.most || value <= *row.most) && (!row.below || value < *row.below);
+  if (fits) return;
+  std::string rule;
+  const auto add = [&](std::string_view word, std::optional<double> bound) {
+    if (bound) rule += fmt::format("{}{} {}", rule.empty() ? "" : " and ", word, *bound);
+  };
+  add("at least", row.least);
+  add("at most", row.most);
+  add("below", row.below);
+  refuse(key, value, rule.empty() ? "a number" : rule);
 }
 
-void require(bool holds, std::string_view key, double value, std::string_view rule) {
-  if (!holds)
-    throw ConfigError(fmt::format("optimizer: {} is {}, but it must be {}", key, value, rule));
-}
-
-void check_common(double lr, double weight_decay) {
-  require(std::isfinite(lr) && lr >= 0, "lr", lr, "at least 0");
-  require(std::isfinite(weight_decay) && weight_decay >= 0, "weight_decay", weight_decay,
-          "at least 0");
-}
-
-void check_one(const AdamW& o) {
-  check_common(o.lr, o.weight_decay);
-  require(o.beta1 >= 0 && o.beta1 < 1, "beta1", o.beta1, "at least 0 and below 1");
-  require(o.beta2 >= 0 && o.beta2 < 1, "beta2", o.beta2, "at least 0 and below 1");
-  require(std::isfinite(o.eps) && o.eps >= 0, "eps", o.eps, "at least 0");
-}
-
-void check_one(const Sgd& o) {
-  check_common(o.lr, o.weight_decay);
-  require(std::isfinite(o.momentum) && o.momentum >= 0, "momentum", o.momentum, "at least 0");
-  require(std::isfinite(o.dampening), "dampening", o.dampening, "a number");
-  if (o.nesterov) {
-    require(o.momentum > 0, "momentum", o.momentum, "above 0 with nesterov");
-    require(o.dampening == 0, "dampening", o.dampening, "0 with nesterov");
+template <class T>
+void check_values(const T& optimizer) {
+  for (const auto& row : T::algorithm().hyper_parameters) {
+    if (const auto* number = std::get_if<double T::*>(&row.value)) {
+      check_number(row, row.key.empty() ? row.option.substr(2) : row.key, optimizer.**number);
+    } else if (const auto* whole = std::get_if<int64_t T::*>(&row.value)) {
+      check_number(row, row.key, static_cast<double>(optimizer.**whole));
+    }
   }
+  if (const auto check = T::algorithm().check) check(optimizer);
 }
 
 }  // namespace
 
 std::vector<std::string_view> state_names(const Optimizer& optimizer) {
-  if (std::holds_alternative<AdamW>(optimizer)) return {"exp_avg", "exp_avg_sq"};
-  if (std::get<Sgd>(optimizer).momentum != 0) return {"momentum_buffer"};
-  return {};
+  return std::visit([](const auto& o) { return algorithm_of(o).state_names(o); }, optimizer);
+}
+
+std::string_view name(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        const auto& known = algorithm_of(o);
+        return known.name_of ? known.name_of(o) : known.names.front().name;
+      },
+      optimizer);
+}
+
+double lr(const Optimizer& optimizer) {
+  return std::visit([](const auto& o) { return o.lr; }, optimizer);
+}
+
+Optimizer without_decay(Optimizer optimizer) {
+  std::visit([](auto& o) { o.weight_decay = 0; }, optimizer);
+  return optimizer;
 }
 
 void check(const Optimizer& optimizer) {
-  std::visit([](const auto& o) { check_one(o); }, optimizer);
+  std::visit([](const auto& o) { check_values(o); }, optimizer);
 }
+
+namespace {
+
+void run(const Optimizer& optimizer, Moment moment, double gradient_scale, const Range& range) {
+  std::visit(
+      [&](const auto& o) {
+        const auto kernel = algorithm_of(o).update;
+        in_parallel(range.numel, [&](int64_t begin, int64_t end) {
+          kernel(o, moment, static_cast<float>(gradient_scale), range, begin, end);
+        });
+      },
+      optimizer);
+}
+
+// Of a whole parameter.
+Moment with_ratio(const Optimizer& optimizer, Moment moment, const Findings& findings) {
+  moment.ratio = ratio(optimizer, findings.norms);
+  return moment;
+}
+
+}  // namespace
 
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range) {
   check_range(optimizer, range);
-  std::visit([&](const auto& o) { run(o, step, lr, gradient_scale, range); }, optimizer);
+  Moment moment{step, lr};
+  ensure(reach(optimizer) != Reach::matrix, "an update of a range is not one of a matrix");
+  if (reach(optimizer) == Reach::parameter) {
+    Findings findings;
+    first_pass(optimizer, step, gradient_scale, range, findings);
+    moment = with_ratio(optimizer, moment, findings);
+  }
+  run(optimizer, moment, gradient_scale, range);
+}
+
+void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+                      const Range& range) {
+  Moment moment{step, lr};
+  if (reach(optimizer) == Reach::parameter) {
+    Findings findings;
+    first_pass_reference(optimizer, step, gradient_scale, range, findings);
+    moment = with_ratio(optimizer, moment, findings);
+  }
+  std::visit(
+      [&](const auto& o) {
+        algorithm_of(o).update_reference(o, moment, static_cast<float>(gradient_scale), range);
+      },
+      optimizer);
+}
+
+Reach reach(const Optimizer& optimizer) {
+  return std::visit([](const auto& o) { return algorithm_of(o).reach; }, optimizer);
+}
+
+void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale, const Range& range,
+                Findings& findings) {
+  check_range(optimizer, range);
+  std::mutex mutex;
+  std::visit(
+      [&](const auto& o) {
+        const auto kernel = algorithm_of(o).first_pass;
+        in_parallel(range.numel, [&](int64_t begin, int64_t end) {
+          Findings mine{.direction = findings.direction};
+          kernel(o, {step}, static_cast<float>(gradient_scale), range, mine, begin, end);
+          const std::lock_guard lock(mutex);
+          findings.norms.add(mine.norms);
+        });
+      },
+      optimizer);
+}
+
+void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                          const Range& range, Findings& findings) {
+  std::visit(
+      [&](const auto& o) {
+        algorithm_of(o).first_pass_reference(o, {step}, static_cast<float>(gradient_scale), range,
+                                             findings);
+      },
+      optimizer);
+}
+
+double ratio(const Optimizer& optimizer, const ParameterNorms& norms) {
+  return std::visit([&](const auto& o) { return algorithm_of(o).ratio(o, norms); }, optimizer);
+}
+
+void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                 const Range& range) {
+  check_range(optimizer, range, reach(optimizer) == Reach::matrix);
+  run(optimizer, {step, lr, ratio}, 1, range);
+}
+
+void second_pass_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                           const Range& range) {
+  std::visit(
+      [&](const auto& o) {
+        algorithm_of(o).update_reference(o, {step, lr, ratio}, 1, range);
+      },
+      optimizer);
+}
+
+void update_exact(const Optimizer& optimizer, int64_t step, double lr, const ExactRange& range) {
+  std::visit([&](const auto& o) { algorithm_of(o).update_exact(o, {step, lr}, range); }, optimizer);
 }
 
 void split(const float* values, uint16_t* upper, uint16_t* lower, int64_t numel) {

@@ -1,22 +1,36 @@
-// The optimizers of libzero: one fused pass over flat shards.
+// The optimizers of libzero: fused passes over flat shards.
 //
 // A pass reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
 // factor in one number), updates the master weights and the moments in fp32, and writes the
 // parameter's bf16 or fp16 copy where there is one. An element's new value depends on that
-// element's values alone: not on the slice, the vector tail or the threads.
+// element's values alone: not on the slice, the vector tail or the threads. (Of LAMB and Muon also
+// on its parameter's: passes.h.)
+//
+// A new element-wise optimizer is one file, as lion.cpp: its formula, its kernel, the names of its
+// states and its hyper-parameters with their keys (algorithm.h); its values are a struct here, in
+// the list `Optimizer`. Everything else, configuration files, options, documents, tests and checks
+// included, goes over that list.
 #pragma once
 
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 namespace zero {
 
+namespace optim {
+template <class T>
+struct Algorithm;
+}
+
 /// Adam with decoupled weight decay (AdamW, 1711.05101), or with L2 decay added to the gradient
-/// (`decoupled` false, Adam).
+/// (`decoupled` false, Adam, 1412.6980).
 struct AdamW {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -26,6 +40,7 @@ struct AdamW {
   bool decoupled = true;
   bool bias_correction = true;
   bool operator==(const AdamW&) const = default;
+  static const optim::Algorithm<AdamW>& algorithm();
 };
 
 /// Stochastic gradient descent with momentum, as torch::optim::SGD: the first step sets the
@@ -37,15 +52,83 @@ struct Sgd {
   double weight_decay = 0.0;
   bool nesterov = false;
   bool operator==(const Sgd&) const = default;
+  static const optim::Algorithm<Sgd>& algorithm();
 };
 
-using Optimizer = std::variant<AdamW, Sgd>;
+/// Adagrad (Duchi, Hazan and Singer, JMLR 2011), as torch::optim::Adagrad; L2 decay.
+struct Adagrad {
+  double lr = 1e-2;
+  double lr_decay = 0.0;
+  double weight_decay = 0.0;
+  double initial_accumulator_value = 0.0;
+  double eps = 1e-10;
+  bool operator==(const Adagrad&) const = default;
+  static const optim::Algorithm<Adagrad>& algorithm();
+};
+
+/// Lion (2302.06675, program 1): the sign of a moving mean; decoupled decay.
+struct Lion {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.0;
+  bool operator==(const Lion&) const = default;
+  static const optim::Algorithm<Lion>& algorithm();
+};
+
+/// LAMB (1904.00962), as DeepSpeed's FusedLamb: Adam's direction, whose step is as long as the
+/// parameter's norm says. The correction of the moments is part of the rate, and so acts on the
+/// decay too.
+struct Lamb {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  double min_coeff = 0.01;  ///< least trust ratio
+  double max_coeff = 10.0;  ///< greatest trust ratio
+  bool bias_correction = true;
+  bool eps_inside_sqrt = false;
+  bool operator==(const Lamb&) const = default;
+  static const optim::Algorithm<Lamb>& algorithm();
+};
+
+/// Muon (K. Jordan and others, 2024): momentum whose matrices are made orthogonal. For hidden
+/// weights of two dimensions; in a parameter group that has others too the engine trains those
+/// with AdamW (optim::beside_matrices).
+struct Muon {
+  double lr = 0.02;
+  double momentum = 0.95;
+  double weight_decay = 0.0;  ///< decoupled
+  bool nesterov = true;
+  int64_t ns_steps = 5;             ///< Newton-Schulz iterations
+  std::optional<double> adam_lr{};  ///< of the others; none: `lr`
+  double beta1 = 0.9;               ///< this and what follows: of the others
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool operator==(const Muon&) const = default;
+  static const optim::Algorithm<Muon>& algorithm();
+};
+
+using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon>;
 
 namespace optim {
 
+/// The most state arrays that an optimizer has besides the master weights.
+inline constexpr size_t kMostStates = 2;
+
 /// The fp32 state arrays besides the master weights, by the names that checkpoints use:
-/// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum.
+/// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum; Adagrad
+/// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}.
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
+
+/// As configuration files name it: "AdamW".
+std::string_view name(const Optimizer& optimizer);
+
+/// Its learning rate.
+double lr(const Optimizer& optimizer);
+/// The same without weight decay.
+Optimizer without_decay(Optimizer optimizer);
 
 /// A contiguous range of one segment on this rank. All pointers have `numel` elements; none may
 /// overlap another.
@@ -53,9 +136,11 @@ struct Range {
   int64_t numel = 0;
   float* master = nullptr;    ///< fp32 weights, updated in place; null if `lower` is set
   uint16_t* lower = nullptr;  ///< their lower halves: Note [Split master weights] in halves.h
-  float* state[2] = {nullptr, nullptr};  ///< as state_names() orders them
-  const void* gradient = nullptr;        ///< of `gradient_dtype`: Float, BFloat16 or Half
+  std::array<float*, kMostStates> state{};  ///< as state_names() orders them; else null
+  const void* gradient = nullptr;           ///< of `gradient_dtype`: Float, BFloat16 or Half
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;
+  /// Scaled gradients beyond it, or below its negative, count as it.
+  float gradient_limit = std::numeric_limits<float>::infinity();
   void* parameter = nullptr;  ///< null (the master is the parameter), or the low-precision copy;
                               ///< with `lower` the upper halves, updated in place
   c10::ScalarType parameter_dtype =
@@ -68,9 +153,24 @@ void check(const Optimizer& optimizer);
 
 /// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own,
 /// so that schedules apply) to `range`. Uses LibTorch's intra-op threads. Vectorised with run-time
-/// dispatch. Throws ConfigError for a dtype that a Range may not have.
+/// dispatch. Throws ConfigError for a dtype that a Range may not have. Of Lamb `range` is a whole
+/// parameter; Muon's update of a matrix is not one of ranges (passes.h).
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range);
+
+/// The same as `update` in plain loops, one element at a time: what it is tested against, in bits.
+void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+                      const Range& range);
+
+/// Elements in double, as a Range has them in fp32. `gradient` is scaled.
+struct ExactRange {
+  int64_t numel = 0;
+  double* weights = nullptr;
+  std::array<double*, kMostStates> state{};
+  const double* gradient = nullptr;
+};
+/// The same formulas in double: what they are compared by with other implementations.
+void update_exact(const Optimizer& optimizer, int64_t step, double lr, const ExactRange& range);
 
 /// Splits `numel` fp32 values (`lower` may be null), and puts them together again: Note [Split
 /// master weights]. On LibTorch's intra-op threads.
@@ -78,10 +178,6 @@ void split(const float* values, uint16_t* upper, uint16_t* lower, int64_t numel)
 void join(const uint16_t* upper, const uint16_t* lower, float* values, int64_t numel);
 /// Sets to 0 what is left over beside upper halves that something else has written.
 void fit_lower(const uint16_t* upper, uint16_t* lower, int64_t numel);
-
-/// The same as `update` in plain loops, one element at a time: what it is tested against.
-void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                      const Range& range);
 
 /// The sum of squares of `numel` elements (Float, BFloat16 or Half) in fp64, and whether any is
 /// infinite or NaN. The order of summation depends on `numel` alone (fixed blocks, added in order),

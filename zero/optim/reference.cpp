@@ -1,5 +1,5 @@
-// The optimizers in plain loops, one element at a time: what the vector kernels are tested against,
-// in bits. See Note [Same bits everywhere] in kernels.h.
+// Plain loops, one element at a time: what the vector kernels are tested against, in bits. See Note
+// [Same bits everywhere] in kernels.h.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/optim/algorithm.h"
 #include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/scalars.h"
 
 namespace zero::optim {
 namespace {
@@ -22,12 +22,21 @@ float element(const void* values, c10::ScalarType dtype, int64_t i) {
   return static_cast<const c10::Half*>(values)[i];
 }
 
-float weight(const Range& range, int64_t i) {
+}  // namespace
+
+float weight_at(const Range& range, int64_t i) {
   if (!range.lower) return range.master[i];
   return join({static_cast<const uint16_t*>(range.parameter)[i], range.lower[i]});
 }
 
-void set_weight(const Range& range, int64_t i, float value) {
+float gradient_at(const Range& range, int64_t i, float scale) {
+  if (!range.gradient) return 0;
+  const float scaled = element(range.gradient, range.gradient_dtype, i) * scale;
+  if (scaled > range.gradient_limit) return range.gradient_limit;
+  return scaled < -range.gradient_limit ? -range.gradient_limit : scaled;
+}
+
+void set_weight_at(const Range& range, int64_t i, float value) {
   if (range.lower) {
     const auto halves = split(value);
     static_cast<uint16_t*>(range.parameter)[i] = halves.upper;
@@ -41,46 +50,6 @@ void set_weight(const Range& range, int64_t i, float value) {
   } else {
     static_cast<c10::Half*>(range.parameter)[i] = value;
   }
-}
-
-void run(const AdamW& optimizer, int64_t step, double lr, double gradient_scale,
-         const Range& range) {
-  const auto s = scalars(optimizer, step, lr, gradient_scale);
-  for (int64_t i = 0; i < range.numel; ++i) {
-    float p = weight(range, i);
-    float& m = range.state[0][i];
-    float& v = range.state[1][i];
-    float g = element(range.gradient, range.gradient_dtype, i) * s.gradient_scale;
-    if (s.l2 != 0) g += s.l2 * p;
-    m = s.beta1 * m + s.one_minus_beta1 * g;
-    v = s.beta2 * v + s.one_minus_beta2 * g * g;
-    p *= s.decay;
-    p += s.negative_step_size * m / (std::sqrt(v) * s.inverse_root_correction2 + s.eps);
-    set_weight(range, i, p);
-  }
-}
-
-void run(const Sgd& optimizer, int64_t step, double lr, double gradient_scale, const Range& range) {
-  const auto s = scalars(optimizer, step, lr, gradient_scale);
-  for (int64_t i = 0; i < range.numel; ++i) {
-    float p = weight(range, i);
-    float g = element(range.gradient, range.gradient_dtype, i) * s.gradient_scale;
-    if (s.l2 != 0) g += s.l2 * p;
-    if (range.state[0]) {
-      float& buffer = range.state[0][i];
-      buffer = s.first ? g : s.momentum * buffer + s.one_minus_dampening * g;
-      g = s.nesterov ? g + s.momentum * buffer : buffer;
-    }
-    p += s.negative_lr * g;
-    set_weight(range, i, p);
-  }
-}
-
-}  // namespace
-
-void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                      const Range& range) {
-  std::visit([&](const auto& o) { run(o, step, lr, gradient_scale, range); }, optimizer);
 }
 
 SquaredNorm squared_norm_reference(const void* values, c10::ScalarType dtype, int64_t numel) {

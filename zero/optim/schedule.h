@@ -1,69 +1,147 @@
 // Learning-rate schedules: a step in, a rate out.
 //
-// Every schedule is a value with `double rate(int64_t step)`, where step 1 is the first update.
-// Nothing is advanced, so a resumed run needs only the step. Past its last step a schedule stays at
-// its last rate.
+//   const auto schedule = optim::complete(optim::DeepSpeedWarmupCosine{.warmup_steps = 100},
+//                                         {.lr = 3e-4, .steps = 5000});
+//   engine.set_lr(optim::rate(schedule, engine.steps() + 1));
+//
+// Every schedule is a value with `double rate(int64_t step)`, where step 1 is the first update; an
+// update that was skipped does not count. Nothing is advanced, so a resumed run needs only the
+// step. Past its last step a schedule stays at its last rate, unless it says otherwise.
+//
+// Members that are empty are the run's (its rate, its steps, its warm-up): `complete` fills them
+// in. Of a schedule where one is empty `rate` throws ConfigError, which names it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <variant>
 
 namespace zero::optim {
 
-/// The same rate for ever.
-struct Constant {
-  double lr = 1e-3;
-  double rate(int64_t step) const;
-};
-
-enum class Decay { constant, linear, cosine };
+/// wsd: warm-up, stable, decay (2404.06395): the rate stays until the last steps.
+enum class Decay { constant, linear, cosine, wsd };
 
 /// Linear warm-up, then decay. Step w of `warmup_steps` has rate lr * w / warmup_steps: the first
 /// is not zero, the last is `lr`. From there the rate falls, linearly or along half a cosine, to
-/// `min_lr`, which step `total_steps` has. With Decay::constant it stays at `lr`.
+/// `min_lr`, which step `total_steps` has. With Decay::wsd it stays at `lr` until the last
+/// `decay_steps` steps, and falls linearly in them. With Decay::constant it stays at `lr`.
 struct WarmupDecay {
-  double lr = 1e-3;
+  std::optional<double> lr{};
   double min_lr = 0.0;
-  int64_t warmup_steps = 0;
-  int64_t total_steps = 0;
+  std::optional<int64_t> warmup_steps = 0;
+  std::optional<int64_t> total_steps{};
   Decay decay = Decay::cosine;
+  std::optional<int64_t> decay_steps{};  ///< of wsd; a tenth of `total_steps` where left out
   double rate(int64_t step) const;
+  bool operator==(const WarmupDecay&) const = default;
 };
+
+// Those of DeepSpeed 0.19.8 (runtime/lr_schedules.py), with its parameters, defaults and results.
+// Its scheduler counts from the second update on: with k = step - 2, the first update has the rate
+// that stands at k = -1.
 
 enum class WarmupType { logarithmic, linear };
 
-/// DeepSpeed's WarmupLR and, with `total_steps`, its WarmupDecayLR. Its scheduler counts from the
-/// second update on, so with k = max(step - 2, 0) (updates 1 and 2 both have `min_lr`) the rate is
-/// min_lr + (max_lr - min_lr) * gamma. While k is below `warmup_steps`, gamma is log(k + 1) /
-/// log(warmup_steps), or k / warmup_steps; then it is 1, or, with `total_steps`, (total_steps - k)
-/// / (total_steps - warmup_steps), not below 0. A warm-up of 1 counts as 2, as there.
+/// DeepSpeed's WarmupLR: min_lr + (max_lr - min_lr) * gamma. While k is below `warmup_steps`, gamma
+/// is log(k + 1) / log(warmup_steps), or k / warmup_steps; then it is 1. Updates 1 and 2 both have
+/// `min_lr`. A warm-up of 0 or 1 counts as 2, as there.
 struct DeepSpeedWarmup {
   double min_lr = 0.0;
-  double max_lr = 1e-3;
-  int64_t warmup_steps = 1000;
+  std::optional<double> max_lr{};
+  std::optional<int64_t> warmup_steps = 1000;
   WarmupType type = WarmupType::logarithmic;
-  std::optional<int64_t> total_steps = std::nullopt;
   double rate(int64_t step) const;
+  bool operator==(const DeepSpeedWarmup&) const = default;
 };
 
-/// DeepSpeed's WarmupCosineLR: `lr` times a ratio, which is 0 for the first update, then grows from
+/// WarmupDecayLR: the same warm-up; then gamma is (total_steps - k) / (total_steps - warmup_steps),
+/// not below 0.
+struct DeepSpeedWarmupDecay {
+  double min_lr = 0.0;
+  std::optional<double> max_lr = 1e-3;
+  std::optional<int64_t> warmup_steps = 1000;
+  WarmupType type = WarmupType::logarithmic;
+  std::optional<int64_t> total_steps{};
+  double rate(int64_t step) const;
+  bool operator==(const DeepSpeedWarmupDecay&) const = default;
+};
+
+/// WarmupCosineLR: `lr` times a ratio, which is 0 for the first update, then grows from
 /// `warmup_min_ratio` to 1 as DeepSpeedWarmup's gamma does, then falls along half a cosine to
 /// `cos_min_ratio` at k = total_steps - 1.
 struct DeepSpeedWarmupCosine {
-  double lr = 1e-3;
+  std::optional<double> lr{};
   double warmup_min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
-  int64_t warmup_steps = 1000;
-  int64_t total_steps = 10000;
+  std::optional<int64_t> warmup_steps = 1000;
+  std::optional<int64_t> total_steps{};
   WarmupType type = WarmupType::logarithmic;
   double rate(int64_t step) const;
+  bool operator==(const DeepSpeedWarmupCosine&) const = default;
 };
 
-using Schedule = std::variant<Constant, WarmupDecay, DeepSpeedWarmup, DeepSpeedWarmupCosine>;
+/// Adam's two betas.
+struct Betas {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  bool operator==(const Betas&) const = default;
+};
+
+/// OneCycle (1803.09820): the rate rises linearly from `min_lr` to `max_lr` over `first_steps`,
+/// falls back over `second_steps`, in stairs where a count of them is given, and is then
+/// min_lr / (1 + decay_rate * n / decay_steps), n steps after the cycle. With `cycle_momentum`
+/// beta1 does the opposite, between `max_momentum` and `min_momentum`, and is after the cycle
+/// max_momentum * (1 + momentum_decay_rate * n / decay_steps); beta2 is 0.99, as there. The first
+/// update has `min_momentum`, as there.
+struct DeepSpeedOneCycle {
+  double min_lr = 0.0;
+  double max_lr = 1e-3;
+  double decay_rate = 0.0;
+  int64_t first_steps = 2000;
+  std::optional<int64_t> second_steps{};  ///< as many as the first where left out
+  int64_t first_stairs = 0;
+  std::optional<int64_t> second_stairs{};
+  int64_t decay_steps = 0;  ///< 0: no decay
+  bool cycle_momentum = true;
+  double min_momentum = 0.8;
+  double max_momentum = 0.9;
+  double momentum_decay_rate = 0.0;
+  double rate(int64_t step) const;
+  std::optional<Betas> betas(int64_t step) const;
+  bool operator==(const DeepSpeedOneCycle&) const = default;
+};
+
+/// LRRangeTest (1506.01186): min_lr * (1 + step_rate * (step - 1) / step_size), in whole stairs
+/// with `staircase`.
+struct DeepSpeedRangeTest {
+  double min_lr = 1e-3;
+  int64_t step_size = 2000;
+  double step_rate = 1.0;
+  bool staircase = false;
+  double rate(int64_t step) const;
+  bool operator==(const DeepSpeedRangeTest&) const = default;
+};
+
+using Schedule = std::variant<WarmupDecay, DeepSpeedWarmup, DeepSpeedWarmupDecay,
+                              DeepSpeedWarmupCosine, DeepSpeedOneCycle, DeepSpeedRangeTest>;
+
+/// What a schedule takes from the run where it is silent.
+struct RunLength {
+  double lr = 1e-3;   ///< the optimizer's rate
+  int64_t steps = 0;  ///< updates of the run
+  int64_t warmup_steps = 0;
+};
+
+/// `schedule` with what it leaves to the run. Throws ConfigError as `check` does.
+Schedule complete(Schedule schedule, const RunLength& run);
 
 /// The rate of update number `step` (1 for the first).
 double rate(const Schedule& schedule, int64_t step);
+/// The betas of that update; none where the schedule leaves them alone.
+std::optional<Betas> betas(const Schedule& schedule, int64_t step);
+/// The rates are the schedule's own: the optimizer's rate changes none of them.
+bool ignores_optimizer_rate(const Schedule& schedule);
 
 /// Throws ConfigError naming the first value that cannot be used (a negative rate, a warm-up longer
 /// than the whole, ...).

@@ -118,6 +118,7 @@ class ConsoleMonitor final : public Monitor {
         info.sequence, grouped(info.steps), grouped(info.steps * info.tokens_per_step()),
         static_cast<double>(info.steps * info.tokens_per_step()) /
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
+    print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
     for (const auto& change : info.changes) print("changed   {}\n", change);
@@ -136,13 +137,13 @@ class ConsoleMonitor final : public Monitor {
   void step(const StepReport& report) override {
     clear_bar();
     if (report.step % log_every_ == 0 || report.step == info_.first_step ||
-        report.step == info_.steps) {
+        report.step == info_.steps || report.skipped) {
       print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
-            report.step, report.loss, report.grad_norm, report.lr, report.step_ms,
+            report.step, report.loss, std::abs(report.grad_norm), report.lr, report.step_ms,
             grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
             on_disk_ ? fmt::format("  {:>6.1f}", 100 * report.disk_ms / report.step_ms) : "",
             format_bytes(static_cast<double>(report.memory_peak)),
-            report.skipped ? "  skipped: a gradient is not finite" : "");
+            report.skipped ? skipped(report) : "");
     }
     draw_bar(report.step);
     std::fflush(stdout);
@@ -254,6 +255,15 @@ class ConsoleMonitor final : public Monitor {
       print("  {:>12} {:>12}", value, formula.empty() ? "" : "(" + formula + ")");
     }
     print("\n");
+  }
+
+  static std::string skipped(const StepReport& report) {
+    std::string text = "  skipped: a gradient is not finite";
+    if (report.loss_scale == 0) return text;
+    text += fmt::format(" at loss scale {:g}", report.loss_scale);
+    if (report.next_loss_scale != report.loss_scale)
+      text += fmt::format(", now {:g}", report.next_loss_scale);
+    return text;
   }
 
   /// One line a category, one column a rank; the formula's value where there is one.

@@ -149,6 +149,7 @@ class JsonlMonitor final : public Monitor {
                 {"comm_ms", finite(report.comm_ms)},
                 {"disk_ms", finite(report.disk_ms)},
                 {"memory_peak", report.memory_peak}};
+    if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
     if (report.skipped) object["skipped"] = true;
     write(object);
   }

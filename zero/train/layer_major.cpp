@@ -1,6 +1,5 @@
 #include "zero/train/layer_major.h"
 
-#include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
@@ -105,7 +104,7 @@ std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence
             throw Error(fmt::format("The loss of micro-batch {} has {} elements; it must have one.",
                                     i, loss.defined() ? loss.numel() : 0));
           }
-          gradients[i] = {at::ones_like(loss)};
+          gradients[i] = {engine.loss_gradient(loss)};
           losses.push_back(std::move(last.leave({std::move(loss)}).front()));
           backward(std::move(last), gradients[i]);
         }

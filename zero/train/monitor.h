@@ -29,7 +29,8 @@ struct RunInfo {
   int64_t steps = 0;
   int64_t first_step = 1;            ///< more than 1 where a run is resumed
   std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
-  std::string tiers;  ///< which states a memory budget puts on disk, and why; empty without one
+  std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
+  std::string optimizer;  ///< and what its weight decay acts on
   std::string data;
   int64_t train_tokens = 0;
   int64_t validation_tokens = 0;
@@ -84,7 +85,9 @@ struct StepReport {
   int64_t step = 0;  ///< from 1
   float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
   double grad_norm = 0;
-  bool skipped = false;  ///< a gradient was not finite: nothing was updated
+  bool skipped = false;   ///< a gradient was not finite: nothing was updated
+  double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
+  double next_loss_scale = 0;
   double lr = 0;
   double step_ms = 0;
   double tokens_per_s = 0;

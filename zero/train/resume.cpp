@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/config/json.h"
+#include "zero/config/fields.h"
 #include "zero/models/architectures.h"
 
 namespace zero::train {
@@ -155,8 +155,12 @@ std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
 
 std::string override_settings(std::string_view saved, std::string_view file) {
   auto merged = Json::parse(saved);
-  const auto over = fields::parse_json(file, "The configuration file");
+  const auto over = fields::with_present_names(fields::parse_json(file, "The configuration file"));
   if (over.contains("optimizer")) merged.erase("optimizer");
+  if (over.contains("scheduler")) {
+    merged.erase("scheduler");
+    for (const char* key : {"min_lr", "decay_steps"}) merged["train"].erase(key);
+  }
   if (over.contains("train_batch_size")) {
     merged.erase("train_micro_batch_size_per_gpu");
     merged.erase("gradient_accumulation_steps");

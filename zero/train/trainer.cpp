@@ -122,11 +122,12 @@ LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_
 
 /// What a step of this run needs.
 StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {
-  const auto& [config, model, options] = settings;
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
   const auto bytes =
-      sizes.activation_bytes(micro_batch_of(options) * options.seq, config.bf16 ? 2 : 4);
+      sizes.activation_bytes(micro_batch_of(options) * options.seq, config.parameter_bytes());
   // A recomputed layer keeps its input alone; one at a time has all.
-  const auto& recompute = model.activation_checkpointing;
+  const auto& recompute = settings.model.activation_checkpointing;
   const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
   const int64_t again = every > 0 ? at::ceil_div(sizes.layers(), every) : 0;
   const int64_t kept =
@@ -156,7 +157,8 @@ std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing&
 
 std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
                                            comm::Group& group) {
-  const auto& [config, model_settings, options] = settings;
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
   const auto sizes = model_config(options, data);
   const int64_t parameters = sizes->parameter_count();
   check_budget(config, parameters, group.size());
@@ -170,32 +172,53 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   auto model = sizes->build();
-  tile_linears(model->module(), model_settings.tile_elements.value_or(0));
+  tile_linears(model->module(), settings.model.tile_elements.value_or(0));
   return model;
 }
 
-/// Weight decay acts on matrices alone: not on biases and norms.
-std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config) {
+/// Weight decay acts on matrices alone, and not on biases and norms, unless `decay_all`.
+std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config,
+                                             bool decay_all) {
   const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
-  auto undecayed = optimizer;
-  std::visit([](auto& o) { o.weight_decay = 0; }, undecayed);
-  ParameterGroup vectors{{}, undecayed};
+  if (decay_all) return {ParameterGroup{{}, optimizer}};
+  ParameterGroup vectors{{}, optim::without_decay(optimizer)};
   for (const auto& parameter : model.named_parameters()) {
     if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
   }
   return {ParameterGroup{{}, optimizer}, vectors};
 }
 
-optim::WarmupDecay schedule_of(const Options& options, const Config& config) {
-  const double lr = std::visit([](const auto& o) { return o.lr; },
-                               config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
-  optim::WarmupDecay schedule;
-  schedule.lr = lr;
-  schedule.min_lr = options.min_lr.value_or(lr / 10);
-  schedule.warmup_steps = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
-  schedule.total_steps = options.steps;
-  schedule.decay = options.schedule;
-  optim::check(schedule);
+std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& optimizer,
+                               bool decay_all) {
+  std::string text(optim::name(optimizer));
+  const double decay = std::visit([](const auto& o) { return o.weight_decay; }, optimizer);
+  if (decay == 0) return text + ", no weight decay";
+  const auto parameters = model.parameters();
+  const auto vectors = std::count_if(parameters.begin(), parameters.end(),
+                                     [](const auto& p) { return p.dim() < 2; });
+  const auto all = static_cast<int64_t>(parameters.size());
+  if (decay_all) return fmt::format("{}, weight decay {} of all {} parameters", text, decay, all);
+  return fmt::format("{}, weight decay {} of {} matrices, none of {} biases and norms", text, decay,
+                     all - vectors, vectors);
+}
+
+optim::Schedule schedule_of(const Settings& settings) {
+  const auto& options = settings.program;
+  const Optimizer optimizer = settings.engine.optimizer.value_or(Optimizer(kDefaultOptimizer));
+  const double lr = optim::lr(optimizer);
+  const int64_t warmup = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
+  const optim::RunLength run{.lr = lr, .steps = options.steps, .warmup_steps = warmup};
+  if (!settings.scheduler) {
+    return optim::complete(optim::WarmupDecay{.min_lr = options.min_lr.value_or(lr / 10),
+                                              .warmup_steps = warmup,
+                                              .decay = options.schedule,
+                                              .decay_steps = options.decay_steps},
+                           run);
+  }
+  auto schedule = optim::complete(*settings.scheduler, run);
+  // As in DeepSpeed: an optimizer without betas keeps its momentum.
+  auto* cycle = std::get_if<optim::DeepSpeedOneCycle>(&schedule);
+  if (cycle != nullptr && !has_betas(optimizer)) cycle->cycle_momentum = false;
   return schedule;
 }
 
@@ -224,14 +247,23 @@ RunSettings run_settings(const Settings& settings, const Dataset& data, int rank
 
 }  // namespace
 
+bool has_betas(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        return requires { o.beta1; };
+      },
+      optimizer);
+}
+
 void check_run(const Settings& given, int ranks) {
   const auto settings = completed(given);
-  const auto& [config, model_settings, options] = settings;
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
-  (void)schedule_of(options, config);
+  (void)schedule_of(settings);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   if (options.resume) {
     loader.restore(resume_point(folder, run_settings(settings, data, ranks)).loader);
@@ -250,7 +282,7 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
       group_(std::move(group)),
       folder_(options_.out),
       data_(open_data(options_)),
-      schedule_(schedule_of(options_, settings_.settings.engine)) {
+      schedule_(schedule_of(settings_.settings)) {
   settings_ = run_settings(settings_.settings, data_, group_->size());
   if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_)->vocab_size();
@@ -278,7 +310,13 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   model_ = build_model(chosen, data_, *group_);
   activations_ = activation_store(recompute, config);
   model_->recompute({.every = recompute.every.value_or(0), .options = {.store = activations_}});
-  engine_.emplace(model_->module(), parameter_groups(model_->module(), config), config, group_);
+  engine_.emplace(model_->module(), parameter_groups(model_->module(), config, options_.decay_all),
+                  config, group_);
+  const double lr = optim::lr(config.optimizer.value_or(Optimizer(kDefaultOptimizer)));
+  for (size_t i = 0; i < engine_->group_count(); ++i) {
+    const double rate = engine_->lr(i);
+    rate_factors_.push_back(rate == lr || lr == 0 ? 1 : rate / lr);
+  }
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
   const auto numbers = static_cast<int64_t>(losses_.size()) + 2;
@@ -318,8 +356,13 @@ StepReport Trainer::train_step() {
   traffic_->begin_step();
   StepReport report;
   report.step = step_ + 1;
-  report.lr = schedule_.rate(report.step);
-  for (size_t i = 0; i < engine_->group_count(); ++i) engine_->set_lr(report.lr, i);
+  // A step that was skipped, of fp16 or for a gradient that is not finite, is none of the schedule.
+  report.lr = optim::rate(schedule_, engine_->steps() + 1);
+  const auto betas = optim::betas(schedule_, engine_->steps() + 1);
+  for (size_t i = 0; i < engine_->group_count(); ++i) {
+    engine_->set_lr(report.lr * rate_factors_[i], i);
+    if (betas) engine_->set_betas(betas->beta1, betas->beta2, i);
+  }
   at::manual_seed(dropout_seed(options_.seed, report.step, group_->rank()));
 
   pass_micro_batches();
@@ -331,6 +374,10 @@ StepReport Trainer::train_step() {
   report.loss = all.mean_loss;
   report.grad_norm = result.grad_norm;
   report.skipped = !result.updated;
+  if (engine_->config().fp16) {
+    report.loss_scale = result.loss_scale;
+    report.next_loss_scale = result.next_loss_scale;
+  }
   report.step_ms = seconds_since(begin) * 1000;
   report.tokens_per_s = static_cast<double>(tokens_per_step()) / report.step_ms * 1000;
   report.comm_ms = group_->wait_ms() - waited_before;
@@ -524,7 +571,7 @@ RunInfo Trainer::describe() const {
   run.parameters = engine_->parameter_count();
   run.model_description = sizes.description();
   run.vocabulary = sizes.vocab_size();
-  run.dtype = config.bf16 ? "bf16" : "fp32";
+  run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";
   run.stage = config.stage;
   run.ranks = group_->size();
   run.threads = at::get_num_threads();
@@ -535,6 +582,8 @@ RunInfo Trainer::describe() const {
   run.first_step = first_step_;
   run.changes = changes_;
   run.tiers = tiers_reason_;
+  run.optimizer = describe_optimizer(model_->module(), *settings_.settings.engine.optimizer,
+                                     options_.decay_all);
   run.data = options_.data;
   run.train_tokens = data_.train.size();
   run.validation_tokens = data_.validation.size();

@@ -38,6 +38,9 @@ inline constexpr AdamW kDefaultOptimizer{
     .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 inline constexpr int64_t kDefaultMicroBatch = 8;
 
+/// Whether a schedule can cycle the optimizer's momentum: Engine::set_betas.
+bool has_betas(const Optimizer& optimizer);
+
 /// Checks what one process can check before ranks are started: options, data, output folder, the
 /// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
 /// ConfigError, DataError or OutOfMemory.
@@ -117,8 +120,9 @@ class Trainer {
   std::optional<TokenLoader> train_loader_;
   std::optional<Validation> validation_;
   std::optional<StepTraffic> traffic_;
-  optim::WarmupDecay schedule_;
-  std::vector<float> losses_;  ///< of this rank's micro-batches in the step
+  optim::Schedule schedule_;
+  std::vector<double> rate_factors_;  ///< of groups whose rate is not the schedule's (Muon's AdamW)
+  std::vector<float> losses_;         ///< of this rank's micro-batches in the step
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done

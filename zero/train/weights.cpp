@@ -30,10 +30,9 @@ using Places = std::map<std::string, ExportPlace>;
 /// The file's tensors in the order of the model's parameters, in the dtype in which the engine
 /// keeps them.
 std::vector<TensorInfo> declarations(const torch::nn::Module& model, const Places& places,
-                                     bool bf16) {
+                                     at::ScalarType dtype) {
   std::vector<TensorInfo> tensors;
   std::set<std::string> wholes;
-  const auto dtype = bf16 ? at::kBFloat16 : at::kFloat;
   for (const auto& parameter : model.named_parameters()) {
     const auto place = places.find(parameter.key());
     if (place == places.end()) {
@@ -92,8 +91,8 @@ void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder
       {"format", "pt"}};  // Hugging Face's loader asks for it
   const auto places = model.export_places();
   attempt([&] {
-    file.emplace(folder.model(), declarations(model.module(), places, engine.config().bf16),
-                 metadata);
+    file.emplace(folder.model(),
+                 declarations(model.module(), places, engine.config().parameter_dtype()), metadata);
   });
   Assembly assembly;
   engine.visit_parameters([&](const std::string& name, const at::Tensor& value) {

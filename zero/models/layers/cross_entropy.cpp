@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/models/layers/softmax.h"
 
@@ -44,16 +45,16 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
     const auto columns = logits.narrow(1, begin, size).t();
     // The first product writes, the others add: no zero fill.
     if (first) {
-      at::mm_out(block, columns, x);
+      product_into(block, columns, x);
     } else {
-      block.addmm_(columns, x);
+      add_product(block, columns, x);
     }
   }
 }
 
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
                          const at::Tensor& targets, bool need_hidden, bool need_weight,
-                         const LinearCrossEntropyOptions& settings) {
+                         const LinearCrossEntropyOptions& settings, double factor) {
   const int64_t rows = hidden.size(0);
   const int64_t vocabulary = weight.size(0);
   const auto options = hidden.options();
@@ -70,8 +71,8 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
 
   const auto counted = targets.ne(kIgnoredTarget);
   const auto count = counted.sum().to(at::kDouble);
-  // A row's gradient is (softmax - onehot) * row_scale: 1 / count, and 0 for an ignored row.
-  const auto row_scale = counted.to(at::kFloat).div_(count.clamp_min(1));
+  // A row's gradient is (softmax - onehot) * row_scale: factor / count, and 0 for an ignored row.
+  const auto row_scale = counted.to(at::kFloat).mul_(factor).div_(count.clamp_min(1));
   auto sum = at::zeros({}, options.dtype(at::kDouble));
 
   const int64_t step = rows_of_chunk(rows, vocabulary, settings.logits_bytes);
@@ -88,12 +89,12 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
   return out;
 }
 
-// Multiplies in place: the gradient belongs to the function alone.
-at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale) {
+// Multiplies in place: the gradient belongs to the function alone, and has `factor` in it already.
+at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale, double factor) {
   if (!gradient.defined()) return gradient;
   // On a device, reading the scale would stall the stream for longer than the product takes.
-  if (scale.is_cpu() && scale.item<float>() == 1.0F) return gradient;
-  return gradient.mul_(scale.to(gradient.scalar_type()));
+  if (scale.is_cpu() && scale.item<double>() == factor) return gradient;
+  return gradient.mul_((scale / factor).to(gradient.scalar_type()));
 }
 
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
@@ -101,12 +102,15 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets, bool need_hidden,
                             bool need_weight, const LinearCrossEntropyOptions& options) {
-    auto result = compute(hidden, weight, targets, need_hidden, need_weight, options);
+    // In fp16 they would underflow without the loss scale, which is known already.
+    const double factor = static_cast<float>(loss_factor(weight));
+    auto result = compute(hidden, weight, targets, need_hidden, need_weight, options, factor);
     // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
     // in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);
     context->saved_data["weight"] = std::move(result.weight);
     context->saved_data["slot"] = options.weight_slot;
+    context->saved_data["factor"] = factor;
     return result.loss;
   }
 
@@ -125,11 +129,12 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
           "at::cross_entropy_loss on the logits.");
     }
     auto hidden = saved.at("hidden").toTensor();
-    auto weight = scaled(saved.at("weight").toTensor(), gradients[0]);
+    const double factor = saved.at("factor").toDouble();
+    auto weight = scaled(saved.at("weight").toTensor(), gradients[0], factor);
     auto slot = saved.at("slot").toTensor();
     saved.clear();
     if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
-    return {scaled(std::move(hidden), gradients[0]), std::move(weight), {}, {}, {}, {}};
+    return {scaled(std::move(hidden), gradients[0], factor), std::move(weight), {}, {}, {}, {}};
   }
 };
 

@@ -36,7 +36,7 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   if (wanted.x) result.x = product(dy, in_out(weight, !transposed));
   if (wanted.weight) {
     result.weight = gradient_place(weight);
-    at::mm_out(result.weight, transposed ? dy.t() : x.t(), transposed ? x : dy);
+    product_into(result.weight, transposed ? dy.t() : x.t(), transposed ? x : dy);
   }
   if (wanted.bias) {
     result.bias = gradient_place(bias);

@@ -10,6 +10,10 @@ namespace zero {
 /// the sums; see Note [Which library multiplies].
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 
+/// The same into `result` (M, N), of any strides; or added to what it holds.
+void product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
+void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
+
 /// The same by at::mm and at::addmm alone.
 at::Tensor product_reference(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 

@@ -1,0 +1,121 @@
+// 20 steps of PyTorch's and DeepSpeed's own optimizers, run by a Python that has them: that of
+// ZERO_TEST_TORCH, or of an environment beside the caches. Without one nothing is compared, and the
+// test says so.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_program.h"
+#include "zero/optim/optimizer.h"
+#include "zero/optim/passes.h"
+
+namespace zero::optim {
+namespace {
+
+std::string python() {
+  std::vector<std::string> places;
+  if (const char* given = std::getenv("ZERO_TEST_TORCH")) places.emplace_back(given);
+  if (const char* home = std::getenv("HOME")) {
+    for (const auto* each : {"peers", "hosts/torch"})
+      places.push_back(std::string(home) + "/.cache/libzero/" + each + "/bin/python");
+  }
+  for (const auto& place : places) {
+    if (std::filesystem::exists(place)) return place;
+  }
+  return "";
+}
+
+std::map<std::string, std::vector<double>> weights_of_peers(const std::string& python) {
+  const auto outcome = test::Program({python, std::string(ZERO_SOURCE) + "/tests/optim/peers.py"})
+                           .wait(std::chrono::seconds(900));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  std::map<std::string, std::vector<double>> all;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    for (double value = 0; words >> value;) all[name].push_back(value);
+  }
+  return all;
+}
+
+// As peers.py: 25 x 16.
+std::vector<double> weights_of(const Optimizer& optimizer) {
+  const auto index = torch::arange(400, torch::kDouble);
+  auto master = (index * 0.7 + 1).sin().to(torch::kFloat);
+  std::vector<torch::Tensor> states;
+  for (size_t s = 0; s < state_names(optimizer).size(); ++s) states.push_back(torch::zeros({400}));
+  for (int64_t step = 1; step <= 20; ++step) {
+    const auto phase = 1.3 * static_cast<double>(step);
+    const auto gradient = ((index.square() * 0.013 + phase).cos() * 0.5).to(torch::kFloat);
+    Range range{.numel = 400,
+                .master = master.mutable_data_ptr<float>(),
+                .gradient = gradient.const_data_ptr<float>()};
+    for (size_t s = 0; s < states.size(); ++s) range.state[s] = states[s].mutable_data_ptr<float>();
+    if (const auto* muon = std::get_if<Muon>(&optimizer)) {
+      const auto direction = torch::zeros({25, 16});
+      Findings findings{.direction = direction.mutable_data_ptr<float>()};
+      first_pass(optimizer, step, 1, range, findings);
+      orthogonalise(direction, muon->ns_steps);
+      range.gradient = direction.const_data_ptr<float>();
+      second_pass(optimizer, step, muon->lr, ratio(25, 16), range);
+    } else {
+      update(optimizer, step, lr(optimizer), 1, range);
+    }
+  }
+  const auto* values = master.const_data_ptr<float>();
+  return {values, values + 400};
+}
+
+TEST(Peers, TwentyStepsEndAtTheirWeights) {
+  const auto found = python();
+  if (found.empty()) {
+    GTEST_SKIP() << "there is no Python with torch: set ZERO_TEST_TORCH to one to compare with "
+                    "PyTorch's and DeepSpeed's optimizers";
+  }
+  const auto peers = weights_of_peers(found);
+  struct Pair {
+    std::string name;
+    Optimizer ours;
+    double tolerance;
+  };
+  const AdamW adamw{.lr = 1e-2, .weight_decay = 0.1};
+  auto l2 = adamw;
+  l2.decoupled = false;
+  // Muon's products are of bf16 there.
+  const std::vector<Pair> pairs{
+      {"Adam", l2, 2e-6},
+      {"AdamW", adamw, 2e-6},
+      {"SGD", Sgd{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, 2e-6},
+      {"Adagrad", Adagrad{.lr = 1e-2, .lr_decay = 0.01, .weight_decay = 0.1}, 2e-6},
+      {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}, 3e-3},
+      {"DeepSpeedCPUAdam", adamw, 2e-6},
+      {"DeepSpeedCPUAdagrad", Adagrad{.lr = 1e-2, .weight_decay = 0.1}, 2e-6},
+      {"DeepSpeedCPULion", Lion{.lr = 1e-2, .beta2 = 0.99, .weight_decay = 0.1}, 2e-6}};
+  ASSERT_TRUE(peers.contains("Adam"));
+  for (const auto& [name, ours, tolerance] : pairs) {
+    const auto theirs = peers.find(name);
+    if (theirs == peers.end()) {
+      std::printf("not compared with %s, which that Python does not have\n", name.c_str());
+      continue;
+    }
+    const auto mine = weights_of(ours);
+    ASSERT_EQ(mine.size(), theirs->second.size());
+    double most = 0;
+    for (size_t i = 0; i < mine.size(); ++i)
+      most = std::max(most, std::abs(mine[i] - theirs->second[i]));
+    std::printf("%s: the largest difference is %.2e\n", name.c_str(), most);
+    EXPECT_LE(most, tolerance) << name;
+  }
+}
+
+}  // namespace
+}  // namespace zero::optim

@@ -1,0 +1,42 @@
+// What becomes of what a configuration file says.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zero {
+
+enum class Effect : uint8_t {
+  acts,     ///< the engine, the model or the program uses it
+  holds,    ///< it asks for nothing, or for what is so anyway
+  off,      ///< its section is switched off
+  none,     ///< it has no effect here
+  refused,  ///< it cannot be used
+};
+
+/// One key of a file.
+struct Finding {
+  std::string key{};  ///< with dots between sections; empty where it is not one key's affair
+  Effect effect = Effect::acts;
+  std::string text{};  ///< why, and what to use instead; a warning where it acts all the same
+};
+
+/// How a configuration file is read.
+struct ReadOptions {
+  /// Top-level keys that belong to the caller and are passed over.
+  std::span<const std::string> foreign{};
+  /// What is refused since libzero does not have it, and keys that nobody knows, are warnings.
+  bool lenient = false;
+  /// Gets each warning, a complete sentence or several lines. Empty: they go to stderr, where no
+  /// launcher says that this process is another rank than the first.
+  std::function<void(std::string_view)> warn{};
+};
+
+/// `findings` as the warnings of one file: what has no effect is one warning, each reason a line.
+std::vector<std::string> warnings_of(std::span<const Finding> findings, std::string_view origin);
+
+}  // namespace zero

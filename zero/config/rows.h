@@ -1,0 +1,58 @@
+// How the files of this folder write rows of the one table. Private: it includes nlohmann-json.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "zero/config/fields.h"
+
+namespace zero::fields {
+
+using All = std::vector<Field<Settings>>;
+
+/// The rows of one struct of Settings that stand in one section of the file.
+template <class... Member>
+class Rows {
+ public:
+  Rows(std::vector<Field<Settings>>& all, Part part, std::string section, Member... path)
+      : all_(all), part_(part), section_(std::move(section)), path_(path...) {
+    if (!section_.empty()) section_ += '.';
+  }
+
+  template <class... Rest>
+  void add(const char* key, About about, Rest... rest) {
+    auto row = std::apply(
+        [&](auto... path) {
+          return field<Settings>(section_ + key, std::move(about), path..., rest...);
+        },
+        path_);
+    row.part = part_;
+    all_.push_back(std::move(row));
+  }
+  /// Keys that change nothing by themselves: they are checked, and told of as Note [What becomes of
+  /// a key] says.
+  template <class Value>
+  void accept(std::initializer_list<const char*> keys, const About& about) {
+    for (const auto* key : keys) {
+      all_.push_back(accepted<Settings, Value>(section_ + key, about));
+      all_.back().part = part_;
+    }
+  }
+
+ private:
+  std::vector<Field<Settings>>& all_;
+  Part part_;
+  std::string section_;
+  std::tuple<Member...> path_;
+};
+
+/// The section `scheduler`.
+void add_scheduler(All& all);
+/// What files written for DeepSpeed have beside: sections and keys that need no choice here, that
+/// are not here, and old names.
+void add_deepspeed(All& all);
+
+}  // namespace zero::fields

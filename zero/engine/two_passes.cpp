@@ -1,0 +1,243 @@
+#include "zero/engine/two_passes.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <type_traits>
+#include <utility>
+
+namespace zero {
+
+using optim::Reach;
+using partition::intersect;
+
+namespace {
+
+constexpr auto kNormsWords = static_cast<int64_t>(2 * optim::ExactSum::kWords);
+static_assert(std::is_trivially_copyable_v<optim::ParameterNorms> &&
+              sizeof(optim::ParameterNorms) == kNormsWords * sizeof(int64_t));
+
+}  // namespace
+
+TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
+                     const Placement& placement)
+    : layout_(layout),
+      table_(table),
+      model_(model),
+      group_(*placement.shards),
+      ratio_(static_cast<size_t>(model.size()), 1.0),
+      directions_(static_cast<size_t>(layout.unit_count())) {
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    const auto first = layout.unit(u).segments.front().parameter;
+    reach_.push_back(table.trainable(u) ? optim::reach(model.optimizer_of(first)) : Reach::element);
+  }
+  make_batches();
+  for (const auto& batch : batches_) {
+    deals_.push_back(reach(batch.front()) == Reach::matrix ? deal(batch) : Deal{});
+    if (!sliced(batch.front())) continue;
+    if (reach(batch.front()) == Reach::parameter) {
+      if (!shared_.empty())
+        gathered_bytes_.push_back(group_.size() * static_cast<int64_t>(shared_.size()) *
+                                  kNormsWords * 8);
+    } else {
+      for (const int64_t u : batch) gathered_bytes_.push_back(layout.unit(u).numel * 4);
+      gathered_bytes_.push_back(group_.size() * deals_.back().numel * 4);
+    }
+  }
+}
+
+bool TwoPasses::sliced(int64_t unit) const {
+  return table_.plan(unit).owned.size() != layout_.unit(unit).numel;
+}
+
+void TwoPasses::find_shared(int64_t unit) {
+  const int64_t slice = layout_.slice_numel(unit);
+  for (const auto& segment : layout_.unit(unit).segments) {
+    const bool whole = segment.numel == 0 ||
+                       segment.offset / slice == (segment.offset + segment.numel - 1) / slice;
+    if (!whole) shared_.push_back(segment.parameter);
+  }
+}
+
+void TwoPasses::make_batches() {
+  std::vector<int64_t> by_parameter;
+  std::vector<int64_t> by_matrix;
+  int64_t matrices = 0;
+  const auto close = [&] {
+    if (!by_matrix.empty()) batches_.push_back(std::exchange(by_matrix, {}));
+    matrices = 0;
+  };
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (reach(u) == Reach::parameter) {
+      by_parameter.push_back(u);
+      if (sliced(u)) find_shared(u);
+    } else if (reach(u) == Reach::matrix) {
+      by_matrix.push_back(u);
+      matrices += static_cast<int64_t>(layout_.unit(u).segments.size());
+      if (matrices >= group_.size()) close();
+    }
+  }
+  close();
+  if (by_parameter.empty()) return;
+  norms_.resize(ratio_.size());
+  batches_.push_back(std::move(by_parameter));
+}
+
+// The most expensive first, each to the rank that has least to do.
+TwoPasses::Deal TwoPasses::deal(const std::vector<int64_t>& batch) const {
+  Deal deal;
+  for (const int64_t u : batch) {
+    for (const auto& segment : layout_.unit(u).segments) {
+      const auto& parameter = model_.parameter(segment.parameter);
+      Matrix matrix{
+          .parameter = segment.parameter, .rows = parameter.size(0), .columns = parameter.size(1)};
+      if (!parameter.is_contiguous()) std::swap(matrix.rows, matrix.columns);
+      deal.matrices.push_back(matrix);
+    }
+  }
+  const auto cost = [](const Matrix& m) {
+    return static_cast<double>(m.rows) * static_cast<double>(m.columns) *
+           static_cast<double>(std::min(m.rows, m.columns));
+  };
+  std::stable_sort(deal.matrices.begin(), deal.matrices.end(),
+                   [&](const auto& a, const auto& b) { return cost(a) > cost(b); });
+  std::vector<double> work(static_cast<size_t>(group_.size()), 0.0);
+  std::vector<int64_t> sent(work.size(), 0);
+  for (auto& matrix : deal.matrices) {
+    const auto least =
+        static_cast<size_t>(std::min_element(work.begin(), work.end()) - work.begin());
+    matrix.owner = static_cast<int>(least);
+    matrix.offset = sent[least];
+    work[least] += cost(matrix);
+    sent[least] += matrix.rows * matrix.columns;
+    deal.numel = std::max(deal.numel, sent[least]);
+  }
+  return deal;
+}
+
+void TwoPasses::begin(int64_t unit) {
+  if (reach(unit) == Reach::matrix) {
+    directions_[static_cast<size_t>(unit)] =
+        at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
+    return;
+  }
+  for (const auto& segment : layout_.unit(unit).segments)
+    norms_[static_cast<size_t>(segment.parameter)] = {};
+}
+
+optim::Findings TwoPasses::findings(int64_t unit, int64_t begin) const {
+  optim::Findings wanted;
+  const auto& direction = directions_[static_cast<size_t>(unit)];
+  if (direction.defined()) wanted.direction = direction.mutable_data_ptr<float>() + begin;
+  return wanted;
+}
+
+void TwoPasses::add(int64_t parameter, const optim::Findings& found) {
+  if (norms_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  norms_[static_cast<size_t>(parameter)].add(found.norms);
+}
+
+const float* TwoPasses::direction(int64_t unit, int64_t begin) const {
+  const auto& direction = directions_[static_cast<size_t>(unit)];
+  return direction.defined() ? direction.const_data_ptr<float>() + begin : nullptr;
+}
+
+void TwoPasses::exchange(const std::vector<int64_t>& batch) {
+  if (reach(batch.front()) == Reach::matrix) {
+    exchange_matrices(batch, deals_[static_cast<size_t>(&batch - batches_.data())]);
+    return;
+  }
+  exchange_norms();
+  for (const int64_t u : batch) {
+    for (const auto& segment : layout_.unit(u).segments) {
+      const auto p = static_cast<size_t>(segment.parameter);
+      ratio_[p] = optim::ratio(model_.optimizer_of(segment.parameter), norms_[p]);
+    }
+  }
+}
+
+void TwoPasses::exchange_norms() {
+  if (shared_.empty()) return;
+  const auto count = static_cast<int64_t>(shared_.size());
+  auto mine = at::empty({count * kNormsWords}, at::kLong);
+  auto all = at::empty({group_.size() * mine.numel()}, at::kLong);
+  const auto place = [&](const at::Tensor& tensor, int64_t index) {
+    return tensor.mutable_data_ptr<int64_t>() + index * kNormsWords;
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& norms = norms_[static_cast<size_t>(shared_[static_cast<size_t>(i)])];
+    std::ranges::copy(std::bit_cast<std::array<int64_t, kNormsWords>>(norms), place(mine, i));
+  }
+  group_.all_gather(all, mine, "norms of parameters and updates").wait();
+  for (int64_t i = 0; i < count; ++i) {
+    optim::ParameterNorms sum;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      std::array<int64_t, kNormsWords> theirs{};
+      std::copy_n(place(all, rank * count + i), kNormsWords, theirs.begin());
+      sum.add(std::bit_cast<optim::ParameterNorms>(theirs));
+    }
+    norms_[static_cast<size_t>(shared_[static_cast<size_t>(i)])] = sum;
+  }
+}
+
+// Of an array of all elements of its unit.
+at::Tensor TwoPasses::matrix_of(const at::Tensor& unit, const Matrix& matrix) const {
+  const auto& segment = layout_.segment_of(matrix.parameter);
+  return unit.narrow(0, segment.offset, segment.numel).view({matrix.rows, matrix.columns});
+}
+
+void TwoPasses::exchange_matrices(const std::vector<int64_t>& batch, const Deal& deal) {
+  const auto unit_of = [&](const Matrix& matrix) {
+    return static_cast<size_t>(layout_.unit_of(matrix.parameter));
+  };
+  const auto make_orthogonal = [&](const at::Tensor& unit, const Matrix& matrix) {
+    const auto& muon = std::get<Muon>(model_.optimizer_of(matrix.parameter));
+    const auto values = matrix_of(unit, matrix);
+    optim::orthogonalise(values, muon.ns_steps);
+    return values;
+  };
+  for (const auto& matrix : deal.matrices) {
+    const auto& parameter = model_.parameter(matrix.parameter);
+    ratio_[static_cast<size_t>(matrix.parameter)] =
+        optim::ratio(parameter.size(0), parameter.size(1));
+  }
+  if (!sliced(batch.front())) {
+    for (const auto& matrix : deal.matrices) make_orthogonal(directions_[unit_of(matrix)], matrix);
+    return;
+  }
+  std::vector<at::Tensor> whole(directions_.size());
+  for (const int64_t u : batch) {
+    const auto i = static_cast<size_t>(u);
+    whole[i] = at::empty({layout_.unit(u).numel}, directions_[i].options());
+    group_
+        .all_gather(whole[i], directions_[i],
+                    "directions of " + model_.name(layout_.unit(u).segments.front().parameter))
+        .wait();
+  }
+  auto mine = at::zeros({deal.numel}, at::TensorOptions(at::kFloat));
+  auto all = at::empty({group_.size() * deal.numel}, mine.options());
+  for (const auto& matrix : deal.matrices) {
+    if (matrix.owner != group_.rank()) continue;
+    const auto values = make_orthogonal(whole[unit_of(matrix)], matrix);
+    mine.narrow(0, matrix.offset, values.numel()).copy_(values.view({-1}));
+  }
+  whole.clear();
+  group_.all_gather(all, mine, "orthogonal directions").wait();
+  for (const auto& matrix : deal.matrices) {
+    const auto& segment = layout_.segment_of(matrix.parameter);
+    const auto& owned = table_.plan(layout_.unit_of(matrix.parameter)).owned;
+    const auto part = intersect(segment.range(), owned);
+    if (part.empty()) continue;
+    directions_[unit_of(matrix)]
+        .narrow(0, part.begin - owned.begin, part.size())
+        .copy_(all.narrow(0,
+                          matrix.owner * deal.numel + matrix.offset + part.begin - segment.offset,
+                          part.size()));
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,93 @@
+// What the ranks tell each other between the two passes of an update: Note [Two passes] in
+// zero/optim/passes.h.
+//
+// Note [Exchange between passes]
+// LAMB: the norms of parameters that lie in several slices, as exact sums, in one all-gather a
+// step. Those in one slice are its owner's business alone. Muon: units in batches of about as many
+// matrices as ranks. The slices' directions are gathered, so that every rank has whole matrices;
+// each is made orthogonal by one rank, dealt by the cost; then the results are gathered, and each
+// rank takes its slice. Where states are replicated every rank does all of it. Both are issued by
+// the thread that trains, in one order on all ranks, whatever the schedule of updates: a first pass
+// ends before `step` does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "zero/engine/model.h"
+#include "zero/engine/placement.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/passes.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class TwoPasses {
+ public:
+  /// All outlive this.
+  TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
+            const Placement& placement);
+
+  optim::Reach reach(int64_t unit) const { return reach_[static_cast<size_t>(unit)]; }
+  /// The units of two passes, in the order of their first ones; an `exchange` follows each batch.
+  const std::vector<std::vector<int64_t>>& batches() const { return batches_; }
+
+  /// The first pass of a unit begins.
+  void begin(int64_t unit);
+  /// What it is to find out about elements [begin, ...) of the owned ones, and what it has found of
+  /// a parameter there. From several threads at once.
+  optim::Findings findings(int64_t unit, int64_t begin) const;
+  void add(int64_t parameter, const optim::Findings& found);
+
+  /// After the first passes of a batch. Collective over the ranks that shard.
+  void exchange(const std::vector<int64_t>& batch);
+
+  /// What the second pass needs of a parameter and its owned elements from `begin` on.
+  double ratio(int64_t parameter) const { return ratio_[static_cast<size_t>(parameter)]; }
+  const float* direction(int64_t unit, int64_t begin) const;
+  /// The second pass of a unit has ended.
+  void end(int64_t unit) { directions_[static_cast<size_t>(unit)] = at::Tensor(); }
+
+  /// Bytes of the arrays that a step gathers, each once.
+  const std::vector<int64_t>& gathered_bytes() const { return gathered_bytes_; }
+
+ private:
+  struct Matrix {
+    int64_t parameter = 0;
+    int64_t rows = 0;  ///< as the storage has them
+    int64_t columns = 0;
+    int owner = 0;
+    int64_t offset = 0;  ///< in what the owner sends
+  };
+  struct Deal {
+    std::vector<Matrix> matrices;
+    int64_t numel = 0;  ///< that an owner sends
+  };
+  bool sliced(int64_t unit) const;
+  void find_shared(int64_t unit);
+  Deal deal(const std::vector<int64_t>& batch) const;
+  void make_batches();
+  void exchange_norms();
+  void exchange_matrices(const std::vector<int64_t>& batch, const Deal& deal);
+  at::Tensor matrix_of(const at::Tensor& unit, const Matrix& matrix) const;
+
+  const partition::Layout& layout_;
+  const StateTable& table_;
+  const Model& model_;
+  comm::Group& group_;               // that shards
+  std::vector<optim::Reach> reach_;  // by unit
+  std::vector<std::vector<int64_t>> batches_;
+  std::vector<Deal> deals_;      // by batch
+  std::vector<int64_t> shared_;  // parameters in several slices
+  std::vector<int64_t> gathered_bytes_;
+  std::vector<optim::ParameterNorms> norms_;  // by parameter; empty without need
+  std::vector<double> ratio_;                 // by parameter
+  std::vector<at::Tensor> directions_;        // by unit, owned elements
+  std::mutex mutex_;                          // of the norms
+};
+
+}  // namespace zero

@@ -1,0 +1,149 @@
+// What an optimizer's file says of it: names, hyper-parameters, states, formula, kernel. Everything
+// else (configuration files, options, documents, checks, tests, the engine) goes over these tables.
+//
+// Note [An optimizer's file]
+// The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
+// once, and the formula for one element in plain arithmetic: with float it is what the kernel must
+// equal in bits, with double what other implementations are compared with. The kernel is the same
+// formula over vectors (elementwise-inl.h), once for each instruction set.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "zero/optim/optimizer.h"
+#include "zero/optim/passes.h"
+
+namespace zero::optim {
+
+/// Keys that files for other programs have, and that change nothing here.
+enum class Ignored : uint8_t { boolean, number, text };
+/// A variant that there is not: only false is accepted.
+struct OnlyFalse {};
+/// A key that is refused: what to use in its place.
+struct Instead {
+  std::string_view key;
+};
+
+/// One value of an optimizer's struct T.
+template <class T>
+struct HyperParameter {
+  using Pair = std::pair<double T::*, double T::*>;
+
+  std::string_view key;  ///< in `optimizer.params`; empty: an option of `zero train` alone
+  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Pair, Ignored,
+               OnlyFalse, Instead>
+      value;
+  std::string_view sentence;  ///< in --help and in docs/config.md
+  std::string_view details = {};
+  std::string_view option = {};  ///< of `zero train`
+  /// Of numbers, and of both of a pair.
+  std::optional<double> least = {};
+  std::optional<double> most = {};
+  std::optional<double> below = {};
+  std::string_view also = {};  ///< another name of the key
+  bool written = true;         ///< false: read alone, since another key stands for the value
+};
+
+/// A name of an optimizer in files, where any case is accepted.
+template <class T>
+struct Name {
+  std::string_view name;
+  T defaults = {};  ///< what a file that says nothing more means
+  /// The name is of an approximation: what runs in its place is told once.
+  bool approximation = false;
+  /// What the name means whatever the file says.
+  void (*settle)(T&) = nullptr;
+};
+
+/// One update, as all elements of a parameter see it.
+struct Moment {
+  int64_t step = 1;  ///< 1 for the first
+  double lr = 0;
+  double ratio = 1;  ///< what the first pass has found, where there is one
+};
+
+template <class T>
+struct Algorithm {
+  std::vector<Name<T>> names;  ///< documents name the first
+  std::vector<HyperParameter<T>> hyper_parameters;
+  std::vector<std::string_view> (*state_names)(const T&) = nullptr;
+  /// The one of `names` that a file of this value has; null: the first.
+  std::string_view (*name_of)(const T&) = nullptr;
+  /// Throws ConfigError where values do not go together.
+  void (*check)(const T&) = nullptr;
+  Reach reach = Reach::element;
+  /// Beyond elements: the first pass over elements [begin, end), which leaves weights as they are.
+  void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
+                     int64_t end) = nullptr;
+  void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
+                               Findings&) = nullptr;
+  /// Of Reach::parameter: Moment::ratio.
+  double (*ratio)(const T&, const ParameterNorms&) = nullptr;
+  /// The kernel over elements [begin, end): the whole update, or the second pass.
+  void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
+                 int64_t end) = nullptr;
+  /// The same in plain loops.
+  void (*update_reference)(const T&, Moment, float gradient_scale, const Range&) = nullptr;
+  void (*update_exact)(const T&, Moment, const ExactRange&) = nullptr;
+};
+
+/// Calls f(T()) for every optimizer T, in the order of `Optimizer`.
+template <class F>
+void for_each_algorithm(const F& f) {
+  [&]<class... T>(std::type_identity<std::variant<T...>>) {
+    (f(T()), ...);
+  }(std::type_identity<Optimizer>());
+}
+
+/// Throws ConfigError: hyper-parameter `key` has `value`, which must be as `rule` says.
+[[noreturn]] void refuse(std::string_view key, double value, std::string_view rule);
+
+/// Throws ConfigError unless `dtype` is Float, BFloat16 or Half; `what` names the array.
+void check_dtype(c10::ScalarType dtype, std::string_view what);
+
+// Of plain loops.
+
+/// The weight and the scaled gradient of element `i`, as fp32; 0 where there are no gradients.
+float weight_at(const Range& range, int64_t i);
+float gradient_at(const Range& range, int64_t i, float scale);
+/// Writes a weight and its low-precision copy.
+void set_weight_at(const Range& range, int64_t i, float value);
+
+/// Algorithm::update_reference by the formula in Step<float>.
+template <template <class> class Step, class T>
+void plain_update(const T& optimizer, Moment moment, float gradient_scale, const Range& range) {
+  const Step<float> step(optimizer, moment);
+  for (int64_t i = 0; i < range.numel; ++i) {
+    float p = weight_at(range, i);
+    std::array<float, kMostStates> state{};
+    for (size_t s = 0; s < kMostStates; ++s) state[s] = range.state[s] ? range.state[s][i] : 0;
+    step.apply(p, gradient_at(range, i, gradient_scale), state);
+    for (size_t s = 0; s < kMostStates; ++s) {
+      if (range.state[s]) range.state[s][i] = state[s];
+    }
+    set_weight_at(range, i, p);
+  }
+}
+
+/// Algorithm::update_exact by the formula in Step<double>.
+template <template <class> class Step, class T>
+void exact_update(const T& optimizer, Moment moment, const ExactRange& range) {
+  const Step<double> step(optimizer, moment);
+  for (int64_t i = 0; i < range.numel; ++i) {
+    std::array<double, kMostStates> state{};
+    for (size_t s = 0; s < kMostStates; ++s) state[s] = range.state[s] ? range.state[s][i] : 0;
+    step.apply(range.weights[i], range.gradient[i], state);
+    for (size_t s = 0; s < kMostStates; ++s) {
+      if (range.state[s]) range.state[s][i] = state[s];
+    }
+  }
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,359 @@
+// LAMB: 1904.00962, algorithm 2, as DeepSpeed's FusedLamb has it. Two passes: Note [Two passes] in
+// passes.h.
+#include <algorithm>
+#include <cmath>
+
+#include "zero/optim/algorithm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/lamb.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/elementwise-inl.h"
+
+#ifndef ZERO_OPTIM_LAMB_STEP_
+#define ZERO_OPTIM_LAMB_STEP_
+namespace zero::optim {
+
+template <class Number>
+struct LambStep {
+  Number beta1, one_minus_beta1;
+  Number beta2, one_minus_beta2;
+  Number eps, eps_inside;  ///< one of them is 0
+  Number decay;
+  Number coefficient;  ///< of the direction: -rate * ratio
+
+  LambStep(const Lamb& o, Moment moment) {
+    const auto correction = [&](double beta) {
+      return o.bias_correction ? 1 - std::pow(beta, static_cast<double>(moment.step)) : 1;
+    };
+    beta1 = static_cast<Number>(o.beta1);
+    one_minus_beta1 = static_cast<Number>(1 - o.beta1);
+    beta2 = static_cast<Number>(o.beta2);
+    one_minus_beta2 = static_cast<Number>(1 - o.beta2);
+    eps = static_cast<Number>(o.eps_inside_sqrt ? 0 : o.eps);
+    eps_inside = static_cast<Number>(o.eps_inside_sqrt ? o.eps : 0);
+    decay = static_cast<Number>(o.weight_decay);
+    const double rate = moment.lr * std::sqrt(correction(o.beta2)) / correction(o.beta1);
+    coefficient = static_cast<Number>(-rate * moment.ratio);
+  }
+
+  void average(Number g, std::array<Number, kMostStates>& state) const {
+    auto& [m, v] = state;
+    m = beta1 * m + one_minus_beta1 * g;
+    v = beta2 * v + one_minus_beta2 * g * g;
+  }
+  Number direction(Number p, const std::array<Number, kMostStates>& state) const {
+    const auto& [m, v] = state;
+    return m / (std::sqrt(v + eps_inside) + eps) + decay * p;
+  }
+  /// The second pass.
+  void apply(Number& p, Number /*g*/, std::array<Number, kMostStates>& state) const {
+    p += coefficient * direction(p, state);
+  }
+};
+
+}  // namespace zero::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+template <class D, class V>
+HWY_INLINE V lamb_direction(D d, const LambStep<float>& s, V p, V m, V v) {
+  const auto root = hn::Sqrt(hn::Add(v, hn::Set(d, s.eps_inside)));
+  return hn::Add(hn::Div(m, hn::Add(root, hn::Set(d, s.eps))), hn::Mul(hn::Set(d, s.decay), p));
+}
+
+/// The first pass: updates the moments, and gives the direction. Weights stay.
+struct LambFirst {
+  template <class D, class V>
+  static HWY_INLINE V apply(D d, const LambStep<float>& s, V p, V g, V& m, V& v) {
+    m = hn::Add(hn::Mul(hn::Set(d, s.beta1), m), hn::Mul(hn::Set(d, s.one_minus_beta1), g));
+    v = hn::Add(hn::Mul(hn::Set(d, s.beta2), v),
+                hn::Mul(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g));
+    return lamb_direction(d, s, p, m, v);
+  }
+};
+
+struct LambRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const LambStep<float>& s, V& p, V /*g*/, V& m, V& v) {
+    p = hn::Add(p, hn::Mul(hn::Set(d, s.coefficient), lamb_direction(d, s, p, m, v)));
+  }
+};
+
+/// The squares of a block in fp64, where each is exact: element i is added to partial sum i % 8 in
+/// order of i, and then these as a tree.
+HWY_INLINE double sum_of_squares(const float* HWY_RESTRICT values) {
+  constexpr size_t kPartial = 8;
+  const hn::CappedTag<double, kPartial> d;
+  const hn::Rebind<float, decltype(d)> d32;
+  HWY_ALIGN double s[kPartial];
+  for (size_t j = 0; j < kPartial; j += hn::Lanes(d)) {
+    auto sum = hn::Zero(d);
+    for (size_t i = j; i < static_cast<size_t>(ExactSum::kBlock); i += kPartial) {
+      const auto value = hn::PromoteTo(d, hn::LoadU(d32, values + i));
+      sum = hn::MulAdd(value, value, sum);
+    }
+    hn::Store(sum, d, s + j);
+  }
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+template <class Gradient, class Weights>
+void first_range(const LambStep<float>& given, float gradient_scale, const Range& range,
+                 ParameterNorms& norms, int64_t begin, int64_t end) {
+  const Fp32Tag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto numbers = given;
+  const Scale scale{gradient_scale, range.gradient_limit};
+  const auto* master = master_of<Weights>(range);
+  const auto* gradient = static_cast<const typename Gradient::Stored*>(range.gradient);
+  const auto* parameter = static_cast<const typename Weights::Parameter*>(range.parameter);
+  float* first = range.state[0];
+  float* second = range.state[1];
+  HWY_ALIGN float weights[ExactSum::kBlock];
+  HWY_ALIGN float direction[ExactSum::kBlock];
+  const auto vector = [&](const typename Weights::Stored* p_at, float* m_at, float* v_at,
+                          const typename Gradient::Stored* g_at,
+                          const typename Weights::Parameter* upper_at, float* p_to, float* u_to)
+                          HWY_ATTR {
+                            const auto p = load(Weights(), d, p_at, upper_at);
+                            const auto g = scaled(d, load(Gradient(), d, g_at), scale);
+                            auto m = hn::LoadU(d, m_at);
+                            auto v = hn::LoadU(d, v_at);
+                            hn::StoreU(LambFirst::apply(d, numbers, p, g, m, v), d, u_to);
+                            hn::StoreU(m, d, m_at);
+                            hn::StoreU(v, d, v_at);
+                            hn::StoreU(p, d, p_to);
+                          };
+  const auto upper = [&](int64_t i) { return parameter ? parameter + i : nullptr; };
+  for (int64_t i = begin; i < end; i += ExactSum::kBlock) {
+    const int64_t stop = std::min(end, i + ExactSum::kBlock);
+    int64_t j = i;
+    for (; j + lanes <= stop; j += lanes) {
+      for (const float* array : {first, second}) prefetch_ahead(array + j);
+      prefetch_ahead(master + j);
+      prefetch_ahead(gradient + j);
+      vector(master + j, first + j, second + j, gradient + j, upper(j), weights + (j - i),
+             direction + (j - i));
+    }
+    if (j < stop) {
+      const auto count = static_cast<size_t>(stop - j);
+      const Tail<typename Weights::Stored> p(master + j, count);
+      Tail<float> m(first + j, count);
+      Tail<float> v(second + j, count);
+      const Tail<typename Gradient::Stored> g(gradient + j, count);
+      const Tail<typename Weights::Parameter> old(Weights::kReadsParameter ? upper(j) : nullptr,
+                                                  count);
+      Tail<float> to_weights(nullptr, 0);
+      Tail<float> to_direction(nullptr, 0);
+      vector(p.values, m.values, v.values, g.values, old.values, to_weights.values,
+             to_direction.values);
+      m.write(first + j, count);
+      v.write(second + j, count);
+      to_weights.write(weights + (j - i), count);
+      to_direction.write(direction + (j - i), count);
+    }
+    for (int64_t k = stop - i; k < ExactSum::kBlock; ++k) weights[k] = direction[k] = 0;
+    norms.weights.add(sum_of_squares(weights));
+    norms.update.add(sum_of_squares(direction));
+  }
+}
+
+void lamb_first(const LambStep<float>& step, float gradient_scale, const Range& range,
+                ParameterNorms& norms, int64_t begin, int64_t end) {
+  with_types<true>(range, begin, [&](auto gradient, auto weights) {
+    first_range<decltype(gradient), decltype(weights)>(step, gradient_scale, range, norms, begin,
+                                                       end);
+  });
+}
+
+void lamb_second(const LambStep<float>& step, const Range& range, int64_t begin, int64_t end) {
+  update_elements<LambRule, 2, false>(step, 1.0F, range, begin, end);
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero {
+
+namespace optim {
+
+namespace kernels {
+HWY_EXPORT(lamb_first);
+HWY_EXPORT(lamb_second);
+}  // namespace kernels
+
+namespace {
+
+// In the order of additions of `sum_of_squares`.
+double plain_sum_of_squares(const std::array<float, ExactSum::kBlock>& values) {
+  std::array<double, 8> s{};
+  for (size_t i = 0; i < values.size(); ++i) s[i % 8] += double{values[i]} * double{values[i]};
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+void first_reference(const Lamb& optimizer, Moment moment, float gradient_scale, const Range& range,
+                     Findings& findings) {
+  const LambStep<float> step(optimizer, moment);
+  for (int64_t begin = 0; begin < range.numel; begin += ExactSum::kBlock) {
+    std::array<float, ExactSum::kBlock> weights{};
+    std::array<float, ExactSum::kBlock> direction{};
+    for (int64_t i = begin; i < std::min(range.numel, begin + ExactSum::kBlock); ++i) {
+      const float p = weight_at(range, i);
+      std::array<float, kMostStates> state{range.state[0][i], range.state[1][i]};
+      step.average(gradient_at(range, i, gradient_scale), state);
+      range.state[0][i] = state[0];
+      range.state[1][i] = state[1];
+      weights[static_cast<size_t>(i - begin)] = p;
+      direction[static_cast<size_t>(i - begin)] = step.direction(p, state);
+    }
+    findings.norms.weights.add(plain_sum_of_squares(weights));
+    findings.norms.update.add(plain_sum_of_squares(direction));
+  }
+}
+
+double bounded_ratio(const Lamb& o, double weights, double update) {
+  if (weights == 0 || update == 0) return 1;
+  return std::clamp(weights / update, o.min_coeff, o.max_coeff);
+}
+
+void exact(const Lamb& optimizer, Moment moment, const ExactRange& range) {
+  const LambStep<double> first(optimizer, moment);
+  double weights = 0;
+  double update = 0;
+  for (int64_t i = 0; i < range.numel; ++i) {
+    std::array<double, kMostStates> state{range.state[0][i], range.state[1][i]};
+    first.average(range.gradient[i], state);
+    range.state[0][i] = state[0];
+    range.state[1][i] = state[1];
+    weights += range.weights[i] * range.weights[i];
+    update += std::pow(first.direction(range.weights[i], state), 2);
+  }
+  moment.ratio = bounded_ratio(optimizer, std::sqrt(weights), std::sqrt(update));
+  exact_update<LambStep>(optimizer, moment, range);
+}
+
+}  // namespace
+
+}  // namespace optim
+
+const optim::Algorithm<Lamb>& Lamb::algorithm() {
+  using optim::Ignored;
+  using optim::OnlyFalse;
+  static const optim::Algorithm<Lamb> known{
+      .names = {{.name = "Lamb"},
+                {.name = "FusedLamb"},
+                {.name = "OneBitLamb", .approximation = true}},
+      .hyper_parameters =
+          {{.key = "lr",
+            .value = &Lamb::lr,
+            .sentence = "Learning rate; of `zero train` the peak",
+            .option = "--lr",
+            .least = 0},
+           {.key = "betas",
+            .value = std::pair{&Lamb::beta1, &Lamb::beta2},
+            .sentence = "Decay rates of the two moments",
+            .least = 0,
+            .below = 1},
+           {.key = "",
+            .value = &Lamb::beta1,
+            .sentence = "",
+            .option = "--beta1",
+            .least = 0,
+            .below = 1},
+           {.key = "",
+            .value = &Lamb::beta2,
+            .sentence = "",
+            .option = "--beta2",
+            .least = 0,
+            .below = 1},
+           {.key = "eps",
+            .value = &Lamb::eps,
+            .sentence = "Added to the root of the second moment",
+            .least = 0},
+           {.key = "eps_inside_sqrt",
+            .value = &Lamb::eps_inside_sqrt,
+            .sentence = "Added to the second moment, before its root is taken"},
+           {.key = "weight_decay",
+            .value = &Lamb::weight_decay,
+            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
+            .details = "Part of the update whose norm is taken.",
+            .option = "--weight-decay",
+            .least = 0},
+           {.key = "min_coeff",
+            .value = &Lamb::min_coeff,
+            .sentence = "The least trust ratio (norm of a parameter by that of its update)",
+            .least = 0},
+           {.key = "max_coeff",
+            .value = &Lamb::max_coeff,
+            .sentence = "The greatest trust ratio",
+            .least = 0},
+           {.key = "bias_correction",
+            .value = &Lamb::bias_correction,
+            .sentence = "The moments are corrected for their start at 0, by the rate"},
+           {.key = "max_grad_norm",
+            .value = optim::Instead{"gradient_clipping"},
+            .sentence = "Clipping of gradients"},
+           {.key = "amsgrad", .value = OnlyFalse(), .sentence = "There is none"},
+           {.key = "cuda_aware", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
+           {.key = "comm_backend_name",
+            .value = Ignored::text,
+            .sentence = "Accepted, without effect"},
+           {.key = "freeze_step",
+            .value = Ignored::number,
+            .sentence = "Of 1-bit optimizers; nothing is compressed here"},
+           {.key = "coeff_beta",
+            .value = Ignored::number,
+            .sentence = "Of 1-bit optimizers; nothing is compressed here"},
+           {.key = "factor_max",
+            .value = Ignored::number,
+            .sentence = "Of 1-bit optimizers; nothing is compressed here"},
+           {.key = "factor_min",
+            .value = Ignored::number,
+            .sentence = "Of 1-bit optimizers; nothing is compressed here"},
+           {.key = "factor_threshold",
+            .value = Ignored::number,
+            .sentence = "Of 1-bit optimizers; nothing is compressed here"}},
+      .state_names =
+          [](const Lamb&) {
+            return std::vector<std::string_view>{"exp_avg", "exp_avg_sq"};
+          },
+      .check =
+          [](const Lamb& o) {
+            if (o.min_coeff > o.max_coeff)
+              optim::refuse("min_coeff", o.min_coeff, "at most max_coeff");
+          },
+      .reach = optim::Reach::parameter,
+      .first_pass =
+          [](const Lamb& optimizer, optim::Moment moment, float gradient_scale,
+             const optim::Range& range, optim::Findings& findings, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(lamb_first)
+            (optim::LambStep<float>(optimizer, moment), gradient_scale, range, findings.norms,
+             begin, end);
+          },
+      .first_pass_reference = &optim::first_reference,
+      .ratio =
+          [](const Lamb& optimizer, const optim::ParameterNorms& norms) {
+            return optim::bounded_ratio(optimizer, std::sqrt(norms.weights.value()),
+                                        std::sqrt(norms.update.value()));
+          },
+      .update =
+          [](const Lamb& optimizer, optim::Moment moment, float /*gradient_scale*/,
+             const optim::Range& range, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(lamb_second)
+            (optim::LambStep<float>(optimizer, moment), range, begin, end);
+          },
+      .update_reference = &optim::plain_update<optim::LambStep, Lamb>,
+      .update_exact = &optim::exact};
+  return known;
+}
+
+}  // namespace zero
+#endif

@@ -1,0 +1,133 @@
+// Lion: 2302.06675, program 1.
+#include <cmath>
+
+#include "zero/optim/algorithm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/lion.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/elementwise-inl.h"
+
+#ifndef ZERO_OPTIM_LION_STEP_
+#define ZERO_OPTIM_LION_STEP_
+namespace zero::optim {
+
+template <class Number>
+struct LionStep {
+  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
+  Number beta1, one_minus_beta1;
+  Number beta2, one_minus_beta2;
+  Number lr;
+
+  LionStep(const Lion& o, Moment moment)
+      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
+        beta1(static_cast<Number>(o.beta1)),
+        one_minus_beta1(static_cast<Number>(1 - o.beta1)),
+        beta2(static_cast<Number>(o.beta2)),
+        one_minus_beta2(static_cast<Number>(1 - o.beta2)),
+        lr(static_cast<Number>(moment.lr)) {}
+
+  void apply(Number& p, Number g, std::array<Number, kMostStates>& state) const {
+    auto& m = state[0];
+    const Number mean = beta1 * m + one_minus_beta1 * g;
+    m = beta2 * m + one_minus_beta2 * g;
+    p *= decay;
+    if (mean > 0) p -= lr;
+    if (mean < 0) p += lr;
+  }
+};
+
+}  // namespace zero::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+struct LionRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const LionStep<float>& s, V& p, V g, V& m, V& /*none*/) {
+    const auto mean =
+        hn::Add(hn::Mul(hn::Set(d, s.beta1), m), hn::Mul(hn::Set(d, s.one_minus_beta1), g));
+    m = hn::Add(hn::Mul(hn::Set(d, s.beta2), m), hn::Mul(hn::Set(d, s.one_minus_beta2), g));
+    p = hn::Mul(p, hn::Set(d, s.decay));
+    const auto zero = hn::Zero(d);
+    const auto lr = hn::Set(d, s.lr);
+    p = hn::IfThenElse(hn::Gt(mean, zero), hn::Sub(p, lr),
+                       hn::IfThenElse(hn::Lt(mean, zero), hn::Add(p, lr), p));
+  }
+};
+
+void update_lion(const LionStep<float>& step, float gradient_scale, const Range& range,
+                 int64_t begin, int64_t end) {
+  update_elements<LionRule, 1>(step, gradient_scale, range, begin, end);
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero {
+
+namespace optim::kernels {
+HWY_EXPORT(update_lion);
+}
+
+const optim::Algorithm<Lion>& Lion::algorithm() {
+  using optim::Ignored;
+  using optim::OnlyFalse;
+  static const optim::Algorithm<Lion> known{
+      // In files DeepSpeed's defaults hold.
+      .names = {{.name = "Lion", .defaults = {.lr = 1e-3, .beta2 = 0.999}},
+                {.name = "FusedLion", .defaults = {.lr = 1e-3, .beta2 = 0.999}},
+                {.name = "DeepSpeedCPULion", .defaults = {.lr = 1e-3, .beta2 = 0.999}}},
+      .hyper_parameters =
+          {{.key = "lr",
+            .value = &Lion::lr,
+            .sentence = "Learning rate; of `zero train` the peak",
+            .option = "--lr",
+            .least = 0},
+           {.key = "betas",
+            .value = std::pair{&Lion::beta1, &Lion::beta2},
+            .sentence = "Shares of the moving mean in the update, and in the mean to come",
+            .least = 0,
+            .below = 1},
+           {.key = "",
+            .value = &Lion::beta1,
+            .sentence = "",
+            .option = "--beta1",
+            .least = 0,
+            .below = 1},
+           {.key = "",
+            .value = &Lion::beta2,
+            .sentence = "",
+            .option = "--beta2",
+            .least = 0,
+            .below = 1},
+           {.key = "weight_decay",
+            .value = &Lion::weight_decay,
+            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
+            .option = "--weight-decay",
+            .least = 0},
+           {.key = "fp32_optimizer_states",
+            .value = Ignored::boolean,
+            .sentence = "Accepted, without effect"},
+           {.key = "set_grad_none",
+            .value = Ignored::boolean,
+            .sentence = "Accepted, without effect"}},
+      .state_names = [](const Lion&) { return std::vector<std::string_view>{"exp_avg"}; },
+      .update =
+          [](const Lion& optimizer, optim::Moment moment, float gradient_scale,
+             const optim::Range& range, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(update_lion)
+            (optim::LionStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+          },
+      .update_reference = &optim::plain_update<optim::LionStep, Lion>,
+      .update_exact = &optim::exact_update<optim::LionStep, Lion>};
+  return known;
+}
+
+}  // namespace zero
+#endif

@@ -1,0 +1,205 @@
+// Muon (K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein, 2024,
+// kellerjordan.github.io/posts/muon). Two passes: Note [Two passes] in passes.h. What comes between
+// them is in newton_schulz.cpp.
+#include <cmath>
+
+#include "zero/optim/algorithm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/muon.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/elementwise-inl.h"
+
+#ifndef ZERO_OPTIM_MUON_STEP_
+#define ZERO_OPTIM_MUON_STEP_
+namespace zero::optim {
+
+/// The first pass. The weights are those of the array that takes the direction.
+template <class Number>
+struct MuonDirection {
+  Number momentum, one_minus_momentum;
+  bool nesterov;
+
+  MuonDirection(const Muon& o, Moment /*moment*/)
+      : momentum(static_cast<Number>(o.momentum)),
+        one_minus_momentum(static_cast<Number>(1 - o.momentum)),
+        nesterov(o.nesterov) {}
+
+  void apply(Number& direction, Number g, std::array<Number, kMostStates>& state) const {
+    auto& buffer = state[0];
+    buffer = momentum * buffer + one_minus_momentum * g;
+    direction = nesterov ? one_minus_momentum * g + momentum * buffer : buffer;
+  }
+};
+
+/// The second pass. The gradient is the orthogonal direction.
+template <class Number>
+struct MuonStep {
+  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
+  Number coefficient;
+
+  MuonStep(const Muon& o, Moment moment)
+      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
+        coefficient(static_cast<Number>(-moment.lr * moment.ratio)) {}
+
+  void apply(Number& p, Number g, std::array<Number, kMostStates>& /*state*/) const {
+    p *= decay;
+    p += coefficient * g;
+  }
+};
+
+}  // namespace zero::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+struct MuonDirectionRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const MuonDirection<float>& s, V& direction, V g, V& buffer,
+                               V& /*none*/) {
+    const auto momentum = hn::Set(d, s.momentum);
+    const auto fresh = hn::Mul(hn::Set(d, s.one_minus_momentum), g);
+    buffer = hn::Add(hn::Mul(momentum, buffer), fresh);
+    direction = s.nesterov ? hn::Add(fresh, hn::Mul(momentum, buffer)) : buffer;
+  }
+};
+
+struct MuonRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const MuonStep<float>& s, V& p, V g, V& /*none*/, V& /*none*/) {
+    p = hn::Mul(p, hn::Set(d, s.decay));
+    p = hn::Add(p, hn::Mul(hn::Set(d, s.coefficient), g));
+  }
+};
+
+void muon_first(const MuonDirection<float>& step, float gradient_scale, const Range& range,
+                int64_t begin, int64_t end) {
+  update_elements<MuonDirectionRule, 1>(step, gradient_scale, range, begin, end);
+}
+
+void muon_second(const MuonStep<float>& step, const Range& range, int64_t begin, int64_t end) {
+  update_elements<MuonRule, 0>(step, 1.0F, range, begin, end);
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero {
+
+namespace optim {
+
+namespace kernels {
+HWY_EXPORT(muon_first);
+HWY_EXPORT(muon_second);
+}  // namespace kernels
+
+namespace {
+
+/// The array of directions in the place of the weights.
+Range to_direction(const Range& range, float* direction) {
+  auto to = range;
+  to.master = direction;
+  to.lower = nullptr;
+  to.parameter = nullptr;
+  return to;
+}
+
+}  // namespace
+
+AdamW beside_matrices(const Muon& o) {
+  return {.lr = o.adam_lr.value_or(o.lr),
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay};
+}
+
+}  // namespace optim
+
+const optim::Algorithm<Muon>& Muon::algorithm() {
+  static const optim::Algorithm<Muon> known{
+      .names = {{.name = "Muon"}},
+      .hyper_parameters =
+          {{.key = "lr",
+            .value = &Muon::lr,
+            .sentence = "Learning rate; of `zero train` the peak",
+            .option = "--lr",
+            .least = 0},
+           {.key = "muon_lr",
+            .value = &Muon::lr,
+            .sentence = "That of hidden matrices alone",
+            .least = 0,
+            .written = false},
+           {.key = "adam_lr",
+            .value = &Muon::adam_lr,
+            .sentence = "That of all else, which AdamW trains; `lr` where it is left out",
+            .least = 0},
+           {.key = "momentum",
+            .value = &Muon::momentum,
+            .sentence = "Of the moving mean of gradients",
+            .least = 0,
+            .below = 1},
+           {.key = "nesterov", .value = &Muon::nesterov, .sentence = "Nesterov's form"},
+           {.key = "ns_steps",
+            .value = &Muon::ns_steps,
+            .sentence = "Newton-Schulz iterations",
+            .least = 1,
+            .most = 99},
+           {.key = "weight_decay",
+            .value = &Muon::weight_decay,
+            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
+            .option = "--weight-decay",
+            .least = 0},
+           {.key = "betas",
+            .value = std::pair{&Muon::beta1, &Muon::beta2},
+            .sentence = "Of AdamW",
+            .least = 0,
+            .below = 1},
+           {.key = "eps", .value = &Muon::eps, .sentence = "Of AdamW", .least = 0},
+           {.key = "ns_method",
+            .value = optim::Ignored::text,
+            .sentence = "Accepted: iterations are in fp32, and of the smaller side"},
+           {.key = "adam_w_mode",
+            .value = optim::Ignored::boolean,
+            .sentence = "Accepted, without effect"},
+           {.key = "torch_adam",
+            .value = optim::Ignored::boolean,
+            .sentence = "Accepted, without effect"},
+           {.key = "fp32_optimizer_states",
+            .value = optim::Ignored::boolean,
+            .sentence = "Accepted, without effect"},
+           {.key = "per_head_muon", .value = optim::OnlyFalse(), .sentence = "There is none"}},
+      .state_names = [](const Muon&) { return std::vector<std::string_view>{"momentum_buffer"}; },
+      .reach = optim::Reach::matrix,
+      .first_pass =
+          [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
+             const optim::Range& range, optim::Findings& findings, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(muon_first)
+            (optim::MuonDirection<float>(optimizer, moment), gradient_scale,
+             optim::to_direction(range, findings.direction), begin, end);
+          },
+      .first_pass_reference =
+          [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
+             const optim::Range& range, optim::Findings& findings) {
+            optim::plain_update<optim::MuonDirection>(
+                optimizer, moment, gradient_scale, optim::to_direction(range, findings.direction));
+          },
+      .update =
+          [](const Muon& optimizer, optim::Moment moment, float /*gradient_scale*/,
+             const optim::Range& range, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(muon_second)
+            (optim::MuonStep<float>(optimizer, moment), range, begin, end);
+          },
+      .update_reference = &optim::plain_update<optim::MuonStep, Muon>,
+      .update_exact = &optim::exact_update<optim::MuonStep, Muon>};
+  return known;
+}
+
+}  // namespace zero
+#endif

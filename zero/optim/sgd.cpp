@@ -1,0 +1,137 @@
+// Stochastic gradient descent, with momentum or without, as torch::optim::SGD.
+#include <cmath>
+
+#include "zero/optim/algorithm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/sgd.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/elementwise-inl.h"
+
+#ifndef ZERO_OPTIM_SGD_STEP_
+#define ZERO_OPTIM_SGD_STEP_
+namespace zero::optim {
+
+template <class Number>
+struct SgdStep {
+  Number l2, momentum, one_minus_dampening, negative_lr;
+  bool keeps;  ///< there is a momentum buffer
+  bool first;  ///< it becomes the gradient
+  bool nesterov;
+
+  SgdStep(const Sgd& o, Moment moment)
+      : l2(static_cast<Number>(o.weight_decay)),
+        momentum(static_cast<Number>(o.momentum)),
+        one_minus_dampening(static_cast<Number>(1 - o.dampening)),
+        negative_lr(static_cast<Number>(-moment.lr)),
+        keeps(o.momentum != 0),
+        first(moment.step == 1),
+        nesterov(o.nesterov) {}
+
+  void apply(Number& p, Number g, std::array<Number, kMostStates>& state) const {
+    auto& buffer = state[0];
+    if (l2 != 0) g += l2 * p;
+    if (keeps) {
+      buffer = first ? g : momentum * buffer + one_minus_dampening * g;
+      g = nesterov ? g + momentum * buffer : buffer;
+    }
+    p += negative_lr * g;
+  }
+};
+
+}  // namespace zero::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+struct SgdRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const SgdStep<float>& s, V& p, V g, V& buffer, V& /*none*/) {
+    if (s.l2 != 0) g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
+    if (s.keeps) {
+      const auto momentum = hn::Set(d, s.momentum);
+      buffer = s.first ? g
+                       : hn::Add(hn::Mul(momentum, buffer),
+                                 hn::Mul(hn::Set(d, s.one_minus_dampening), g));
+      g = s.nesterov ? hn::Add(g, hn::Mul(momentum, buffer)) : buffer;
+    }
+    p = hn::Add(p, hn::Mul(hn::Set(d, s.negative_lr), g));
+  }
+};
+
+void update_sgd(const SgdStep<float>& step, float gradient_scale, const Range& range, int64_t begin,
+                int64_t end) {
+  if (step.keeps) {
+    update_elements<SgdRule, 1>(step, gradient_scale, range, begin, end);
+  } else {
+    update_elements<SgdRule, 0>(step, gradient_scale, range, begin, end);
+  }
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero {
+
+namespace optim::kernels {
+HWY_EXPORT(update_sgd);
+}
+
+const optim::Algorithm<Sgd>& Sgd::algorithm() {
+  using optim::Ignored;
+  using optim::OnlyFalse;
+  static const optim::Algorithm<Sgd> known{
+      .names = {{.name = "SGD"}},
+      .hyper_parameters =
+          {{.key = "lr",
+            .value = &Sgd::lr,
+            .sentence = "Learning rate; of `zero train` the peak",
+            .option = "--lr",
+            .least = 0},
+           {.key = "momentum",
+            .value = &Sgd::momentum,
+            .sentence = "Of the running sum of gradients",
+            .least = 0},
+           {.key = "dampening",
+            .value = &Sgd::dampening,
+            .sentence = "What of a gradient does not enter that sum"},
+           {.key = "weight_decay",
+            .value = &Sgd::weight_decay,
+            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
+            .option = "--weight-decay",
+            .least = 0},
+           {.key = "nesterov",
+            .value = &Sgd::nesterov,
+            .sentence = "Nesterov's form; needs `momentum`, and `dampening` 0"},
+           {.key = "foreach", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
+           {.key = "fused", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
+           {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
+      .state_names =
+          [](const Sgd& o) {
+            return o.momentum != 0 ? std::vector<std::string_view>{"momentum_buffer"}
+                                   : std::vector<std::string_view>{};
+          },
+      .check =
+          [](const Sgd& o) {
+            if (!o.nesterov) return;
+            if (o.momentum <= 0) optim::refuse("momentum", o.momentum, "above 0 with nesterov");
+            if (o.dampening != 0) optim::refuse("dampening", o.dampening, "0 with nesterov");
+          },
+      .update =
+          [](const Sgd& optimizer, optim::Moment moment, float gradient_scale,
+             const optim::Range& range, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(update_sgd)
+            (optim::SgdStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+          },
+      .update_reference = &optim::plain_update<optim::SgdStep, Sgd>,
+      .update_exact = &optim::exact_update<optim::SgdStep, Sgd>};
+  return known;
+}
+
+}  // namespace zero
+#endif
