@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 
 import agent
 
@@ -29,10 +30,29 @@ HERE = pathlib.Path(__file__).resolve().parent
 PORT = 29500
 LAUNCHERS = ("launch", "torchrun", "mpirun", "mpiexec", "srun-none", "srun-pmix", "srun-pmi2")
 REEXECUTED = "ZERO_TEST_NAMESPACE"
+HEADER = 14 + 20 + 32  # bytes: Ethernet, IPv4, TCP with time stamps
+SEGMENT = 1500 - 20 - 32  # bytes of TCP's payload in a full packet
 
 
 class CannotRun(Exception):
     """This machine lacks something; the message says what."""
+
+
+class Carried(typing.NamedTuple):
+    """What a host's cable has carried, by the counters of its interface and of its TCP."""
+    sent: int  # bytes, headers included
+    received: int
+    packets: int  # sent
+    repeated: int  # segments that TCP sent again
+
+    @property
+    def payload(self):
+        """Bytes sent without what only carries them: headers, acknowledgements, and what was lost or late and sent again.
+        How many of those there are depends on how busy the machine is."""
+        return self.sent - HEADER * self.packets - SEGMENT * self.repeated
+
+    def __sub__(self, before):
+        return Carried(*(mine - other for mine, other in zip(self, before)))
 
 
 def own_namespace():
@@ -82,9 +102,11 @@ class Host:
             return out.read().decode()
 
     def counters(self):
-        """Bytes that the cable has carried since the host's start: (sent, received)."""
-        words = ["cat"] + [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
-        return tuple(int(number) for number in self.text(words).split())
+        """What the cable has carried since the host's start."""
+        files = [f"/sys/class/net/eth0/statistics/{which}" for which in ("tx_bytes", "rx_bytes", "tx_packets")]
+        lines = self.text(["cat", *files, "/proc/net/snmp"]).splitlines()
+        names, numbers = (line.split() for line in lines if line.startswith("Tcp:"))
+        return Carried(*(int(line) for line in lines[:3]), int(numbers[names.index("RetransSegs")]))
 
 
 class Running(threading.Thread):
@@ -143,11 +165,12 @@ class Network:
         process = subprocess.Popen(["unshare", "--net", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child",
                                     "--mount-proc", "/bin/sh", "-c", script], preexec_fn=agent.die_with_parent)
         self.agents.append(process)
-        for _ in range(500):
-            if os.path.exists(host.socket):
-                break
+        end = time.monotonic() + 60
+        while not os.path.exists(host.socket):
             if process.poll() is not None:
                 raise CannotRun(f"host {host.name} cannot be made (status {process.returncode})")
+            if time.monotonic() > end:
+                raise CannotRun(f"host {host.name} is not there after 60 s")
             time.sleep(0.01)
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         host.process = int(children[0])
@@ -174,10 +197,12 @@ class Network:
         self.command("ip", "link", "set", f"cable{host.number}", "up")
 
     def close(self):
+        # The kernel takes a dead namespace's cable away some time later: here it goes at once, so that its name is free.
+        for link in [f"cable{host.number}" for host in self.hosts] + ["bridge"]:
+            subprocess.run(["ip", "link", "del", link], capture_output=True)
         for process in self.agents:  # the agent dies with it, and its namespaces with the agent
             process.kill()
             process.wait()
-        subprocess.run(["ip", "link", "del", "bridge"], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self):
@@ -310,14 +335,14 @@ def run_all(network, commands, output=None):
 
 
 def run(launcher, hosts, ranks, command, rate=None, burst="1mb", zero=None, output=None):
-    """(exit status, [(bytes sent, bytes received) of each host])"""
+    """(exit status, [what the cable of each host carried])"""
     with Network(hosts, rate, burst) as network:
         if launcher.startswith("srun"):
             Slurm(network, ranks)
         before = [host.counters() for host in network.hosts]
         status = run_all(network, start_launcher(network, launcher, ranks, command, zero), output)
         after = [host.counters() for host in network.hosts]
-        return status, [tuple(b - a for a, b in zip(*pair)) for pair in zip(before, after)]
+        return status, [late - early for early, late in zip(before, after)]
 
 
 def loopback_commands(launcher, hosts, ranks, command, zero, port):
@@ -365,13 +390,13 @@ def main():
         if options.loopback:
             return run_over_loopback(options.launcher, options.hosts, options.ranks, options.command, options.zero)
         own_namespace()
-        status, bytes_of = run(options.launcher, options.hosts, options.ranks, options.command, options.rate,
-                               options.burst, options.zero)
+        status, carried = run(options.launcher, options.hosts, options.ranks, options.command, options.rate,
+                              options.burst, options.zero)
     except CannotRun as reason:
         print(f"hosts.py: {reason}", file=sys.stderr)
         return 77
-    for k, (sent, received) in enumerate(bytes_of, 1):
-        print(f"zh{k}: the cable carried {sent} bytes out and {received} bytes in")
+    for k, cable in enumerate(carried, 1):
+        print(f"zh{k}: the cable carried {cable.sent} bytes out and {cable.received} bytes in")
     return status
 
 

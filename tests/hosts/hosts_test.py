@@ -50,7 +50,7 @@ def meets(launcher, count, ranks):
     (status, carried), text = output_of(
         lambda out: hosts.run(launcher, count, ranks, [INIT], zero=ZERO, output=out))
     check_sums(status, text, count * ranks)
-    check(all(sent > 0 and received > 0 for sent, received in carried), f"a cable carried nothing: {carried}", text)
+    check(all(cable.sent > 0 and cable.received > 0 for cable in carried), f"a cable carried nothing: {carried}", text)
 
 
 def refuses_uneven_hosts():
@@ -179,7 +179,7 @@ def trains(launcher, count, ranks, same):
             lambda out: hosts.run(launcher, count, ranks, training_command(folder), zero=ZERO, output=out))
         losses = losses_in(folder, status, text)
     check(losses == same(), f"the losses are {losses}, not {same()}", text)
-    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}; a host's cable carried {carried[0][0] / 1e6:.2f} MB out"
+    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}; a host's cable carried {carried[0].sent / 1e6:.2f} MB out"
 
 
 @functools.cache
@@ -230,14 +230,14 @@ def has_the_bits_over_loopback(count, ranks, dtype):
 def has_the_bits_over(launcher, transport, count, ranks):
     def run(command, out):
         status, carried = hosts.run(launcher, count, ranks, command, zero=ZERO, output=out)
-        check(status != 0 or all(sent > 1e6 for sent, _ in carried), f"the cables carried {carried}", "")
+        check(status != 0 or all(cable.sent > 1e6 for cable in carried), f"the cables carried {carried}", "")
         return status
     return has_the_bits_of_one_host(count, ranks, "bf16", [way for way in ways_to_shard(ranks) if way[0] == 3], run,
                                     environment=["env", f"ZERO_TRANSPORT={transport}"])
 
 
 def bytes_of_steps(count, ranks, steps, sharding):
-    """(by the cables' counters, by the ledger): bytes that each host sent."""
+    """(by the cables' counters, by the ledger): what each host sent."""
     with tempfile.TemporaryDirectory() as folder:
         command = training_command(folder, width=512, steps=steps, sharding=sharding)
         (status, carried), text = output_of(
@@ -246,7 +246,7 @@ def bytes_of_steps(count, ranks, steps, sharding):
         lines = (json.loads(line) for line in (pathlib.Path(folder) / "run" / "log.jsonl").read_text().splitlines())
         ledger = next(line for line in lines if line.get("event") == "traffic")["per_rank"]
     sent = [sum(part["link_bytes"] for part in rank.values() if isinstance(part, dict)) for rank in ledger]
-    return [sent_by_cable for sent_by_cable, _ in carried], [sum(sent[h * ranks:(h + 1) * ranks]) for h in range(count)]
+    return carried, [sum(sent[h * ranks:(h + 1) * ranks]) for h in range(count)]
 
 
 def cables_carry_what_the_ledger_says(count, ranks, sharding=None):
@@ -255,8 +255,8 @@ def cables_carry_what_the_ledger_says(count, ranks, sharding=None):
     said = []
     for host in range(count):
         wire, ledger = (many[which][host] - few[which][host] for which in (0, 1))
-        said.append(f"{wire / ledger:.4f}")
-        check(0.98 < wire / ledger < 1.02, f"host {host}'s cable carried {wire} bytes, the ledger says {ledger}", "")
+        said.append(f"{wire.payload / ledger:.4f} ({wire.sent / ledger:.4f} with headers)")
+        check(0.98 < wire.payload / ledger < 1.02, f"host {host}'s cable carried {wire}, {wire.payload} bytes without headers, the ledger says {ledger}", "")
     return f"cable / ledger {', '.join(said)}"
 
 
