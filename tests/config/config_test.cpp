@@ -53,7 +53,7 @@ TEST(Config, WhatIsDumpedReadsBackEqual) {
   config.bf16 = true;
   config.gradient_accumulation_steps = 5;
   config.accumulation_dtype = AccumulationDtype::model;
-  config.optimizer = Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true};
+  config.optimizer.emplace(Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true});
   EXPECT_EQ(Config::parse(config.dump(), 1), config);
   EXPECT_EQ(Config::parse(Config().dump(), 1), Config());
 }
@@ -486,9 +486,14 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
             Optimizer(Lamb{.min_coeff = 0.1, .eps_inside_sqrt = true}));
   EXPECT_EQ(
       read(R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 1e-3, "ns_method": "gram"}})"),
-      Optimizer(Muon{.lr = 0.01, .adam_lr = 1e-3}));
-  EXPECT_EQ(read(R"({"type": "Muon", "params": {"lr": 0.01, "muon_lr": 0.02}})"),
-            Optimizer(Muon{.lr = 0.02}));
+      Optimizer(Muon{.lr = 0.01, .adam_lr = 1e-3, .beta2 = 0.95, .eps = 1e-10}));
+  // The rest has `lr`, and DeepSpeed's 3e-4 without that.
+  EXPECT_EQ(read(R"({"type": "Muon", "params": {"muon_lr": 0.02, "lr": 0.01}})"),
+            Optimizer(Muon{.lr = 0.02, .adam_lr = 0.01, .beta2 = 0.95, .eps = 1e-10}));
+  EXPECT_EQ(read(R"({"type": "Muon", "params": {"lr": 0.01}})"),
+            Optimizer(Muon{.lr = 0.01, .beta2 = 0.95, .eps = 1e-10}));
+  EXPECT_EQ(read(R"({"type": "Muon", "params": {"muon_lr": 0.01}})"),
+            Optimizer(Muon{.lr = 0.01, .adam_lr = 3e-4, .beta2 = 0.95, .eps = 1e-10}));
   // What they approximate.
   EXPECT_EQ(read(R"({"type": "OneBitAdam", "params": {"freeze_step": 400, "cuda_aware": false,
                      "comm_backend_name": "nccl"}})"),

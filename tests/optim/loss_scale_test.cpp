@@ -209,6 +209,34 @@ TEST(LossScaler, UnscalesForClippingOnce) {
   EXPECT_THAT(message_of<Error>([&] { scaler.update(); }), HasSubstr("before LossScaler::step"));
 }
 
+TEST(LossScaler, AStepWithoutAnUpdateInBetweenIsAnError) {
+  Line line;
+  torch::optim::SGD optimizer(line.parameters(), 0.1);
+  LossScaler scaler(LossScaling::torch());
+  scaler.scale(line.loss(1)).backward();
+  EXPECT_TRUE(scaler.step(optimizer));
+  const auto after = line.weight.detach().clone();
+  optimizer.zero_grad();
+  scaler.scale(line.loss(1)).backward();
+  EXPECT_THAT(message_of<Error>([&] { scaler.step(optimizer); }), HasSubstr("LossScaler::update"));
+  EXPECT_TRUE(torch::equal(line.weight, after)) << "scaled gradients are not used";
+}
+
+TEST(LossScaler, OneOptimizersOverflowIsNotAnothers) {
+  Line first;
+  Line second;
+  torch::optim::SGD of_first(first.parameters(), 0.1);
+  torch::optim::SGD of_second(second.parameters(), 0.1);
+  LossScaler scaler({.initial_power = 3, .hysteresis = 1});
+  scaler.scale(first.loss(std::numeric_limits<double>::infinity())).backward();
+  scaler.scale(second.loss(1)).backward();
+  EXPECT_FALSE(scaler.step(of_first));
+  EXPECT_TRUE(scaler.step(of_second));
+  EXPECT_TRUE(scaler.overflow());
+  scaler.update();
+  EXPECT_EQ(scaler.scale(), 4) << "the scale is of both";
+}
+
 TEST(LossScaler, HeedsWhatAnotherRankFound) {
   Line line;
   torch::optim::SGD optimizer(line.parameters(), 0.1);
@@ -231,8 +259,9 @@ TEST(LossScaler, AnOverflowAtTheLeastScaleIsAnError) {
 TEST(LossScaler, RefusesGradientsInFp16) {
   const auto weight = torch::ones({3}, at::kHalf).requires_grad_();
   weight.sum().backward();
+  torch::optim::SGD optimizer({weight}, 0.1);
   LossScaler scaler;
-  EXPECT_THAT(message_of<ConfigError>([&] { scaler.unscale({weight}); }), HasSubstr("fp16"));
+  EXPECT_THAT(message_of<ConfigError>([&] { scaler.unscale(optimizer); }), HasSubstr("fp16"));
 }
 
 }  // namespace

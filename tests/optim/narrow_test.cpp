@@ -36,9 +36,11 @@ struct Shard {
              .gradient_dtype = kBf16,
              .key = rounding_key(3, 7),
              .first = 64};
-    for (size_t i = 0; i < state_names(optimizer).size(); ++i) {
+    const auto names = state_names(optimizer);
+    for (size_t i = 0; i < names.size(); ++i) {
       state[i].resize(2 * weights.size());
-      fill(state[i].data(), states, 3 + static_cast<uint32_t>(i), i == 1);
+      const bool squares = names[i] == "exp_avg_sq" || names[i] == "sum";
+      fill(state[i].data(), states, 3 + static_cast<uint32_t>(i), squares);
       range.state[i] = state[i].data();
     }
   }
@@ -48,7 +50,8 @@ struct Shard {
 };
 
 const std::vector<Optimizer>& optimizers() {
-  static const std::vector<Optimizer> all{AdamW{.lr = 1e-3}, Sgd{.momentum = 0.9}, Sgd{}};
+  static const std::vector<Optimizer> all{AdamW{.lr = 1e-3}, Sgd{.momentum = 0.9}, Sgd{},
+                                          Adagrad{.lr = 1e-3}, Lion{.lr = 1e-3}};
   return all;
 }
 

@@ -1,4 +1,5 @@
-"""Weights after 20 steps of PyTorch's and DeepSpeed's own optimizers, for peers_test.cpp: a line each, name and numbers."""
+"""peers.py torch|deepspeed: weights after 20 steps of their own optimizers, for peers_test.cpp. A line each: name and numbers,
+or "absent", name and reason."""
 import contextlib
 import sys
 
@@ -22,27 +23,36 @@ def train(name, make):
     print(name, *(repr(x) for x in p.detach().flatten().tolist()))
 
 
+def torch_optimizers():
+    train("Adam", lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1))
+    train("AdamW", lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1))
+    train("SGD", lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1))
+    train("Adagrad", lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.01, weight_decay=0.1))
+    if hasattr(torch.optim, "Muon"):
+        train("Muon", lambda p: torch.optim.Muon(p, lr=1e-2, weight_decay=0.1))
+    else:
+        print("absent Muon: this torch has none")
+
+
 def deepspeed_optimizers():
-    """Those whose operators this machine can build."""
-    with contextlib.redirect_stdout(sys.stderr):
-        from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-        from deepspeed.ops.lion import DeepSpeedCPULion
-    yield "DeepSpeedCPUAdam", lambda p: DeepSpeedCPUAdam(p, lr=1e-2, weight_decay=0.1)
-    yield "DeepSpeedCPUAdagrad", lambda p: DeepSpeedCPUAdagrad(p, lr=1e-2, weight_decay=0.1)
-    yield "DeepSpeedCPULion", lambda p: DeepSpeedCPULion(p, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
-
-
-train("Adam", lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1))
-train("AdamW", lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1))
-train("SGD", lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1))
-train("Adagrad", lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.01, weight_decay=0.1))
-if hasattr(torch.optim, "Muon"):
-    train("Muon", lambda p: torch.optim.Muon(p, lr=1e-2, weight_decay=0.1))
-try:
-    for name, make in deepspeed_optimizers():
+    try:
         with contextlib.redirect_stdout(sys.stderr):
-            make([torch.nn.Parameter(parameter())])  # builds its operator
+            import deepspeed.ops
+    except ImportError as error:
+        print(f"absent DeepSpeed: {error}")
+        return
+    makers = {
+        "DeepSpeedCPUAdam": lambda p: deepspeed.ops.adam.DeepSpeedCPUAdam(p, lr=1e-2, weight_decay=0.1),
+        "DeepSpeedCPUAdagrad": lambda p: deepspeed.ops.adagrad.DeepSpeedCPUAdagrad(p, lr=1e-2, weight_decay=0.1),
+        "DeepSpeedCPULion": lambda p: deepspeed.ops.lion.DeepSpeedCPULion(p, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)}
+    for name, make in makers.items():
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                make([torch.nn.Parameter(parameter())])  # builds its operator
+        except Exception as error:  # no compiler that it takes
+            print(f"absent {name}: {' '.join(str(error).split())}")
+            continue
         train(name, make)
-except Exception as error:  # no DeepSpeed, or no compiler that it takes
-    print("without DeepSpeed:", error, file=sys.stderr)
+
+
+{"torch": torch_optimizers, "deepspeed": deepspeed_optimizers}[sys.argv[1]]()

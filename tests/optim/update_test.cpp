@@ -494,15 +494,20 @@ TEST(Update, LambIsDeepSpeeds) {
                     .beta1 = 0.8,
                     .eps = 1e-6,
                     .weight_decay = 0.1,
-                    .max_coeff = 0.3,
+                    .min_coeff = 0.02,
+                    .max_coeff = 0.03,
                     .bias_correction = !inside,
                     .eps_inside_sqrt = inside};
+    bool below = false, between = false, above = false;  // the bounds are tried on both sides
     expect_like_formula(lamb, 2e-6, [&](int64_t step, auto& p, auto& states, const auto& g) {
       states[0] = states[0] * lamb.beta1 + g * (1 - lamb.beta1);
       states[1] = states[1] * lamb.beta2 + g * g * (1 - lamb.beta2);
       const auto root = inside ? (states[1] + lamb.eps).sqrt() : states[1].sqrt() + lamb.eps;
       const auto u = states[0] / root + p * lamb.weight_decay;
       const double ratio = p.norm().template item<double>() / u.norm().template item<double>();
+      below = below || ratio < lamb.min_coeff;
+      above = above || ratio > lamb.max_coeff;
+      between = between || (ratio > lamb.min_coeff && ratio < lamb.max_coeff);
       double rate = lamb.lr;
       if (lamb.bias_correction) {
         rate *= std::sqrt(1 - std::pow(lamb.beta2, static_cast<double>(step))) /
@@ -510,6 +515,7 @@ TEST(Update, LambIsDeepSpeeds) {
       }
       p = p - u * (rate * std::clamp(ratio, lamb.min_coeff, lamb.max_coeff));
     });
+    EXPECT_TRUE(below && between && above) << below << between << above;
   }
 }
 

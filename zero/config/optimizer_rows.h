@@ -40,6 +40,13 @@ Field<T> row_of(const optim::HyperParameter<T>& row) {
                   [value](const T& optimizer) {
                     return Json::array({optimizer.*value.first, optimizer.*value.second});
                   }};
+        } else if constexpr (std::is_same_v<Value, optim::Given<T>>) {
+          auto made = field<T>(key, about_of(row), value.member);
+          made.set = [value](T& optimizer, const Json& number) {
+            value.set(optimizer, number.get<double>());
+          };
+          if (!row.written) made.get = {};
+          return made;
         } else if constexpr (std::is_same_v<Value, optim::Ignored>) {
           if (value == optim::Ignored::boolean) return accepted<T, bool>(key, about_of(row));
           if (value == optim::Ignored::number) return accepted<T, double>(key, about_of(row));

@@ -409,7 +409,9 @@ double Engine::Impl::mean_scale() const {
 }
 
 at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
-  return at::full_like(loss, impl_->loss_factor());
+  // Not of the loss's own dtype, which may not hold the number: infinity is an overflow like any.
+  const auto wide = loss.options().dtype(at::kFloat).requires_grad(false);
+  return at::full_like(loss, impl_->loss_factor(), wide).to(loss.scalar_type());
 }
 
 StepResult Engine::step() {

@@ -31,14 +31,21 @@ struct Instead {
   std::string_view key;
 };
 
+/// A number that says something of another one too, where a file gives it.
+template <class T>
+struct Given {
+  double T::*member;
+  void (*set)(T&, double);
+};
+
 /// One value of an optimizer's struct T.
 template <class T>
 struct HyperParameter {
   using Pair = std::pair<double T::*, double T::*>;
 
   std::string_view key;  ///< in `optimizer.params`; empty: an option of `zero train` alone
-  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Pair, Ignored,
-               OnlyFalse, Instead>
+  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Given<T>, Pair,
+               Ignored, OnlyFalse, Instead>
       value;
   std::string_view sentence;  ///< in --help and in docs/config.md
   std::string_view details = {};
@@ -72,7 +79,7 @@ struct Moment {
 template <class T>
 struct Algorithm {
   std::vector<Name<T>> names;  ///< documents name the first
-  std::vector<HyperParameter<T>> hyper_parameters;
+  std::vector<HyperParameter<T>> hyper_parameters;  ///< in the order in which they are read
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
   /// The one of `names` that a file of this value has; null: the first.
   std::string_view (*name_of)(const T&) = nullptr;

@@ -12,6 +12,8 @@ namespace zero {
 
 namespace {
 
+constexpr int64_t kMostSteps = int64_t{1} << 62;
+
 template <class Value>
 void require(bool holds, std::string_view key, Value value, std::string_view rule) {
   if (!holds)
@@ -35,6 +37,8 @@ LossScale::LossScale(const LossScaling& rule) : rule_(rule) {
           "a number of at least 0");
   require(std::isfinite(rule.growth) && rule.growth > 1, "growth", rule.growth, "more than 1");
   require(rule.backoff > 0 && rule.backoff < 1, "backoff", rule.backoff, "between 0 and 1");
+  require(rule.maximum >= std::ldexp(1.0, static_cast<int>(rule.initial_power)), "maximum",
+          rule.maximum, "at least the scale to begin with");
   require(rule.uncounted >= 0, "uncounted", rule.uncounted, "at least 0");
   state_ = {.scale = std::ldexp(1.0, static_cast<int>(rule.initial_power)),
             .clean = -rule.uncounted,
@@ -65,6 +69,9 @@ void LossScale::restore(const LossScaleState& state) {
   if (!dynamic()) return;
   require(std::isfinite(state.scale) && state.scale > 0, "the scale of a checkpoint", state.scale,
           "a number above 0");
+  require(state.clean >= -rule_.uncounted && state.clean <= kMostSteps,
+          "the count of steps without overflow of a checkpoint", state.clean,
+          fmt::format("from {} to {}", -rule_.uncounted, kMostSteps));
   require(state.hysteresis >= 1, "the hysteresis of a checkpoint", state.hysteresis, "at least 1");
   state_ = state;
   state_.hysteresis = std::min(state.hysteresis, rule_.hysteresis);

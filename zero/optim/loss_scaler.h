@@ -28,33 +28,33 @@ class LossScaler {
   /// The loss times the scale, in fp32.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Divides the gradients of `parameters` (those that have one) in place by the scale, and
-  /// remembers whether one is infinite or NaN, which it returns. For what needs unscaled gradients
-  /// before the step (clipping). Throws ConfigError for a gradient in fp16, which cannot hold what
-  /// the scale has kept.
-  bool unscale(const std::vector<at::Tensor>& parameters);
-  /// The same of all parameters of a torch::optim::Optimizer: once between two updates.
+  /// Divides the gradients of the parameters of a torch::optim::Optimizer (those that have one) in
+  /// place by the scale. Returns whether one is infinite or NaN; then `step` leaves its update out.
+  /// For what needs unscaled gradients before the step (clipping); otherwise `step` does it. Throws
+  /// ConfigError for a gradient in fp16, which cannot hold what the scale has kept; Error where the
+  /// optimizer was unscaled already since the last update.
   template <class Optimizer>
-  requires requires(Optimizer& optimizer) { optimizer.param_groups(); }
   bool unscale(Optimizer& optimizer) {
-    begin(&optimizer);
-    for (auto& group : optimizer.param_groups()) unscale(group.params());
-    return overflow_;
+    auto& seen = begin(&optimizer);
+    for (auto& group : optimizer.param_groups()) divide(group.params(), seen);
+    return seen.overflow;
   }
-  /// Since the last update a gradient was infinite or NaN.
-  bool overflow() const { return overflow_; }
-  /// Another rank has found one: true makes `step` leave the update out here too.
+  /// Since the last update a gradient was infinite or NaN, of any optimizer or rank.
+  bool overflow() const;
+  /// Another rank has found one: true makes `step` leave the updates out here too.
   void add_overflow(bool found) {
-    overflow_ = overflow_ || found;
+    elsewhere_ = elsewhere_ || found;
     looked_ = true;
   }
-  /// optimizer.step() on unscaled gradients, or nothing where one is infinite or NaN: returns
-  /// whether it was called.
+  /// optimizer.step() on unscaled gradients, or nothing where one of this optimizer's is infinite
+  /// or NaN: returns whether it was called. Once between two updates: throws Error otherwise, since
+  /// gradients that have come meanwhile would be used as they are, scaled.
   template <class Optimizer>
   bool step(Optimizer& optimizer) {
     if (!begun(&optimizer)) unscale(optimizer);
-    if (!overflow_) optimizer.step();
-    return !overflow_;
+    if (!may_step(&optimizer)) return false;
+    optimizer.step();
+    return true;
   }
   /// Sets the scale of the next step. Throws Error where no gradient was looked at since the last
   /// update, and where gradients overflow at the least scale.
@@ -64,13 +64,22 @@ class LossScaler {
   void restore(const LossScaleState& state) { scale_.restore(state); }
 
  private:
-  void begin(const void* optimizer);
+  /// An optimizer since the last update.
+  struct Seen {
+    const void* optimizer;
+    bool overflow = false;
+    bool stepped = false;
+  };
+  Seen& begin(const void* optimizer);
   bool begun(const void* optimizer) const;
+  /// Counts the step; throws where there was one.
+  bool may_step(const void* optimizer);
+  void divide(const std::vector<at::Tensor>& parameters, Seen& seen);
 
   LossScale scale_;
-  std::vector<const void*> unscaled_;  // optimizers, since the last update
+  std::vector<Seen> seen_;
   bool looked_ = false;
-  bool overflow_ = false;
+  bool elsewhere_ = false;
 };
 
 }  // namespace zero

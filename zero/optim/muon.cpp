@@ -122,21 +122,31 @@ AdamW beside_matrices(const Muon& o) {
 
 const optim::Algorithm<Muon>& Muon::algorithm() {
   static const optim::Algorithm<Muon> known{
-      .names = {{.name = "Muon"}},
+      // A file's are those of DeepSpeed 0.19's Muon, whose AdamW has a rate of its own.
+      .names = {{.name = "Muon", .defaults = {.adam_lr = 3e-4, .beta2 = 0.95, .eps = 1e-10}}},
       .hyper_parameters =
           {{.key = "lr",
-            .value = &Muon::lr,
+            .value = optim::Given<Muon>{&Muon::lr,
+                                        [](Muon& o, double lr) {
+                                          o.lr = lr;
+                                          o.adam_lr.reset();
+                                        }},
             .sentence = "Learning rate; of `zero train` the peak",
             .option = "--lr",
             .least = 0},
            {.key = "muon_lr",
-            .value = &Muon::lr,
+            .value = optim::Given<Muon>{&Muon::lr,
+                                        [](Muon& o, double lr) {
+                                          if (!o.adam_lr) o.adam_lr = o.lr;
+                                          o.lr = lr;
+                                        }},
             .sentence = "That of hidden matrices alone",
             .least = 0,
             .written = false},
            {.key = "adam_lr",
             .value = &Muon::adam_lr,
-            .sentence = "That of all else, which AdamW trains; `lr` where it is left out",
+            .sentence = "That of all else, which AdamW trains; `lr` where it is left out, or 3e-4 "
+                        "without that",
             .least = 0},
            {.key = "momentum",
             .value = &Muon::momentum,

@@ -12,6 +12,7 @@
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
 #include "zero/optim/narrow_kernel.h"
+#include "zero/optim/passes.h"
 
 namespace zero::optim {
 
@@ -32,6 +33,7 @@ uint64_t spread(uint64_t x) {
 
 void check(const Optimizer& optimizer, const NarrowRange& range) {
   const auto states = state_names(optimizer).size();
+  ensure(reach(optimizer) == Reach::element, "an update of a range in bf16 has one pass");
   ensure(range.numel >= 0 && (range.numel == 0 || range.weights != nullptr),
          "a range in bf16 has weights");
   for (size_t i = 0; i < range.state.size(); ++i)

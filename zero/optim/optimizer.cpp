@@ -98,11 +98,23 @@ void check_number(const HyperParameter<T>& row, std::string_view key, double val
 template <class T>
 void check_values(const T& optimizer) {
   for (const auto& row : T::algorithm().hyper_parameters) {
-    if (const auto* number = std::get_if<double T::*>(&row.value)) {
-      check_number(row, row.key.empty() ? row.option.substr(2) : row.key, optimizer.**number);
-    } else if (const auto* whole = std::get_if<int64_t T::*>(&row.value)) {
-      check_number(row, row.key, static_cast<double>(optimizer.**whole));
-    }
+    const auto key = row.key.empty() ? row.option.substr(2) : row.key;
+    const auto check = [&](double value) { check_number(row, key, value); };
+    std::visit(
+        [&](const auto& value) {
+          using Value = std::remove_cvref_t<decltype(value)>;
+          if constexpr (std::is_same_v<Value, double T::*> || std::is_same_v<Value, int64_t T::*>) {
+            check(static_cast<double>(optimizer.*value));
+          } else if constexpr (std::is_same_v<Value, std::optional<double> T::*>) {
+            if (optimizer.*value) check(*(optimizer.*value));
+          } else if constexpr (std::is_same_v<Value, Given<T>>) {
+            check(optimizer.*value.member);
+          } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::Pair>) {
+            check(optimizer.*value.first);
+            check(optimizer.*value.second);
+          }
+        },
+        row.value);
   }
   if (const auto check = T::algorithm().check) check(optimizer);
 }

@@ -65,8 +65,8 @@ void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int6
 
 /// The AdamW of the parameters in Muon's groups that are no hidden matrices.
 AdamW beside_matrices(const Muon& muon);
-/// Muon's choice, as DeepSpeed's: of two dimensions, and no embedding or output layer by its name
-/// (embed, lm_head, wte, wpe).
+/// Muon's choice: of two dimensions, and no embedding or output layer by its name (embed, lm_head,
+/// wte, wpe). DeepSpeed's also takes parameters of more dimensions, and GPT-2's wte and wpe.
 bool is_hidden_matrix(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace zero::optim

@@ -45,7 +45,7 @@ enum class WarmupType { logarithmic, linear };
 
 /// DeepSpeed's WarmupLR: min_lr + (max_lr - min_lr) * gamma. While k is below `warmup_steps`, gamma
 /// is log(k + 1) / log(warmup_steps), or k / warmup_steps; then it is 1. Updates 1 and 2 both have
-/// `min_lr`. A warm-up of 0 or 1 counts as 2, as there.
+/// `min_lr`. A warm-up of 1 counts as 2, as there; so does 0.
 struct DeepSpeedWarmup {
   double min_lr = 0.0;
   std::optional<double> max_lr{};
@@ -133,7 +133,8 @@ struct RunLength {
   int64_t warmup_steps = 0;
 };
 
-/// `schedule` with what it leaves to the run. Throws ConfigError as `check` does.
+/// `schedule` with what it leaves to the run. Throws ConfigError as `check` does, and where the run
+/// is so long that a momentum would grow to 1.
 Schedule complete(Schedule schedule, const RunLength& run);
 
 /// The rate of update number `step` (1 for the first).
