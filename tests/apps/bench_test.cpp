@@ -320,9 +320,10 @@ TEST_F(Bench, StepTakesTheStagesGiven) {
 }
 
 TEST_F(Bench, StepMeasuresTheWaysOfStageThree) {
-  const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "1",
-                             "--rounds", "1", "--stages", "3", "--sharding", "hybrid,kept,quantised"},
-                            {"2 on one host", "hybrid", "kept", "quantised"});
+  const auto json =
+      measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "1", "--rounds", "1",
+               "--stages", "3", "--sharding", "hybrid,kept,quantised"},
+              {"2 on one host", "hybrid", "kept", "quantised"});
   ASSERT_EQ(json["results"].size(), 5u);
   EXPECT_EQ(json["options"]["hosts"], 1);
   for (size_t i = 1; i < 5; ++i) {

@@ -59,8 +59,8 @@ struct Published {
 /// a slot only when the peers have agreed that nobody still reads it (libzero: after the step's
 /// small all-reduce, which every rank enters once its gathers are done), then publishes the next
 /// epoch; readers wait for the epoch that they expect. So a gather needs no matching call of the
-/// peers, and moves no byte. Between hosts `publish` is an all-gather: rank (h, r) puts what (h', r)
-/// publish into the array of host h, and only then is its epoch seen there.
+/// peers, and moves no byte. Between hosts `publish` is an all-gather: rank (h, r) puts what (h',
+/// r) publish into the array of host h, and only then is its epoch seen there.
 class Window {
  public:
   /// Frees the array: to be done only when the peers have agreed that nobody uses it any more.

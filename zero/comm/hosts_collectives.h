@@ -10,7 +10,8 @@
 //                   memory, and sends the partial sums to (h', r), who adds those of all hosts.
 //   all-reduce      the one and then the other.
 //   broadcast       along a chain of hosts, in chunks; in each, from the rank at the root's place.
-//   window          of an all-gather the first half: each rank puts what comes to its place into the
+//   window          of an all-gather the first half: each rank puts what comes to its place into
+//   the
 //                   one array that its host has.
 //   all-to-all      what goes to host h' is brought to its place by the ranks of h among
 //   themselves.

@@ -19,8 +19,8 @@ namespace zero::comm {
 
 /// What `operation` returns or throws. It runs on a thread of its own, and `check` again and again
 /// beside it: where that throws, the operation is left to itself, and must keep alive what it uses.
-/// For what c10d or Gloo waits for and nothing can end: the word of a store that has been stopped or
-/// is another program, the connection of a rank that has died.
+/// For what c10d or Gloo waits for and nothing can end: the word of a store that has been stopped
+/// or is another program, the connection of a rank that has died.
 template <class Operation>
 auto answer_to(Operation operation, const std::function<void()>& check) {
   std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));

@@ -54,7 +54,8 @@ About rate(std::string_view sentence) { return {.sentence = sentence, .least = 0
 
 constexpr std::string_view kAutoSteps = "\"auto\": the run's `train.steps`.";
 constexpr std::string_view kAutoWarmup =
-    "\"auto\": the run's `train.warmup`. 1 counts as 2, as in DeepSpeed; so does 0, which it refuses.";
+    "\"auto\": the run's `train.warmup`. 1 counts as 2, as in DeepSpeed; so does 0, which it "
+    "refuses.";
 
 template <class S>
 void add_start(std::vector<Field<S>>& rows) {

@@ -141,7 +141,7 @@ struct Engine::Impl {
   std::unique_ptr<UpdateSchedule> schedule;  // ends first: its updates use all of the above
   int64_t micro_batches = 0;                 // since the last boundary
   int64_t steps = 0;
-  std::vector<uint8_t> frozen_written;       // by unit, by any rank's user, in this step
+  std::vector<uint8_t> frozen_written;  // by unit, by any rank's user, in this step
   std::optional<LossScale> loss_scale;  // with Config::fp16
   bool budget_spent = false;
   BufferPolicy buffer_policy = BufferPolicy::per_rank;

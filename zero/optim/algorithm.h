@@ -78,7 +78,7 @@ struct Moment {
 
 template <class T>
 struct Algorithm {
-  std::vector<Name<T>> names;  ///< documents name the first
+  std::vector<Name<T>> names;                       ///< documents name the first
   std::vector<HyperParameter<T>> hyper_parameters;  ///< in the order in which they are read
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
   /// The one of `names` that a file of this value has; null: the first.

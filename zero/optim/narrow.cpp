@@ -80,8 +80,8 @@ uint64_t rounding_key(int64_t unit, int64_t step) {
 
 uint16_t round_stochastic(float value, uint64_t key, int array, int64_t index) {
   if (std::isnan(value)) return 0x7FC0;
-  const auto random =
-      kernels::random_bits(kernels::rounding_key_of(key, array, index), static_cast<uint32_t>(index));
+  const auto random = kernels::random_bits(kernels::rounding_key_of(key, array, index),
+                                           static_cast<uint32_t>(index));
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + (random >> 16)) >> 16);
 }
 

@@ -45,8 +45,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> round_vector([[maybe_unused]] D d, h
   random = hn::ShiftRight<16>(mix(du, hn::Xor(random, hn::Set(du, key.second))));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(du, value), random));
   const auto number = hn::RebindMask(di, hn::Eq(value, value));
-  return hn::DemoteTo(d16,
-                      hn::IfThenElse(number, hn::BitCast(di, rounded), hn::Set(di, 0x7FC0)));
+  return hn::DemoteTo(d16, hn::IfThenElse(number, hn::BitCast(di, rounded), hn::Set(di, 0x7FC0)));
 }
 
 void round_stochastic(const float* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to, int64_t numel,
