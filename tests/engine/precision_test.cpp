@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -364,7 +365,7 @@ TEST(Fp16, AFusedLossKeepsSmallGradients) {
 }
 
 // fp16 parameters and gradients take what bf16 ones do.
-TEST(Fp16, MemoryAndTrafficAreTheFormulaByTheLedger) {
+TEST(Fp16, MemoryIsTheFormulaByTheLedger) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {
       auto net = std::make_shared<Net>();
@@ -380,6 +381,84 @@ TEST(Fp16, MemoryAndTrafficAreTheFormulaByTheLedger) {
       EXPECT_EQ(bf16.memory_formula().total(), formula.total());
     });
   }
+}
+
+// What a step moves: sent to other ranks, and from and to the disk and the host.
+std::array<int64_t, 7> moved_by(Engine& engine) {
+  auto& traffic = engine.group().traffic();
+  const auto sent = [&](comm::Collective collective) {
+    return traffic.count(collective).logical_bytes;
+  };
+  const auto disk = engine.disk();
+  const auto host = engine.host_traffic();
+  return {sent(comm::Collective::all_gather),
+          sent(comm::Collective::reduce_scatter),
+          sent(comm::Collective::all_reduce),
+          disk.read,
+          disk.written,
+          host.down,
+          host.up};
+}
+
+TEST(Fp16, WhatASkippedStepMovesIsItsFormula) {
+  const TemporaryFolder folder;
+  std::vector<Config> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    auto c = half(stage);
+    c.one_sided_gather = false;
+    c.max_live_parameters = 0;
+    all.insert(all.end(), {c, optimizer_on_host(c), on_disk(c, folder)});
+  }
+  auto undone = on_disk(half(3), folder);
+  undone.one_sided_gather = false;
+  undone.max_live_parameters = 0;
+  undone.update_in_backward = true;
+  all.push_back(undone);
+  for (const auto& c : all) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, c, group);
+      train(engine, *net, 3);
+      int64_t gathered = 0;
+      for (const bool skips : {true, false}) {
+        engine.complete_update();
+        const auto before = moved_by(engine);
+        engine.backward(loss_of(*net, group->rank(), 7) * (skips ? kInfinity : 1.0));
+        ASSERT_EQ(engine.step().updated, !skips);
+        engine.complete_update();
+        auto moved = moved_by(engine);
+        for (size_t i = 0; i < moved.size(); ++i) moved[i] -= before[i];
+        auto formula = engine.traffic_formula(!skips);
+        if (c.stage == 3) {  // a bias is not gathered for backward: passes gather alike
+          if (!skips) {
+            EXPECT_EQ(moved[0], gathered);
+          }
+          EXPECT_LE(moved[0], formula.all_gather);
+          gathered = formula.all_gather = moved[0];
+        }
+        EXPECT_EQ(moved, (std::array{formula.all_gather, formula.reduce_scatter, formula.all_reduce,
+                                     formula.disk_read, formula.disk_written, formula.host_down,
+                                     formula.host_up}))
+            << "stage " << c.stage << ", skips " << skips << ", in backward "
+            << c.update_in_backward;
+      }
+    });
+  }
+}
+
+// 65536 is no number of fp16, and so infinite as the first gradient.
+TEST(Fp16, ALossInFp16LowersTheScaleUntilItFits) {
+  auto c = half(1);
+  c.loss_scaling = {.initial_power = 17, .hysteresis = 1};
+  auto net = std::make_shared<Net>();
+  Engine engine(net, AdamW{.lr = 1e-2}, c);
+  std::vector<bool> updated;
+  for (int step = 0; step < 3; ++step) {
+    engine.backward(loss_of(*net, 0, step).to(at::kHalf));
+    updated.push_back(engine.step().updated);
+  }
+  EXPECT_EQ(updated, (std::vector{false, false, true}));
+  EXPECT_EQ(engine.loss_scale(), 32768);
 }
 
 TEST(Fp16, ContradictionsAreNamed) {

@@ -93,7 +93,9 @@ TEST(LossScale, FollowsDeepSpeedsRuleStepByStep) {
   int floors = 0;
   for (const auto& rule : rules()) {
     for (unsigned seed = 0; seed < 20; ++seed) {
-      LossScale scale(rule);
+      auto unbounded = rule;
+      unbounded.maximum = std::numeric_limits<double>::infinity();
+      LossScale scale(unbounded);
       DeepSpeedRule expected(rule);
       for (const bool overflow : overflows(300, 0.05 + 0.02 * seed, seed)) {
         ASSERT_EQ(scale.value(), expected.scale());
@@ -158,6 +160,11 @@ TEST(LossScale, RefusesNumbersThatMakeNoSense) {
   EXPECT_THAT(refused({.growth = 1}), HasSubstr("growth is 1"));
   LossScale scale(LossScaling{});
   EXPECT_THAT(message_of<ConfigError>([&] { scale.restore({.scale = 0}); }), HasSubstr("is 0"));
+  EXPECT_THAT(message_of<ConfigError>([&] { scale.restore({.scale = 1e300}); }),
+              HasSubstr("a number of fp32"));
+  EXPECT_THAT(message_of<ConfigError>([&] { scale.restore({.clean = -9}); }), HasSubstr("is -9"));
+  EXPECT_THAT(refused({.fixed = 1e39}), HasSubstr("loss_scale is 1e+39"));
+  EXPECT_THAT(refused({.maximum = 2}), HasSubstr("maximum is 2"));
 }
 
 // --- Without an engine.

@@ -146,6 +146,15 @@ TEST(DeepSpeedOneCycle, RisesFallsAndDecaysWithTheMomentumAgainstIt) {
   EXPECT_EQ(betas(Schedule(WarmupDecay{}), 3), std::nullopt);
 }
 
+TEST(DeepSpeedOneCycle, IsRefusedWhereARunIsSoLongThatTheMomentumGrowsToOne) {
+  DeepSpeedOneCycle cycle{.min_lr = 1e-4, .max_lr = 1e-3, .first_steps = 4};
+  cycle.decay_steps = 1;
+  cycle.momentum_decay_rate = 0.01;
+  EXPECT_NO_THROW(complete(cycle, {.steps = 12}));
+  EXPECT_THAT([&] { complete(cycle, {.steps = 100}); },
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("decay_mom_rate")));
+}
+
 TEST(DeepSpeedOneCycle, HasStairsAndStaysWithoutADecay) {
   const DeepSpeedOneCycle s{
       .min_lr = 1, .max_lr = 5, .first_steps = 4, .first_stairs = 2, .second_stairs = 0};

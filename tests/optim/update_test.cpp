@@ -673,6 +673,9 @@ TEST(Check, NamesTheHyperParameterThatCannotBeUsed) {
               ThrowsMessage<ConfigError>(HasSubstr("min_coeff")));
   EXPECT_THAT([] { check(Muon{.ns_steps = 0}); },
               ThrowsMessage<ConfigError>(HasSubstr("ns_steps")));
+  EXPECT_THAT([] { check(Muon{.adam_lr = -1}); },
+              ThrowsMessage<ConfigError>(HasSubstr("adam_lr is -1")));
+  EXPECT_THAT([] { check(Muon{.beta2 = 1}); }, ThrowsMessage<ConfigError>(HasSubstr("beta2 is 1")));
   EXPECT_THAT([] { check(Sgd{.nesterov = true}); },
               ThrowsMessage<ConfigError>(HasSubstr("momentum")));
 }

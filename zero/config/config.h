@@ -216,8 +216,10 @@ struct Config {
   /// where the mean does.
   double gradient_predivisor(int64_t ranks) const {
     if (!prescale_gradients && gradient_predivide_factor != 1) return gradient_predivide_factor;
+    // In fp16 micro-batches that are reduced one by one are added up in fp32 afterwards.
+    const bool adds_after = fp16 && stage >= 2 && !layer_major_accumulation && accumulates_fp32();
     const bool rounds_to_fp16 =
-        (fp16 && !accumulates_fp32()) || communication_dtype == DtypeName::fp16;
+        (fp16 && !accumulates_fp32()) || (communication_dtype == DtypeName::fp16 && !adds_after);
     return prescale_gradients || rounds_to_fp16 ? static_cast<double>(ranks) : 1;
   }
   /// Gradients of several micro-batches add up in fp32.

@@ -127,7 +127,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
   const auto& limit = share.limit;
   const double local = share.ranks;
   const auto on_host = [&](const Config& as) {
-    return predicted_states(as, parameters, group.size()).total() * local;
+    return predicted_states(as, parameters, group.size(), Bound::least).total() * local;
   };
   const double states = on_host(config);
   const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
@@ -163,7 +163,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
     other.offload_optimizer.gradients = true;
     way("with the gradients too (--offload-gradients)", other);
   }
-  const auto of_rank = predicted_states(config, parameters, group.size());
+  const auto of_rank = predicted_states(config, parameters, group.size(), Bound::least);
   throw OutOfMemory(fmt::format(
       "A model of {:.2f} billion parameters does not fit: its states take {} on this host "
       "({} rank{} at stage {}, each with {} of parameters, {} of gradients and {} of optimizer "

@@ -475,7 +475,8 @@ StepResult Engine::step() {
   if (result.updated && feedback && impl.steps % feedback->reset_every == 0)
     impl.reduce->forget_losses();
   impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
-  if (!std::exchange(impl.budget_spent, true)) impl.spend_budget();
+  // A step that was skipped has not had the memory that an update takes.
+  if (result.updated && !std::exchange(impl.budget_spent, true)) impl.spend_budget();
   if (impl.loss_scale) {
     result.loss_scale = impl.loss_scale->value();
     if (!impl.loss_scale->update(!finite)) {
@@ -488,6 +489,8 @@ StepResult Engine::step() {
           result.loss_scale));
     }
     result.next_loss_scale = impl.loss_scale->value();
+    // They are of gradients at the old scale.
+    if (result.next_loss_scale != result.loss_scale) impl.reduce->forget_losses();
   }
   return result;
 }

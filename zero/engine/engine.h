@@ -291,7 +291,10 @@ class Engine {
   /// The same of what lies in the host tier: the ledger's `host_parameters`, `host_gradients` and
   /// `host_optimizer`.
   partition::LayoutMemory host_memory_formula() const;
-  TrafficFormula traffic_formula() const;
+  /// Of a step that updates, or of one that was skipped (StepResult::updated): then without what
+  /// updates read, write and show. Those that backward has made and `step` takes back count as
+  /// made.
+  TrafficFormula traffic_formula(bool updated = true) const;
   /// This rank's states on disk; all zero where there are none. Updates under way are counted as
   /// far as they are.
   DiskUse disk() const;

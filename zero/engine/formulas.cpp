@@ -110,7 +110,7 @@ DiskUse Engine::disk() const {
   return {disk->bytes(), counts.read, counts.written, disk->wait_ms()};
 }
 
-TrafficFormula Engine::traffic_formula() const {
+TrafficFormula Engine::traffic_formula(bool updated) const {
   const auto& impl = *impl_;
   const auto& table = *impl.table;
   const auto& sharded = impl.placement.sharded;
@@ -132,7 +132,7 @@ TrafficFormula Engine::traffic_formula() const {
         std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
           return !partition::intersect(segment.range(), plan.owned).empty();
         });
-    const bool updates = plan.trainable && owns;
+    const bool updates = plan.trainable && owns && (updated || impl.timing.undoes);
     const int64_t passes = impl.update->two_passes(u) ? 2 : 1;
 
     // Disk.
@@ -165,7 +165,8 @@ TrafficFormula Engine::traffic_formula() const {
     const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
     const int64_t gathered_across =
         all_gather_link_bytes(cluster, unit.numel, parameter) / cluster.ranks_a_host;
-    const int64_t updates_shown = plan.trainable ? 1 : 0;
+    const bool shows = updated || impl.schedule->beside() || sharded.parameters;
+    const int64_t updates_shown = plan.trainable && shows ? 1 : 0;
     const int64_t gathers = sharded.parameters ? 2 * k : updates_shown;
     if (impl.kept_on_hosts()) {  // once to each host, and then read there
       const int64_t inside = partition::share_sent(unit.bytes(), cluster.ranks_a_host);
@@ -203,6 +204,7 @@ TrafficFormula Engine::traffic_formula() const {
       sum.all_reduce_link += all_reduce_link_bytes(all, unit.numel, gradient) / all.ranks_a_host;
     }
   }
+  if (!updated) return sum;
   // Between the two passes of an update.
   for (const int64_t bytes : impl.update->passes().gathered_bytes()) {
     sum.all_gather += partition::share_sent(bytes, ranks);

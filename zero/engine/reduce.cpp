@@ -51,6 +51,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
     make_losses();
   } else {
     make_whole();
+    reserve_buckets();
   }
 }
 
@@ -124,6 +125,24 @@ void ReduceFlow::make_whole() {
     if (options_.doubled)
       unit.other = below ? owned(Category::host_buffers) : whole(Category::offload_buffers);
   }
+}
+
+// Those of `reduce_whole`, which must not be refused half-way: one that fills, and with slices one
+// on its way.
+void ReduceFlow::reserve_buckets() {
+  at::Tensor under_way;
+  for (const int64_t u : order_) {
+    if (!converts(u)) continue;
+    auto bucket = pool_->take(layout_.unit(u).numel, wire_dtype(u));
+    if (under_way.defined()) pool_->give(std::move(under_way));
+    under_way = at::Tensor();
+    if (placement_.sharded.optimizer) {
+      under_way = std::move(bucket);
+    } else {
+      pool_->give(std::move(bucket));
+    }
+  }
+  if (under_way.defined()) pool_->give(std::move(under_way));
 }
 
 ReduceFlow::~ReduceFlow() {

@@ -188,6 +188,7 @@ class ReduceFlow final : public GradientSink {
   void make_sums();
   void make_losses();
   void make_whole();
+  void reserve_buckets();
   const at::Tensor& array_of(int64_t unit);
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;

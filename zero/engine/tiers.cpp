@@ -65,14 +65,16 @@ int shard_ranks(const Config& config, int ranks) {
   return static_cast<int>(std::min<int64_t>(config.mics_shard_size, ranks));
 }
 
-partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks) {
+partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
+                                        Bound bound) {
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.parameter_bytes();
-  // Beside Muon's matrices are others, which have AdamW's states: no more than these.
+  // Beside Muon's matrices are others, which have AdamW's states.
   const auto chosen = config.optimizer.value_or(Optimizer(AdamW{}));
-  const auto arrays =
-      std::holds_alternative<Muon>(chosen) ? optim::kMostStates : optim::state_names(chosen).size();
+  const auto arrays = std::holds_alternative<Muon>(chosen) && bound == Bound::most
+                          ? optim::kMostStates
+                          : optim::state_names(chosen).size();
   const bool is_master =
       config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
   const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;
@@ -221,11 +223,12 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
 void check_budget(const Config& config, int64_t parameters, int ranks) {
   const auto& optimizer = config.offload_optimizer;
   if (optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1) return;
-  check_budget(config, ranks, predicted_states(config, parameters, ranks), [&](int stage) {
-    auto as = config;
-    as.stage = stage;
-    return predicted_states(as, parameters, ranks).total();
-  });
+  check_budget(config, ranks, predicted_states(config, parameters, ranks, Bound::least),
+               [&](int stage) {
+                 auto as = config;
+                 as.stage = stage;
+                 return predicted_states(as, parameters, ranks, Bound::least).total();
+               });
 }
 
 void check_budget(const Config& config, int ranks, const partition::StateMemory& states,

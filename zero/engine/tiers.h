@@ -16,8 +16,12 @@ namespace zero {
 int shard_ranks(const Config& config, int ranks);
 
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
-/// and without padding. `config.optimizer`, or AdamW, is that of all parameters.
-partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks);
+/// and without padding. `config.optimizer`, or AdamW, is that of all parameters. Where the states
+/// depend on which of them are matrices (Muon), the most that it may be: to choose by; or the
+/// least: to refuse by.
+enum class Bound : uint8_t { most, least };
+partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
+                                        Bound bound = Bound::most);
 /// The same of a device: without what is in host memory either.
 partition::StateMemory predicted_device_states(const Config& config, int64_t parameters, int ranks);
 

@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "zero/base/device_limit.h"
+
 namespace zero {
 
 using optim::Reach;
@@ -119,6 +121,7 @@ TwoPasses::Deal TwoPasses::deal(const std::vector<int64_t>& batch) const {
 }
 
 void TwoPasses::begin(int64_t unit) {
+  const HostScope whole_or_not_at_all;  // other units have been updated already
   if (reach(unit) == Reach::matrix) {
     directions_[static_cast<size_t>(unit)] =
         at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
@@ -147,6 +150,7 @@ const float* TwoPasses::direction(int64_t unit, int64_t begin) const {
 }
 
 void TwoPasses::exchange(const std::vector<int64_t>& batch) {
+  const HostScope whole_or_not_at_all;
   if (reach(batch.front()) == Reach::matrix) {
     exchange_matrices(batch, deals_[static_cast<size_t>(&batch - batches_.data())]);
     return;

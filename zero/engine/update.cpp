@@ -63,24 +63,33 @@ void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
   }
 }
 
+namespace {
+
+// Where the element is in a block's array of a state; null where it has none.
+void* place_of(const StateTable::Block& block, State state, int64_t element, at::ScalarType dtype) {
+  auto* begin = block.at[column(state)];
+  if (begin == nullptr) return nullptr;
+  return begin + (element - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+}  // namespace
+
 // `mine` of a unit whose bf16 parameters are their own master weights.
 void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mine,
                                const StateTable::Block& block, at::ScalarType gradient_dtype,
                                double gradient_scale) const {
   const auto& plan = table_.plan(unit);
   const auto address = [&](State state, at::ScalarType dtype) {
-    return block.at[column(state)] +
-           (mine.begin - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
+    return place_of(block, state, mine.begin, dtype);
   };
-  optim::NarrowRange range{
-      .numel = mine.size(),
-      .weights = reinterpret_cast<uint16_t*>(address(State::master, plan.dtype)),
-      .state_dtype = plan.moment_dtype,
-      .gradient = address(State::gradients, gradient_dtype),
-      .gradient_dtype = gradient_dtype,
-      .gradient_limit = gradient_limit_,
-      .key = optim::rounding_key(unit, run.step),
-      .first = plan.owned.begin + mine.begin};
+  optim::NarrowRange range{.numel = mine.size(),
+                           .weights = static_cast<uint16_t*>(address(State::master, plan.dtype)),
+                           .state_dtype = plan.moment_dtype,
+                           .gradient = address(State::gradients, gradient_dtype),
+                           .gradient_dtype = gradient_dtype,
+                           .gradient_limit = gradient_limit_,
+                           .key = optim::rounding_key(unit, run.step),
+                           .first = plan.owned.begin + mine.begin};
   for (size_t i = 0; i < plan.moments.size(); ++i)
     range.state[i] = address(moment(static_cast<int64_t>(i)), plan.moment_dtype);
   optim::update(in_force_[run.group].optimizer, run.step, in_force_[run.group].lr, gradient_scale,
@@ -96,7 +105,10 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
   const bool second = two_passes(unit);
   if (!second) count(unit, present);
   const auto runs = this->runs(unit, present);
-  if (runs.empty()) return;
+  if (runs.empty()) {
+    if (second) passes_.end(unit);
+    return;
+  }
   const auto dtype = gradient_dtype(unit, gradient);
   table_.for_each_block(unit, gradient, [&](const StateTable::Block& block) {
     write_fresh(unit, runs, block);
@@ -160,11 +172,8 @@ void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::B
 optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
                                   partition::Range elements, at::ScalarType gradient_dtype) const {
   const auto& plan = table_.plan(unit);
-  const auto& at = block.at;
-  const auto address = [&](State state, at::ScalarType dtype) -> void* {
-    if (at[column(state)] == nullptr) return nullptr;
-    return at[column(state)] +
-           (elements.begin - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
+  const auto address = [&](State state, at::ScalarType dtype) {
+    return place_of(block, state, elements.begin, dtype);
   };
   optim::Range range{.numel = elements.size(),
                      .gradient = address(State::gradients, gradient_dtype),
@@ -178,7 +187,7 @@ optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
   }
   for (size_t i = 0; i < plan.moments.size(); ++i)
     range.state[i] = static_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
-  if (at[column(State::parameters)] != nullptr) {
+  if (block.at[column(State::parameters)] != nullptr) {
     range.parameter = address(State::parameters, plan.dtype);
     range.parameter_dtype = plan.dtype;
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string_view>
 
 #include "zero/base/error.h"
@@ -13,6 +14,7 @@ namespace zero {
 namespace {
 
 constexpr int64_t kMostSteps = int64_t{1} << 62;
+constexpr double kMostScale = std::numeric_limits<float>::max();
 
 template <class Value>
 void require(bool holds, std::string_view key, Value value, std::string_view rule) {
@@ -23,8 +25,8 @@ void require(bool holds, std::string_view key, Value value, std::string_view rul
 }  // namespace
 
 LossScale::LossScale(const LossScaling& rule) : rule_(rule) {
-  require(std::isfinite(rule.fixed) && rule.fixed >= 0, "loss_scale", rule.fixed,
-          "a number of at least 0 (0: dynamic)");
+  require(rule.fixed >= 0 && rule.fixed <= kMostScale, "loss_scale", rule.fixed,
+          "from 0 (dynamic) to the greatest number of fp32");
   if (!dynamic()) {
     state_.scale = rule.fixed;
     return;
@@ -67,8 +69,8 @@ bool LossScale::update(bool overflow) {
 
 void LossScale::restore(const LossScaleState& state) {
   if (!dynamic()) return;
-  require(std::isfinite(state.scale) && state.scale > 0, "the scale of a checkpoint", state.scale,
-          "a number above 0");
+  require(state.scale > 0 && state.scale <= kMostScale, "the scale of a checkpoint", state.scale,
+          "above 0, and a number of fp32");
   require(state.clean >= -rule_.uncounted && state.clean <= kMostSteps,
           "the count of steps without overflow of a checkpoint", state.clean,
           fmt::format("from {} to {}", -rule_.uncounted, kMostSteps));

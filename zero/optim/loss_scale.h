@@ -28,7 +28,8 @@ struct LossScaling {
   double backoff = 0.5;
   /// Steps without overflow that do not count for `window`, at the start and after an overflow.
   int64_t uncounted = 1;
-  double maximum = std::numeric_limits<double>::infinity();  ///< it is not raised beyond
+  /// It is not raised beyond: scales are numbers of fp32.
+  double maximum = static_cast<double>(std::numeric_limits<float>::max());
 
   /// torch.amp.GradScaler's, with its defaults.
   static constexpr LossScaling torch() {
@@ -37,7 +38,6 @@ struct LossScaling {
     rule.hysteresis = 1;
     rule.minimum = 0;
     rule.uncounted = 0;
-    rule.maximum = static_cast<double>(std::numeric_limits<float>::max());
     return rule;
   }
   bool operator==(const LossScaling&) const = default;

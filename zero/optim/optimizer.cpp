@@ -100,6 +100,10 @@ void check_values(const T& optimizer) {
   for (const auto& row : T::algorithm().hyper_parameters) {
     const auto key = row.key.empty() ? row.option.substr(2) : row.key;
     const auto check = [&](double value) { check_number(row, key, value); };
+    // One of "betas" is "beta1".
+    const auto check_one = [&](char number, double value) {
+      check_number(row, std::string(key.substr(0, key.size() - 1)) + number, value);
+    };
     std::visit(
         [&](const auto& value) {
           using Value = std::remove_cvref_t<decltype(value)>;
@@ -110,8 +114,8 @@ void check_values(const T& optimizer) {
           } else if constexpr (std::is_same_v<Value, Given<T>>) {
             check(optimizer.*value.member);
           } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::Pair>) {
-            check(optimizer.*value.first);
-            check(optimizer.*value.second);
+            check_one('1', optimizer.*value.first);
+            check_one('2', optimizer.*value.second);
           }
         },
         row.value);

@@ -43,7 +43,12 @@ void StepTraffic::begin_step() {
   host_before_ = engine_.host_traffic();
 }
 
-void StepTraffic::end_step() {
+void StepTraffic::end_step(bool updated) {
+  add();
+  ++(updated ? steps_ : skipped_);
+}
+
+void StepTraffic::add() {
   const auto disk = engine_.disk();
   disk_sum_.bytes = disk.bytes;
   disk_sum_.read += disk.read - disk_before_.read;
@@ -57,32 +62,34 @@ void StepTraffic::end_step() {
     sum_[i] += after[i];
     sum_[i] -= before_[i];
   }
-  ++steps_;
 }
 
 void StepTraffic::complete_update() {
   begin_step();
   engine_.complete_update();
-  end_step();
-  --steps_;
+  add();
 }
 
 std::vector<RankTraffic> StepTraffic::collect() const {
-  const auto formula = engine_.traffic_formula();
+  const auto updating = engine_.traffic_formula();
+  const auto skipping = engine_.traffic_formula(false);
+  const auto of_steps = [&](int64_t TrafficFormula::*bytes) {
+    return steps_ * updating.*bytes + skipped_ * skipping.*bytes;
+  };
   RankTraffic mine;
   mine.counts = sum_;
-  mine.all_gather_formula = steps_ * formula.all_gather;
-  mine.reduce_scatter_formula = steps_ * formula.reduce_scatter;
-  mine.all_reduce_formula = steps_ * formula.all_reduce;
+  mine.all_gather_formula = of_steps(&TrafficFormula::all_gather);
+  mine.reduce_scatter_formula = of_steps(&TrafficFormula::reduce_scatter);
+  mine.all_reduce_formula = of_steps(&TrafficFormula::all_reduce);
   mine.hosts = engine_.group().topology().hosts;
-  mine.all_gather_link_formula = steps_ * formula.all_gather_link;
-  mine.reduce_scatter_link_formula = steps_ * formula.reduce_scatter_link;
-  mine.all_reduce_link_formula = steps_ * formula.all_reduce_link;
+  mine.all_gather_link_formula = of_steps(&TrafficFormula::all_gather_link);
+  mine.reduce_scatter_link_formula = of_steps(&TrafficFormula::reduce_scatter_link);
+  mine.all_reduce_link_formula = of_steps(&TrafficFormula::all_reduce_link);
   mine.disk = disk_sum_;
-  mine.disk_read_formula = steps_ * formula.disk_read;
-  mine.disk_written_formula = steps_ * formula.disk_written;
+  mine.disk_read_formula = of_steps(&TrafficFormula::disk_read);
+  mine.disk_written_formula = of_steps(&TrafficFormula::disk_written);
   mine.host = host_sum_;
-  mine.host_formula = {steps_ * formula.host_down, steps_ * formula.host_up};
+  mine.host_formula = {of_steps(&TrafficFormula::host_down), of_steps(&TrafficFormula::host_up)};
   return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 

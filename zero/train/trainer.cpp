@@ -369,7 +369,7 @@ StepReport Trainer::train_step() {
   const auto all = exchange(losses_);
   const auto result = engine_->step();
   ++step_;
-  traffic_->end_step();
+  traffic_->end_step(result.updated);
 
   report.loss = all.mean_loss;
   report.grad_norm = result.grad_norm;
