@@ -436,6 +436,12 @@ TEST(Fp16, WhatASkippedStepMovesIsItsFormula) {
           EXPECT_LE(moved[0], formula.all_gather);
           gathered = formula.all_gather = moved[0];
         }
+        if (skips && c.update_in_backward) {  // units that overflow themselves are not updated
+          EXPECT_LE(moved[3], formula.disk_read);
+          EXPECT_LE(moved[4], formula.disk_written);
+          formula.disk_read = moved[3];
+          formula.disk_written = moved[4];
+        }
         EXPECT_EQ(moved, (std::array{formula.all_gather, formula.reduce_scatter, formula.all_reduce,
                                      formula.disk_read, formula.disk_written, formula.host_down,
                                      formula.host_up}))

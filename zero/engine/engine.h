@@ -292,8 +292,8 @@ class Engine {
   /// `host_optimizer`.
   partition::LayoutMemory host_memory_formula() const;
   /// Of a step that updates, or of one that was skipped (StepResult::updated): then without what
-  /// updates read, write and show. Those that backward has made and `step` takes back count as
-  /// made.
+  /// updates read, write and show. Updates that backward makes and `step` takes back
+  /// (update_in_backward) count, though those of units that overflow themselves are not made.
   TrafficFormula traffic_formula(bool updated = true) const;
   /// This rank's states on disk; all zero where there are none. Updates under way are counted as
   /// far as they are.
