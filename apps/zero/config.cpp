@@ -74,6 +74,17 @@ void add_lines(std::vector<std::string>& lines, const Json& object, const std::s
   }
 }
 
+/// The file with what the command line says in its place.
+std::string with_options(const CommandLine& line, const std::string& text) {
+  if (line.values.empty()) return text;
+  auto file = fields::parse_json(text, line.config_file);
+  try {
+    file = fields::with_present_names(file, line.config_file);
+  } catch (const ConfigError&) {  // what is wrong is among what the check finds
+  }
+  return line.over(std::move(file)).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 /// What becomes of the file's keys, and the exit status.
 int check(const std::string& text, int ranks, const std::string& file, bool lenient) {
   const auto findings = Settings::check(text, ranks, file, {.lenient = lenient});
@@ -136,10 +147,8 @@ int config(const Arguments& arguments) {
   }
   const auto& file = line.config_file;
   const std::string text = file.empty() ? "{}" : fields::read_text(file);
-  if (only_check) return check(text, *line.nproc, file, line.lenient);
-  const auto named = fields::with_present_names(fields::parse_json(text, file));
-  const ReadOptions silent{.lenient = line.lenient, .warn = [](std::string_view) {}};
-  (void)Settings::parse(text, *line.nproc, file, silent);  // right by itself
+  if (only_check) return check(with_options(line, text), *line.nproc, file, line.lenient);
+  const auto named = fields::with_present_names(fields::parse_json(text, file), file);
   const auto merged = line.over(named).dump(-1, ' ', false, Json::error_handler_t::replace);
   auto settings = Settings::parse(merged, *line.nproc, file, {.lenient = line.lenient});
   line.apply(settings);

@@ -63,6 +63,20 @@ void warn_of_schedule(const CommandLine& line, const Settings& settings) {
     warn("--lr has no effect: the section scheduler says all rates.");
 }
 
+/// Which run is meant. What is wrong with the rest of the file is said once it is whole, with the
+/// command line in it.
+ProgramSettings run_asked_for(const CommandLine& line, const std::string& text,
+                              const std::string& origin) {
+  const auto given =
+      line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
+  ProgramSettings asked;
+  if (const auto* out = fields::look_up(given, "train.out"); out != nullptr && out->is_string())
+    asked.out = out->get<std::string>();
+  const auto* resume = fields::look_up(given, "train.resume");
+  asked.resume = resume != nullptr && *resume == true;
+  return asked;
+}
+
 }  // namespace
 
 int train(const Arguments& arguments) {
@@ -70,26 +84,21 @@ int train(const Arguments& arguments) {
   if (const auto status = read_command_line(arguments, line)) return *status;
   std::string origin = line.config_file;
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
-  fields::Report report(line.lenient);
-  auto asked = fields::read_settings(fields::parse_json(text, origin), origin, report);
-  for (const auto& [row, value] : line.values) row->set(asked, value);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
-  const train::RunFolder folder(asked.program.out);
-  const auto saved = asked.program.resume ? train::saved_settings(folder) : std::nullopt;
+  const auto asked = run_asked_for(line, text, origin);
+  const auto saved =
+      asked.resume ? train::saved_settings(train::RunFolder(asked.out)) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {
     if (tells) warn(warning);
   };
-  const auto silent = [](std::string_view) {};
-  // Right by itself.
-  (void)Settings::parse(text, ranks.size(), origin, {.lenient = line.lenient, .warn = silent});
   if (saved) {
-    text = train::override_settings(saved->configuration, text);
+    text = train::override_settings(saved->configuration, text, origin);
     if (origin.empty()) origin = "The checkpoint";
   }
-  const auto file = line.over(fields::with_present_names(fields::parse_json(text, origin)));
+  const auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
   auto settings = Settings::parse(file.dump(-1, ' ', false, fields::Json::error_handler_t::replace),
                                   ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
   line.apply(settings);

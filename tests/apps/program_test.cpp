@@ -117,6 +117,23 @@ TEST(Program, TellsWhatOfAFileActs) {
   EXPECT_EQ(zero_program({"config", file, "-n", "3"}).status, 2);
 }
 
+TEST(Program, TheCommandLineComesBeforeTheFile) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.json";
+  write_file(file, R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 16,
+      "gradient_accumulation_steps": 4, "bf16": {"enabled": "auto", "bf16_optimizer_states": true,
+      "bf16_master_weights_and_grads": true}, "data_types": {"grad_accum_dtype": "bf16"}})");
+  EXPECT_EQ(zero_program({"config", file, "-n", "2"}).status, 2);
+  const std::vector<std::string> right{"-n", "2", "--accumulate", "2", "--dtype", "bf16"};
+  for (const char* check : {"", "--check"}) {
+    std::vector<std::string> words{"config", file};
+    words.insert(words.end(), right.begin(), right.end());
+    if (*check != 0) words.emplace_back(check);
+    const auto outcome = zero_program(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  }
+}
+
 TEST(Program, ExplainsAKey) {
   EXPECT_THAT(zero_program({"config", "--explain", "zero_optimization.stage"}).out,
               AllOf(HasSubstr("ZeRO stage: 0 shards nothing"), HasSubstr("default  0"),
@@ -125,6 +142,10 @@ TEST(Program, ExplainsAKey) {
   EXPECT_THAT(again.out, HasSubstr("zero_optimization.stage3_max_live_parameters\n"));
   EXPECT_THAT(zero_program({"config", "--explain", "tensorboard.enabled"}).out,
               HasSubstr("effect   Has no effect here."));
+  for (const char* key : {"train_batch_size", "muon_lr"})
+    EXPECT_THAT(zero_program({"config", "--explain", key}).out,
+                testing::Not(HasSubstr("Has no effect")))
+        << key;
   EXPECT_THAT(zero_program({"config", "--explain", "cycle_max_mom"}).out,
               HasSubstr("scheduler.params.cycle_max_mom of OneCycle\n"));
   const auto unknown = zero_program({"config", "--explain", "overlap_com"});

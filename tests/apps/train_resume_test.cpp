@@ -96,5 +96,23 @@ TEST_F(TrainResume, TakesNoMoreOfASavedOptimizerOrBatchThanWhatIsNotReplaced) {
   EXPECT_EQ(last_config()["tokens_per_step"], 4 * 32);
 }
 
+// A file of Hugging Face's trainer: what it leaves to the run is the checkpoint's.
+TEST_F(TrainResume, WhatAFileLeavesToTheRunStaysAsItWasSaved) {
+  const std::string file = folder_ / "auto.json";
+  write_file(file, R"({"bf16": {"enabled": "auto"}, "train_batch_size": "auto",
+      "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+      "gradient_clipping": null, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+      "scheduler": "auto"})");
+  auto words = with_steps("4");
+  words.insert(words.end(), {"--config", file, "--clip", "0.5"});
+  ASSERT_EQ(folder_.train(words).status, 0);
+  const auto before = last_config();
+  const auto outcome = resume({"--steps", "6", "--config", file});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("changed   steps 4 -> 6\n"), Not(HasSubstr("dtype"))));
+  EXPECT_EQ(last_config()["changes"].size(), 1);
+  EXPECT_EQ(last_config()["engine"], before["engine"]);
+}
+
 }  // namespace
 }  // namespace zero::test

@@ -1,12 +1,14 @@
 // Configuration files with DeepSpeed's keys.
 #include "zero/config/config.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <string>
 
+#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
@@ -24,6 +26,13 @@ std::string error_of(std::string_view text, int world = 2) {
     return error.what();
   }
   return "nothing was thrown";
+}
+
+std::string warning_of(std::string_view text, bool lenient = false) {
+  std::string all;
+  const auto warn = [&](std::string_view warning) { all += std::string(warning) + "\n"; };
+  (void)Settings::parse(text, 2, "ds.json", {.lenient = lenient, .warn = warn});
+  return all;
 }
 
 TEST(Config, ReadsDeepSpeedsKeys) {
@@ -73,8 +82,12 @@ TEST(Config, ReadsActivationCheckpointing) {
   EXPECT_EQ(Settings::parse("{}", 1).model, ModelSettings());
   EXPECT_EQ(Settings::parse(R"({"activation_checkpointing": {"every": 0}})", 1).model,
             ModelSettings());
-  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"evry": 2}})"),
+  // DeepSpeed passes over unknown keys of this section.
+  EXPECT_THAT(warning_of(R"({"activation_checkpointing": {"evry": 2}})"),
               HasSubstr("Did you mean 'every'"));
+  EXPECT_THAT(
+      warning_of(R"({"activation_checkpointing": {"contiguous_memory_optimization": true}})"),
+      HasSubstr("`every` is 0"));
   EXPECT_THAT(error_of(R"({"activation_checkpointing": {"every": -1}})"), HasSubstr("every is -1"));
   EXPECT_THAT(error_of(R"({"activation_checkpointing": {"nvme": true}})"),
               HasSubstr("activation_checkpointing.nvme is true, but nvme_path is missing"));
@@ -188,8 +201,12 @@ TEST(Config, OfSeveralHostsWhatCannotBeIsRefused) {
               HasSubstr("Leave one of them out"));
   EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 4, "zero_quantized_gradients": true)"),
               HasSubstr("sums of replicas are not quantised"));
-  EXPECT_THAT(refused(R"("stage": 3, "zeropp_loco_param": {"err_beta": 0.8})"),
-              HasSubstr("zero_quantized_gradients is false"));
+  // As in DeepSpeed it says nothing without them.
+  EXPECT_EQ(Config::parse(R"({"zero_optimization": {"stage": 3,
+                             "zeropp_loco_param": {"err_beta": 0.8}}})",
+                          2)
+                .quantised.feedback,
+            std::nullopt);
   EXPECT_THAT(refused(R"("stage": 3, "zero_quantized_block_size": 100)"),
               HasSubstr("zero_quantized_block_size is 100; it must be a whole number from 64 to "
                         "256, a multiple of 64"));
@@ -271,7 +288,17 @@ TEST(Config, ReadsBf16) {
   EXPECT_TRUE(narrow.bf16_master_weights_and_grads);
   EXPECT_TRUE(narrow.bf16_optimizer_states);
   EXPECT_EQ(Config::parse(narrow.dump(), 1), narrow);
-  EXPECT_THAT(error_of(R"({"bf16": {"bf16_master_weights_and_grads": true}})"),
+  // Of a section that is off nothing is in force.
+  EXPECT_EQ(Config::parse(R"({"bf16": {"enabled": false, "bf16_optimizer_states": true,
+                             "bf16_master_weights_and_grads": true}})",
+                          1),
+            Config());
+  EXPECT_EQ(
+      Config::parse(R"({"fp16": {"enabled": false, "fp16_master_weights_and_grads": true}})", 1),
+      Config());
+  Config contradicts;
+  contradicts.bf16_master_weights_and_grads = true;
+  EXPECT_THAT(message_of<ConfigError>([&] { contradicts.validate(); }),
               HasSubstr("bf16.enabled is false"));
   EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})"),
               HasSubstr("bf16_master_weights_and_grads is false"));
@@ -402,6 +429,85 @@ TEST(Config, EveryFindingOfAFileIsTold) {
   EXPECT_EQ(effect_of("memory_breakdown"), Effect::none);
   EXPECT_EQ(effect_of("gradient_accumulation_steps"), Effect::acts);
   EXPECT_EQ(effect_of("optimizer.params.lrr"), Effect::refused);
+}
+
+TEST(Config, WhatIsOffOrLeftToTheDefaultDoesNotAct) {
+  const auto findings = Settings::check(R"({"fp16": {"enabled": false, "loss_scale": 0},
+      "bf16": {"enabled": "auto", "bf16_optimizer_states": true}, "gradient_clipping": "auto",
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "buffer_count": 4},
+                            "offload_param": {"device": "cpu", "buffer_count": 6}}})",
+                                        1);
+  const auto effects_of = [&](std::string_view key) {
+    std::vector<Effect> effects;
+    for (const auto& finding : findings) {
+      if (finding.key == key) effects.push_back(finding.effect);
+    }
+    return effects;
+  };
+  using testing::ElementsAre;
+  for (const char* key : {"fp16.enabled", "fp16.loss_scale", "bf16.bf16_optimizer_states",
+                          "zero_optimization.offload_optimizer.device",
+                          "zero_optimization.offload_optimizer.buffer_count"})
+    EXPECT_THAT(effects_of(key), ElementsAre(Effect::off)) << key;
+  for (const char* key : {"bf16.enabled", "gradient_clipping"})
+    EXPECT_THAT(effects_of(key), ElementsAre(Effect::holds)) << key;
+  EXPECT_THAT(effects_of("zero_optimization.stage"), ElementsAre(Effect::acts));
+  // Of one section one thing is said.
+  EXPECT_THAT(effects_of("zero_optimization.offload_param"), ElementsAre(Effect::none));
+  EXPECT_THAT(effects_of("zero_optimization.offload_param.device"), ElementsAre());
+}
+
+TEST(Config, ACheckGoesOnBehindWhatIsRefused) {
+  const auto findings = Settings::check(R"({"zero_optimization": {"stage": 9, "cpu_offload": "yes"},
+      "gradient_clipping": -1, "train_batch_size": 1e300, "gradient_accumulation_steps": -1e300,
+      "train_micro_batch_size_per_gpu": 18446744073709551615})",
+                                        1);
+  std::vector<std::string> refused;
+  for (const auto& finding : findings) {
+    if (finding.effect == Effect::refused) refused.push_back(finding.key);
+  }
+  EXPECT_THAT(refused, testing::IsSupersetOf({"zero_optimization.stage",
+                                              "zero_optimization.cpu_offload", "gradient_clipping",
+                                              "train_batch_size", "gradient_accumulation_steps",
+                                              "train_micro_batch_size_per_gpu"}));
+}
+
+TEST(Config, UnknownKeysOfASectionThatIsSaidToBeOffAreAWarning) {
+  EXPECT_THAT(warning_of(R"({"wandb": {"enabled": false, "group": 5, "entity": "us"}})"),
+              HasSubstr("Unknown key 'wandb.entity'"));
+  EXPECT_THAT(warning_of(R"({"aio": {"enabled": true}})"), HasSubstr("Unknown key 'aio.enabled'"));
+  EXPECT_THAT(error_of(R"({"wandb": {"enabled": true, "entity": "us"}})"),
+              HasSubstr("Unknown key 'wandb.entity'"));
+  EXPECT_THAT(error_of(R"({"fp16": {"enabld": true}})"), HasSubstr("Did you mean 'enabled'"));
+}
+
+TEST(Config, ReadsDtypesAsTheyAreSpelt) {
+  for (const char* name : {"bf16", "bfloat16", "BFloat16", "torch.bfloat16"}) {
+    const auto c = Config::parse(fmt::format(R"({{"bf16": {{"enabled": true}},
+        "communication_data_type": "{0}", "data_types": {{"grad_accum_dtype": "{0}"}}}})",
+                                             name),
+                                 1);
+    EXPECT_EQ(c.accumulation_dtype, AccumulationDtype::model);
+    EXPECT_EQ(c.communication_dtype, DtypeName::bf16);
+  }
+  EXPECT_EQ(Config::parse(R"({"communication_data_type": "FP32"})", 1).communication_dtype,
+            DtypeName::fp32);
+  EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "float16"}})"),
+              HasSubstr("fp16.enabled is false"));
+  EXPECT_THAT(error_of(R"({"communication_data_type": "int8"})"),
+              HasSubstr("communication_data_type is \"int8\""));
+}
+
+TEST(Config, WhereLenientVariantsThatAreNotHereArePassedOver) {
+  constexpr const char* kText = R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})";
+  EXPECT_THAT(error_of(kText), HasSubstr("amsgrad is true; it must be false"));
+  EXPECT_THAT(warning_of(kText, true), HasSubstr("optimizer.params.amsgrad"));
+}
+
+TEST(Config, AFolderIsNoFile) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<ConfigError>([&] { Config::load(folder / ".", 1); }),
+              HasSubstr("Check that it is a file"));
 }
 
 TEST(Config, ASchedulesParametersAreItsOwn) {

@@ -113,7 +113,7 @@ void add_checkpoint(All& all) {
   Section(all, "nebula")
       .without_effect("Checkpoints are written to the run's folder.")
       .keys<bool>({"enabled", "enable_nebula_load"})
-      .keys<std::string>({"persistent_storage_path", "load_path"})
+      .keys<std::string>({"persistent_storage_path", "load_path", "nebula_load_path"})
       .keys<double>({"persistent_time_interval", "num_of_version_in_retention"});
   Section(all, "")
       .without_effect("Checkpoints are written to the run's folder.", {false})
@@ -151,8 +151,8 @@ void add_compression(All& all) {
 
   Section moq(all, "quantize_training");
   moq.refused(kInstead)
-      .keys<bool>(
-          {"enabled", "quantize_verbose", "quantizer_kernel", "fp16_mixed_quantize.enabled"})
+      .keys<bool>({"enabled", "quantize_verbose", "quantize_eigenvalue", "quantizer_kernel",
+                   "fp16_mixed_quantize.enabled"})
       .keys<std::string>(
           {"quantize_type", "quantize_algo.q_type", "quantize_algo.rounding", "quantize_type_name"})
       .keys<double>({"quantize_groups", "quantize_bits.start_bits", "quantize_bits.target_bits",
@@ -162,7 +162,7 @@ void add_compression(All& all) {
       .without_effect("Only quantize_training used it.")
       .keys<bool>({"enabled", "verbose"})
       .keys<double>({"max_iter", "tol", "stability", "gas_boundary_resolution", "layer_num"})
-      .keys<std::string>({"layer_name"});
+      .keys<std::string>({"layer_name", "model_name"});
   Section(all, "weight_quantization")
       .refused(kInstead)
       .switched_by<bool>("enabled", false)
@@ -337,9 +337,11 @@ void add_tuning(All& all) {
                      "model_info.num_params", "model_info.hidden_size", "model_info.num_layers"})
       .keys<Json>({"arg_mappings"});
   Section(all, "elasticity")
-      .without_effect(
-          "The batch is what `train_batch_size` and its like say, for any number of "
-          "ranks.")
+      .refused(
+          "libzero does not choose a batch by the number of ranks, as DeepSpeed does then, in "
+          "place "
+          "of the keys of the batch. Set train_batch_size and "
+          "train_micro_batch_size_per_gpu, and leave the section out or switch it off.")
       .keys<bool>({"enabled", "ignore_non_elastic_batch_info", "prefer_larger_batch"})
       .keys<double>({"max_train_batch_size", "min_gpus", "max_gpus", "min_time", "version",
                      "num_gpus_per_node", "model_parallel_size"})

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -67,7 +68,7 @@ bool in_range(const About& about, double number) {
 
 /// `value` as it is kept, or nothing where the field does not take it.
 std::optional<Json> fitting(const Spec& spec, const Json& value) {
-  Json normal = value;
+  Json normal = with_present_word(spec, value);
   bool fits = false;
   switch (spec.kind) {
     case Kind::boolean:
@@ -99,9 +100,9 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
              !(spec.about.not_empty && value.get_ref<const std::string&>().empty());
       break;
     case Kind::choice:
-      fits =
-          value.is_string() && std::find(spec.choices.begin(), spec.choices.end(),
-                                         value.get_ref<const std::string&>()) != spec.choices.end();
+      fits = normal.is_string() &&
+             std::find(spec.choices.begin(), spec.choices.end(),
+                       normal.get_ref<const std::string&>()) != spec.choices.end();
       break;
     case Kind::section:
       fits = value.is_object();
@@ -129,10 +130,6 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
     hint = fmt::format(" The greatest whole number is {}.", std::numeric_limits<int64_t>::max());
   throw ConfigError(
       fmt::format("{} is {}; it must be {}.{}", name, show(value), spec.wanted(of_file), hint));
-}
-
-bool is_default(const Json& value) {
-  return value.is_null() || (value.is_string() && value.get_ref<const std::string&>() == "auto");
 }
 
 /// People's notes, which JSON has no other place for.
@@ -189,6 +186,23 @@ bool is_off(const Spec& spec, const Json& value) {
 }
 
 }  // namespace
+
+bool is_default(const Json& value) {
+  return value.is_null() || (value.is_string() && value.get_ref<const std::string&>() == "auto");
+}
+
+Json with_present_word(const Spec& spec, const Json& value) {
+  if (spec.about.spellings.empty() || !value.is_string()) return value;
+  std::string word = value.get<std::string>();
+  std::ranges::transform(word, word.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (const auto& [other, present] : spec.about.spellings) {
+    if (word == other) return std::string(present);
+  }
+  return std::find(spec.choices.begin(), spec.choices.end(), word) != spec.choices.end()
+             ? Json(word)
+             : value;
+}
 
 std::string Spec::wanted(bool of_file) const {
   if (!about.only.is_null()) return show(about.only);
@@ -279,12 +293,20 @@ void Report::refuse(std::string key, std::string text) {
   add({std::move(key), Effect::refused, std::move(text)});
 }
 
-void Report::unknown(std::string key, std::string text) {
-  if (lenient_) {
+void Report::unknown(std::string key, std::string text, bool harmless) {
+  if (lenient_ || harmless) {
     add({std::move(key), Effect::none, std::move(text)});
   } else {
     refuse(std::move(key), std::move(text));
   }
+}
+
+void Report::pass_over(const std::string& section, Effect effect, std::string text) {
+  std::erase_if(findings_, [&](const Finding& finding) {
+    return finding.effect != Effect::refused &&
+           (finding.key == section || finding.key.starts_with(section + "."));
+  });
+  add({section, effect, std::move(text)});
 }
 
 void Report::guard(const std::string& key, const std::function<void()>& body) {
@@ -365,7 +387,8 @@ void Keys::add(const Spec& spec) {
   }
 }
 
-void Keys::check(const Json& file, const std::string& prefix, Report& report) const {
+void Keys::check(const Json& file, const std::string& prefix, Report& report,
+                 const std::function<bool(const std::string&)>& passes_over) const {
   if (!file.is_object()) {
     const auto name =
         prefix.empty() ? "The configuration" : prefix.substr(0, prefix.size() - 1);  // its dot
@@ -373,7 +396,7 @@ void Keys::check(const Json& file, const std::string& prefix, Report& report) co
                   fmt::format("{} is {}; it must be an object {{...}}.", name, show(file)));
     return;
   }
-  check(file, "", prefix, report);
+  check(file, "", prefix, report, passes_over);
 }
 
 const Keys::Place* Keys::place(const std::string& name) const {
@@ -383,7 +406,7 @@ const Keys::Place* Keys::place(const std::string& name) const {
 }
 
 void Keys::check(const Json& object, const std::string& path, const std::string& prefix,
-                 Report& report) const {
+                 Report& report, const std::function<bool(const std::string&)>& passes_over) const {
   for (const auto& [key, value] : object.items()) {
     const auto name = path + key;
     if (is_note(key)) continue;
@@ -393,17 +416,21 @@ void Keys::check(const Json& object, const std::string& path, const std::string&
     const auto* known = key.find('.') != std::string::npos ? nullptr : place(name);
     if (known == nullptr) {
       const auto shown = name.size() <= kLongestPath ? prefix + name : show(name);
-      report.unknown(shown, fmt::format("Unknown key '{}' in the configuration.{}", shown,
-                                        key.size() <= kLongestKey ? hint(key, path) : ""));
+      const bool harmless = !path.empty() && passes_over(path.substr(0, path.size() - 1));
+      report.unknown(shown,
+                     fmt::format("Unknown key '{}' in the configuration.{}", shown,
+                                 key.size() <= kLongestKey ? hint(key, path) : ""),
+                     harmless);
       continue;
     }
     if (!known->section || is_default(value)) continue;
     if (!value.is_object()) {
+      if (!path.empty() && passes_over(path.substr(0, path.size() - 1))) continue;
       report.refuse(prefix + name, fmt::format("{} is {}; it must be an object {{...}}.",
                                                prefix + name, show(value)));
       continue;
     }
-    check(value, name + ".", prefix, report);
+    check(value, name + ".", prefix, report, passes_over);
   }
 }
 
@@ -441,27 +468,27 @@ const Json* look_up(const Json& file, std::string_view key) {
   }
 }
 
-Json with_present_names(Json file, const std::vector<const Spec*>& rows,
-                        const std::string& prefix) {
+Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix,
+                        Report& report) {
   const auto refuse_both = [&](std::string_view one, std::string_view other) {
     throw ConfigError(fmt::format("{0}{1} and {0}{2} are two names of one key: leave one out.",
                                   prefix, one, other));
   };
-  for (const auto* row : rows) {
-    const auto names = names_of(*row);
+  const auto rename = [&](const Spec& row) {
+    const auto names = names_of(row);
     const std::string* stands = nullptr;
     for (const auto& name : names) {
       if (name.empty() || look_up(file, name) == nullptr) continue;
       if (stands != nullptr) refuse_both(*stands, name);
       stands = &name;
     }
-    if (stands == nullptr) continue;
+    if (stands == nullptr) return;
     Json value = *look_up(file, *stands);
-    std::string key = row->key;
-    if (!row->about.stands_for.empty()) {
-      key = row->about.stands_for;
-      value = is_default(value) ? Json() : row->normalize(value, prefix + row->key);
-      for (const auto& [old, present] : row->about.meaning) {
+    std::string key = row.key;
+    if (!row.about.stands_for.empty()) {
+      key = row.about.stands_for;
+      value = is_default(value) ? Json() : row.normalize(value, prefix + row.key);
+      for (const auto& [old, present] : row.about.meaning) {
         if (value == old) {
           value = present;
           break;
@@ -470,9 +497,20 @@ Json with_present_names(Json file, const std::vector<const Spec*>& rows,
       const auto* other = look_up(file, key);
       if (other != nullptr && !is_default(*other) && !value.is_null()) refuse_both(*stands, key);
     }
-    if (*stands == key) continue;
+    if (*stands == key) return;
     remove(file, *stands);
-    if (!value.is_null() || row->about.stands_for.empty()) put(file, key, std::move(value));
+    if (!value.is_null() || row.about.stands_for.empty()) put(file, key, std::move(value));
+  };
+  for (const auto* row : rows) {
+    bool renamed = false;
+    report.guard(prefix + row->key, [&] {
+      rename(*row);
+      renamed = true;
+    });
+    if (renamed) continue;
+    for (const auto& name : names_of(*row)) {
+      if (!name.empty()) remove(file, name);
+    }
   }
   return file;
 }
@@ -509,6 +547,18 @@ void remove(Json& file, std::string_view key) {
 
 namespace {
 
+/// Calls f(i) for each row i that is a switch of a section around the key `name`.
+void for_each_switch(const std::vector<const Spec*>& rows, std::string_view name,
+                     const std::function<void(size_t)>& f) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!is_switch(*rows[i])) continue;
+    auto section = section_of(rows[i]->key);
+    for (int up = 1; up < rows[i]->about.off_levels; ++up)
+      section = section_of(section.substr(0, section.size() - 1));
+    if (!section.empty() && name.starts_with(section)) f(i);
+  }
+}
+
 /// Goes through the keys of a file that rows are about.
 class Effects {
  public:
@@ -543,25 +593,15 @@ class Effects {
     return rows_.size();
   }
 
-  /// What the switches of the sections around a key say.
-  struct Switched {
-    bool on = true;
-    bool told = false;  // one that does not act is in the file, and is told of in the key's place
-  };
-  Switched switched(const std::string& name) const {
-    Switched result;
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      const auto* row = rows_[i];
-      auto section = section_of(row->key);
-      for (int up = 1; up < row->about.off_levels; ++up)
-        section = section_of(section.substr(0, section.size() - 1));
-      if (!is_switch(*row) || section.empty() || !name.starts_with(section)) continue;
-      const auto* value = look_up(file_, row->key);
-      const bool given = value != nullptr && !is_default(*value);
-      if (given ? is_off(*row, *value) : !row->about.on_by_default) result.on = false;
-      if (given && !acts_[i]) result.told = true;
-    }
-    return result;
+  /// A switch of a section around the key that does not act is in the file, and is told of in the
+  /// key's place.
+  bool is_told_by_switch(const std::string& name) const {
+    bool told = false;
+    for_each_switch(rows_, name, [&](size_t i) {
+      const auto* value = look_up(file_, rows_[i]->key);
+      told = told || (value != nullptr && !is_default(*value) && !acts_[i]);
+    });
+    return told;
   }
 
   void tell(const std::string& name, const Spec& row, bool acts, const Json& value) {
@@ -572,20 +612,20 @@ class Effects {
         acts && about.warn && !is_default(value) ? about.warn(value) : std::string();
     const bool section = row.kind == Kind::section && value.is_object();
     if (acts && section && warning.empty()) return;  // its setter tells of what is in it
-    if (acts || !about.stands_for.empty()) {
-      report_.add({key, Effect::acts, warning});
-      return;
-    }
+    const bool decided = row.kind == Kind::text || about.auto_is_none;
     const bool holds =
+        value.is_null() || (is_default(value) && !(acts && decided)) ||
         std::find(about.holds.begin(), about.holds.end(), value) != about.holds.end() ||
         (!about.only.is_null() && value == about.only);
     const std::string why(about.details.empty() ? about.sentence : about.details);
-    const auto around = switched(name);
-    if (around.told && !is_switch(row)) return;
-    if (is_default(value) || holds) {
+    const bool on = !is_switched_off(file_, rows_, name, false);
+    if (!acts && about.stands_for.empty() && is_told_by_switch(name) && !is_switch(row)) return;
+    if (holds) {
       report_.add({key, Effect::holds, ""});
-    } else if (!around.on) {
+    } else if (!on) {
       report_.add({key, Effect::off, ""});
+    } else if (acts || !about.stands_for.empty()) {
+      report_.add({key, Effect::acts, warning});
     } else if (about.refused.empty()) {
       report_.add({key, Effect::none, why});
     } else {
@@ -603,6 +643,18 @@ class Effects {
 };
 
 }  // namespace
+
+bool is_switched_off(const Json& file, const std::vector<const Spec*>& rows,
+                     const std::string& name, bool said) {
+  bool off = false;
+  for_each_switch(rows, name, [&](size_t i) {
+    const auto* value = look_up(file, rows[i]->key);
+    const bool given = value != nullptr && !is_default(*value);
+    const bool left_out = !said && !rows[i]->about.on_by_default;
+    off = off || (given ? is_off(*rows[i], *value) : left_out);
+  });
+  return off;
+}
 
 void tell_effects(const Json& file, const std::vector<const Spec*>& rows,
                   const std::vector<bool>& acts, const std::string& prefix, Report& report) {

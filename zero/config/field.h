@@ -62,6 +62,8 @@ struct About {
   std::vector<Json> off = {};
   bool on_by_default = false;  ///< of a switch: its section is on where the key is left out
   int off_levels = 1;          ///< how far up the section is that the switch is of
+  /// Of a choice: other words for its values, which then are taken in any case.
+  std::vector<std::pair<std::string_view, std::string_view>> spellings = {};
   /// The key of another row that an old name stands for, and its value where that is another one.
   std::string_view stands_for = {};
   std::vector<std::pair<Json, Json>> meaning = {};
@@ -102,8 +104,10 @@ class Report {
   void add(Finding finding) { findings_.push_back(std::move(finding)); }
   /// Of an unknown key or a value that cannot be used. Throws ConfigError unless it collects.
   void refuse(std::string key, std::string text);
-  /// Of a key that is not known: a warning where lenient.
-  void unknown(std::string key, std::string text);
+  /// Of a key that is not known: a warning where lenient, or where the key does no harm.
+  void unknown(std::string key, std::string text, bool harmless);
+  /// What has been found of `section` (which ends in no dot) does not act: `text` says why.
+  void pass_over(const std::string& section, Effect effect, std::string text);
   /// Runs `body`, whose ConfigError is about `key`.
   void guard(const std::string& key, const std::function<void()>& body);
   /// Throws ConfigError with all that has been refused.
@@ -252,15 +256,17 @@ class Keys {
   void pass_over(std::string_view key) { foreign_.emplace_back(key); }
   /// Refuses a key of `file` that no row has, with the nearest; and a section that is no object.
   /// `prefix` stands before the keys in errors. Keys that begin with "_", "#" or "//" are notes.
-  void check(const Json& file, const std::string& prefix, Report& report) const;
+  /// Of a section where `passes_over` unknown keys are a warning.
+  void check(const Json& file, const std::string& prefix, Report& report,
+             const std::function<bool(const std::string& section)>& passes_over) const;
 
  private:
   struct Place {
     std::string key;
     bool section = false;
   };
-  void check(const Json& object, const std::string& path, const std::string& prefix,
-             Report& report) const;
+  void check(const Json& object, const std::string& path, const std::string& prefix, Report& report,
+             const std::function<bool(const std::string& section)>& passes_over) const;
   const Place* place(const std::string& name) const;
   /// What may have been meant by `key` of the section `path`.
   std::string hint(const std::string& key, const std::string& path) const;
@@ -275,9 +281,21 @@ std::vector<std::string> lines_of(std::span<const Finding> findings);
 /// The keys under which a field may stand: its own, and `also`.
 std::vector<std::string> names_of(const Spec& spec);
 
-/// `file` with each key under its present name. Throws ConfigError where two names of one stand in
-/// it.
-Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix);
+/// `file` with each key under its present name. Refuses two names of one, and an old name whose
+/// value cannot be used; where the report collects goes on without these.
+Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix,
+                        Report& report);
+
+/// Whether the section of the key `name` is off: a switch in `file` says so, or, unless it must be
+/// `said`, one that is not on by default is left out.
+bool is_switched_off(const Json& file, const std::vector<const Spec*>& rows,
+                     const std::string& name, bool said);
+
+/// `value`, or of another word for a choice the word that the row has.
+Json with_present_word(const Spec& spec, const Json& value);
+
+/// `value` means that the run's default holds: null, or "auto".
+bool is_default(const Json& value);
 
 /// The value that `file` gives the key `name`; null where there is none, or "auto" (which a text
 /// may be).
@@ -310,13 +328,18 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
     acts.push_back(static_cast<bool>(row.set));
   }
   for (const auto& key : foreign) keys.pass_over(key);
-  keys.check(file, prefix, report);
+  // DeepSpeed does so in these.
+  keys.check(file, prefix, report, [&](const std::string& section) {
+    return section == "aio" || section == "activation_checkpointing" ||
+           section == "flops_profiler" || is_switched_off(file, specs, section + ".", true);
+  });
   if (!file.is_object()) return;
-  Json present;
-  report.guard("", [&] { present = with_present_names(file, specs, prefix); });
+  const auto present = with_present_names(file, specs, prefix, report);
   for (const auto& row : rows) {
     const auto* value = find(present, row);  // of "*" there is none: such keys set nothing
     if (value == nullptr) continue;
+    if (!row.set && is_switched_off(present, specs, row.key, true)) continue;
+    if (!row.about.only.is_null() && report.lenient() && *value != row.about.only) continue;
     report.guard(prefix + row.key, [&] { row.read(root, *value, prefix + row.key, report); });
   }
   tell_effects(file, specs, acts, prefix, report);

@@ -41,6 +41,13 @@ struct Choices<optim::Decay> {
 
 namespace {
 
+/// Other words for dtypes, as DeepSpeed and PyTorch have them.
+const std::vector<std::pair<std::string_view, std::string_view>> kDtypes{
+    {"float32", "fp32"},     {"float", "fp32"},    {"torch.float32", "fp32"},
+    {"torch.float", "fp32"}, {"bfloat16", "bf16"}, {"torch.bfloat16", "bf16"},
+    {"float16", "fp16"},     {"half", "fp16"},     {"torch.float16", "fp16"},
+    {"torch.half", "fp16"}};
+
 void add_zero_optimization(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
   zero.add(
@@ -640,8 +647,14 @@ void add_data_types(All& all) {
   Rows types(all, Part::engine, "data_types", &Settings::engine);
   types.add("grad_accum_dtype",
             {.sentence = "Dtype in which micro-batches are added up: \"model\" is the parameters' "
-                         "own (with bf16 or fp16 also \"bf16\", \"fp16\")"},
+                         "own (with bf16 or fp16 also \"bf16\", \"fp16\")",
+             .spellings = kDtypes},
             &Config::accumulation_dtype);
+  types.accept<std::string>(
+      {"param_dtype", "buffer_dtype"},
+      {.sentence = "Accepted, without effect",
+       .details = "Parameters have the dtype that the sections bf16 and fp16 say, and buffers keep "
+                  "theirs."});
 }
 
 void add_reduction(All& all) {
@@ -654,7 +667,8 @@ void add_reduction(All& all) {
        .details =
            "Sums are added up in fp32 and rounded once, whatever it is: \"fp32\" sends twice "
            "the bytes of 16 bits and gives what those give, \"bf16\" and \"fp16\" halve what "
-           "fp32 gradients take. Refused between bf16 and fp16."},
+           "fp32 gradients take. Refused between bf16 and fp16.",
+       .spellings = kDtypes},
       &Config::communication_dtype);
   engine.add("prescale_gradients",
              {.sentence = "Each rank divides its gradients by the ranks before they are added",

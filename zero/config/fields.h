@@ -28,8 +28,13 @@ Settings read_settings(const Json& file, std::string_view origin, Report& report
 Settings read_settings(const Json& file, std::string_view origin);
 
 /// `file` with each key under its present name, as `dump` writes it; for putting two files
-/// together. Throws ConfigError where two names of one key stand in it.
-Json with_present_names(Json file);
+/// together. Throws ConfigError, which names `origin`, where two names of one key stand in it, or
+/// an old one has a value that cannot be used.
+Json with_present_names(Json file, std::string_view origin);
+
+/// `file` (of present names) without keys that leave their value to the run: null, or "auto" where
+/// that is no text.
+Json without_defaults(Json file);
 
 /// The section `optimizer` as a value, and back. Throw ConfigError.
 Optimizer read_optimizer(const Json& section, Report& report);

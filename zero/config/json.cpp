@@ -70,10 +70,17 @@ Json parse_json(std::string_view text, std::string_view origin) {
 
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  try {  // a folder opens, and reading it throws
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  } catch (const std::ios_base::failure&) {
+    file.setstate(std::ios::failbit);
+  }
   if (!file) {
-    throw ConfigError(fmt::format(
-        "The configuration file '{}' cannot be read. Check the path and its permissions.", path));
+    throw ConfigError(
+        fmt::format("The configuration file '{}' cannot be read. Check that it is a file, its path "
+                    "and its permissions.",
+                    path));
   }
   return text;
 }

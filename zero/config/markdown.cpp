@@ -53,7 +53,7 @@ template <class Root>
 std::vector<Line> lines_of(const std::vector<Field<Root>>& rows, const Root& defaults) {
   std::vector<Line> lines;
   for (const auto& row : rows) {
-    lines.push_back({row, row.get ? default_of(row.get(defaults), row) : "", bool(row.get)});
+    lines.push_back({row, row.get ? default_of(row.get(defaults), row) : "", bool(row.set)});
   }
   return lines;
 }

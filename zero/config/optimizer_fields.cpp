@@ -80,6 +80,9 @@ T read_as(const optim::Name<T>& name, const Json& params, Report& report) {
 Optimizer read_optimizer(const Json& section, Report& report) {
   static const std::vector<Field<Section>> rows{
       field<Section>("type", {.sentence = ""}, &Section::type),
+      accepted<Section, bool>("legacy_fusion", {.sentence = "Accepted, without effect",
+                                                .details = "It is of DeepSpeed's fp16 optimizer.",
+                                                .holds = {false}}),
       {Spec{"params", {.sentence = ""}, Kind::section},
        [](Section& read_into, const Json& value) { read_into.params = value; }}};
   Section named;

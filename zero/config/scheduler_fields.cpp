@@ -103,6 +103,8 @@ void fill(std::vector<Field<optim::DeepSpeedWarmupDecay>>& rows) {
 void fill(std::vector<Field<optim::DeepSpeedWarmupCosine>>& rows) {
   using S = optim::DeepSpeedWarmupCosine;
   add_total(rows);
+  rows.push_back(
+      field<S>("lr", rate("Rate at the peak; the optimizer's where it is left out"), &S::lr));
   rows.push_back(field<S>("warmup_min_ratio",
                           rate("Part of the optimizer's rate with which the warm-up begins"),
                           &S::warmup_min_ratio));

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -22,8 +23,10 @@ using fields::Part;
 
 int64_t or_zero(const Json& file, const char* key) {
   const auto found = file.find(key);
-  if (found == file.end() || !found->is_number()) return 0;  // "auto"; all else has been checked
-  return static_cast<int64_t>(found->get<double>());
+  if (found == file.end() || !found->is_number()) return 0;  // "auto"
+  const double number = found->get<double>();
+  constexpr double kTwoTo63 = 9223372036854775808.0;
+  return number >= 1 && number < kTwoTo63 ? static_cast<int64_t>(number) : 0;  // else refused
 }
 
 // train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size:
@@ -338,14 +341,28 @@ std::vector<const fields::Spec*> all_rows() {
   return rows;
 }
 
-/// What DeepSpeed passes over too: only stage 3 has parameters to take away.
-void pass_over_parameters(Settings& settings, fields::Report& report) {
-  auto& param = settings.engine.offload_param;
-  if (param.device == OffloadDevice::none || settings.engine.stage == 3) return;
-  report.add({"zero_optimization.offload_param", Effect::none,
-              fmt::format("Only stage 3 takes parameters away between their uses; the stage is {}.",
-                          settings.engine.stage)});
-  param.device = OffloadDevice::none;
+/// What is of no use with the rest of a file, as it is in DeepSpeed.
+void pass_over_useless(Settings& settings, fields::Report& report) {
+  auto& engine = settings.engine;
+  auto& param = engine.offload_param;
+  if (param.device != OffloadDevice::none && engine.stage != 3) {
+    report.pass_over(
+        "zero_optimization.offload_param", Effect::none,
+        fmt::format("Only stage 3 takes parameters away between their uses; the stage is {}.",
+                    engine.stage));
+    param.device = OffloadDevice::none;
+  }
+  if (!engine.bf16) engine.bf16_master_weights_and_grads = engine.bf16_optimizer_states = false;
+  if (engine.quantised.feedback && !engine.quantised.gradients) {
+    report.pass_over("zero_optimization.zeropp_loco_param", Effect::off, "");
+    engine.quantised.feedback.reset();
+  }
+  auto& recompute = settings.model.activation_checkpointing;
+  if (recompute.contiguous_memory_optimization && !recompute.every &&
+      !engine.layer_major_accumulation) {
+    report.pass_over("activation_checkpointing.contiguous_memory_optimization", Effect::none,
+                     "`every` is 0, so no input of a block is kept.");
+  }
 }
 
 Settings parse_with(std::string_view text, int world_size, std::string_view origin,
@@ -353,7 +370,7 @@ Settings parse_with(std::string_view text, int world_size, std::string_view orig
   const auto file = fields::parse_json(text, origin);
   auto settings =
       fields::read_settings(file, origin, report, {options.foreign.begin(), options.foreign.end()});
-  pass_over_parameters(settings, report);
+  pass_over_useless(settings, report);
   naming(origin, [&] {
     report.guard("", [&] { apply_batch_rule(settings, file, world_size); });
     report.guard("", [&] { settings.validate(); });
@@ -384,8 +401,34 @@ void warn(const ReadOptions& options, const std::vector<Finding>& findings,
 
 }  // namespace
 
-Json fields::with_present_names(Json file) {
-  return with_present_names(with_present_forms(std::move(file)), all_rows(), "");
+Json fields::with_present_names(Json file, std::string_view origin) {
+  naming(origin, [&] {
+    Report report;
+    file = with_present_names(with_present_forms(std::move(file)), all_rows(), "", report);
+  });
+  return file;
+}
+
+Json fields::without_defaults(Json file) {
+  const auto rows = all_rows();
+  const std::function<void(Json&, const std::string&)> clear = [&](Json& object,
+                                                                   const std::string& path) {
+    for (auto at = object.begin(); at != object.end();) {
+      const auto name = path + at.key();
+      const bool is_schedule = name == "scheduler" && at->is_object();  // whose "auto" is the run's
+      if (at->is_object() && !at->empty() && !is_schedule) {
+        clear(*at, name + ".");
+        at = at->empty() ? object.erase(at) : std::next(at);
+        continue;
+      }
+      const auto row = std::find_if(rows.begin(), rows.end(),
+                                    [&](const Spec* each) { return each->key == name; });
+      const bool is_text = row != rows.end() && (*row)->kind == Kind::text;
+      at = is_default(*at) && (at->is_null() || !is_text) ? object.erase(at) : std::next(at);
+    }
+  };
+  if (file.is_object()) clear(file, "");
+  return file;
 }
 
 Settings fields::read_settings(const Json& given, std::string_view origin, Report& report,
@@ -396,7 +439,12 @@ Settings fields::read_settings(const Json& given, std::string_view origin, Repor
     report.guard("", [&] { file = with_present_forms(given); });
     read(settings, fields::settings(), file, "", report, foreign);
     const auto types = file.is_object() ? file.value("data_types", Json()) : Json();
-    const auto accumulation = types.is_object() ? types.value("grad_accum_dtype", Json()) : Json();
+    const auto all = all_rows();
+    const auto row = std::find_if(all.begin(), all.end(), [](const Spec* each) {
+      return each->key == "data_types.grad_accum_dtype";
+    });
+    const auto accumulation = with_present_word(
+        **row, types.is_object() ? types.value("grad_accum_dtype", Json()) : Json());
     report.guard("data_types.grad_accum_dtype", [&] {
       for (const auto& [name, enabled] :
            {std::pair("bf16", settings.engine.bf16), std::pair("fp16", settings.engine.fp16)}) {

@@ -89,6 +89,18 @@ void check_same_model(const std::filesystem::path& checkpoint, const Json& saved
   }
 }
 
+/// Whether two sections `optimizer` are of one kind: what one does not say is then the other's.
+bool is_same_kind(const Json& saved, const Json& given) {
+  if (!saved.is_object() || !given.is_object()) return false;
+  try {
+    fields::Report report(true);
+    const Json kind{{"type", given.value("type", "AdamW")}};
+    return optim::name(fields::read_optimizer(kind, report)) == saved.value("type", "");
+  } catch (const Error&) {  // said where the whole is read
+    return false;
+  }
+}
+
 }  // namespace
 
 std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader) {
@@ -153,10 +165,14 @@ std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
   }
 }
 
-std::string override_settings(std::string_view saved, std::string_view file) {
+std::string override_settings(std::string_view saved, std::string_view file,
+                              std::string_view origin) {
   auto merged = Json::parse(saved);
-  const auto over = fields::with_present_names(fields::parse_json(file, "The configuration file"));
-  if (over.contains("optimizer")) merged.erase("optimizer");
+  const auto over = fields::without_defaults(
+      fields::with_present_names(fields::parse_json(file, origin), origin));
+  if (over.contains("optimizer") &&
+      !is_same_kind(merged.value("optimizer", Json()), over.at("optimizer")))
+    merged.erase("optimizer");
   if (over.contains("scheduler")) {
     merged.erase("scheduler");
     for (const char* key : {"min_lr", "decay_steps"}) merged["train"].erase(key);

@@ -47,8 +47,10 @@ struct SavedSettings {
 /// where there is no checkpoint. Throws CheckpointError.
 std::optional<SavedSettings> saved_settings(const RunFolder& folder);
 
-/// The configuration `saved` with what `file`, a configuration file's text, says in place of it. Of
-/// another optimizer or batch than the saved one nothing is kept.
-std::string override_settings(std::string_view saved, std::string_view file);
+/// The configuration `saved` with what `file`, a configuration file's text, says in place of it;
+/// "auto" and null say nothing. Of another kind of optimizer, schedule or batch than the saved one
+/// nothing is kept. Throws ConfigError, which names `origin`.
+std::string override_settings(std::string_view saved, std::string_view file,
+                              std::string_view origin);
 
 }  // namespace zero::train
