@@ -772,6 +772,13 @@ void add_program(All& all) {
              .option = "--log-every",
              .least = 1},
             &Program::log_every);
+  train.add(
+      "detect_anomaly",
+      {.sentence = "Looks at the output of every operator for the first NaN or infinity",
+       .details = "Otherwise only a step whose loss or gradient is not finite is run again so",
+       .option = "--detect-anomaly",
+       .cost = "time: a pass over each output"},
+      &Program::detect_anomaly);
   train.add("save_every",
             {.sentence = "Steps between checkpoints for --resume; 0: none",
              .option = "--save-every",

@@ -68,6 +68,8 @@ struct ProgramSettings {
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
   int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
   int64_t log_every = 1;
+  /// Each operator's output is looked at; else only those of a step that failed, run again.
+  bool detect_anomaly = false;
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";

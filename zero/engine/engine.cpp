@@ -15,6 +15,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/not_finite.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
@@ -442,7 +443,7 @@ StepResult Engine::step() {
   if (!updates && impl.timing.undoes) {
     impl.schedule->undo();
   } else if (!updates && impl.timing.in_backward) {
-    throw Error(
+    throw NotFinite(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "
         "updated from this step already. Load the last checkpoint; without update_in_backward such "
         "a step is left out.");
@@ -480,7 +481,7 @@ StepResult Engine::step() {
   if (impl.loss_scale) {
     result.loss_scale = impl.loss_scale->value();
     if (!impl.loss_scale->update(!finite)) {
-      throw Error(fmt::format(
+      throw NotFinite(fmt::format(
           "A gradient is infinite or NaN, and the loss scale is at its minimum already "
           "(fp16.min_loss_scale, {}): it cannot be lowered any more, and nothing was updated in "
           "this "

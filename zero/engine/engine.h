@@ -207,9 +207,9 @@ class Engine {
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
   /// micro-batches, and by the loss scale. A gradient that is infinite or NaN on any rank leaves
   /// the update out on all (StepResult::updated), and in fp16 lowers the loss scale; where that is
-  /// at its minimum already it throws Error, with weights and states as they were. Collective at
-  /// the boundary. A call that is refused (an open zero::Gathered scope at stage 3) changes nothing
-  /// and may be made again.
+  /// at its minimum already it throws NotFinite, with weights and states as they were (StepWatch
+  /// tells what made it). Collective at the boundary. A call that is refused (an open
+  /// zero::Gathered scope at stage 3) changes nothing and may be made again.
   StepResult step();
   /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
   /// begins anew. Not collective, but to be called by every rank in the same place. Throws Error

@@ -145,6 +145,7 @@ class ConsoleMonitor final : public Monitor {
             format_bytes(static_cast<double>(report.memory_peak)),
             report.skipped ? skipped(report) : "");
     }
+    if (!report.anomaly.empty()) print("         {}\n", report.anomaly);
     draw_bar(report.step);
     std::fflush(stdout);
   }

@@ -151,6 +151,7 @@ class JsonlMonitor final : public Monitor {
                 {"memory_peak", report.memory_peak}};
     if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
     if (report.skipped) object["skipped"] = true;
+    if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
     write(object);
   }
   void validation(const ValidationReport& report) override {

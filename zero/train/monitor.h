@@ -85,8 +85,9 @@ struct StepReport {
   int64_t step = 0;  ///< from 1
   float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
   double grad_norm = 0;
-  bool skipped = false;   ///< a gradient was not finite: nothing was updated
-  double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
+  bool skipped = false;      ///< a gradient was not finite: nothing was updated
+  std::string anomaly = {};  ///< what made it so, where that was looked for
+  double loss_scale = 0;     ///< of this step, and of the next; 0 where losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
   double step_ms = 0;

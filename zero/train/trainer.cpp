@@ -20,6 +20,7 @@
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
+#include "zero/base/not_finite.h"
 #include "zero/checkpoint/file.h"
 #include "zero/comm/agreement.h"
 #include "zero/data/tokenizer.h"
@@ -323,6 +324,7 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   exchange_mine_ = at::empty({numbers}, at::kFloat);
   exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
   if (options_.resume) resume();
+  if (options_.detect_anomaly) watch_.emplace(*engine_, named_tensors(model_->module()));
 }
 
 int Trainer::train() {
@@ -363,11 +365,17 @@ StepReport Trainer::train_step() {
     engine_->set_lr(report.lr * rate_factors_[i], i);
     if (betas) engine_->set_betas(betas->beta1, betas->beta2, i);
   }
-  at::manual_seed(dropout_seed(options_.seed, report.step, group_->rank()));
+  seed_dropout(report.step);
+  step_data_ = train_loader_->state();
 
   pass_micro_batches();
   const auto all = exchange(losses_);
-  const auto result = engine_->step();
+  StepResult result;
+  try {
+    result = engine_->step();
+  } catch (const NotFinite& error) {  // on every rank
+    fail_not_finite(error.what(), "");
+  }
   ++step_;
   traffic_->end_step(result.updated);
 
@@ -384,10 +392,67 @@ StepReport Trainer::train_step() {
   report.disk_ms = engine_->disk().wait_ms - disk_before;
   report.memory_peak = group_->ledger()->total().peak;
   stop_signal_ = all.stop_signal;
+  if (result.updated) last_update_ = step_;
+  // A dynamic loss scale finds its height by steps that overflow.
+  const auto& config = engine_->config();
+  const bool expected = config.fp16 && config.loss_scaling.fixed == 0;
+  if (report.skipped && !expected && !std::exchange(named_, true))
+    report.anomaly = find_anomaly(step_);
   return report;
 }
 
+void Trainer::seed_dropout(int64_t step) const {
+  at::manual_seed(dropout_seed(options_.seed, step, group_->rank()));
+}
+
+// Note [A step that is not finite]
+// Where a loss is infinite or NaN, or a gradient that no loss scale accounts for, nothing was
+// updated. So the step can be run again with every operator watched: the same tokens, random
+// numbers and weights, and backward with the same collectives; then its gradients are dropped.
+// Where no rank's operators, losses and gradients show anything, what is left is the sum over ranks
+// and micro-batches. `detect_anomaly` watches from the start, for what does not come twice and for
+// steps that cannot be run again.
+std::string Trainer::find_anomaly(int64_t step) {
+  const bool watches = watch_.has_value();
+  if (watches) {
+    if (auto found = watch_->agree(); !found.empty()) return found;
+  }
+  const auto& config = engine_->config();
+  const char* changes = config.update_in_backward                           ? "update_in_backward"
+                        : config.offload_optimizer.delayed_update_after > 0 ? "delayed_update_after"
+                                                                            : nullptr;
+  if (changes != nullptr) {
+    return fmt::format("With {} the step cannot be run again to find what made it{}.", changes,
+                       watches ? ", and no operator of it has" : "; --detect-anomaly watches it");
+  }
+  engine_->zero_grad();
+  train_loader_->restore(step_data_);
+  seed_dropout(step);
+  if (!watches) watch_.emplace(*engine_, named_tensors(model_->module()));
+  pass_micro_batches();
+  auto found = watch_->agree();
+  if (found.empty()) found = watch_->check_sums();
+  engine_->zero_grad();
+  if (!watches) watch_.reset();
+  if (!found.empty()) return found;
+  return "The step was run again to find what made it, and everything was finite: it does not come "
+         "every time. --detect-anomaly watches from the start.";
+}
+
+void Trainer::fail_not_finite(const std::string& what, const std::string& advice) {
+  const auto found = find_anomaly(step_ + 1);
+  comm::agree_on_rank_zero<NotFinite>(*group_, "The step", [&] {
+    throw NotFinite(fmt::format("{} {} {}{}", what, found,
+                                last_update_ > 0
+                                    ? fmt::format("The last good step was {}.", last_update_)
+                                    : "No step before it has updated the weights.",
+                                advice.empty() ? "" : " " + advice));
+  });
+  throw NotFinite(what);  // not reached: rank 0 has thrown
+}
+
 void Trainer::pass_micro_batches() {
+  if (watch_) watch_->begin_step();
   if (engine_->config().layer_major_accumulation) {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> targets;
@@ -397,15 +462,22 @@ void Trainer::pass_micro_batches() {
       targets.push_back(std::move(batch.targets));
     }
     const auto model = model_->layers(std::move(tokens), std::move(targets));
+    if (watch_) watch_->begin_micro_batch(0);
     const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
-    for (size_t i = 0; i < losses_.size(); ++i) losses_[i] = losses[i].item<float>();
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      losses_[i] = losses[i].item<float>();
+      if (watch_) watch_->add_loss(static_cast<int64_t>(i) + 1, losses_[i]);
+    }
     return;
   }
   for (size_t i = 0; i < losses_.size(); ++i) {
     const auto batch = train_loader_->next();
+    const auto number = static_cast<int64_t>(i) + 1;
+    if (watch_) watch_->begin_micro_batch(number);
     const auto loss = model_->loss(batch.tokens, batch.targets);
     engine_->backward(loss);
     losses_[i] = loss.item<float>();
+    if (watch_) watch_->add_loss(number, losses_[i]);
     if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
   }
 }
@@ -437,14 +509,13 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
     comm::agree_on_rank_zero(*group_, "The step", [&] {
       for (auto& monitor : monitors_)
         monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
-      throw Error(
-          fmt::format("The loss of step {} is {}: the run has diverged{}. A lower --lr, a longer "
-                      "--warmup or --clip may help.",
-                      step_ + 1, result.mean_loss,
-                      engine_->config().update_in_backward
-                          ? ", and update_in_backward may have updated weights in this step"
-                          : ", and nothing was updated in this step"));
     });
+    fail_not_finite(fmt::format("The loss of step {} is {}: the run has diverged{}.", step_ + 1,
+                                result.mean_loss,
+                                engine_->config().update_in_backward
+                                    ? ", and update_in_backward may have updated weights in it"
+                                    : ", and nothing was updated in it"),
+                    "A lower --lr, a longer --warmup or --clip may help.");
   }
   return result;
 }
@@ -646,6 +717,7 @@ void Trainer::resume() {
   train_loader_->restore(point.loader);
   step_ = point.step;
   first_step_ = step_ + 1;
+  last_update_ = step_;
   changes_ = std::move(point.changes);
 }
 

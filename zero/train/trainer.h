@@ -22,6 +22,7 @@
 #include "zero/data/dataset.h"
 #include "zero/data/token_loader.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/step_watch.h"
 #include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/accounts.h"
@@ -64,9 +65,10 @@ class Trainer {
   /// Collective.
   int train();
 
-  /// One update of the weights over all micro-batches. Throws Error where the loss is not finite:
-  /// then nothing was updated, but for what `update_in_backward` did before all ranks knew.
-  /// Collective.
+  /// One update of the weights over all micro-batches. Throws NotFinite where the loss is not
+  /// finite: then nothing was updated, but for what `update_in_backward` did before all ranks knew.
+  /// The step is run again, watched, and the message names what came first (Note [A step that is
+  /// not finite] in trainer.cpp). Collective.
   StepReport train_step();
   /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
   /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
@@ -93,6 +95,12 @@ class Trainer {
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
+  /// What made a loss or gradient of step `step` infinite or NaN, for an error or a report: the
+  /// same on every rank. Collective.
+  std::string find_anomaly(int64_t step);
+  /// Throws NotFinite with `what`, and with what `find_anomaly` says, on every rank. Collective.
+  [[noreturn]] void fail_not_finite(const std::string& what, const std::string& advice);
+  void seed_dropout(int64_t step) const;
   /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
   /// rank order; of the last one where there are not so many.
   std::vector<float> validate_pass(int64_t first, int64_t rows);
@@ -122,6 +130,10 @@ class Trainer {
   std::optional<StepTraffic> traffic_;
   optim::Schedule schedule_;
   std::vector<double> rate_factors_;  ///< of groups whose rate is not the schedule's (Muon's AdamW)
+  LoaderState step_data_;             ///< where the step's micro-batches begin
+  std::optional<StepWatch> watch_;    ///< with `detect_anomaly`, or while a step is run again
+  bool named_ = false;                ///< a skipped step's cause was looked for
+  int64_t last_update_ = 0;           ///< the last step that was not skipped
   std::vector<float> losses_;         ///< of this rank's micro-batches in the step
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;

@@ -4,6 +4,9 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
+
+#include "zero/base/observed.h"
 #include "zero/models/layers/gelu_kernel.h"
 
 namespace zero {
@@ -43,8 +46,10 @@ at::Tensor tanh_gelu_values(const at::Tensor& x) {
   auto y = at::empty_like(x);
   const auto* from = x.const_data_ptr();
   auto* to = y.mutable_data_ptr();
-  at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    gelu_forward(from, to, begin, end, is_bf16(x));
+  observed("zero::tanh_gelu", std::array{x}, std::array{y}, [&] {
+    at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      gelu_forward(from, to, begin, end, is_bf16(x));
+    });
   });
   return y;
 }
@@ -53,8 +58,10 @@ void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Ten
   const auto* input = x.const_data_ptr();
   const auto* from = dy.const_data_ptr();
   auto* to = dx.mutable_data_ptr();
-  at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    gelu_backward(input, from, to, begin, end, is_bf16(x));
+  observed("zero::tanh_gelu_backward", std::array{x, dy}, std::array{dx}, [&] {
+    at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      gelu_backward(input, from, to, begin, end, is_bf16(x));
+    });
   });
 }
 

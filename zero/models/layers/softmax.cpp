@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "zero/base/error.h"
+#include "zero/base/observed.h"
 #include "zero/models/layers/softmax_kernel.h"
 
 namespace zero {
@@ -72,20 +74,20 @@ at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
       }
     });
   };
-  if (logits.scalar_type() == at::kFloat && logits.is_contiguous()) {
-    visit(logits.mutable_data_ptr<float>(), 0, rows);
-    return losses.sum();
-  }
-  // A few rows at a time are converted, in memory that stays in the caches.
-  const int64_t step = std::min<int64_t>(rows, kRowsOfAThread * at::get_num_threads());
-  const auto buffer = at::empty({step, vocabulary}, logits.options().dtype(at::kFloat));
-  for (int64_t first = 0; first < rows; first += step) {
-    const int64_t count = std::min(step, rows - first);
-    auto lines = logits.narrow(0, first, count);
-    buffer.narrow(0, 0, count).copy_(lines);
-    visit(buffer.mutable_data_ptr<float>(), first, count);
-    if (gradient) lines.copy_(buffer.narrow(0, 0, count));
-  }
+  observed("zero::softmax_cross_entropy_", std::array{logits}, std::array{logits, losses}, [&] {
+    if (logits.scalar_type() == at::kFloat && logits.is_contiguous())
+      return visit(logits.mutable_data_ptr<float>(), 0, rows);
+    // A few rows at a time are converted, in memory that stays in the caches.
+    const int64_t step = std::min<int64_t>(rows, kRowsOfAThread * at::get_num_threads());
+    const auto buffer = at::empty({step, vocabulary}, logits.options().dtype(at::kFloat));
+    for (int64_t first = 0; first < rows; first += step) {
+      const int64_t count = std::min(step, rows - first);
+      auto lines = logits.narrow(0, first, count);
+      buffer.narrow(0, 0, count).copy_(lines);
+      visit(buffer.mutable_data_ptr<float>(), first, count);
+      if (gradient) lines.copy_(buffer.narrow(0, 0, count));
+    }
+  });
   return losses.sum();
 }
 
