@@ -171,6 +171,9 @@ std::string place_of(const std::string& parameter, const std::string& after) {
   return "";
 }
 
+// How LibTorch's own range around a node and its hooks begins.
+constexpr std::string_view kAround = "autograd::engine::evaluate_function";
+
 // What an operator was given, until it is done.
 struct Operation final : at::ObserverContext {
   std::vector<c10::IValue> inputs;  // that it reads
@@ -192,7 +195,8 @@ std::string Anomaly::text() const {
   if (operation.empty()) {
     text += fmt::format("the gradient{} came with", place_of(parameter, after));
   } else if (backward) {
-    text += fmt::format("{} in {}", called, node.empty() ? "a hook" : node);
+    text += called;
+    if (!node.empty()) text += fmt::format(" in {}", node);
     if (!forward_operation.empty()) text += fmt::format(", which belongs to {}", forward_operation);
     text += fmt::format("{}, made", place_of(parameter, after));
   } else {
@@ -229,10 +233,11 @@ struct AnomalyWatch::State {
     std::string parameter;
     std::string after;
   };
-  // A node of autograd that runs.
+  // A node of autograd that runs; or, around that, the node with its hooks.
   struct Node {
     std::string name;
     int64_t sequence = -1;
+    bool around = false;
     bool recomputes = false;
     std::string parameter = {};  // of which it accumulates the gradient
     size_t depth = 0;            // operators under way where it began
@@ -280,7 +285,7 @@ struct AnomalyWatch::State {
     for (const auto& input : operation.inputs) each_tensor(input, note);
     for (const auto& input : operation.written) each_tensor(input, note);
 
-    if (!nodes.empty() && records) nodes.back().recomputes = true;
+    if (!nodes.empty() && !nodes.back().around && records) nodes.back().recomputes = true;
     as.recomputed = !nodes.empty() && nodes.back().recomputes;
     as.backward = !as.recomputed && torch::autograd::get_current_graph_task_id() != -1;
     if (!as.backward) {
@@ -312,14 +317,9 @@ struct AnomalyWatch::State {
   }
 
   void place_in_backward(Anomaly& as) const {
-    const bool hook = nodes.empty();
-    Node of;
-    if (!hook) {
-      of = nodes.back();
-    } else if (const auto current = torch::autograd::get_current_node()) {
-      of = node_of(*current);  // the one that it runs before or after
-    }
-    as.node = hook && !of.name.empty() ? fmt::format("a hook at {}", of.name) : of.name;
+    if (nodes.empty()) return;  // at the end of backward
+    const auto& of = nodes.back();
+    as.node = of.around ? fmt::format("a hook at {}", of.name) : of.name;
     if (!of.parameter.empty()) {
       as.parameter = of.parameter;
       return;
@@ -341,22 +341,22 @@ struct AnomalyWatch::State {
   }
 
   Node node_of(const torch::autograd::Node& node) const {
-    Node result{short_name(node.name()), static_cast<int64_t>(node.sequence_nr())};
+    Node result;
+    result.name = short_name(node.name());
+    result.sequence = static_cast<int64_t>(node.sequence_nr());
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node))
       result.parameter = parameter_of(leaf->variable);
     return result;
   }
 
   std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& range, bool records) {
-    // LibTorch's own range around a node and its hooks.
-    constexpr std::string_view kAround = "autograd::engine::";
-    if (std::string_view(range.name()).starts_with(kAround)) return nullptr;
+    const bool around = std::string_view(range.name()).starts_with(kAround);
     const bool is_node = range.scope() == at::RecordScope::BACKWARD_FUNCTION;
     if (is_node && options.throws) throw_at_end();
     if (anomaly) return nullptr;
     auto operation = std::make_unique<Operation>();
-    if (is_node) {
-      start_node(range, *operation);
+    if (is_node || around) {
+      start_node(range, *operation, around);
       return operation;
     }
     const auto inputs = range.inputs();
@@ -404,15 +404,17 @@ struct AnomalyWatch::State {
     name = parameter_of(tensor);
   }
 
-  void start_node(const at::RecordFunction& range, Operation& operation) {
+  void start_node(const at::RecordFunction& range, Operation& operation, bool around) {
     operation.node = true;
     const auto current = torch::autograd::get_current_node();
-    auto node = current ? node_of(*current) : Node{short_name(range.name()), range.seqNr()};
-    if (std::dynamic_pointer_cast<torch::autograd::AccumulateGrad>(current)) {
+    Node node;
+    if (current) node = node_of(*current);
+    if (!around && std::dynamic_pointer_cast<torch::autograd::AccumulateGrad>(current)) {
       for (const auto& input : range.inputs())
         each_tensor(input, [&](const at::Tensor& gradient) { arrive(gradient, node.parameter); });
     }
     node.depth = running.size();
+    node.around = around;
     nodes.push_back(std::move(node));
   }
 
