@@ -122,6 +122,7 @@ void CommandLine::add_to(OptionParser& parser) {
 }
 
 Json CommandLine::over(Json file) const {
+  if (!file.is_object()) return file;  // which is refused where it is read
   const auto given = [&](std::string_view option) {
     return std::any_of(values.begin(), values.end(),
                        [&](const auto& value) { return value.first->about.option == option; });
@@ -132,7 +133,12 @@ Json CommandLine::over(Json file) const {
   if (given("--scheduler")) {
     for (const char* key : {"train.min_lr", "train.decay_steps"}) fields::remove(file, key);
   }
-  for (const auto& [row, value] : values) fields::put(file, row->key, value);
+  for (const auto& [row, value] : values) {
+    const auto section = file.find(row->key.substr(0, row->key.find('.')));
+    const bool in_section = row->key.find('.') != std::string::npos && section != file.end();
+    if (in_section && !section->is_object() && !fields::is_default(*section)) continue;  // the same
+    fields::put(file, row->key, value);
+  }
   return file;
 }
 

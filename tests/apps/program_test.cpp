@@ -134,6 +134,17 @@ TEST(Program, TheCommandLineComesBeforeTheFile) {
   }
 }
 
+TEST(Program, AnOptionHidesNoMistakeOfTheFile) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.json";
+  for (const char* text : {"[]", R"({"zero_optimization": "stage3"})"}) {
+    write_file(file, text);
+    const auto outcome = zero_program({"config", file, "--stage", "2"});
+    EXPECT_EQ(outcome.status, 2) << text;
+    EXPECT_THAT(outcome.err, HasSubstr("must be an object")) << text;
+  }
+}
+
 TEST(Program, ExplainsAKey) {
   EXPECT_THAT(zero_program({"config", "--explain", "zero_optimization.stage"}).out,
               AllOf(HasSubstr("ZeRO stage: 0 shards nothing"), HasSubstr("default  0"),

@@ -437,6 +437,10 @@ TEST(Config, WhatIsOffOrLeftToTheDefaultDoesNotAct) {
       "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "buffer_count": 4},
                             "offload_param": {"device": "cpu", "buffer_count": 6}}})",
                                         1);
+  const auto old = Settings::check(R"({"zero_optimization": {"stage": 1, "cpu_offload": true,
+                                       "offload_optimizer": {"buffer_count": 4}}})",
+                                   1);
+  for (const auto& finding : old) EXPECT_EQ(finding.effect, Effect::acts) << finding.key;
   const auto effects_of = [&](std::string_view key) {
     std::vector<Effect> effects;
     for (const auto& finding : findings) {

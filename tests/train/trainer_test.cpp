@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "tests/support/run_program.h"
 #include "zero/base/error.h"
@@ -107,6 +109,83 @@ TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
     EXPECT_EQ(object["loss"].get<float>(), heard.steps.at(found++).loss);
   }
   EXPECT_EQ(found, 4u);
+}
+
+TEST_F(TrainerTest, AFlippedBitOfOneRanksWeightsIsAnErrorThatNamesIt) {
+  config_.gradient_accumulation_steps = 1;
+  options_.check_replicas = 2;
+  std::vector<std::string> errors(2);
+  comm::run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    const auto rank = static_cast<size_t>(group->rank());
+    Trainer trainer(settings(), group);
+    for (int step = 0; step < 2; ++step) (void)trainer.train_step();
+    if (rank == 1) {
+      const auto weight = trainer.model().module().named_parameters()["h.0.mlp.c_fc.weight"];
+      static_cast<uint8_t*>(weight.mutable_data_ptr())[5] ^= 1;
+    }
+    (void)trainer.train_step();
+    try {
+      (void)trainer.train_step();
+    } catch (const Error& error) {
+      errors[rank] = error.what();
+    }
+  });
+  EXPECT_THAT(errors[0], testing::AllOf(testing::HasSubstr("h.0.mlp.c_fc.weight on rank 1"),
+                                        testing::HasSubstr("update of step 4"),
+                                        testing::HasSubstr("update of step 2 they were the same")));
+  EXPECT_NE(errors[1], "");
+}
+
+TEST_F(TrainerTest, ASlowRankIsNamed) {
+  config_.gradient_accumulation_steps = 1;
+  options_.steps = 40;
+  options_.eval_tokens = 0;
+  options_.sample_tokens = 0;
+  Heard heard;
+  comm::run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    std::vector<std::unique_ptr<Monitor>> listeners;
+    if (group->rank() == 0) listeners.push_back(std::make_unique<Listener>(heard));
+    Trainer trainer(settings(), group, std::move(listeners));
+    // Both take at least 30 ms a step, rank 1 half as much again.
+    const auto pause = std::chrono::milliseconds(group->rank() == 1 ? 45 : 30);
+    const auto weight = trainer.model().module().named_parameters()["h.0.mlp.c_fc.weight"];
+    weight.register_hook([pause](const at::Tensor&) { std::this_thread::sleep_for(pause); });
+    trainer.train();
+  });
+  std::string notices;
+  for (const auto& step : heard.steps) {
+    for (const auto& notice : step.notices) notices += notice;
+  }
+  EXPECT_THAT(notices, testing::AllOf(testing::HasSubstr("Rank 1 is slow"),
+                                      testing::Not(testing::HasSubstr("Rank 0"))));
+}
+
+// A batch whose loss is far above the others': the model's weights are spoilt for one step.
+TEST_F(TrainerTest, ALossThatIsASpikeIsToldAndLeftOutWhereThatIsAskedFor) {
+  options_.eval_tokens = 0;
+  for (const bool skips : {false, true}) {
+    options_.skip_spikes = skips;
+    options_.out = folder_ / (skips ? "skips" : "tells");
+    Trainer trainer(settings(), comm::single());
+    for (size_t step = 0; step < LossSpikes::kWindow; ++step)
+      EXPECT_TRUE(trainer.train_step().notices.empty());
+    const c10::NoGradGuard no_grad;
+    const auto bias = trainer.model().module().named_parameters()["ln_f.bias"];
+    const auto before = bias.clone();
+    bias.add_(30);
+    const at::AutoGradMode grad(true);
+    const auto steps = trainer.engine().steps();
+    const auto report = trainer.train_step();
+    ASSERT_EQ(report.notices.size(), 1);
+    EXPECT_THAT(report.notices[0], testing::HasSubstr("is a spike"));
+    EXPECT_EQ(report.skipped, skips);
+    EXPECT_EQ(trainer.engine().steps(), steps + (skips ? 0 : 1));
+    if (skips) {
+      EXPECT_TRUE(at::equal(bias, before + 30));
+    }
+  }
+  config_.update_in_backward = true;
+  EXPECT_THROW(settings().validate(), ConfigError);
 }
 
 TEST_F(TrainerTest, AStepThatOverflowsIsToldAndIsNoneOfTheSchedule) {

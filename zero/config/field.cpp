@@ -562,9 +562,9 @@ void for_each_switch(const std::vector<const Spec*>& rows, std::string_view name
 /// Goes through the keys of a file that rows are about.
 class Effects {
  public:
-  Effects(const Json& file, const std::vector<const Spec*>& rows, const std::vector<bool>& acts,
+  Effects(const Json& present, const std::vector<const Spec*>& rows, const std::vector<bool>& acts,
           const std::string& prefix, Report& report)
-      : file_(file), rows_(rows), acts_(acts), prefix_(prefix), report_(report) {
+      : present_(present), rows_(rows), acts_(acts), prefix_(prefix), report_(report) {
     for (const auto& finding : report.findings()) {
       if (!finding.text.empty()) told_.push_back(finding.key);
     }
@@ -598,7 +598,7 @@ class Effects {
   bool is_told_by_switch(const std::string& name) const {
     bool told = false;
     for_each_switch(rows_, name, [&](size_t i) {
-      const auto* value = look_up(file_, rows_[i]->key);
+      const auto* value = look_up(present_, rows_[i]->key);
       told = told || (value != nullptr && !is_default(*value) && !acts_[i]);
     });
     return told;
@@ -618,7 +618,7 @@ class Effects {
         std::find(about.holds.begin(), about.holds.end(), value) != about.holds.end() ||
         (!about.only.is_null() && value == about.only);
     const std::string why(about.details.empty() ? about.sentence : about.details);
-    const bool on = !is_switched_off(file_, rows_, name, false);
+    const bool on = about.acts_alone || !is_switched_off(present_, rows_, name, false);
     if (!acts && about.stands_for.empty() && is_told_by_switch(name) && !is_switch(row)) return;
     if (holds) {
       report_.add({key, Effect::holds, ""});
@@ -634,7 +634,7 @@ class Effects {
     }
   }
 
-  const Json& file_;
+  const Json& present_;
   const std::vector<const Spec*>& rows_;
   const std::vector<bool>& acts_;
   const std::string& prefix_;
@@ -656,9 +656,9 @@ bool is_switched_off(const Json& file, const std::vector<const Spec*>& rows,
   return off;
 }
 
-void tell_effects(const Json& file, const std::vector<const Spec*>& rows,
+void tell_effects(const Json& file, const Json& present, const std::vector<const Spec*>& rows,
                   const std::vector<bool>& acts, const std::string& prefix, Report& report) {
-  Effects(file, rows, acts, prefix, report).walk(file, "");
+  Effects(present, rows, acts, prefix, report).walk(file, "");
 }
 
 }  // namespace zero::fields

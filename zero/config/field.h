@@ -62,6 +62,7 @@ struct About {
   std::vector<Json> off = {};
   bool on_by_default = false;  ///< of a switch: its section is on where the key is left out
   int off_levels = 1;          ///< how far up the section is that the switch is of
+  bool acts_alone = false;     ///< also where its section is off
   /// Of a choice: other words for its values, which then are taken in any case.
   std::vector<std::pair<std::string_view, std::string_view>> spellings = {};
   /// The key of another row that an old name stands for, and its value where that is another one.
@@ -310,8 +311,9 @@ void put(Json& file, std::string_view key, Json value);
 /// Removes what is at the key's place, and sections that it leaves empty.
 void remove(Json& file, std::string_view key);
 
-/// Tells what becomes of the keys of `file`: Note [What becomes of a key].
-void tell_effects(const Json& file, const std::vector<const Spec*>& rows,
+/// Tells what becomes of the keys of `file`: Note [What becomes of a key]. `present` is the same
+/// with its present names.
+void tell_effects(const Json& file, const Json& present, const std::vector<const Spec*>& rows,
                   const std::vector<bool>& acts, const std::string& prefix, Report& report);
 
 /// Sets of `root` what `file` names, and tells `report` what becomes of each key. The rows' order
@@ -338,11 +340,14 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
   for (const auto& row : rows) {
     const auto* value = find(present, row);  // of "*" there is none: such keys set nothing
     if (value == nullptr) continue;
-    if (!row.set && is_switched_off(present, specs, row.key, true)) continue;
-    if (!row.about.only.is_null() && report.lenient() && *value != row.about.only) continue;
+    const auto& only = row.about.only;
+    // A wrong type is told all the same, unless the file says that the section is off.
+    if (!row.set && is_switched_off(present, specs, row.key, only.type() != value->type()))
+      continue;
+    if (report.lenient() && only.type() == value->type() && *value != only) continue;
     report.guard(prefix + row.key, [&] { row.read(root, *value, prefix + row.key, report); });
   }
-  tell_effects(file, specs, acts, prefix, report);
+  tell_effects(file, present, specs, acts, prefix, report);
 }
 
 /// The JSON object that `read` reads back; it leaves out what there is none of.

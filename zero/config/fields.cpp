@@ -278,7 +278,8 @@ void add_offload(All& all) {
                   "run leaves, the next removes). Several, with commas between, are striped by the "
                   "measured speed of their disks.",
        .option = "--nvme-path",
-       .argument = "DIR"},
+       .argument = "DIR",
+       .acts_alone = true},
       &OffloadOptimizer::nvme_path);
   optimizer.add(
       "buffer_count",
@@ -311,7 +312,8 @@ void add_offload(All& all) {
        .details = "On any device; new parameters and gradients take a second copy. Not in "
                   "DeepSpeed.",
        .option = "--delayed-update-after",
-       .cost = "A second copy of parameters and gradients; weights are one update old."},
+       .cost = "A second copy of parameters and gradients; weights are one update old.",
+       .acts_alone = true},
       &OffloadOptimizer::delayed_update_after);
   const auto of_gpus = [](std::vector<Json> holds) {
     return About{.sentence = "Accepted, without effect",
@@ -779,6 +781,23 @@ void add_program(All& all) {
        .option = "--detect-anomaly",
        .cost = "time: a pass over each output"},
       &Program::detect_anomaly);
+  train.add(
+      "check_replicas",
+      {.sentence = "Steps between checks that parameters which several ranks hold are the same; 0: "
+                   "none",
+       .details =
+           "By checksums of units, before the update. What differs is an error that names "
+           "parameters and ranks. At stage 3 nothing is held twice, but with mics_shard_size.",
+       .option = "--check-replicas",
+       .argument = "STEPS",
+       .cost = "A pass over the parameters every so many steps."},
+      &Program::check_replicas);
+  train.add("skip_spikes",
+            {.sentence = "Leave out steps whose loss is far above that of the steps before",
+             .details = "More than 6 standard deviations above the mean of the last 32, and 1.1 "
+                        "times it. Such a step is always told of, with what changed.",
+             .option = "--skip-spikes"},
+            &Program::skip_spikes);
   train.add("save_every",
             {.sentence = "Steps between checkpoints for --resume; 0: none",
              .option = "--save-every",

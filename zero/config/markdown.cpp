@@ -139,6 +139,7 @@ std::string effect_of(const Line& line) {
   const auto& about = line.row.about;
   if (!about.refused.empty()) return fmt::format("Switched on, an error: {}", about.refused);
   if (!about.stands_for.empty()) return fmt::format("Stands for {}.", about.stands_for);
+  if (!about.only.is_null()) return fmt::format("Any other value is an error: {}.", about.because);
   return line.acts ? "" : "Has no effect here.";
 }
 

@@ -284,6 +284,13 @@ void check_scheduler(const Settings& settings) {
   if (program.decay_steps) refuse("decay_steps", *program.decay_steps);
 }
 
+void check_spikes(const Settings& settings) {
+  if (!settings.program.skip_spikes || !settings.engine.update_in_backward) return;
+  throw ConfigError(
+      "train.skip_spikes and update_in_backward are both true: a step cannot be left out once "
+      "backward has updated weights. Switch one of them off.");
+}
+
 Json to_json(const Settings& settings) { return fields::write(settings, fields::settings()); }
 
 /// A section that differs from its defaults says all that it has, also what nothing uses yet: a
@@ -423,8 +430,10 @@ Json fields::without_defaults(Json file) {
       }
       const auto row = std::find_if(rows.begin(), rows.end(),
                                     [&](const Spec* each) { return each->key == name; });
-      const bool is_text = row != rows.end() && (*row)->kind == Kind::text;
-      at = is_default(*at) && (at->is_null() || !is_text) ? object.erase(at) : std::next(at);
+      const bool known = row != rows.end();
+      const bool is_text = known && (*row)->kind == Kind::text;
+      at = known && is_default(*at) && (at->is_null() || !is_text) ? object.erase(at)
+                                                                   : std::next(at);
     }
   };
   if (file.is_object()) clear(file, "");
@@ -518,6 +527,7 @@ void Settings::validate() const {
   check_rules(engine);
   check_rules(model, engine);
   check_scheduler(*this);
+  check_spikes(*this);
 }
 
 void Config::validate() const {

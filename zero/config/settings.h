@@ -70,6 +70,9 @@ struct ProgramSettings {
   int64_t log_every = 1;
   /// Each operator's output is looked at; else only those of a step that failed, run again.
   bool detect_anomaly = false;
+  /// Steps between comparisons of parameters that several ranks hold the same of; 0: none.
+  int64_t check_replicas = 100;
+  bool skip_spikes = false;  ///< a loss far above those before is left out of the updates
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";

@@ -415,8 +415,13 @@ at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
   return at::full_like(loss, impl_->loss_factor(), wide).to(loss.scalar_type());
 }
 
-StepResult Engine::step() {
+StepResult Engine::step(bool update) {
   auto& impl = *impl_;
+  if (!update && impl.timing.in_backward) {
+    throw Error(
+        "Engine::step without an update, with update_in_backward: backward has updated weights "
+        "already.");
+  }
   const c10::NoGradGuard no_grad;
   // Refusals come first: a `step` that was refused may be called again.
   impl.model.check();
@@ -439,7 +444,7 @@ StepResult Engine::step() {
   result.grad_norm = impl.global_norm(finite) * scale;
   if (impl.timing.in_backward)
     impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
-  const bool updates = finite || (config().bf16 && !config().check_grad_overflow);
+  const bool updates = update && (finite || (config().bf16 && !config().check_grad_overflow));
   if (!updates && impl.timing.undoes) {
     impl.schedule->undo();
   } else if (!updates && impl.timing.in_backward) {

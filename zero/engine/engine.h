@@ -27,6 +27,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
+#include "zero/engine/replicas.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -210,7 +211,10 @@ class Engine {
   /// at its minimum already it throws NotFinite, with weights and states as they were (StepWatch
   /// tells what made it). Collective at the boundary. A call that is refused (an open
   /// zero::Gathered scope at stage 3) changes nothing and may be made again.
-  StepResult step();
+  /// Without `update` nothing is updated whatever the gradients are, as where one is not finite:
+  /// for a step that is to be left out for its loss. Throws Error where backward has updated
+  /// weights already (update_in_backward).
+  StepResult step(bool update = true);
   /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
   /// begins anew. Not collective, but to be called by every rank in the same place. Throws Error
   /// between backward and step with update_in_backward, which has used them.
@@ -273,6 +277,12 @@ class Engine {
   /// counts begin at zero. Collective. Throws CheckpointError and changes nothing if a parameter is
   /// missing or has another shape.
   void load_weights(const std::string& file);
+
+  /// The parameters that ranks should hold the same of and do not: of whole ones (stages 0 to 2),
+  /// or with replicas of shards (mics_shard_size); none where nothing is held twice. By checksums:
+  /// 8 bytes a unit are exchanged, and a pass over the parameters is made. Between a backward and
+  /// its `step`, or between steps. Collective; the same on every rank.
+  std::vector<Divergence> diverged_parameters();
 
   const Config& config() const;
   comm::Group& group();

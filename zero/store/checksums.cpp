@@ -1,13 +1,8 @@
 #include "zero/store/checksums.h"
 
-// With it the library chooses the widest instruction set at run time.
-#if __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h>
-#else
-#include <xxhash.h>
-#endif
-
 #include <algorithm>
+
+#include "zero/store/hash.h"
 
 namespace zero::store {
 
@@ -15,7 +10,8 @@ namespace {
 
 // 0 stands for a page that was never recorded.
 uint32_t checksum(const std::byte* page) {
-  return std::max<uint32_t>(1, static_cast<uint32_t>(XXH3_64bits(page, kAlignment)));
+  return std::max<uint32_t>(
+      1, static_cast<uint32_t>(hash_of({page, static_cast<size_t>(kAlignment)})));
 }
 
 }  // namespace

@@ -146,6 +146,7 @@ class ConsoleMonitor final : public Monitor {
             report.skipped ? skipped(report) : "");
     }
     if (!report.anomaly.empty()) print("         {}\n", report.anomaly);
+    for (const auto& notice : report.notices) print("         {}\n", notice);
     draw_bar(report.step);
     std::fflush(stdout);
   }

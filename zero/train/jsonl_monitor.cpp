@@ -152,6 +152,7 @@ class JsonlMonitor final : public Monitor {
     if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
     if (report.skipped) object["skipped"] = true;
     if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
+    if (!report.notices.empty()) object["notices"] = report.notices;
     write(object);
   }
   void validation(const ValidationReport& report) override {

@@ -87,7 +87,9 @@ struct StepReport {
   double grad_norm = 0;
   bool skipped = false;      ///< a gradient was not finite: nothing was updated
   std::string anomaly = {};  ///< what made it so, where that was looked for
-  double loss_scale = 0;     ///< of this step, and of the next; 0 where losses are not scaled
+  /// Sentences about what is unusual: a loss, a slow rank.
+  std::vector<std::string> notices = {};
+  double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
   double step_ms = 0;

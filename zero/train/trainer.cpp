@@ -40,6 +40,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Of the numbers that ranks exchange, those that are no losses.
+constexpr size_t kOthers = 4;
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -283,7 +286,9 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
       group_(std::move(group)),
       folder_(options_.out),
       data_(open_data(options_)),
-      schedule_(schedule_of(settings_.settings)) {
+      schedule_(schedule_of(settings_.settings)),
+      stragglers_(group_->size(),
+                  group_->topology().hosts > 1 ? group_->topology().local_size : 0) {
   settings_ = run_settings(settings_.settings, data_, group_->size());
   if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_)->vocab_size();
@@ -320,7 +325,9 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   }
   traffic_.emplace(*engine_);
   losses_.resize(static_cast<size_t>(config.gradient_accumulation_steps));
-  const auto numbers = static_cast<int64_t>(losses_.size()) + 2;
+  const auto numbers = static_cast<int64_t>(losses_.size() + kOthers);
+  all_losses_.resize(losses_.size() * static_cast<size_t>(group_->size()));
+  rank_times_.resize(static_cast<size_t>(group_->size()));
   exchange_mine_ = at::empty({numbers}, at::kFloat);
   exchange_all_ = at::empty({numbers * group_->size()}, at::kFloat);
   if (options_.resume) resume();
@@ -369,10 +376,11 @@ StepReport Trainer::train_step() {
   step_data_ = train_loader_->state();
 
   pass_micro_batches();
-  const auto all = exchange(losses_);
+  auto all = exchange(losses_, report.lr);
+  if (options_.check_replicas > 0 && report.step % options_.check_replicas == 0) check_replicas();
   StepResult result;
   try {
-    result = engine_->step();
+    result = engine_->step(!all.leaves_out);
   } catch (const NotFinite& error) {  // on every rank
     fail_not_finite(error.what(), "");
   }
@@ -382,6 +390,7 @@ StepReport Trainer::train_step() {
   report.loss = all.mean_loss;
   report.grad_norm = result.grad_norm;
   report.skipped = !result.updated;
+  report.notices = std::move(all.notices);
   if (engine_->config().fp16) {
     report.loss_scale = result.loss_scale;
     report.next_loss_scale = result.next_loss_scale;
@@ -391,6 +400,9 @@ StepReport Trainer::train_step() {
   report.comm_ms = group_->wait_ms() - waited_before;
   report.disk_ms = engine_->disk().wait_ms - disk_before;
   report.memory_peak = group_->ledger()->total().peak;
+  last_time_ = {.busy_ms = static_cast<float>(report.step_ms - report.comm_ms),
+                .disk_ms = static_cast<float>(report.disk_ms)};
+  last_norm_ = result.grad_norm;
   stop_signal_ = all.stop_signal;
   if (result.updated) last_update_ = step_;
   // A dynamic loss scale finds its height by steps that overflow.
@@ -482,27 +494,37 @@ void Trainer::pass_micro_batches() {
   }
 }
 
-Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
+Trainer::Exchange Trainer::exchange(const std::vector<float>& losses, double lr) {
   // Each rank's numbers: the losses of its micro-batches, the signal it received, whether its
-  // monitors failed.
+  // monitors failed, and its time in the step before.
   const auto k = static_cast<int64_t>(losses.size());
   float* mine = exchange_mine_.data_ptr<float>();
   std::copy(losses.begin(), losses.end(), mine);
   mine[k] = signals_ != nullptr ? static_cast<float>(signals_->received()) : 0;
   mine[k + 1] = monitor_failure_ ? 1 : 0;
+  mine[k + 2] = last_time_.busy_ms;
+  mine[k + 3] = last_time_.disk_ms;
   group_->all_gather_control(exchange_all_, exchange_mine_, "losses");
 
   const float* all = exchange_all_.data_ptr<float>();
-  const auto of_rank = [&](int rank) { return all + rank * (k + 2); };
+  const auto of_rank = [&](int rank) { return all + rank * (k + kOthers); };
   Exchange result;
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (of_rank(rank)[k + 1] != 0) comm::share_failure(*group_, "Reporting", monitor_failure_);
     if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
+    rank_times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 2], of_rank(rank)[k + 3]};
+  }
+  if (rank_times_.front().busy_ms > 0) {
+    if (auto slow = stragglers_.add(rank_times_); !slow.empty())
+      result.notices.push_back(std::move(slow));
   }
   // The same order at every stage, so that the mean is the same bit for bit.
   double sum = 0;
   for (int64_t i = 0; i < k; ++i) {
-    for (int rank = 0; rank < group_->size(); ++rank) sum += of_rank(rank)[i];
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      sum += of_rank(rank)[i];
+      all_losses_[static_cast<size_t>(i * group_->size() + rank)] = of_rank(rank)[i];
+    }
   }
   result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
   if (!std::isfinite(result.mean_loss)) {
@@ -517,7 +539,37 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses) {
                                     : ", and nothing was updated in it"),
                     "A lower --lr, a longer --warmup or --clip may help.");
   }
+  watch_loss(result, lr);
   return result;
+}
+
+void Trainer::watch_loss(Exchange& exchange, double lr) {
+  const LossSample sample{.loss = exchange.mean_loss,
+                          .grad_norm = last_norm_,
+                          .loss_scale = engine_->config().fp16 ? engine_->loss_scale() : 0,
+                          .lr = lr};
+  auto spike = spikes_.add(sample, all_losses_, group_->size());
+  if (spike.empty()) return;
+  exchange.leaves_out = options_.skip_spikes;
+  spike += exchange.leaves_out ? " The step is left out." : "";
+  exchange.notices.push_back(std::move(spike));
+}
+
+void Trainer::check_replicas() {
+  const auto diverged = engine_->diverged_parameters();
+  if (diverged.empty()) return;
+  comm::agree_on_rank_zero(*group_, "The check of replicas", [&] {
+    throw Error(fmt::format(
+        "Before the update of step {} ranks do not hold the same parameters: {}. Either memory of "
+        "theirs is faulty, or a program writes to parameters on one rank alone. {} Resume from a "
+        "checkpoint of before; --check-replicas {} narrows down when it happens.",
+        step_ + 1, text_of(diverged),
+        step_ >= options_.check_replicas
+            ? fmt::format("Before the update of step {} they were the same.",
+                          step_ + 1 - options_.check_replicas)
+            : "This was the first check of this run.",
+        std::max<int64_t>(1, options_.check_replicas / 10)));
+  });
 }
 
 void Trainer::report_validation() {

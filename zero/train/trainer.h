@@ -26,10 +26,12 @@
 #include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/accounts.h"
+#include "zero/train/loss_spikes.h"
 #include "zero/train/monitor.h"
 #include "zero/train/options.h"
 #include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
+#include "zero/train/stragglers.h"
 #include "zero/train/validation.h"
 
 namespace zero::train {
@@ -92,6 +94,8 @@ class Trainer {
   struct Exchange {
     float mean_loss = 0;
     int stop_signal = 0;
+    std::vector<std::string> notices{};
+    bool leaves_out = false;  ///< the step, for its loss
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
@@ -107,7 +111,11 @@ class Trainer {
   void report_validation();
   /// Whether a signal asks `train` to stop, for all ranks alike; remembers it.
   bool agree_to_stop();
-  Exchange exchange(const std::vector<float>& losses);
+  Exchange exchange(const std::vector<float>& losses, double lr);
+  /// Of a loss that is finite: whether it is a spike. The same on every rank.
+  void watch_loss(Exchange& exchange, double lr);
+  /// Throws Error, on every rank, where ranks do not hold the same of a parameter. Collective.
+  void check_replicas();
   void report(const std::function<void(Monitor&)>& what);
   void report_run();
   RunInfo describe() const;
@@ -135,6 +143,12 @@ class Trainer {
   bool named_ = false;                ///< a skipped step's cause was looked for
   int64_t last_update_ = 0;           ///< the last step that was not skipped
   std::vector<float> losses_;         ///< of this rank's micro-batches in the step
+  std::vector<float> all_losses_;     ///< of all ranks, by micro-batch and then by rank
+  Stragglers stragglers_;
+  RankTime last_time_;                ///< this rank's in the step before
+  std::vector<RankTime> rank_times_;  ///< of all ranks
+  LossSpikes spikes_;
+  double last_norm_ = 0;
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done

@@ -1,0 +1,19 @@
+// Compares what several ranks hold the same of.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace zero {
+
+/// A parameter of which ranks that should hold the same bytes do not.
+struct Divergence {
+  std::string parameter;
+  /// Those that differ from what most of them hold; from the lowest rank's where there is no most.
+  std::vector<int> ranks;
+};
+
+/// "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", of the first few.
+std::string text_of(const std::vector<Divergence>& divergences);
+
+}  // namespace zero
