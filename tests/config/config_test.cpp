@@ -305,7 +305,7 @@ TEST(Config, ReadsBf16) {
   EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
                            "split_master_weights": true}})"),
               HasSubstr("no fp32 master weight to split"));
-  EXPECT_THAT(error_of(R"({"fp16": {"fp16_master_weights_and_grads": true}})"),
+  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})"),
               HasSubstr("bf16.bf16_master_weights_and_grads"));
   EXPECT_EQ(Config::parse(c.dump(), 1), c);
 }

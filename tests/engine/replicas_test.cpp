@@ -38,8 +38,7 @@ TEST(Replicas, AFlippedBitIsNamedByParameterAndRank) {
         EXPECT_THAT(found[0].ranks, ElementsAre(1));
         EXPECT_EQ(found[1].parameter, names.back());
         EXPECT_THAT(found[1].ranks, ElementsAre(2));
-        EXPECT_EQ(text_of(found),
-                  names.front() + " on rank 1; " + names.back() + " on rank 2");
+        EXPECT_EQ(text_of(found), names.front() + " on rank 1; " + names.back() + " on rank 2");
       });
     }
   }

@@ -17,10 +17,11 @@ using testing::Not;
 
 /// A falling loss with some noise.
 LossSample usual(size_t step) {
-  return {.loss = 5 - 0.005 * static_cast<double>(step) + 0.05 * std::sin(static_cast<double>(step)),
-          .grad_norm = 1,
-          .loss_scale = 1024,
-          .lr = 1e-3};
+  return {
+      .loss = 5 - 0.005 * static_cast<double>(step) + 0.05 * std::sin(static_cast<double>(step)),
+      .grad_norm = 1,
+      .loss_scale = 1024,
+      .lr = 1e-3};
 }
 
 /// After `steps` ordinary ones, none of which is a spike.

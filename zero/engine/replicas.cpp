@@ -15,8 +15,8 @@ namespace zero {
 namespace {
 
 int64_t hash_of(const at::Tensor& values) {
-  return static_cast<int64_t>(store::hash_of(
-      {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}));
+  return static_cast<int64_t>(
+      store::hash_of({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}));
 }
 
 /// `mine` of each rank, by rank. Collective.

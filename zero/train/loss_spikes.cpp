@@ -43,9 +43,9 @@ std::string LossSpikes::told_of(const LossSample& sample, double mean, double de
                                 const std::vector<float>& losses, int ranks) const {
   auto text = fmt::format("The loss {:.4f} is a spike: the mean of the {} steps before is {:.4f}",
                           sample.loss, kWindow, mean);
-  text += deviation > 0 ? fmt::format(", {:.0f} standard deviations less.",
-                                      (sample.loss - mean) / deviation)
-                        : ".";
+  text += deviation > 0
+              ? fmt::format(", {:.0f} standard deviations less.", (sample.loss - mean) / deviation)
+              : ".";
   const auto highest = std::max_element(losses.begin(), losses.end());
   if (losses.size() > 1) {
     double rest = 0;
@@ -56,9 +56,10 @@ std::string LossSpikes::told_of(const LossSample& sample, double mean, double de
                 ? fmt::format(
                       " It is one batch: rank {}'s micro-batch {} has {:.4f}, the others {:.4f}.",
                       at % ranks, at / ranks + 1, *highest, rest)
-                : fmt::format(" All batches are higher ({:.4f} without the highest): the weights "
-                              "have moved.",
-                              rest);
+                : fmt::format(
+                      " All batches are higher ({:.4f} without the highest): the weights "
+                      "have moved.",
+                      rest);
   }
   const auto usual = [&](double LossSample::*value) {
     double sum = 0;

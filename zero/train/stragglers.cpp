@@ -68,7 +68,8 @@ std::string Stragglers::told_of(size_t rank, const std::vector<Medians>& all) co
   const auto place =
       ranks_a_host_ > 0 ? fmt::format(" (host {})", static_cast<int>(rank) / ranks_a_host_) : "";
   return fmt::format(
-      "Rank {}{} is slow: it takes {:.0f} ms a step where the others take {:.0f} and wait for it. {}",
+      "Rank {}{} is slow: it takes {:.0f} ms a step where the others take {:.0f} and wait for it. "
+      "{}",
       rank, place, all[rank].busy, usual,
       disk_more > more / 2
           ? fmt::format("Of the difference its disk makes {:.0f} ms.", disk_more)

@@ -25,8 +25,8 @@ class Stragglers {
   /// `ranks_a_host` consecutive ranks are on one host; 0: one host.
   explicit Stragglers(int ranks, int ranks_a_host = 0);
 
-  /// The times of all ranks in one step. Where a window ends, and a rank is slow that was not in the
-  /// window before, returns a sentence that names all that are; otherwise nothing.
+  /// The times of all ranks in one step. Where a window ends, and a rank is slow that was not in
+  /// the window before, returns a sentence that names all that are; otherwise nothing.
   std::string add(std::span<const RankTime> times);
 
  private:
