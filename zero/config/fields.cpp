@@ -774,13 +774,12 @@ void add_program(All& all) {
              .option = "--log-every",
              .least = 1},
             &Program::log_every);
-  train.add(
-      "detect_anomaly",
-      {.sentence = "Looks at the output of every operator for the first NaN or infinity",
-       .details = "Otherwise only a step whose loss or gradient is not finite is run again so",
-       .option = "--detect-anomaly",
-       .cost = "time: a pass over each output"},
-      &Program::detect_anomaly);
+  train.add("detect_anomaly",
+            {.sentence = "Looks at the output of every operator for the first NaN or infinity",
+             .details = "Without it a step whose loss or gradient is not finite is run again so.",
+             .option = "--detect-anomaly",
+             .cost = "time: a pass over each output"},
+            &Program::detect_anomaly);
   train.add(
       "check_replicas",
       {.sentence = "Steps between checks that parameters which several ranks hold are the same; 0: "

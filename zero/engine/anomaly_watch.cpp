@@ -277,7 +277,7 @@ struct AnomalyWatch::State {
     as.order = ++order;
     as.operation = range.name();
     const size_t depth = nodes.empty() ? 0 : nodes.back().depth;
-    if (running.size() > depth) as.within = running[depth];
+    if (running.size() > depth && running[depth] != as.operation) as.within = running[depth];
     running.push_back(as.operation);
     const auto note = [&](const at::Tensor& tensor) {
       if (as.parameter.empty()) as.parameter = parameter_of(tensor);

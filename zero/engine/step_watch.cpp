@@ -22,11 +22,28 @@ std::string name_of(int64_t micro_batch) {
                          : "micro-batches that passed together";
 }
 
+// "NAME has ..." of the first whose values are not finite; empty if none.
+template <class Values>
+std::string first_not_finite(const std::vector<std::string>& names, const Values& values) {
+  const at::DisableRecordFunctionGuard unobserved;
+  for (const auto& name : names) {
+    const at::Tensor full = values(name);
+    if (!full.defined()) continue;
+    const auto nans = at::isnan(full).sum().item<int64_t>();
+    const auto infinities = at::isinf(full).sum().item<int64_t>();
+    if (nans + infinities == 0) continue;
+    return fmt::format("{} has {} NaN and {} infinite of {} elements", name, nans, infinities,
+                       full.numel());
+  }
+  return "";
+}
+
 }  // namespace
 
 StepWatch::StepWatch(Engine& engine, const NamedTensors& tensors)
     : engine_(engine), watch_(tensors) {
   for (const auto& [name, tensor] : tensors.parameters) {
+    names_.push_back(name);
     if (tensor.requires_grad()) trainable_.push_back(name);
   }
 }
@@ -46,28 +63,33 @@ void StepWatch::add_loss(int64_t index, double loss) {
     const auto& infinity = watch_.first_infinity();
     const bool came_before = first->inputs == Anomaly::Inputs::infinity && infinity.has_value();
     const auto& cause = came_before ? *infinity : *first;
-    found_ = {micro_batch_, cause.backward, cause.order, watch_.report()};
+    found_ = {micro_batch_, cause.backward, cause.order, first->inputs == Anomaly::Inputs::absent,
+              watch_.report()};
     return;
   }
   if (std::isfinite(loss)) return;
   if (const auto& infinity = watch_.first_infinity()) {
-    found_ = {micro_batch_, infinity->backward, infinity->order, infinity->text() + "."};
+    found_ = {micro_batch_, infinity->backward, infinity->order, false, infinity->text() + "."};
     return;
   }
-  found_ = {micro_batch_, false, 0,
+  found_ = {micro_batch_, false, 0, false,
             fmt::format("the loss of {} is {}, and no operator that can be observed has made it.",
                         name_of(index), loss)};
 }
 
 std::string StepWatch::agree() {
   auto& group = engine_.group();
-  // What a rank says: whether it has something, when that was, and how long its text is.
-  constexpr int64_t kNumbers = 5;
+  // What a rank says: whether it has something, when that was, how long its text is, and whether a
+  // parameter is to be looked at.
+  constexpr int64_t kNumbers = 6;
   auto mine = at::zeros({kNumbers}, at::kLong);
   if (found_) {
-    const std::array<int64_t, kNumbers> numbers{1, found_->micro_batch, found_->backward ? 1 : 0,
+    const std::array<int64_t, kNumbers> numbers{1,
+                                                found_->micro_batch,
+                                                found_->backward ? 1 : 0,
                                                 found_->order,
-                                                static_cast<int64_t>(found_->text.size())};
+                                                static_cast<int64_t>(found_->text.size()),
+                                                found_->absent ? 1 : 0};
     std::copy(numbers.begin(), numbers.end(), mine.mutable_data_ptr<int64_t>());
   }
   auto all = at::empty({kNumbers * group.size()}, at::kLong);
@@ -89,25 +111,25 @@ std::string StepWatch::agree() {
   auto texts = at::empty({length * group.size()}, at::kByte);
   group.all_gather_control(texts, text, "what is not finite");
   const auto* theirs = texts.const_data_ptr<uint8_t>() + *first * length;
-  return fmt::format("First on rank {}, {}, {}", *first, name_of(numbers[*first * kNumbers + 1]),
-                     std::string(theirs, theirs + length));
+  auto result =
+      fmt::format("First on rank {}, {}, {}", *first, name_of(numbers[*first * kNumbers + 1]),
+                  std::string(theirs, theirs + length));
+  if (numbers[*first * kNumbers + 5] != 0 && !engine_.config().update_in_backward) {
+    const auto damaged =
+        first_not_finite(names_, [&](const std::string& name) { return engine_.parameter(name); });
+    if (!damaged.empty()) result += fmt::format(" Parameter {}.", damaged);
+  }
+  return result;
 }
 
 std::string StepWatch::check_sums() {
-  const at::DisableRecordFunctionGuard unobserved;
-  for (const auto& name : trainable_) {
-    const auto sum = engine_.gradient(name);
-    if (!sum.defined()) continue;
-    const auto nans = at::isnan(sum).sum().item<int64_t>();
-    const auto infinities = at::isinf(sum).sum().item<int64_t>();
-    if (nans + infinities == 0) continue;
-    return fmt::format(
-        "Every rank's gradients were finite as they came, but their sum over ranks and "
-        "micro-batches is not: that of parameter {} has {} NaN and {} infinite of {} elements. The "
-        "sum overflowed.",
-        name, nans, infinities, sum.numel());
-  }
-  return "";
+  const auto overflowed =
+      first_not_finite(trainable_, [&](const std::string& name) { return engine_.gradient(name); });
+  if (overflowed.empty()) return "";
+  return fmt::format(
+      "Every rank's gradients were finite as they came, but their sum over ranks and micro-batches "
+      "is not: that of parameter {}. The sum overflowed.",
+      overflowed);
 }
 
 }  // namespace zero

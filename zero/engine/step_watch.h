@@ -50,10 +50,12 @@ class StepWatch {
     int64_t micro_batch = 0;
     bool backward = false;
     int64_t order = 0;
+    bool absent = false;  // a parameter among the inputs, at stage 3: it was not looked at
     std::string text;
   };
   Engine& engine_;
   AnomalyWatch watch_;
+  std::vector<std::string> names_;      // of all parameters
   std::vector<std::string> trainable_;  // parameters
   int64_t micro_batch_ = 0;
   std::optional<Found> found_;
