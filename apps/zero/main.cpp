@@ -22,6 +22,7 @@ constexpr Subcommand kSubcommands[] = {
     {"data", "turn text into token files", data},
     {"bench", "measure collectives, optimizers, paging and training steps", bench},
     {"config", "check a configuration file and show what is in force", config},
+    {"doctor", "check this machine for training, and say what to change", doctor},
     {"launch", "run any program as the ranks of a job on this host", launch},
 };
 

@@ -30,5 +30,6 @@ int launch(const Arguments& arguments);
 int config(const Arguments& arguments);
 int data(const Arguments& arguments);
 int bench(const Arguments& arguments);
+int doctor(const Arguments& arguments);
 
 }  // namespace zero::app

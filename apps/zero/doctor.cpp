@@ -1,0 +1,147 @@
+// `zero doctor`: what of this machine training will meet, and what to change about it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/zero/doctor_checks.h"
+#include "apps/zero/options.h"
+#include "apps/zero/subcommands.h"
+
+namespace zero::app {
+namespace {
+
+using namespace checkup;
+
+constexpr const char* kDescription =
+    "Looks at this machine as training will meet it, and says what to change and what it costs "
+    "now.\n\n"
+    "  zero doctor -n 4 --nvme-path /mnt/nvme\n\n"
+    "It changes nothing, removes what it writes, and takes some seconds. Run it as the training "
+    "will run: in the same\n"
+    "container, by the same launcher's shell, with the same variables. The status is 1 where there "
+    "is a problem, else 0;\n"
+    "docs/zero-doctor.md explains each line.";
+
+const char* word(Mark mark) {
+  switch (mark) {
+    case Mark::ok:
+      return "ok";
+    case Mark::advice:
+      return "advice";
+    case Mark::problem:
+      return "problem";
+  }
+  return "";
+}
+
+Findings examine(const Plan& plan, const std::vector<std::string>& paths) {
+  const std::filesystem::path root("/");
+  const auto& variable = comm::environment_variable;
+  Findings all;
+  const auto add = [&](Findings more) {
+    all.insert(all.end(), std::make_move_iterator(more.begin()),
+               std::make_move_iterator(more.end()));
+  };
+  const auto cores = read_cores(root, variable);
+  // Before LibTorch's threads start, with which this process could not fork.
+  const auto rates = measure_loops(cores, plan.ranks);
+  const auto memory = read_memory(root);
+  add(judge(cores, plan.ranks, rates));
+  add(judge(read_clock(root)));
+  add(judge(read_vectors(root)));
+  add(judge(read_libtorch(root)));
+  add(judge_gpus(read_gpus(root)));
+  add(judge(memory, plan.ranks));
+  auto pages = read_huge_pages(root);
+  measure(pages);
+  add(judge(pages));
+  auto nodes = read_nodes(root);
+  measure(nodes);
+  add(judge(nodes, plan.ranks));
+  add(judge(read_limits(root), plan, cores.threads_of(plan.ranks)));
+  add(judge(try_sharing(plan.ranks), root));
+  add(judge(try_uring(root, plan.ranks)));
+  for (const auto& path : paths) {
+    auto disk = read_disk(root, path);
+    measure(disk);
+    add(judge(disk, memory.available));
+  }
+  add(judge(read_links(root, variable), plan.hosts));
+  return all;
+}
+
+void print_table(const Findings& findings) {
+  size_t width = 0;
+  for (const auto& finding : findings) width = std::max(width, finding.name.size());
+  std::string section;
+  for (const auto& finding : findings) {
+    if (finding.section != section) {
+      fmt::print("{}{}\n", section.empty() ? "" : "\n", finding.section);
+      section = finding.section;
+    }
+    fmt::print("  {:<8} {:<{}}  {}\n", word(finding.mark), finding.name, width, finding.value);
+    for (const auto& sentence : {finding.change, finding.cost}) {
+      if (!sentence.empty()) fmt::print("  {:<8} {:<{}}    {}\n", "", "", width, sentence);
+    }
+  }
+}
+
+void print_json(const Findings& findings, const Plan& plan, int64_t problems, int64_t pieces) {
+  nlohmann::ordered_json json{
+      {"version", ZERO_VERSION}, {"ranks", plan.ranks},
+      {"hosts", plan.hosts},     {"findings", nlohmann::ordered_json::array()},
+      {"problems", problems},    {"advice", pieces}};
+  for (const auto& finding : findings) {
+    nlohmann::ordered_json line{{"section", finding.section},
+                                {"name", finding.name},
+                                {"mark", word(finding.mark)},
+                                {"value", finding.value}};
+    if (finding.mark != Mark::ok) {
+      line["change"] = finding.change;
+      line["cost"] = finding.cost;
+    }
+    json["findings"].push_back(std::move(line));
+  }
+  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+}  // namespace
+
+int doctor(const Arguments& arguments) {
+  OptionParser parser("doctor", kDescription);
+  Plan plan;
+  std::vector<std::string> paths;
+  bool json = false;
+  parser.add_option("-n,--nproc", plan.ranks, "Ranks that are to train on this host")
+      ->check(positive())
+      ->type_name("N");
+  parser.add_option("--nnodes", plan.hosts, "Hosts of the job")->check(positive())->type_name("H");
+  parser
+      .add_option("--nvme-path", paths,
+                  "Folder for offloaded states, whose disk is measured; may be given again")
+      ->type_name("DIR");
+  parser.add_flag("--json", json, "Print JSON instead of the table");
+  if (const auto status = parser.read(arguments)) return *status;
+
+  const auto findings = examine(plan, paths);
+  const auto count = [&](Mark mark) {
+    return std::count_if(findings.begin(), findings.end(),
+                         [&](const Finding& finding) { return finding.mark == mark; });
+  };
+  const auto problems = count(Mark::problem);
+  const auto pieces = count(Mark::advice);
+  if (json) {
+    print_json(findings, plan, problems, pieces);
+  } else {
+    print_table(findings);
+    fmt::print("\n{} problem{}, {} piece{} of advice\n", problems, problems == 1 ? "" : "s", pieces,
+               pieces == 1 ? "" : "s");
+  }
+  return problems == 0 ? 0 : kFailed;
+}
+
+}  // namespace zero::app
