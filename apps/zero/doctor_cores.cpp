@@ -149,7 +149,7 @@ Findings judge(const Cores& cores, int ranks, const std::optional<LoopRates>& ra
     all.push_back(advice(available,
                          "Start without the binding (taskset; mpirun --bind-to none; srun "
                          "--cpu-bind=none), unless each rank is meant to have these cores alone.",
-                         fmt::format("{} that this process might use are out of its reach.",
+                         fmt::format("Out of this process's reach: {} that it might use.",
                                      counted(cores.granted - cores.allowed, "core"))));
   } else {
     all.push_back(available);
@@ -192,26 +192,30 @@ Findings judge(const Cores& cores, int ranks, const std::optional<LoopRates>& ra
                                        "train` set this, mpirun and srun do not"));
   const int fitting = cores.fitting_threads(ranks);
   if (ranks * threads > std::ceil(cores.usable())) {
+    constexpr double kNothing = 1.1;  // within what such short measurements say
+    const bool loses = !rates || rates->fitting > kNothing * rates->asked;
+    const auto shared = fmt::format("{} take turns on {:.2f} cores",
+                                    counted(int64_t{ranks} * threads, "thread"), cores.usable());
     const auto cost =
-        rates ? fmt::format(
-                    "Short parallel loops go {:.2f} times as fast with threads that fit: "
-                    "{:.0f} a second instead of {:.0f} (measured).",
-                    rates->fitting / rates->asked, rates->fitting, rates->asked)
-              : fmt::format(
-                    "{} take turns on {:.2f} cores (not measured); every loop waits for "
-                    "the last of them.",
-                    counted(int64_t{ranks} * threads, "thread"), cores.usable());
-    all.push_back(
-        problem(line,
-                ranks > cores.usable()
-                    ? fmt::format("Start at most {}{}.",
-                                  counted(std::max(1, static_cast<int>(cores.usable())), "rank"),
-                                  threads > 1 ? ", with OMP_NUM_THREADS=1" : "")
-                    : fmt::format("Set OMP_NUM_THREADS={}.", fitting),
-                cost));
+        !rates  ? fmt::format("{} (not measured); every loop waits for the last of them.", shared)
+        : loses ? fmt::format(
+                      "Short parallel loops go {:.2f} times as fast with threads that fit: "
+                      "{:.0f} a second instead of {:.0f} (measured).",
+                      rates->fitting / rates->asked, rates->fitting, rates->asked)
+                : fmt::format(
+                      "{}: ranks wait for those whose turn it is not. Loops by themselves lose "
+                      "nothing ({:.0f} a second, with threads that fit {:.0f}: measured).",
+                      shared, rates->asked, rates->fitting);
+    const auto change =
+        ranks > cores.usable()
+            ? fmt::format("Start at most {}{}.",
+                          counted(std::max(1, static_cast<int>(cores.usable())), "rank"),
+                          threads > 1 ? ", with OMP_NUM_THREADS=1" : "")
+            : fmt::format("Set OMP_NUM_THREADS={}.", fitting);
+    all.push_back(loses ? problem(line, change, cost) : advice(line, change, cost));
   } else if (cores.threads && threads < fitting) {
     all.push_back(advice(line, fmt::format("Set OMP_NUM_THREADS={}.", fitting),
-                         fmt::format("{} of {} usable cores have no thread.",
+                         fmt::format("Usable cores without a thread: {} of {}.",
                                      static_cast<int>(cores.usable()) - ranks * threads,
                                      static_cast<int>(cores.usable()))));
   } else {

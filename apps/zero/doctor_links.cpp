@@ -109,7 +109,8 @@ Findings judge(const Links& links, int hosts) {
     const auto line =
         fine(kLinks, link.name,
              fmt::format("{}, {}, MTU {}", link.state, speed_of(link.megabits), link.mtu));
-    const bool used = hosts > 1 && link.state == "up";
+    const bool chosen = links.chosen.empty() || links.chosen.ends_with("=" + link.name);
+    const bool used = hosts > 1 && link.state == "up" && chosen;
     if (used && link.megabits > 0 && link.megabits < kSlow) {
       // 2 bytes a parameter, of which (H-1)/H cross: docs/clusters.md.
       const double bytes = 2e9 * (hosts - 1) / hosts;

@@ -258,6 +258,9 @@ void measure(HugePages& pages) {
 
 Findings judge(const HugePages& pages) {
   constexpr double kMost = 0.5;
+  constexpr const char* kSwitchedOff =
+      "Start without what switches huge pages off for this process (prctl PR_SET_THP_DISABLE: some "
+      "container runtimes and job managers).";
   const auto described = [](const std::string& word, const std::optional<Touch>& touch,
                             const char* what) {
     const auto setting = word.empty() ? std::string("the kernel has none") : word;
@@ -276,10 +279,7 @@ Findings judge(const HugePages& pages) {
   const auto own =
       fine(kMemory, "huge pages", described(pages.enabled, pages.own, "first touched"));
   if (pages.switched_off) {
-    all.push_back(advice(own,
-                         "Start without what switches huge pages off for this process "
-                         "(prctl PR_SET_THP_DISABLE: some container runtimes and job managers).",
-                         cost(pages.own, "Touching memory for the first time")));
+    all.push_back(advice(own, kSwitchedOff, cost(pages.own, "Touching memory for the first time")));
   } else if (pages.enabled == "never" || pages.enabled.empty()) {
     all.push_back(advice(
         own,
@@ -303,8 +303,10 @@ Findings judge(const HugePages& pages) {
   } else if (pages.arena && pages.arena->share < kMost) {
     all.push_back(advice(
         arena,
-        "Set /sys/kernel/mm/transparent_hugepage/shmem_enabled to within_size, as root, or run "
-        "Linux 6.1 or later, of which libzero asks huge pages whatever the setting.",
+        pages.switched_off
+            ? kSwitchedOff
+            : "Set /sys/kernel/mm/transparent_hugepage/shmem_enabled to within_size, as root, or "
+              "run Linux 6.1 or later, of which libzero asks huge pages whatever the setting.",
         cost(pages.arena, "Reading another rank's memory for the first time")));
   } else {
     all.push_back(arena);

@@ -1,9 +1,7 @@
 // Limits of this process, and what the kernel lets ranks do with each other and with files.
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,8 +39,7 @@ std::string try_passing() {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
     return "no unix socket: " + reason(errno);
   const Descriptor sender(ends[0]), receiver(ends[1]);
-  const Descriptor file(memfd_create("libzero-doctor", MFD_CLOEXEC));
-  if (!file) return "no memfd: " + reason(errno);
+  const Descriptor file(dup(receiver.get()));  // any will do
   char byte = 'z';
   iovec data{.iov_base = &byte, .iov_len = 1};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -196,10 +193,10 @@ Sharing try_sharing(int ranks) {
   }
   sharing.passing = try_passing();
   sharing.watching = try_watching();
-  std::error_code ignored;
+  std::error_code error, ignored;
   const auto folder =
-      fs::temp_directory_path(ignored) / fmt::format("libzero-{}", static_cast<int>(geteuid()));
-  const bool before = fs::exists(folder, ignored);
+      fs::temp_directory_path(error) / fmt::format("libzero-{}", static_cast<int>(geteuid()));
+  const bool before = error || fs::exists(folder, ignored);
   sharing.folder = folder.string();
   try {
     (void)comm::rendezvous_folder();
@@ -207,8 +204,8 @@ Sharing try_sharing(int ranks) {
       sharing.meeting = fmt::format("{} cannot be written: {}. Set TMPDIR to another folder.",
                                     folder.string(), reason(errno));
     }
-  } catch (const Error& error) {
-    sharing.meeting = error.what();
+  } catch (const Error& refused) {
+    sharing.meeting = refused.what();
   }
   if (!before) rmdir(folder.c_str());  // empty, or somebody else's by now
   return sharing;
