@@ -35,6 +35,7 @@ std::string description(const fields::Spec& row) {
 
 /// A default as --help shows it; `value` is null where there is none.
 std::string default_text(const fields::Spec& row, const Json& value) {
+  if (!row.about.by_option.is_null()) return "";
   for (const auto& [word, meaning] : row.about.words) {
     if (value == meaning) return std::string(word);
   }

@@ -1,4 +1,5 @@
 // `zero train`, whole runs.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -55,6 +56,31 @@ TEST(Train, LearnsAndLeavesItsLogAndWeights) {
   }
   EXPECT_EQ(outcome.out.find('\r'), std::string::npos)
       << "no progress bar where stdout is no terminal";
+}
+
+TEST(Train, WritesEventsAndTablesWhereTheOptionsSay) {
+  const TrainFolder folder;
+  const std::vector<std::string> options{"--tensorboard", folder / "events", "--csv",
+                                         folder / "tables"};
+  const auto outcome = folder.train(options);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::string losses = "step,loss\n";
+  for (const auto& step : folder.steps()) {
+    // A float of the log as the double that it is.
+    losses += fmt::format("{},{}\n", step["step"].get<int>(),
+                          static_cast<double>(step["loss"].get<float>()));
+  }
+  EXPECT_EQ(read_file(folder / "tables/Train_Steps_loss.csv"), losses);
+  std::vector<std::string> events;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "events"))
+    events.push_back(entry.path().filename());
+  EXPECT_THAT(events, testing::ElementsAre(StartsWith("events.out.tfevents.")));
+  EXPECT_EQ(
+      folder.event("config")["engine"]["tensorboard"],
+      Json({{"enabled", true}, {"output_path", (folder / "events").string()}, {"job_name", ""}}));
+  const auto again = folder.train(options, "another");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.err, HasSubstr("holds an earlier run's events.out.tfevents."));
 }
 
 TEST(Train, GivesTheSameBitsAtEveryStage) {
@@ -232,7 +258,7 @@ TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
   write_file(folder / "ds.json", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.004}},
       "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
                                                    "warmup_type": "linear"}},
-      "steps_per_print": 2, "tensorboard": {"enabled": true}})");
+      "steps_per_print": 2, "wandb": {"enabled": true}})");
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--config", folder / "ds.json", "--nproc", "1"});
     return more;
@@ -246,7 +272,7 @@ TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
   const auto outcome = test::run(words);
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(rates_of(folder, "file"), ElementsAre(0, 0, 0.001, 0.002, 0.003, 0.004));
-  EXPECT_THAT(outcome.err, HasSubstr("tensorboard: The run's log.jsonl"));
+  EXPECT_THAT(outcome.err, HasSubstr("wandb: Nothing is sent to another host"));
   EXPECT_EQ(folder.event("config", "file")["engine"]["scheduler"]["type"], "WarmupLR");
 
   // The program's own schedule comes in its place; and one of the command line in both's.

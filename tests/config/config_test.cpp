@@ -377,8 +377,8 @@ TEST(Config, WhatHasNoEffectIsOneWarning) {
   const ReadOptions options{.warn = [&](std::string_view text) { warnings.emplace_back(text); }};
   Config::parse(R"({"zero_optimization": {"stage": 2, "overlap_comm": true,
       "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "legacy_stage1": true},
-      "tensorboard": {"enabled": true, "output_path": "x"}, "csv_monitor": {"enabled": false},
-      "wandb": {"group": "g"}})",
+      "wandb": {"enabled": true, "project": "x"}, "flops_profiler": {"enabled": false},
+      "comet": {"workspace": "g"}, "tensorboard": {"enabled": true, "output_path": "x"}})",
                 1, "ds.json", options);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0],
@@ -386,8 +386,8 @@ TEST(Config, WhatHasNoEffectIsOneWarning) {
                     HasSubstr("  zero_optimization.allgather_bucket_size, reduce_bucket_size: "
                               "`unit_bytes` says"),
                     HasSubstr("  zero_optimization.legacy_stage1: "),
-                    HasSubstr("  tensorboard: The run's log.jsonl")));
-  for (const char* silent : {"overlap_comm", "csv_monitor", "wandb", "output_path"})
+                    HasSubstr("  wandb: Nothing is sent")));
+  for (const char* silent : {"overlap_comm", "flops_profiler", "comet", "project", "output_path"})
     EXPECT_THAT(warnings[0], testing::Not(HasSubstr(silent)));
 }
 

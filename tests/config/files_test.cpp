@@ -90,7 +90,7 @@ const std::vector<Expectation>& expectations() {
       {"megatron_curriculum_off"},
       {"megatron_gpt2", {}, {"optimizer.params.max_grad_norm is replaced by gradient_clipping"}},
       {"monitors_off"},
-      {"monitors_on", {"csv_monitor, tensorboard, wandb: The run's", kLog}},
+      {"monitors_on", {"  wandb: Nothing is sent to another host", kLog}},
       {"old_bfloat16"},
       {"old_cpu_offload", {"cpu_offload_use_pin_memory: ", "overlap_comm: What it chooses"}},
       {"old_cpu_offload_params"},
@@ -226,6 +226,17 @@ TEST(Files, OfOldNamesMeanWhatTheirSuccessorsDo) {
   EXPECT_EQ(bare.prefetch_bucket_size, 20'000'000);
   EXPECT_EQ(load("hf_zero2_auto").settings.program.log_every, 2000);
   EXPECT_EQ(load("stage2_offload_param").settings.engine.offload_param.device, OffloadDevice::none);
+}
+
+TEST(Files, OfMonitorsSayWhereTheyWrite) {
+  const MonitorSettings on{
+      .enabled = true, .output_path = "output/ds_logs/", .job_name = "train_bert"};
+  const auto program = load("monitors_on").settings.program;
+  EXPECT_EQ(program.tensorboard, on);
+  EXPECT_EQ(program.csv_monitor, on);
+  const auto off = load("monitors_off").settings.program;
+  EXPECT_FALSE(off.tensorboard.enabled);
+  EXPECT_FALSE(off.csv_monitor.enabled);
 }
 
 TEST(Files, HaveTheirSchedules) {

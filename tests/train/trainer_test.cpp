@@ -15,6 +15,7 @@
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
 #include "zero/models/architectures.h"
+#include "zero/train/monitors.h"
 
 namespace zero::train {
 namespace {
@@ -284,6 +285,60 @@ TEST_F(TrainerTest, StopsWithTheErrorOfAMonitorThatFails) {
     EXPECT_STREQ(error.what(), "The disk of this monitor is full.");
   }
   EXPECT_LE(trainer.step(), 3);
+}
+
+/// Fails in the step after `last`, as a machine does.
+class Failing final : public Monitor {
+ public:
+  explicit Failing(int64_t last) : last_(last) {}
+  void step(const StepReport& report) override {
+    if (report.step > last_) throw Error("This machine fails.");
+  }
+
+ private:
+  int64_t last_;
+};
+
+TEST_F(TrainerTest, FilesOfMonitorsGoOnInAResumedRunAsInOneThatWasNotInterrupted) {
+  options_.steps = 7;
+  options_.tensorboard.enabled = true;
+  options_.csv_monitor = {.enabled = true, .output_path = folder_ / "whole", .job_name = "job"};
+  Trainer(settings(), comm::single()).train();
+  EXPECT_EQ(event_files(folder_ / "run/DeepSpeedJobName").size(), 1u);
+
+  options_.out = folder_ / "parts";
+  options_.csv_monitor.output_path = folder_ / "parts";
+  options_.save_every = 4;
+  {
+    // The caller's monitors come first, so that the files end with step 5.
+    Trainer trainer(settings(), comm::single(), monitors(std::make_unique<Failing>(5)));
+    EXPECT_THROW(trainer.train(), Error);
+  }
+  EXPECT_THAT(test::read_file(folder_ / "parts/job/Train_Steps_loss.csv"),
+              ::testing::HasSubstr("\n5,"));
+  EXPECT_THROW(check_run(settings(), 1), ConfigError);
+  options_.resume = true;
+  check_run(settings(), 1);
+  Trainer(settings(), comm::single()).train();
+  for (const char* name : {"Train_Samples_train_loss", "Train_Samples_lr", "Train_Steps_loss",
+                           "Train_Steps_grad_norm", "Validation_Steps_loss"}) {
+    const auto file = std::string("job/") + name + ".csv";
+    EXPECT_NE(test::read_file(folder_ / "whole" / file), "") << name;
+    EXPECT_EQ(test::read_file(folder_ / "parts" / file), test::read_file(folder_ / "whole" / file));
+  }
+  EXPECT_EQ(test::read_file(folder_ / "parts/job/Train_Samples_lr.csv").substr(0, 10),
+            "step,lr\n4,")
+      << "2 micro-batches of 2";
+  EXPECT_EQ(event_files(folder_ / "parts/DeepSpeedJobName").size(), 2u);
+}
+
+TEST_F(TrainerTest, RefusesAMonitorsFolderBeforeItTrains) {
+  options_.tensorboard = {.enabled = true, .output_path = folder_ / "text.txt", .job_name = ""};
+  EXPECT_THAT(
+      [&] { check_run(settings(), 1); },
+      ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("text.txt is not a folder")));
+  EXPECT_THROW(Trainer(settings(), comm::single()), ConfigError);
+  EXPECT_FALSE(std::filesystem::exists(options_.out));
 }
 
 TEST_F(TrainerTest, SamplesOnlyTokensThatHaveText) {

@@ -55,15 +55,15 @@ class Section {
   About about_;
 };
 
-void add_monitors(All& all) {
+void add_reports(All& all) {
   const auto monitor = [&](const char* name) {
     return Section(all, name)
         .without_effect(
-            "The run's log.jsonl has every step's numbers, and validations, memory and traffic.")
+            "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
+            "step's numbers, and validations, memory and traffic; `tensorboard` and `csv_monitor` "
+            "act.")
         .keys<bool>({"enabled"});
   };
-  monitor("tensorboard").keys<std::string>({"output_path", "job_name"});
-  monitor("csv_monitor").keys<std::string>({"output_path", "job_name"});
   monitor("wandb").keys<std::string>({"group", "team", "project"});
   monitor("comet")
       .keys<double>({"samples_log_interval"})
@@ -404,7 +404,7 @@ void add_numbers(All& all) {
 }  // namespace
 
 void add_deepspeed(All& all) {
-  add_monitors(all);
+  add_reports(all);
   add_checkpoint(all);
   add_compression(all);
   add_attention(all);

@@ -264,6 +264,7 @@ Json Spec::normalize(const Json& value, std::string_view name) const {
 }
 
 Json Spec::from_option(std::string_view text) const {
+  if (!about.by_option.is_null()) return about.by_option;
   const auto* end = text.data() + text.size();
   if (!about.words.empty()) {
     std::vector<std::string> known;

@@ -40,6 +40,7 @@ struct About {
   std::string_view argument = {};  ///< what stands for its value in --help, where not the type
   /// What the option's words mean, where they are not the values: "bf16" is true.
   std::vector<std::pair<std::string_view, bool>> words = {};
+  Json by_option = {};  ///< its value wherever the option is given, whatever that says; null: none
   std::vector<std::string_view> also = {};  ///< other names of the key in its section
   /// Least value; of whole numbers, where not given, 0, or 1 with zero_is_none.
   std::optional<double> least = {};
@@ -92,7 +93,9 @@ struct Spec {
   /// The same of the text of the option.
   Json from_option(std::string_view text) const;
   /// Is set by the option's presence alone.
-  bool is_flag() const { return kind == Kind::boolean && about.words.empty(); }
+  bool is_flag() const {
+    return kind == Kind::boolean && about.words.empty() && about.by_option.is_null();
+  }
 };
 
 /// Gathers what is to be told of a file while it is read.

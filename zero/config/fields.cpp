@@ -877,6 +877,7 @@ const std::vector<Field<Settings>>& settings() {
     add_aio(all);
     add_model(all);
     add_program(all);
+    add_monitors(all);
     add_deepspeed(all);
     return all;
   }();

@@ -51,6 +51,8 @@ class Rows {
 
 /// The section `scheduler`.
 void add_scheduler(All& all);
+/// The sections of monitors that act.
+void add_monitors(All& all);
 /// What files written for DeepSpeed have beside: sections and keys that need no choice here, that
 /// are not here, and old names.
 void add_deepspeed(All& all);

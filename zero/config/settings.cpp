@@ -307,7 +307,7 @@ void leave_out_defaults(Json& file, std::initializer_list<const char*> sections)
 std::string text_of(Json file) {
   leave_out_defaults(
       file, {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
-             "/activation_checkpointing"});
+             "/activation_checkpointing", "/tensorboard", "/csv_monitor"});
   // A path need not be UTF-8.
   return file.dump(2, ' ', false, Json::error_handler_t::replace);
 }

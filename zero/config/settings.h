@@ -45,7 +45,15 @@ struct ModelSettings {
   bool operator==(const ModelSettings&) const = default;
 };
 
-/// What `zero train` alone uses: the section `train`, and the micro-batch.
+/// Whether a monitor writes, and where: DeepSpeed's sections `tensorboard` and `csv_monitor`.
+struct MonitorSettings {
+  bool enabled = false;
+  std::string output_path{};  ///< empty: the run's folder
+  std::string job_name = "DeepSpeedJobName";
+  bool operator==(const MonitorSettings&) const = default;
+};
+
+/// What `zero train` alone uses: the section `train`, the micro-batch, and the monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
@@ -82,6 +90,8 @@ struct ProgramSettings {
   bool decay_all = false;
   bool overwrite = false;
   bool resume = false;
+  MonitorSettings tensorboard{};
+  MonitorSettings csv_monitor{};
 
   /// Throws ConfigError naming the key, its value and what it must be.
   void validate() const;

@@ -1,18 +1,11 @@
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "zero/base/error.h"
-#include "zero/base/file_limit.h"
 #include "zero/train/monitor.h"
+#include "zero/train/report_file.h"
 
 namespace zero::train {
 namespace {
@@ -117,14 +110,7 @@ Json per_rank(const std::vector<Report>& reports) {
 
 class JsonlMonitor final : public Monitor {
  public:
-  JsonlMonitor(const std::string& path, bool append) : path_(path), replaces_(!append) {
-    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND, 0666);
-    if (file_ < 0)
-      throw ConfigError(fmt::format("Cannot open the log {}: {}.", path, std::strerror(errno)));
-  }
-  JsonlMonitor(const JsonlMonitor&) = delete;
-  JsonlMonitor& operator=(const JsonlMonitor&) = delete;
-  ~JsonlMonitor() override { close(file_); }
+  JsonlMonitor(const std::string& path, bool append) : file_(path, "the log"), replaces_(!append) {}
 
   void begin(const RunInfo& info) override {
     Json object{{"event", "config"}};
@@ -179,34 +165,15 @@ class JsonlMonitor final : public Monitor {
   }
 
  private:
-  [[noreturn]] void fail() const {
-    const int error = errno;
-    throw Error(fmt::format("Cannot write the log {}: {}. What was written before is kept.{}",
-                            path_, std::strerror(error),
-                            error == EFBIG ? file_limit_remedy() : ""));
-  }
-  /// One line, at once: what a crash leaves behind is whole lines.
   void write(const Json& object) {
     // A model may produce bytes that are not UTF-8: they become U+FFFD.
     const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-    // A device or a pipe (EINVAL) keeps nothing that could be replaced.
-    if (std::exchange(replaces_, false) && ftruncate(file_, 0) != 0 && errno != EINVAL) fail();
-    struct stat status {};
-    const bool is_file = fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
-    if (is_file && beyond_file_limit(status.st_size + static_cast<int64_t>(line.size()))) fail();
-    for (std::string_view left = line; !left.empty();) {
-      const ssize_t written = ::write(file_, left.data(), left.size());
-      if (written > 0) {
-        left.remove_prefix(static_cast<size_t>(written));
-      } else if (errno != EINTR) {
-        fail();
-      }
-    }
+    if (std::exchange(replaces_, false)) file_.clear();
+    file_.write(line);
   }
 
-  std::string path_;
+  ReportFile file_;
   bool replaces_;  // what the file holds, by the first line
-  int file_;
 };
 
 }  // namespace

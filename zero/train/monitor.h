@@ -28,6 +28,7 @@ struct RunInfo {
   int64_t accumulate = 1;
   int64_t steps = 0;
   int64_t first_step = 1;            ///< more than 1 where a run is resumed
+  int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
   std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< and what its weight decay acts on
@@ -38,7 +39,8 @@ struct RunInfo {
   /// model's own.
   std::string config_json;
 
-  int64_t tokens_per_step() const { return ranks * accumulate * micro_batch * sequence; }
+  int64_t samples_per_step() const { return ranks * accumulate * micro_batch; }
+  int64_t tokens_per_step() const { return samples_per_step() * sequence; }
 };
 
 /// Bytes of one rank by category, and what the formula says of the three that it covers.
@@ -138,5 +140,15 @@ std::unique_ptr<Monitor> console_monitor(int64_t log_every);
 /// bit-exactly; what JSON cannot hold (NaN, infinity) is null. Each line is written at once. Throws
 /// ConfigError where the file cannot be opened, Error where the disk is full.
 std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
+
+/// An event file for TensorBoard in `folder`, which exists: the curves of zero/train/metrics.h, the
+/// configuration and samples as texts. Each step is written at once. `append` continues an earlier
+/// run: what it wrote beyond the step from which this one goes on is cut off its files, and a new
+/// one is begun. Else its files go, with the first event. Throws Error that names the file.
+std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, bool append);
+
+/// A file for each metric in `folder`, which exists, as DeepSpeed's csv_monitor writes them:
+/// Train_Samples_lr.csv begins with "step,lr", and has a line "SAMPLES,LR" for each step. Likewise.
+std::unique_ptr<Monitor> csv_monitor(const std::string& folder, bool append);
 
 }  // namespace zero::train

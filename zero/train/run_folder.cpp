@@ -65,19 +65,22 @@ fs::path RunFolder::checkpoint(int64_t step) const {
   return path_ / fmt::format("{}{}", kCheckpoint, step);
 }
 
-void RunFolder::check(bool overwrite, bool resume) const {
+void check_folder(const fs::path& path, std::string_view what, std::string_view remedy) {
   std::error_code error;
-  const auto existing = nearest_existing(path_);
+  const auto existing = nearest_existing(path);
   if (!fs::is_directory(existing, error)) {
-    throw ConfigError(
-        fmt::format("The option 'out' is {}, but {} is not a folder. Give another --out.",
-                    path_.string(), existing.string()));
+    throw ConfigError(fmt::format("{} is {}, but {} is not a folder. {}", what, path.string(),
+                                  existing.string(), remedy));
   }
   if (access(existing.c_str(), W_OK | X_OK) != 0) {
-    throw ConfigError(
-        fmt::format("The option 'out' is {}, but {} cannot be written: {}. Give another --out.",
-                    path_.string(), existing.string(), std::strerror(errno)));
+    throw ConfigError(fmt::format("{} is {}, but {} cannot be written: {}. {}", what, path.string(),
+                                  existing.string(), std::strerror(errno), remedy));
   }
+}
+
+void RunFolder::check(bool overwrite, bool resume) const {
+  check_folder(path_, "The option 'out'", "Give another --out.");
+  std::error_code error;
   // An empty log is of a run that was refused.
   const bool has_log = fs::exists(log(), error) && !fs::is_empty(log(), error);
   if (!has_log && !resume && fs::exists(model_config(), error)) {

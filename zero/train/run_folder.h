@@ -4,8 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 namespace zero::train {
+
+/// Throws ConfigError where `path` is no folder that can be written, nor one that can be made:
+/// `what` it is of, and the `remedy`. Changes nothing.
+void check_folder(const std::filesystem::path& path, std::string_view what,
+                  std::string_view remedy);
 
 class RunFolder {
  public:

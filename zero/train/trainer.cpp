@@ -32,6 +32,7 @@
 #include "zero/store/build_on_disk.h"
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
+#include "zero/train/monitors.h"
 #include "zero/train/stop.h"
 #include "zero/train/weights.h"
 
@@ -265,6 +266,7 @@ void check_run(const Settings& given, int ranks) {
   const auto& options = settings.program;
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
+  check_monitors(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(settings);
@@ -277,6 +279,7 @@ void check_run(const Settings& given, int ranks) {
   const auto size = step_size(settings, *model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
+  (void)make_monitors(options);  // their folders
 }
 
 Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
@@ -298,11 +301,13 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
     validation_.emplace(data_.validation, options_.seq, vocabulary, options_.eval_tokens);
   comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
     folder_.check(options_.overwrite, options_.resume);
+    check_monitors(options_);
     folder_.make();
     if (options_.resume) (void)resume_point(folder_, settings_);
     monitors_ = std::move(more);
     monitors_.push_back(console_monitor(options_.log_every));
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
+    for (auto& monitor : make_monitors(options_)) monitors_.push_back(std::move(monitor));
   });
 
   auto chosen = settings_.settings;
@@ -703,6 +708,7 @@ RunInfo Trainer::describe() const {
   run.accumulate = config.gradient_accumulation_steps;
   run.steps = options_.steps;
   run.first_step = first_step_;
+  run.first_sample = train_loader_->state().sample;
   run.changes = changes_;
   run.tiers = tiers_reason_;
   run.optimizer = describe_optimizer(model_->module(), *settings_.settings.engine.optimizer,

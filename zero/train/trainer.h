@@ -54,11 +54,11 @@ class Trainer {
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
   /// run where the options say so (which settings differ from the checkpoint's is reported; none is
   /// taken from there, but see `saved_settings`). All ranks give equal arguments. On rank 0 the
-  /// console and DIR/log.jsonl get reports, and `more` monitors too. With `overwrite` an earlier
-  /// run's log and checkpoints go once nothing refuses this one; its weights stay until new ones
-  /// replace them. Collective. Throws ConfigError, DataError, CheckpointError, OutOfMemory,
-  /// StoreError; a rank that stops because of another's failure throws an Error that is a
-  /// comm::PeerFailure too.
+  /// console, DIR/log.jsonl, the monitors of the configuration and `more` get reports. With
+  /// `overwrite` an earlier run's log and checkpoints go once nothing refuses this one; its weights
+  /// stay until new ones replace them. Collective. Throws ConfigError, DataError, CheckpointError,
+  /// OutOfMemory, StoreError; a rank that stops because of another's failure throws an Error that
+  /// is a comm::PeerFailure too.
   Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 

@@ -1,0 +1,60 @@
+// The numbers of a run over which monitors draw curves, and their names.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "zero/train/monitor.h"
+
+namespace zero::train {
+
+struct Metric {
+  std::string_view name;
+  bool by_samples = false;  ///< its axis: sequences that the run has taken, else steps
+};
+
+/// DeepSpeed's names first (its engine's `Train/Samples/...`), then those of log.jsonl. A
+/// validation's comes last.
+inline constexpr std::array<Metric, 13> kMetrics{{{"Train/Samples/train_loss", true},
+                                                  {"Train/Samples/lr", true},
+                                                  {"Train/Samples/loss_scale", true},
+                                                  {"Train/Steps/loss"},
+                                                  {"Train/Steps/grad_norm"},
+                                                  {"Train/Steps/lr"},
+                                                  {"Train/Steps/loss_scale"},
+                                                  {"Train/Steps/tokens_per_s"},
+                                                  {"Train/Steps/step_ms"},
+                                                  {"Train/Steps/comm_ms"},
+                                                  {"Train/Steps/disk_ms"},
+                                                  {"Train/Steps/memory_peak"},
+                                                  {"Validation/Steps/loss"}}};
+inline constexpr size_t kStepMetrics = kMetrics.size() - 1;
+inline constexpr size_t kValidationLoss = kStepMetrics;
+
+/// Those of a step, in the order of kMetrics; none where losses are not scaled.
+inline std::array<std::optional<double>, kStepMetrics> values_of(const StepReport& report) {
+  std::optional<double> scale;
+  if (report.loss_scale != 0) scale = report.loss_scale;
+  return {report.loss,
+          report.lr,
+          scale,
+          report.loss,
+          report.grad_norm,
+          report.lr,
+          scale,
+          report.tokens_per_s,
+          report.step_ms,
+          report.comm_ms,
+          report.disk_ms,
+          static_cast<double>(report.memory_peak)};
+}
+
+/// Where a run is on a metric's axis after `step`.
+inline int64_t position(const Metric& metric, const RunInfo& run, int64_t step) {
+  return metric.by_samples ? run.first_sample + (step - run.first_step + 1) * run.samples_per_step()
+                           : step;
+}
+
+}  // namespace zero::train

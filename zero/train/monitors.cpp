@@ -1,0 +1,75 @@
+#include "zero/train/monitors.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <system_error>
+
+#include "zero/base/error.h"
+#include "zero/train/run_folder.h"
+
+namespace zero::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One that writes files into a folder.
+struct FileMonitor {
+  const MonitorSettings& settings;
+  const char* section;
+  const char* option;
+  std::vector<fs::path> (*files)(const fs::path& folder);
+  std::unique_ptr<Monitor> (*make)(const std::string& folder, bool append);
+
+  fs::path folder(const Options& options) const {
+    const fs::path base = settings.output_path.empty() ? options.out : settings.output_path;
+    return settings.job_name.empty() ? base : base / settings.job_name;
+  }
+  std::string remedy() const {
+    return fmt::format("Give another {0} DIR, or {1}.output_path and {1}.job_name.", option,
+                       section);
+  }
+};
+
+std::vector<FileMonitor> chosen(const Options& options) {
+  std::vector<FileMonitor> all;
+  for (const FileMonitor& monitor :
+       {FileMonitor{options.tensorboard, "tensorboard", "--tensorboard", event_files,
+                    tensorboard_monitor},
+        FileMonitor{options.csv_monitor, "csv_monitor", "--csv", csv_files, csv_monitor}}) {
+    if (monitor.settings.enabled) all.push_back(monitor);
+  }
+  return all;
+}
+
+}  // namespace
+
+void check_monitors(const Options& options) {
+  for (const auto& monitor : chosen(options)) {
+    const auto folder = monitor.folder(options);
+    check_folder(folder, fmt::format("The folder of {}", monitor.section), monitor.remedy());
+    const auto files = monitor.files(folder);
+    if (files.empty() || options.overwrite || options.resume) continue;
+    throw ConfigError(fmt::format(
+        "The folder of {} is {}, which holds an earlier run's {}. Give --overwrite to replace that "
+        "run, or --resume to continue it. {}",
+        monitor.section, folder.string(), files.front().filename().string(), monitor.remedy()));
+  }
+}
+
+std::vector<std::unique_ptr<Monitor>> make_monitors(const Options& options) {
+  std::vector<std::unique_ptr<Monitor>> monitors;
+  for (const auto& monitor : chosen(options)) {
+    const auto folder = monitor.folder(options);
+    std::error_code error;
+    fs::create_directories(folder, error);
+    if (error) {
+      throw ConfigError(fmt::format("Cannot make the folder {} of {}: {}. {}", folder.string(),
+                                    monitor.section, error.message(), monitor.remedy()));
+    }
+    monitors.push_back(monitor.make(folder, options.resume));
+  }
+  return monitors;
+}
+
+}  // namespace zero::train
