@@ -10,6 +10,7 @@ demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 
 	@scripts/demo.sh
 
 test: setup ## build everything, and run every test
+	-@scripts/monitors_environment.sh # without it its test is skipped, and says so
 	@scripts/build.sh release
 	@scripts/test.sh release
 
