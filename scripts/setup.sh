@@ -12,7 +12,7 @@ packages=(
   ca-certificates python3-pip unzip                                        # to fetch LibTorch
   libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libxxhash-dev
   nlohmann-json3-dev
-  libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin                   # tests and benchmarks
+  libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin python3-venv      # tests and benchmarks
   bible-kjv                                                                # the text of `make demo`
 )
 if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16 libomp-16-dev); fi

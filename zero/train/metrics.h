@@ -37,18 +37,10 @@ inline constexpr size_t kValidationLoss = kStepMetrics;
 inline std::array<std::optional<double>, kStepMetrics> values_of(const StepReport& report) {
   std::optional<double> scale;
   if (report.loss_scale != 0) scale = report.loss_scale;
-  return {report.loss,
-          report.lr,
-          scale,
-          report.loss,
-          report.grad_norm,
-          report.lr,
-          scale,
-          report.tokens_per_s,
-          report.step_ms,
-          report.comm_ms,
-          report.disk_ms,
-          static_cast<double>(report.memory_peak)};
+  return {report.loss,    report.lr,           scale,
+          report.loss,    report.grad_norm,    report.lr,
+          scale,          report.tokens_per_s, report.step_ms,
+          report.comm_ms, report.disk_ms,      static_cast<double>(report.memory_peak)};
 }
 
 /// Where a run is on a metric's axis after `step`.
