@@ -184,7 +184,7 @@ Memory read_memory(const fs::path& root) {
 }
 
 Findings judge(const Memory& memory, int ranks) {
-  constexpr int64_t kOfParameter = 16;  // bf16: 2 + 2 + 12, docs/architecture.md
+  constexpr double kOfParameter = 16;  // bytes in bf16: 2 + 2 + 12, docs/architecture.md
   constexpr int64_t kSwapped = int64_t{64} << 20;
   Findings all;
   const int64_t left = memory.available - ranks * memory.of_a_rank;
@@ -199,7 +199,7 @@ Findings judge(const Memory& memory, int ranks) {
   } else {
     auto roomy = line;
     roomy.value += fmt::format("; bf16 states of {:.2f}e9 parameters would fill it",
-                               static_cast<double>(left / kOfParameter) * 1e-9);
+                               static_cast<double>(left) / kOfParameter * 1e-9);
     all.push_back(roomy);
   }
   const auto swap = fine(

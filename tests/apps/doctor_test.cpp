@@ -17,7 +17,6 @@ namespace zero::app::checkup {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Outcome;
 using test::run;
 using ::testing::AllOf;
 using ::testing::EndsWith;
