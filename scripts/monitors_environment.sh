@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the `tensorboard` package, with which a test reads the event files that `zero train` writes, into a virtual environment
-# outside of the checkout: 25 MB to download, without TensorFlow and without what only its server needs.
+# outside of the checkout: 23 MB to download, without TensorFlow and without what only its server needs.
 #
 #   scripts/monitors_environment.sh      prints the environment's Python
 #
