@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -367,12 +368,14 @@ TEST(Watch, MayBeLetGoByWhomItTells) {
 TEST(Watch, SaysWhatTheHostSees) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const Verdict seen{1, "Rank 1 (pid 7, host h1) died."};
+  std::atomic<bool> met = false;  // before, the constructor would throw what is seen
   std::unique_ptr<HostWatch> other;
   std::jthread thread([&] {
     other = std::make_unique<HostWatch>(settings(1, 2), *store, HostWatch::OnTrouble(),
-                                        [&] { return std::optional(seen); });
+                                        [&] { return met ? std::optional(seen) : std::nullopt; });
   });
   const HostWatch watch(settings(0, 2), *store, HostWatch::OnTrouble());
+  met = true;
   for (int i = 0; i < 1000 && !watch.verdict(); ++i) {
     std::this_thread::sleep_for(milliseconds(10));
   }

@@ -228,6 +228,10 @@ def has_the_bits_over_loopback(count, ranks, dtype):
 
 
 def has_the_bits_over(launcher, transport, count, ranks):
+    plugin = pathlib.Path(ZERO).parent / f"libzero_rail_{transport}.so"
+    if transport != "gloo" and not plugin.exists():
+        raise CannotRun(f"{plugin.name} is not built (scripts/setup.sh mpi installs what it needs)")
+
     def run(command, out):
         status, carried = hosts.run(launcher, count, ranks, command, zero=ZERO, output=out)
         check(status != 0 or all(cable.sent > 1e6 for cable in carried), f"the cables carried {carried}", "")
