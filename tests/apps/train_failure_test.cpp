@@ -166,7 +166,7 @@ TEST_F(TrainFailure, ALossThatIsNotFinite) {
   EXPECT_LT(steps.size(), 50u);
   EXPECT_THAT(outcome.err, HasSubstr("The loss of step " + std::to_string(steps.size()) + " is "));
   EXPECT_EQ(count(outcome.err, "The loss of step"), 1);
-  EXPECT_THAT(outcome.err, HasSubstr("nothing was updated in this step"));
+  EXPECT_THAT(outcome.err, HasSubstr("nothing was updated in it"));
   const auto in_backward = folder_.train(
       {"--lr", "1e36", "--clip", "0", "--update-in-backward", "--stage", "2"}, "in-backward");
   EXPECT_EQ(in_backward.status, 1);

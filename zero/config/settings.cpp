@@ -430,8 +430,9 @@ Json fields::without_defaults(Json file) {
       }
       const auto row = std::find_if(rows.begin(), rows.end(),
                                     [&](const Spec* each) { return each->key == name; });
-      const bool known = row != rows.end();
-      const bool is_text = known && (*row)->kind == Kind::text;
+      // Unknown keys stay, to be refused; the optimizers have rows of their own.
+      const bool known = row != rows.end() || name.starts_with("optimizer.");
+      const bool is_text = row != rows.end() && (*row)->kind == Kind::text;
       at = known && is_default(*at) && (at->is_null() || !is_text) ? object.erase(at)
                                                                    : std::next(at);
     }
