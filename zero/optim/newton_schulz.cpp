@@ -3,6 +3,7 @@
 #include <ATen/ceil_div.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
