@@ -36,7 +36,7 @@ class Origins {
  private:
   bool stands(const std::string& key) const {
     const auto* value = fields::look_up(file_, key);
-    return value != nullptr && !value->is_null() && *value != "auto";
+    return value != nullptr && !fields::is_default(*value);
   }
   /// By an option of the optimizer.
   bool said(const std::string& key) const {

@@ -180,6 +180,8 @@ TEST_F(TrainerTest, ALossThatIsASpikeIsToldAndLeftOutWhereThatIsAskedFor) {
     ASSERT_EQ(report.notices.size(), 1);
     EXPECT_THAT(report.notices[0], testing::HasSubstr("is a spike"));
     EXPECT_EQ(report.skipped, skips);
+    EXPECT_EQ(report.left_out, skips);
+    EXPECT_EQ(report.anomaly, "") << "its gradients are finite";
     EXPECT_EQ(trainer.engine().steps(), steps + (skips ? 0 : 1));
     if (skips) {
       EXPECT_TRUE(at::equal(bias, before + 30));

@@ -137,7 +137,7 @@ class ConsoleMonitor final : public Monitor {
   void step(const StepReport& report) override {
     clear_bar();
     if (report.step % log_every_ == 0 || report.step == info_.first_step ||
-        report.step == info_.steps || report.skipped) {
+        report.step == info_.steps || report.skipped || !report.notices.empty()) {
       print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
             report.step, report.loss, std::abs(report.grad_norm), report.lr, report.step_ms,
             grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
@@ -260,6 +260,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   static std::string skipped(const StepReport& report) {
+    if (report.left_out) return "  skipped: its loss is a spike";
     std::string text = "  skipped: a gradient is not finite";
     if (report.loss_scale == 0) return text;
     text += fmt::format(" at loss scale {:g}", report.loss_scale);

@@ -87,7 +87,8 @@ struct StepReport {
   int64_t step = 0;  ///< from 1
   float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
   double grad_norm = 0;
-  bool skipped = false;      ///< a gradient was not finite: nothing was updated
+  bool skipped = false;      ///< nothing was updated: a gradient was not finite, or
+  bool left_out = false;     ///< the loss was a spike (train.skip_spikes)
   std::string anomaly = {};  ///< what made it so, where that was looked for
   /// Sentences about what is unusual: a loss, a slow rank.
   std::vector<std::string> notices = {};

@@ -395,6 +395,7 @@ StepReport Trainer::train_step() {
   report.loss = all.mean_loss;
   report.grad_norm = result.grad_norm;
   report.skipped = !result.updated;
+  report.left_out = all.leaves_out;
   report.notices = std::move(all.notices);
   if (engine_->config().fp16) {
     report.loss_scale = result.loss_scale;
@@ -413,7 +414,7 @@ StepReport Trainer::train_step() {
   // A dynamic loss scale finds its height by steps that overflow.
   const auto& config = engine_->config();
   const bool expected = config.fp16 && config.loss_scaling.fixed == 0;
-  if (report.skipped && !expected && !std::exchange(named_, true))
+  if (report.skipped && !report.left_out && !expected && !std::exchange(named_, true))
     report.anomaly = find_anomaly(step_);
   return report;
 }
