@@ -20,6 +20,7 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/accounts.h"
+#include "zero/comm/activity.h"
 #include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
@@ -162,6 +163,10 @@ class Group {
   /// This rank gives up: every call of its peers under way, and all later ones, throw a CommError
   /// with `why`. Nothing where the transport cannot tell them.
   void abandon(std::string_view why);
+
+  /// Where the others see what this rank does between its calls, for their errors where they wait
+  /// for it in vain (zero::ShownOperators shows operators). Its own where the transport has none.
+  const std::shared_ptr<Activity>& activity();
 
   /// The group of `ranks` (numbers in this group, ascending, this rank's among them; as many on
   /// each host, in order), whose rank i is ranks[i]. Collective among them. It counts in this

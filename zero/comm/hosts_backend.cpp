@@ -365,6 +365,7 @@ HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeo
   made.transport = {.data = data,
                     .control = control,
                     .liveness = place->health,
+                    .activity = place->peers ? place->peers->own_activity() : nullptr,
                     .announcements = data->announcements(),
                     .topology = place->topology};
   if (place->arena)

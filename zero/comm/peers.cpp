@@ -152,11 +152,14 @@ std::string Peers::last_seen(int rank) const {
   const auto& there = slot(rank);
   const auto finished = there.finished.load(std::memory_order_acquire);
   const auto call = there.last_call();
-  if (call.op == Op::none) return "it has not called any collective";
-  if (finished >= call.sequence)
-    return "its last call was " + call.describe() + ", which it finished";
-  return "it is in " + call.describe();
+  if (call.op != Op::none && finished < call.sequence) return "it is in " + call.describe();
+  const auto doing = being(rank).activity.text();
+  return (call.op == Op::none ? "it has not called any collective"
+                              : "its last call was " + call.describe() + ", which it finished") +
+         (doing.empty() ? "" : "; " + doing);
 }
+
+std::shared_ptr<Activity> Peers::own_activity() const { return {mapping_, &being(rank_).activity}; }
 
 std::optional<Peers::Trouble> Peers::find_trouble(std::optional<int> awaited) const {
   for (int r = 0; r < size(); ++r) {

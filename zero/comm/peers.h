@@ -150,6 +150,8 @@ class Peers {
   std::string who(int rank) const;
   /// What a rank was last seen doing.
   std::string last_seen(int rank) const;
+  /// Where this rank shows what it does. Once attached.
+  std::shared_ptr<Activity> own_activity() const;
 
  private:
   static constexpr std::chrono::milliseconds kCheckInterval{100};

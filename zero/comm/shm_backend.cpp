@@ -106,6 +106,7 @@ Transport shared_memory_transport(Meeting meeting, const GroupOptions& options,
           .memory = std::make_shared<ArenaMemory>(backend->arena(), accounts.ledger),
           .windows = std::make_shared<ShmWindows>(backend),
           .liveness = backend->health(),
+          .activity = backend->activity(),
           .announcements = backend->announcements()};
 }
 

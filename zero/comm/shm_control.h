@@ -8,41 +8,18 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
+#include "zero/comm/activity.h"
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/link_wire.h"
+#include "zero/comm/shared_value.h"
 
 namespace zero::comm {
-
-/// A trivially copyable value in shared memory, read and written word by word.
-template <class T>
-class SharedValue {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
-
- public:
-  void store(const T& value) {
-    std::array<uint64_t, sizeof(T) / sizeof(uint64_t)> words;
-    std::memcpy(words.data(), &value, sizeof(T));
-    for (size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
-  }
-  T load() const {
-    std::array<uint64_t, sizeof(T) / sizeof(uint64_t)> words;
-    for (size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_relaxed);
-    T value;
-    std::memcpy(static_cast<void*>(&value), words.data(), sizeof(T));
-    return value;
-  }
-
- private:
-  std::array<std::atomic<uint64_t>, sizeof(T) / sizeof(uint64_t)> words_{};
-};
 
 enum class Op : uint8_t {
   none,
@@ -104,6 +81,7 @@ struct alignas(64) RankSlot {
   std::atomic<uint64_t> finished{0};             ///< and of the last one finished
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
+  Activity activity;                             ///< between calls
   /// Pieces of this rank's share of a reduction that somebody adds up or has added; peers count
   /// too.
   alignas(64) std::atomic<int64_t> claimed{0};

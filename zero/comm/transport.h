@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "zero/base/ledger.h"
+#include "zero/comm/activity.h"
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
@@ -94,6 +95,7 @@ struct Transport {
   std::shared_ptr<Windows> windows{};
   std::shared_ptr<Liveness> liveness{};
   std::shared_ptr<Subgroups> subgroups{};
+  std::shared_ptr<Activity> activity{};  ///< where others see what this rank does
   /// Of both backends, which then count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
   /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell

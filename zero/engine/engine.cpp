@@ -102,6 +102,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
     model.disown();
     throw;
   }
+  if (group().size() > 1) shown = std::make_unique<ShownOperators>(group());
   seed_ranks();
 }
 

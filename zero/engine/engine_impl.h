@@ -15,6 +15,7 @@
 #include "zero/engine/placement.h"
 #include "zero/engine/plan.h"
 #include "zero/engine/reduce.h"
+#include "zero/engine/shown_operators.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_schedule.h"
@@ -28,6 +29,7 @@ struct Engine::Impl {
   ~Impl();
 
   OwnerProcess owner{};
+  std::unique_ptr<ShownOperators> shown{};  // on the thread that made this
 
   // Construction, after the plan: makes the table and the flows, and moves the model's values in.
   void seed_ranks() const;

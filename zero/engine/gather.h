@@ -98,6 +98,9 @@ class GatherFlow final : public paging::UnitSource {
   void gather(int64_t unit, void* destination) override;
   void finish(int64_t unit) override;
   bool expect(int64_t unit) override;
+  void touched(int64_t unit) override {
+    group_.activity()->use(labels_[static_cast<size_t>(unit)]);
+  }
   bool in_place() const override { return table_.window() != nullptr; }
   void* view(int64_t unit) override;
   /// The parameters change: forgets what was written to gathered units, and what was read ahead.

@@ -311,6 +311,7 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   }
   finished_ = false;
   local_[p] = 1;
+  placement_.shards->activity()->use(labels_[static_cast<size_t>(u)]);
   if (std::exchange(in_bucket_[p], 1) != 0) return;
   ++unit.arrived;
   if (!sharded() || unit.queued) return;

@@ -91,6 +91,7 @@ Pager::Pin Pager::touch(std::span<const int64_t> units, bool differentiable) {
   Pin pin(this, {}, Plan::kNever);
   in_step_ = in_step_ || differentiable;
   if (in_step_) pin.position_ = advance(lock, units);
+  if (!units.empty()) source_.touched(units.front());
   for (const int64_t unit : units) {
     try {
       acquire(lock, unit);

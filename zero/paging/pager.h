@@ -49,6 +49,8 @@ class UnitSource {
   /// behind it may begin to fetch its part. Returns false where it can take no more now. Called
   /// with the pager's lock held, so it must not wait for other ranks.
   virtual bool expect(int64_t /*unit*/) { return false; }
+  /// An operator is about to use `unit`. Called often, with the pager's lock held.
+  virtual void touched(int64_t /*unit*/) {}
   /// Full units lie where this rank can read them: `view` is called, and `gather` never.
   virtual bool in_place() const { return false; }
   /// Blocks until the unit is valid; its bytes, which stay where they are as long as the source
