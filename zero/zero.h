@@ -1,6 +1,7 @@
 // Everything that a program which trains with libzero needs.
 #pragma once
 
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/ledger.h"
 #include "zero/base/not_finite.h"

@@ -125,7 +125,9 @@ const std::vector<Expectation>& expectations() {
        {"zero_optimization.offload_param: Only stage 3 takes parameters away between their uses; "
         "the stage is 2"}},
       {"tensor_parallel_2", {}, {"tensor_parallel.autotp_size: ", "data parallelism alone"}},
-      {"torch_autocast", {}, {"torch_autocast: ", "use the section bf16 or fp16"}},
+      {"torch_autocast", {"torch_autocast.lower_precision_safe_modules"}},
+      {"torch_autocast_and_bf16", {}, {"torch_autocast.enabled and bf16.enabled are both true"}},
+      {"torch_autocast_fp16"},
       {"typo_monitor",
        {},
        {"'tensorboard.output_dir'", "The section has enabled, output_path, job_name"}},
@@ -135,9 +137,11 @@ const std::vector<Expectation>& expectations() {
       {"typo_top_level", {}, {"Did you mean 'gradient_accumulation_steps'?"}},
       {"typo_zero", {}, {"Did you mean 'stage3_max_live_parameters'?"}},
       {"zenflow", {}, {"zero_optimization.zenflow: ", "delayed_update_after"}},
+      {"zero1_fp32_sums_on_the_wire", {"optimizer.params.torch_adam"}},
       {"zero3_bare_names", {"max_reuse_distance, model_persistence_threshold"}},
       {"zero3_every_key", {kReuse, kUnits}},
       {"zero3_hpz", {kReuse, kUnits}},
+      {"zero3_lion_on_host"},
       {"zero3_mics"}};
   return all;
 }
@@ -274,8 +278,8 @@ TEST(Files, HaveTheirSchedules) {
 TEST(Files, ThatAskForWhatIsNotHereLoadWhereLenient) {
   for (const char* name :
        {"compression_on", "curriculum_on", "data_efficiency_on", "sparse_attention", "amp_on",
-        "tensor_parallel_2", "torch_autocast", "zenflow", "progressive_layer_drop", "typo_zero",
-        "typo_monitor", "key_in_the_wrong_place"}) {
+        "tensor_parallel_2", "zenflow", "progressive_layer_drop", "typo_zero", "typo_monitor",
+        "key_in_the_wrong_place"}) {
     const auto result = load(name, true);
     EXPECT_EQ(result.error, "") << name;
     EXPECT_THAT(result.warnings, HasSubstr("no effect here")) << name;

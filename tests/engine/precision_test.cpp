@@ -13,6 +13,7 @@
 #include "tests/engine/offload_runs.h"
 #include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
@@ -692,6 +693,83 @@ TEST(NarrowStates, SmallUpdatesAreNotLost) {
   }
   const auto mean = engine.parameter("weight").mean().item<double>();
   EXPECT_NEAR(mean, 1 - 20 * 1e-4, 3e-4);
+}
+
+// fp32 parameters of the net above, whose layers compute in 16 bits.
+std::vector<at::Tensor> run_cast(Config c, int ranks, DtypeName dtype) {
+  c.autocast = {.enabled = true, .dtype = dtype};
+  std::vector<at::Tensor> result;
+  run_as_threads(ranks, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+    std::vector<at::Tensor> mine;
+    for (int64_t i = 0; i < 6 * c.gradient_accumulation_steps; ++i) {
+      const auto loss = [&] {
+        const Autocast casts(engine.config().autocast_dtype());
+        EXPECT_EQ(net->forward(input(0, 0, at::kFloat)).scalar_type(), dtype_of(dtype));
+        return loss_of(*net, group->rank(), i);
+      }();
+      engine.backward(loss);
+      engine.step();
+      mine.push_back(loss.detach());
+    }
+    for (const auto& weight : weights(engine)) mine.push_back(weight.clone());
+    if (group->rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+TEST(EngineAutocast, EveryStageGivesTheSameBits) {
+  const TemporaryFolder folder;
+  for (const auto dtype : {DtypeName::bf16, DtypeName::fp16}) {
+    for (int ranks = 1; ranks <= 2; ++ranks) {
+      const auto expected = run_cast(config(0), ranks, dtype);
+      for (int stage = 1; stage <= 3; ++stage) {
+        SCOPED_TRACE(testing::Message() << "ranks " << ranks << ", stage " << stage);
+        expect_equal(run_cast(config(stage), ranks, dtype), expected);
+      }
+      expect_equal(run_cast(all_on_disk(config(3), folder), ranks, dtype), expected);
+    }
+  }
+}
+
+TEST(EngineAutocast, GradientsAreThoseOfLibTorchAlone) {
+  auto alone = std::make_shared<Net>();
+  auto net = std::make_shared<Net>();
+  auto c = config(3);
+  c.autocast.enabled = true;
+  Engine engine(net, Sgd{.lr = 1e-2}, c);
+  const auto loss_with = [](Net& of) {
+    const Autocast casts(at::kBFloat16);
+    return loss_of(of, 0, 0);
+  };
+  loss_with(*alone).backward();
+  engine.backward(loss_with(*net));
+  for (const auto& p : alone->named_parameters())
+    EXPECT_TRUE(engine.gradient(p.key()).equal(p.value().grad())) << p.key();
+}
+
+TEST(EngineAutocast, InFp16TheLossIsScaledAndOverflowsAreSkipped) {
+  auto c = overflowing(config(2));
+  c.autocast = {.enabled = true, .dtype = DtypeName::fp16};
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-3}, c, group);
+    EXPECT_EQ(engine.loss_scale(), 16777216);
+    const auto loss = [&] {
+      const Autocast casts(engine.config().autocast_dtype());
+      return loss_of(*net, group->rank(), 0);
+    }();
+    engine.backward(loss);
+    const auto result = engine.step();
+    EXPECT_FALSE(result.updated);
+    EXPECT_EQ(result.loss_scale, 16777216);
+  });
+  c.bf16 = true;
+  EXPECT_THROW(c.validate(), ConfigError);
+  c.bf16 = false;
+  c.autocast.dtype = DtypeName::fp32;
+  EXPECT_THROW(c.validate(), ConfigError);
 }
 
 }  // namespace

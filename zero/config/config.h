@@ -99,6 +99,13 @@ struct QuantisedLinks {
   bool operator==(const QuantisedLinks&) const = default;
 };
 
+/// torch.autocast: DeepSpeed's section torch_autocast.
+struct AutocastSettings {
+  bool enabled = false;
+  DtypeName dtype = DtypeName::bf16;  ///< or fp16
+  bool operator==(const AutocastSettings&) const = default;
+};
+
 /// What the engine uses. zero/config/settings.h has what a model and `zero train` take beside it.
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
@@ -130,6 +137,9 @@ struct Config {
   /// `loss_scaling` says.
   bool fp16 = false;
   LossScaling loss_scaling{};
+  /// Parameters and their gradients stay in fp32, and the program computes the loss in a
+  /// zero::Autocast scope of autocast_dtype(). In fp16 the loss is scaled as `loss_scaling` says.
+  AutocastSettings autocast{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
   /// What gradients are sent and added over ranks in. None: as they are collected, which is in the
   /// parameters' dtype at stages 2 and 3, and in that of their sums at 0 and 1 and with
@@ -208,6 +218,13 @@ struct Config {
   c10::ScalarType parameter_dtype() const {
     return fp16 ? c10::ScalarType::Half : bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   }
+  /// Of autocast; none where it is off.
+  std::optional<c10::ScalarType> autocast_dtype() const {
+    if (!autocast.enabled) return std::nullopt;
+    return dtype_of(autocast.dtype);
+  }
+  /// Gradients pass through fp16: backward begins with the loss scale.
+  bool scales_loss() const { return fp16 || autocast_dtype() == c10::ScalarType::Half; }
   int64_t parameter_bytes() const {
     return static_cast<int64_t>(c10::elementSize(parameter_dtype()));
   }

@@ -376,11 +376,6 @@ void add_numbers(All& all) {
       .keys<Json>({"opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
                    "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses",
                    "verbosity", "min_loss_scale", "max_loss_scale"});
-  Section(all, "torch_autocast")
-      .refused("torch.autocast is not here: use the section bf16 or fp16.")
-      .keys<bool>({"enabled"})
-      .keys<std::string>({"dtype"})
-      .keys<List>({"lower_precision_safe_modules"});
   Section(all, "")
       .without_effect("Every optimizer here is tested at every stage.", {true, false})
       .keys<bool>({"zero_allow_untested_optimizer"})

@@ -645,6 +645,27 @@ void add_fp16(All& all) {
                   "bf16.bf16_master_weights_and_grads"});
 }
 
+void add_autocast(All& all) {
+  Rows rows(all, Part::engine, "torch_autocast", &Settings::engine, &Config::autocast);
+  rows.add("enabled",
+           {.sentence = "Compute matrix products of fp32 parameters in 16 bits",
+            .details = "Parameters, gradients and optimizer states stay in fp32. `zero train` does "
+                       "it; a C++ program computes its loss in a `zero::Autocast` scope.",
+            .option = "--autocast",
+            .by_option = true},
+           &AutocastSettings::enabled);
+  rows.add("dtype",
+           {.sentence = "Dtype of them; with fp16 the loss is scaled as the section fp16 says",
+            .option = "--autocast",
+            .spellings = kDtypes},
+           &AutocastSettings::dtype);
+  rows.accept<std::vector<Json>>(
+      {"lower_precision_safe_modules"},
+      {.sentence = "Accepted, without effect",
+       .details = "DeepSpeed sends the gradients of these modules in 16 bits; here "
+                  "`communication_data_type` says it of all."});
+}
+
 void add_data_types(All& all) {
   Rows types(all, Part::engine, "data_types", &Settings::engine);
   types.add("grad_accum_dtype",
@@ -797,6 +818,19 @@ void add_program(All& all) {
                         "times it. Such a step is always told of, with what changed.",
              .option = "--skip-spikes"},
             &Program::skip_spikes);
+  train.add(
+      "rewind_spikes",
+      {.sentence = "At such a loss go back to the newest checkpoint that is at least so many steps "
+                   "old, and on with the data that follow; 0: never",
+       .details =
+           "Needs save_every; as many checkpoints are kept as that takes. Where none is so old, "
+           "the step is left out. After three spikes in a row from one checkpoint the run ends "
+           "with an error. log.jsonl then has the steps that made the weights, and an event for "
+           "each time.",
+       .option = "--rewind-spikes",
+       .argument = "STEPS",
+       .zero_is_none = true},
+      &Program::rewind_spikes);
   train.add("save_every",
             {.sentence = "Steps between checkpoints for --resume; 0: none",
              .option = "--save-every",
@@ -869,6 +903,7 @@ const std::vector<Field<Settings>>& settings() {
     add_batch(all);
     add_dtypes(all);
     add_fp16(all);
+    add_autocast(all);
     add_data_types(all);
     add_reduction(all);
     add_engine(all);

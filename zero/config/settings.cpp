@@ -79,7 +79,7 @@ void check_update_in_backward(const Config& engine) {
                     engine.gradient_clipping));
   }
   const auto& states = engine.offload_optimizer;
-  if (engine.fp16 && (states.device != OffloadDevice::nvme || states.ratio < 1)) {
+  if (engine.scales_loss() && (states.device != OffloadDevice::nvme || states.ratio < 1)) {
     refuse(
         "fp16.enabled is true, and not all optimizer states are on disk: whether a step overflows "
         "and is left out is known when all gradients are there, and to take updates back costs "
@@ -197,8 +197,24 @@ void check_narrow_states(const Config& engine) {
   }
 }
 
-void check_fp16(const Config& engine) {
-  if (!engine.fp16) return;
+void check_autocast(const Config& engine) {
+  const auto& autocast = engine.autocast;
+  if (!autocast.enabled) return;
+  if (autocast.dtype == DtypeName::fp32) {
+    throw ConfigError(
+        "torch_autocast.dtype is fp32, which is what the parameters have: it must be bfloat16 or "
+        "float16. Or switch torch_autocast.enabled off.");
+  }
+  if (engine.bf16 || engine.fp16) {
+    throw ConfigError(fmt::format(
+        "torch_autocast.enabled and {}.enabled are both true: autocast is for parameters in fp32. "
+        "Switch one of them off.",
+        engine.bf16 ? "bf16" : "fp16"));
+  }
+}
+
+void check_loss_scaling(const Config& engine) {
+  if (!engine.scales_loss()) return;
   if (engine.bf16) {
     throw ConfigError(
         "fp16.enabled and bf16.enabled are both true: parameters have one dtype. Switch one of "
@@ -247,7 +263,8 @@ void check_rules(const Config& engine) {
         "between a bf16 parameter and its optimizer state. Enable bf16, or switch it off.");
   }
   check_narrow_states(engine);
-  check_fp16(engine);
+  check_autocast(engine);
+  check_loss_scaling(engine);
   check_reduction(engine);
   if (engine.update_in_backward) check_update_in_backward(engine);
   check_offload(engine);
@@ -285,10 +302,23 @@ void check_scheduler(const Settings& settings) {
 }
 
 void check_spikes(const Settings& settings) {
-  if (!settings.program.skip_spikes || !settings.engine.update_in_backward) return;
-  throw ConfigError(
-      "train.skip_spikes and update_in_backward are both true: a step cannot be left out once "
-      "backward has updated weights. Switch one of them off.");
+  const auto& program = settings.program;
+  if (program.rewind_spikes && !program.save_every) {
+    throw ConfigError(
+        fmt::format("train.rewind_spikes is {}, but there are no checkpoints to go back to. Set "
+                    "train.save_every (--save-every).",
+                    *program.rewind_spikes));
+  }
+  if (!settings.engine.update_in_backward) return;
+  const auto refuse = [](std::string_view what) {
+    throw ConfigError(fmt::format(
+        "{} and update_in_backward is true: a step cannot be left out once backward has updated "
+        "weights. Leave one of them out.",
+        what));
+  };
+  if (program.skip_spikes) refuse("train.skip_spikes is true,");
+  if (program.rewind_spikes)
+    refuse(fmt::format("train.rewind_spikes is {},", *program.rewind_spikes));
 }
 
 Json to_json(const Settings& settings) { return fields::write(settings, fields::settings()); }

@@ -81,6 +81,9 @@ struct ProgramSettings {
   /// Steps between comparisons of parameters that several ranks hold the same of; 0: none.
   int64_t check_replicas = 100;
   bool skip_spikes = false;  ///< a loss far above those before is left out of the updates
+  /// Such a step is left out, and training goes on from a checkpoint that is so many steps older,
+  /// with the data that follow.
+  std::optional<int64_t> rewind_spikes{};
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";

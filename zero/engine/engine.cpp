@@ -80,7 +80,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   placement.sharded = sharded_states(config, shards);
   timing = UpdateTiming::of(config, placement.sharded);
   plans = plan_units(layout, model, config, placement, timing);
-  if (config.fp16) loss_scale.emplace(config.loss_scaling);
+  if (config.scales_loss()) loss_scale.emplace(config.loss_scaling);
   check_passes();
   check_budget();
   check_memory(available);

@@ -191,7 +191,7 @@ std::optional<LossScaleState> loss_scale_state(const SafetensorsReader& file,
 // The scale that continues the file's: a new one where that has none, or `scale` is none.
 std::optional<LossScale> continued(const Config& config, const SafetensorsReader& file,
                                    const std::string& path) {
-  if (!config.fp16) return {};
+  if (!config.scales_loss()) return {};
   LossScale scale(config.loss_scaling);
   const auto state = loss_scale_state(file, path);
   if (!state) return scale;

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
@@ -227,6 +229,27 @@ optim::Schedule schedule_of(const Settings& settings) {
   return schedule;
 }
 
+/// The same layers, each of which casts by itself: the backward passes between them do not.
+LayerSequence cast(LayerSequence model, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return model;
+  model.inputs = [inputs = std::move(model.inputs), dtype] {
+    const Autocast casts(dtype);
+    return inputs();
+  };
+  for (auto& layer : model.layers) {
+    layer = [layer = std::move(layer), dtype](const std::vector<at::Tensor>& x) {
+      const Autocast casts(dtype);
+      return layer(x);
+    };
+  }
+  model.loss = [loss = std::move(model.loss), dtype](const std::vector<at::Tensor>& x,
+                                                     int64_t micro_batch) {
+    const Autocast casts(dtype);
+    return loss(x, micro_batch);
+  };
+  return model;
+}
+
 /// Dropout is drawn afresh for each step and rank, so that a resumed run draws what an
 /// uninterrupted one would.
 uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
@@ -355,6 +378,10 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
+    if (step.rewound_to) {
+      tell_rewound(step);
+      continue;
+    }
     if (options_.eval_every && step_ % *options_.eval_every == 0 && step_ < options_.steps)
       report_validation();
     const bool last = step_ == options_.steps || stop_signal_ != 0;
@@ -397,7 +424,7 @@ StepReport Trainer::train_step() {
   report.skipped = !result.updated;
   report.left_out = all.leaves_out;
   report.notices = std::move(all.notices);
-  if (engine_->config().fp16) {
+  if (engine_->config().scales_loss()) {
     report.loss_scale = result.loss_scale;
     report.next_loss_scale = result.next_loss_scale;
   }
@@ -411,9 +438,13 @@ StepReport Trainer::train_step() {
   last_norm_ = result.grad_norm;
   stop_signal_ = all.stop_signal;
   if (result.updated) last_update_ = step_;
+  if (all.rewinds_to) {
+    rewind(*all.rewinds_to);
+    report.rewound_to = step_;
+  }
   // A dynamic loss scale finds its height by steps that overflow.
   const auto& config = engine_->config();
-  const bool expected = config.fp16 && config.loss_scaling.fixed == 0;
+  const bool expected = config.scales_loss() && config.loss_scaling.fixed == 0;
   if (report.skipped && !report.left_out && !expected && !std::exchange(named_, true))
     report.anomaly = find_anomaly(step_);
   return report;
@@ -479,7 +510,8 @@ void Trainer::pass_micro_batches() {
       tokens.push_back(std::move(batch.tokens));
       targets.push_back(std::move(batch.targets));
     }
-    const auto model = model_->layers(std::move(tokens), std::move(targets));
+    const auto model = cast(model_->layers(std::move(tokens), std::move(targets)),
+                            engine_->config().autocast_dtype());
     if (watch_) watch_->begin_micro_batch(0);
     const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
     for (size_t i = 0; i < losses_.size(); ++i) {
@@ -492,7 +524,10 @@ void Trainer::pass_micro_batches() {
     const auto batch = train_loader_->next();
     const auto number = static_cast<int64_t>(i) + 1;
     if (watch_) watch_->begin_micro_batch(number);
-    const auto loss = model_->loss(batch.tokens, batch.targets);
+    const auto loss = [&] {
+      const Autocast casts(engine_->config().autocast_dtype());
+      return model_->loss(batch.tokens, batch.targets);
+    }();
     engine_->backward(loss);
     losses_[i] = loss.item<float>();
     if (watch_) watch_->add_loss(number, losses_[i]);
@@ -552,13 +587,66 @@ Trainer::Exchange Trainer::exchange(const std::vector<float>& losses, double lr)
 void Trainer::watch_loss(Exchange& exchange, double lr) {
   const LossSample sample{.loss = exchange.mean_loss,
                           .grad_norm = last_norm_,
-                          .loss_scale = engine_->config().fp16 ? engine_->loss_scale() : 0,
+                          .loss_scale = engine_->config().scales_loss() ? engine_->loss_scale() : 0,
                           .lr = lr};
   auto spike = spikes_.add(sample, all_losses_, group_->size());
   if (spike.empty()) return;
-  exchange.leaves_out = options_.skip_spikes;
-  spike += exchange.leaves_out ? " The step is left out." : "";
+  exchange.leaves_out = options_.skip_spikes || options_.rewind_spikes;
+  if (options_.rewind_spikes) exchange.rewinds_to = rewind_target();
+  if (exchange.rewinds_to) {
+    spike += fmt::format(
+        " Training goes back to the checkpoint of step {}, and on with the data that follow.",
+        *exchange.rewinds_to);
+  } else if (exchange.leaves_out) {
+    spike += " The step is left out.";
+    if (options_.rewind_spikes)
+      spike += fmt::format(" No checkpoint is {} steps old.", *options_.rewind_spikes);
+  }
   exchange.notices.push_back(std::move(spike));
+}
+
+// Rank 0 looks, as it alone removes checkpoints.
+std::optional<int64_t> Trainer::rewind_target() {
+  const auto found = at::full({1}, int64_t{-1}, at::kLong);
+  if (group_->rank() == 0) {
+    *found.mutable_data_ptr<int64_t>() =
+        folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes).value_or(-1);
+  }
+  group_->broadcast(found, 0, "checkpoint to go back to").wait();
+  const int64_t step = *found.const_data_ptr<int64_t>();
+  if (step < 0) return std::nullopt;
+  constexpr int kMost = 3;
+  rewinds_ = rewound_to_ == step ? rewinds_ + 1 : 1;
+  rewound_to_ = step;
+  if (rewinds_ > kMost) {
+    comm::agree_on_rank_zero(*group_, "Going back", [&] {
+      throw Error(fmt::format(
+          "The loss has become a spike {} times on the way from the checkpoint of step {}, each "
+          "time with other data, now at step {}. A lower --lr, a longer --warmup or --clip may "
+          "help; the checkpoint is there for --resume.",
+          rewinds_, step, step_ + 1));
+    });
+  }
+  return step;
+}
+
+void Trainer::rewind(int64_t step) {
+  engine_->load(folder_.checkpoint(step));
+  step_ = step;
+  last_update_ = step;
+}
+
+void Trainer::tell_rewound(const StepReport& step) {
+  comm::agree_on_rank_zero(*group_, "Going back", [&] {
+    folder_.keep_checkpoints(0, step_);
+    folder_.cut_log(step_);
+  });
+  report([&](Monitor& monitor) {
+    monitor.rewound({.from = step.step,
+                     .to = step_,
+                     .sample = train_loader_->state().sample,
+                     .reason = fmt::format("{}", fmt::join(step.notices, " "))});
+  });
 }
 
 void Trainer::check_replicas() {
@@ -624,6 +712,7 @@ std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
     tokens.push_back(std::move(sequence.tokens));
     targets.push_back(std::move(sequence.targets));
   }
+  const Autocast casts(engine_->config().autocast_dtype());
   const auto model = model_->layers(std::move(tokens), std::move(targets));
   auto values = model.inputs();
   for (const auto& layer : model.layers) {
@@ -676,7 +765,7 @@ void Trainer::report_run() {
   const auto memory = collect_memory(*engine_);
   // Nothing refuses the run any more: the earlier one may go, and its log does with the first line.
   comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
-    if (options_.overwrite) folder_.remove_other_checkpoints(-1);
+    if (options_.overwrite) folder_.keep_checkpoints(0, -1);
     folder_.remove_left_overs();
     if (options_.resume) folder_.cut_log(step_);
   });
@@ -701,6 +790,8 @@ RunInfo Trainer::describe() const {
   run.model_description = sizes.description();
   run.vocabulary = sizes.vocab_size();
   run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";
+  if (config.autocast.enabled)
+    run.dtype += config.scales_loss() ? ", autocast fp16" : ", autocast bf16";
   run.stage = config.stage;
   run.ranks = group_->size();
   run.threads = at::get_num_threads();
@@ -738,14 +829,18 @@ void Trainer::sample() {
   const EvaluationMode evaluation(model_->module());
   // The model's vocabulary may be larger than the text's: what has no text is never drawn.
   const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size();
-  const auto tokens = generate(
-      prompt, [&](const at::Tensor& seen) { return model_->logits_last(seen).narrow(1, 0, drawn); },
-      {.tokens = options_.sample_tokens,
-       .context = options_.seq,
-       .temperature = options_.temperature,
-       .top_k = options_.top_k.value_or(0),
-       .seed = static_cast<uint64_t>(options_.seed),
-       .stop = [&] { return agree_to_stop(); }});
+  const auto tokens =
+      generate(prompt,
+               [&](const at::Tensor& seen) {
+                 const Autocast casts(engine_->config().autocast_dtype());
+                 return model_->logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
+               },
+               {.tokens = options_.sample_tokens,
+                .context = options_.seq,
+                .temperature = options_.temperature,
+                .top_k = options_.top_k.value_or(0),
+                .seed = static_cast<uint64_t>(options_.seed),
+                .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));
@@ -766,7 +861,11 @@ void Trainer::save_checkpoint() {
     const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
     marker.write(text.data(), text.size());
     marker.commit();
-    folder_.remove_other_checkpoints(step_);
+    // The newest; where training may go back, those that are not old enough yet, and one that is.
+    const auto oldest = options_.rewind_spikes
+                            ? folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes)
+                            : step_;
+    folder_.keep_checkpoints(oldest.value_or(0), step_);
   });
 }
 

@@ -44,6 +44,12 @@ at::Tensor drop(const at::Tensor& x, double p, bool training) {
   return training && p > 0 ? at::dropout(x, p, true) : x;
 }
 
+// A branch's output is fresh and no backward needs it, so the sum may take its place: not under
+// autocast, where it has fewer bits than the sum.
+at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& x) {
+  return branch.scalar_type() == x.scalar_type() ? branch.add_(x) : branch + x;
+}
+
 }  // namespace
 
 Conv1dImpl::Conv1dImpl(int64_t in, int64_t out, double deviation)
@@ -144,9 +150,8 @@ void Gpt2BlockImpl::reset() {
 }
 
 at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x) {
-  // Each branch's output is fresh and no backward needs it, so the sum may take its place.
-  const auto middle = attn(ln_1(x)).add_(x);
-  return mlp(ln_2(middle)).add_(middle);
+  const auto middle = add_branch(attn(ln_1(x)), x);
+  return add_branch(mlp(ln_2(middle)), middle);
 }
 
 Gpt2Impl::Gpt2Impl(const Gpt2Config& config) : config_(config) {

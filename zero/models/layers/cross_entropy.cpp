@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/models/layers/matmul.h"
@@ -44,7 +45,10 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
     auto block = weight.narrow(0, begin, size);
     const auto columns = logits.narrow(1, begin, size).t();
     // The first product writes, the others add: no zero fill.
-    if (first) {
+    if (block.scalar_type() != x.scalar_type()) {  // fp32, of a weight that was cast
+      const auto part = product(columns, x);
+      first ? block.copy_(part) : block.add_(part);
+    } else if (first) {
       product_into(block, columns, x);
     } else {
       add_product(block, columns, x);
@@ -52,9 +56,10 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
   }
 }
 
-LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
+LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
                          const at::Tensor& targets, bool need_hidden, bool need_weight,
                          const LinearCrossEntropyOptions& settings, double factor) {
+  const auto weight = parameter.to(hidden.scalar_type());  // cast under autocast alone
   const int64_t rows = hidden.size(0);
   const int64_t vocabulary = weight.size(0);
   const auto options = hidden.options();
@@ -63,7 +68,7 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& weight,
   LossAndGradients out;
   if (need_hidden) out.hidden = at::empty(hidden.sizes(), options);
   if (need_weight) {
-    out.weight = at::empty({0}, options);
+    out.weight = at::empty({0}, parameter.options());
     if (settings.weight_slot.defined()) out.weight.set_(settings.weight_slot.storage());
     out.weight.resize_(weight.sizes());
     if (rows == 0) out.weight.zero_();
@@ -138,7 +143,9 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
+// Where the weight is `cast`, its dtype may be another.
+void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+           bool cast) {
   const auto shape = [](const at::Tensor& tensor) {
     return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
   };
@@ -149,8 +156,8 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
                     "{}, {} and {}.",
                     shape(hidden), shape(weight), shape(targets)));
   }
-  if (hidden.scalar_type() != weight.scalar_type() || !at::isFloatingType(hidden.scalar_type()) ||
-      targets.scalar_type() != at::kLong) {
+  if ((!cast && hidden.scalar_type() != weight.scalar_type()) ||
+      !at::isFloatingType(hidden.scalar_type()) || targets.scalar_type() != at::kLong) {
     throw ConfigError(
         fmt::format("linear_cross_entropy takes hidden and weight of one floating-point dtype and "
                     "targets of Long, not {}, {} and {}.",
@@ -164,9 +171,12 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
-  check(hidden, weight, targets);
+  const auto dtype = hidden.defined() ? autocast_dtype(hidden) : std::nullopt;
+  const auto cast = dtype ? hidden.to(*dtype) : hidden;
+  check(cast, weight, targets, dtype.has_value());
   const bool grad = at::GradMode::is_enabled();
-  return LinearCrossEntropy::apply(hidden, weight, targets, grad && hidden.requires_grad(),
+  const Autocast no_more(std::nullopt, hidden.device().type());
+  return LinearCrossEntropy::apply(cast, weight, targets, grad && hidden.requires_grad(),
                                    grad && weight.requires_grad(), options);
 }
 

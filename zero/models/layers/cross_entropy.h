@@ -18,7 +18,8 @@ struct LinearCrossEntropyOptions {
 
 /// The mean of -log softmax(hidden weight^T)[target] over the rows whose target is not -100, as an
 /// fp32 scalar; NaN when there is no such row. hidden (N, C) and weight (V, C) are fp32, bf16 or
-/// fp16 and of one dtype; targets (N) are int64. The result equals
+/// fp16 and of one dtype (in a zero::Autocast scope they are cast, and the weight's gradient has
+/// the weight's); targets (N) are int64. The result equals
 /// at::cross_entropy_loss(hidden.mm(weight.t()), targets) to rounding; softmax statistics are fp32
 /// for every dtype.
 ///

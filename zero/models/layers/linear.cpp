@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/models/layers/gelu.h"
@@ -29,14 +30,28 @@ struct Gradients {
   at::Tensor x, weight, bias;
 };
 
+// Note [Casts of a linear layer]
+// Under autocast x comes in 16 bits, and weight and bias stay as they are (fp32): each pass casts
+// them for itself, so that no copy of a weight lives from forward to backward, and their gradients
+// go in fp32 to where they are collected.
+at::Tensor as(const at::Tensor& tensor, const at::Tensor& x) {
+  return tensor.defined() ? tensor.to(x.scalar_type()) : tensor;
+}
+
 // Not differentiable; the weight's and the bias's where they are collected.
 Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                        const at::Tensor& bias, bool transposed, Wanted wanted) {
   Gradients result;
-  if (wanted.x) result.x = product(dy, in_out(weight, !transposed));
+  if (wanted.x) result.x = product(dy, in_out(as(weight, dy), !transposed));
   if (wanted.weight) {
     result.weight = gradient_place(weight);
-    product_into(result.weight, transposed ? dy.t() : x.t(), transposed ? x : dy);
+    const auto a = transposed ? dy.t() : x.t();
+    const auto b = transposed ? x : dy;
+    if (weight.scalar_type() == x.scalar_type()) {
+      product_into(result.weight, a, b);
+    } else {
+      result.weight.copy_(product(a, b));
+    }
   }
   if (wanted.bias) {
     result.bias = gradient_place(bias);
@@ -74,7 +89,7 @@ class Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
     keep(context, x, weight, bias, transposed);
-    return product(x, in_out(weight, transposed), bias.value_or(at::Tensor()));
+    return product(x, in_out(as(weight, x), transposed), as(bias.value_or(at::Tensor()), x));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -82,11 +97,12 @@ class Linear : public torch::autograd::Function<Linear> {
     const auto& [x, weight, bias, transposed, wanted] = kept;
     const auto dy = gradients[0].contiguous();
     if (at::GradMode::is_enabled()) {  // of second order
-      return {wanted.x ? at::mm(dy, in_out(weight, !transposed)) : at::Tensor(),
+      const auto dtype = weight.scalar_type();
+      return {wanted.x ? at::mm(dy, in_out(as(weight, dy), !transposed)) : at::Tensor(),
               !wanted.weight ? at::Tensor()
-              : transposed   ? at::mm(dy.t(), x)
-                             : at::mm(x.t(), dy),
-              wanted.bias ? dy.sum(0) : at::Tensor(), at::Tensor()};
+              : transposed   ? at::mm(dy.t(), x).to(dtype)
+                             : at::mm(x.t(), dy).to(dtype),
+              wanted.bias ? dy.sum(0).to(dtype) : at::Tensor(), at::Tensor()};
     }
     const auto of = gradients_of(dy, x, weight, bias, transposed, wanted);
     return {of.x, of.weight, of.bias, at::Tensor()};
@@ -98,7 +114,8 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
     keep(context, x, weight, bias, transposed);
-    return product(tanh_gelu_values(x), in_out(weight, transposed), bias.value_or(at::Tensor()));
+    return product(tanh_gelu_values(x), in_out(as(weight, x), transposed),
+                   as(bias.value_or(at::Tensor()), x));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -124,9 +141,12 @@ at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(transposed ? 0 : 1);
   const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  return Function::apply(x.reshape({-1, x.size(-1)}).contiguous(), weight, optional_bias,
-                         transposed)
-      .view(sizes);
+  const auto dtype = autocast_dtype(x);
+  const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
+  // Inside everything has the dtype that it shall have.
+  const auto cast = dtype ? rows.to(*dtype) : rows;
+  const Autocast no_more(std::nullopt, x.device().type());
+  return Function::apply(cast, weight, optional_bias, transposed).view(sizes);
 }
 
 }  // namespace
@@ -138,8 +158,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        WeightLayout layout) {
-  if (!has_tanh_gelu_kernel(x)) return linear(tanh_gelu(x), weight, bias, layout);
-  return by_rows<GeluLinear>(x, weight, bias, layout);
+  const auto dtype = autocast_dtype(x);
+  const auto cast = dtype ? x.to(*dtype) : x;
+  if (!has_tanh_gelu_kernel(cast)) return linear(tanh_gelu(cast), weight, bias, layout);
+  return by_rows<GeluLinear>(cast, weight, bias, layout);
 }
 
 }  // namespace zero

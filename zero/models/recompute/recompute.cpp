@@ -1,7 +1,6 @@
 #include "zero/models/recompute/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -17,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "zero/base/autocast.h"
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
 #include "zero/models/recompute/activation_store.h"
@@ -89,46 +89,6 @@ class Replay {
   std::vector<RandomState> now_;
 };
 
-struct Autocast {
-  static constexpr std::array kDevices{at::kCPU, at::kCUDA};
-  static Autocast current() {
-    Autocast state;
-    for (size_t i = 0; i < kDevices.size(); ++i) {
-      state.enabled[i] = at::autocast::is_autocast_enabled(kDevices[i]);
-      state.dtype[i] = at::autocast::get_autocast_dtype(kDevices[i]);
-    }
-    return state;
-  }
-  void set() const {
-    for (size_t i = 0; i < kDevices.size(); ++i) {
-      at::autocast::set_autocast_enabled(kDevices[i], enabled[i]);
-      at::autocast::set_autocast_dtype(kDevices[i], dtype[i]);
-    }
-  }
-  std::array<bool, kDevices.size()> enabled{};
-  std::array<at::ScalarType, kDevices.size()> dtype{};
-};
-
-// Casts as `state` says and without the cache, for its life.
-class AutocastScope {
- public:
-  explicit AutocastScope(const Autocast& state)
-      : before_(Autocast::current()), cache_(at::autocast::is_autocast_cache_enabled()) {
-    state.set();
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~AutocastScope() {
-    before_.set();
-    at::autocast::set_autocast_cache_enabled(cache_);
-  }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
-
- private:
-  Autocast before_;
-  bool cache_;
-};
-
 // --- Inputs ---
 
 int64_t version_of(const at::Tensor& tensor) {
@@ -185,7 +145,7 @@ class SavedInput {
 class Recomputation final : public Node {
  public:
   Recomputation(TensorFunction function, std::vector<SavedInput> inputs,
-                std::vector<RandomState> random, const Autocast& autocast)
+                std::vector<RandomState> random, const Autocast::State& autocast)
       : function_(std::move(function)),
         inputs_(std::move(inputs)),
         random_(std::move(random)),
@@ -278,7 +238,7 @@ class Recomputation final : public Node {
     std::vector<at::Tensor> outputs;
     {
       const Replay replay(random_);
-      const AutocastScope casts(autocast_);
+      const Autocast casts(autocast_);
       const at::AutoGradMode grad(true);
       outputs = function_(arguments);
     }
@@ -309,7 +269,7 @@ class Recomputation final : public Node {
   TensorFunction function_;
   std::vector<SavedInput> inputs_;
   std::vector<RandomState> random_;
-  Autocast autocast_;
+  Autocast::State autocast_;
   std::vector<size_t> positions_;  // by gradient: of the output that it belongs to
   size_t outputs_ = 0;
   bool last_ = false;
@@ -327,14 +287,14 @@ std::vector<at::Tensor> recompute(TensorFunction function, std::vector<at::Tenso
                                   RecomputeOptions options) {
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return function(inputs);
   auto random = random_states(std::move(options.generators));
-  const auto autocast = Autocast::current();
+  const auto autocast = Autocast::State::current();
   std::vector<int64_t> versions;
   for (const auto& input : inputs) versions.push_back(version_of(input));
   std::vector<at::Tensor> outputs;
   {
     const DeferredGraph deferred;
     const at::NoGradGuard no_grad;
-    const AutocastScope casts(autocast);
+    const Autocast casts(autocast);
     outputs = function(inputs);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {

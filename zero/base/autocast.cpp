@@ -1,0 +1,66 @@
+#include "zero/base/autocast.h"
+
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
+
+#include "zero/base/error.h"
+
+namespace zero {
+
+namespace {
+
+void set(const Autocast::State& state) {
+  for (size_t i = 0; i < Autocast::State::kDevices.size(); ++i) {
+    at::autocast::set_autocast_enabled(Autocast::State::kDevices[i], state.enabled[i]);
+    at::autocast::set_autocast_dtype(Autocast::State::kDevices[i], state.dtype[i]);
+  }
+}
+
+Autocast::State state_of(std::optional<at::ScalarType> dtype, at::DeviceType device) {
+  auto state = Autocast::State::current();
+  if (dtype && *dtype != at::kBFloat16 && *dtype != at::kHalf) {
+    throw Error(fmt::format("Autocast was given the dtype {}; it casts to BFloat16 or Half.",
+                            c10::toString(*dtype)));
+  }
+  for (size_t i = 0; i < Autocast::State::kDevices.size(); ++i) {
+    if (Autocast::State::kDevices[i] != device) continue;
+    state.enabled[i] = dtype.has_value();
+    if (dtype) state.dtype[i] = *dtype;
+  }
+  return state;
+}
+
+}  // namespace
+
+Autocast::State Autocast::State::current() {
+  State state;
+  for (size_t i = 0; i < kDevices.size(); ++i) {
+    state.enabled[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+    state.dtype[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+  }
+  return state;
+}
+
+Autocast::Autocast(std::optional<at::ScalarType> dtype, at::DeviceType device)
+    : Autocast(state_of(dtype, device)) {}
+
+Autocast::Autocast(const State& state)
+    : before_(State::current()), cache_(at::autocast::is_autocast_cache_enabled()) {
+  set(state);
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
+Autocast::~Autocast() {
+  set(before_);
+  at::autocast::set_autocast_cache_enabled(cache_);
+}
+
+std::optional<at::ScalarType> autocast_dtype(const at::Tensor& tensor) {
+  const auto device = tensor.device().type();
+  const auto dtype = tensor.scalar_type();
+  if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
+  if (!at::autocast::is_autocast_enabled(device)) return std::nullopt;
+  return at::autocast::get_autocast_dtype(device);
+}
+
+}  // namespace zero
