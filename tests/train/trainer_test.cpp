@@ -191,6 +191,98 @@ TEST_F(TrainerTest, ALossThatIsASpikeIsToldAndLeftOutWhereThatIsAskedFor) {
   EXPECT_THROW(settings().validate(), ConfigError);
 }
 
+// Spoils the weights after a step, as a bad batch would.
+class Spoiler final : public Monitor {
+ public:
+  Spoiler(std::unique_ptr<Trainer>& trainer, std::vector<int64_t> after)
+      : trainer_(trainer), after_(std::move(after)) {}
+  void step(const StepReport& report) override {
+    if (std::erase(after_, report.step) == 0) return;
+    const c10::NoGradGuard no_grad;
+    trainer_->model().module().named_parameters()["ln_f.bias"].add_(30);
+  }
+  void rewound(const RewindReport& report) override { rewinds.push_back(report); }
+  std::vector<RewindReport> rewinds;
+
+ private:
+  std::unique_ptr<Trainer>& trainer_;
+  std::vector<int64_t> after_;
+};
+
+TEST_F(TrainerTest, AfterASpikeTrainingGoesBackToACheckpointAndOnWithOtherData) {
+  options_.steps = 45;
+  options_.save_every = 10;
+  options_.rewind_spikes = 5;
+  options_.eval_every.reset();
+  options_.sample_tokens = 0;
+  options_.csv_monitor = {.enabled = true, .output_path = folder_ / "csv", .job_name = ""};
+  options_.tensorboard = {.enabled = true, .output_path = folder_ / "events", .job_name = ""};
+  std::unique_ptr<Trainer> trainer;
+  auto owned = std::make_unique<Spoiler>(trainer, std::vector<int64_t>{33});
+  const auto& heard = *owned;
+  trainer = std::make_unique<Trainer>(settings(), comm::single(), monitors(std::move(owned)));
+  EXPECT_EQ(trainer->train(), 0);
+  ASSERT_EQ(heard.rewinds.size(), 1u);
+  EXPECT_EQ(heard.rewinds[0].from, 34);
+  EXPECT_EQ(heard.rewinds[0].to, 20) << "that of step 30 is 4 steps old";
+  EXPECT_EQ(heard.rewinds[0].sample, 34 * 4);
+  EXPECT_EQ(trainer->step(), 45);
+  EXPECT_EQ(trainer->engine().steps(), 45);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/checkpoint-20"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-45"));
+
+  std::istringstream log(test::read_file(folder_ / "run/log.jsonl"));
+  int64_t next = 1;
+  bool told = false;
+  for (std::string line; std::getline(log, line);) {
+    const auto object = nlohmann::json::parse(line);
+    if (object.contains("event")) {
+      if (object["event"] != "rewind") continue;
+      told = true;
+      EXPECT_EQ(next, 21);
+      EXPECT_THAT(object["reason"].get<std::string>(),
+                  testing::HasSubstr("goes back to the checkpoint of step 20"));
+      continue;
+    }
+    EXPECT_EQ(object["step"].get<int64_t>(), next++) << "each step once";
+    EXPECT_LT(object["loss"].get<double>(), 7);
+  }
+  EXPECT_TRUE(told);
+  EXPECT_EQ(next, 46);
+  std::istringstream steps(test::read_file(folder_ / "csv/Train_Steps_loss.csv"));
+  std::istringstream samples(test::read_file(folder_ / "csv/Train_Samples_train_loss.csv"));
+  std::string line;
+  std::getline(steps, line);
+  for (next = 1; std::getline(steps, line); ++next)
+    EXPECT_EQ(line.substr(0, line.find(',')), std::to_string(next));
+  EXPECT_EQ(next, 46);
+  std::getline(samples, line);
+  for (next = 1; std::getline(samples, line); ++next)
+    EXPECT_EQ(line.substr(0, line.find(',')), std::to_string(4 * (next <= 20 ? next : next + 14)));
+}
+
+TEST_F(TrainerTest, GoesBackSeveralTimesButNotForEver) {
+  options_.steps = 60;
+  options_.save_every = 40;
+  options_.rewind_spikes = 1;
+  options_.eval_tokens = 0;
+  options_.sample_tokens = 0;
+  std::unique_ptr<Trainer> trainer;
+  auto owned = std::make_unique<Spoiler>(trainer, std::vector<int64_t>{35, 41, 42, 43, 44});
+  const auto& heard = *owned;
+  trainer = std::make_unique<Trainer>(settings(), comm::single(), monitors(std::move(owned)));
+  try {
+    trainer->train();
+    ADD_FAILURE() << "it went on for ever";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("4 times"),
+                                             testing::HasSubstr("checkpoint of step 40")));
+  }
+  EXPECT_EQ(heard.rewinds.size(), 3u) << "the spike at step 36 had no checkpoint, and was left out";
+  options_.save_every.reset();
+  EXPECT_THROW(settings().validate(), ConfigError);
+}
+
 TEST_F(TrainerTest, AStepThatOverflowsIsToldAndIsNoneOfTheSchedule) {
   config_.fp16 = true;
   config_.loss_scaling = {.initial_power = 40, .window = 1000, .hysteresis = 1};

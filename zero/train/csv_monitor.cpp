@@ -71,6 +71,15 @@ class CsvMonitor final : public Monitor {
       if (values[i]) write(i, report.step, *values[i]);
     }
   }
+  void rewound(const RewindReport& report) override {
+    for (const auto& metric : kMetrics) {
+      const auto path = folder_ / file_name(metric);
+      std::error_code error;
+      if (fs::is_regular_file(path, error)) cut(path, position(metric, run_, report.to));
+    }
+    run_.first_step = report.to + 1;
+    run_.first_sample = report.sample;
+  }
   void validation(const ValidationReport& report) override {
     write(kValidationLoss, report.step, report.loss);
   }

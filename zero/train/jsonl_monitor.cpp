@@ -141,6 +141,10 @@ class JsonlMonitor final : public Monitor {
     if (!report.notices.empty()) object["notices"] = report.notices;
     write(object);
   }
+  void rewound(const RewindReport& report) override {
+    write(
+        {{"event", "rewind"}, {"from", report.from}, {"to", report.to}, {"reason", report.reason}});
+  }
   void validation(const ValidationReport& report) override {
     write({{"event", "validation"},
            {"step", report.step},

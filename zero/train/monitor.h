@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,7 @@ struct StepReport {
   std::string anomaly = {};  ///< what made it so, where that was looked for
   /// Sentences about what is unusual: a loss, a slow rank.
   std::vector<std::string> notices = {};
+  std::optional<int64_t> rewound_to = {};  ///< the step of the checkpoint from which it goes on
   double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
@@ -100,6 +102,14 @@ struct StepReport {
   double comm_ms = 0;       ///< that rank 0 spent waiting for other ranks
   double disk_ms = 0;       ///< that rank 0 spent waiting for its disk
   int64_t memory_peak = 0;  ///< of rank 0, all categories together
+};
+
+/// Training has gone back to a checkpoint (train.rewind_spikes).
+struct RewindReport {
+  int64_t from = 0;    ///< the step whose loss was a spike
+  int64_t to = 0;      ///< of the checkpoint: the next step is `to` + 1
+  int64_t sample = 0;  ///< sequences that the run has taken, those that led to the spike included
+  std::string reason = {};  ///< the notice of that step
 };
 
 struct ValidationReport {
@@ -124,6 +134,9 @@ class Monitor {
   /// Before the first step; indexed by rank.
   virtual void initial_memory(const std::vector<RankMemory>&) {}
   virtual void step(const StepReport&) {}
+  /// After the step that led to it. What was told of the steps behind `to` is void: files forget
+  /// it.
+  virtual void rewound(const RewindReport&) {}
   virtual void validation(const ValidationReport&) {}
   /// After the last step; indexed by rank.
   virtual void memory(const std::vector<RankMemory>&) {}

@@ -112,11 +112,12 @@ void RunFolder::make() const {
   }
 }
 
-std::optional<int64_t> RunFolder::last_checkpoint() const {
+std::optional<int64_t> RunFolder::last_checkpoint(int64_t most) const {
   std::optional<int64_t> last;
   for (const int64_t step : checkpoint_steps(path_)) {
     std::error_code error;
-    if (fs::exists(checkpoint(step) / kMarker, error) && (!last || step > *last)) last = step;
+    if (step > most || (last && step < *last)) continue;
+    if (fs::exists(checkpoint(step) / kMarker, error)) last = step;
   }
   return last;
 }
@@ -151,10 +152,10 @@ void RunFolder::remove_left_overs() const {
   }
 }
 
-void RunFolder::remove_other_checkpoints(int64_t step) const {
-  for (const int64_t other : checkpoint_steps(path_)) {
+void RunFolder::keep_checkpoints(int64_t first, int64_t last) const {
+  for (const int64_t step : checkpoint_steps(path_)) {
     std::error_code ignored;
-    if (other != step) fs::remove_all(checkpoint(other), ignored);
+    if (step < first || step > last) fs::remove_all(checkpoint(step), ignored);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -33,10 +34,10 @@ class RunFolder {
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
 
-  /// The step of the newest whole checkpoint.
-  std::optional<int64_t> last_checkpoint() const;
-  /// Removes all checkpoints but that of `step`.
-  void remove_other_checkpoints(int64_t step) const;
+  /// The step of the newest whole checkpoint, or of the newest of step `most` or before.
+  std::optional<int64_t> last_checkpoint(int64_t most = std::numeric_limits<int64_t>::max()) const;
+  /// Removes all checkpoints but those of steps `first` to `last`.
+  void keep_checkpoints(int64_t first, int64_t last) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that
   /// is not whole: a run that goes on from there writes them again. Throws CheckpointError.
   void cut_log(int64_t step) const;

@@ -145,8 +145,7 @@ class TensorboardMonitor final : public Monitor {
         fs::remove(path, ignored);
       }
     }
-    file_.emplace(folder_ / new_name(folder_), "the event file");
-    event([](Writer& event) { event.bytes(event_fields::kFileVersion, "brain.Event:2"); });
+    open();
     text("configuration", nlohmann::ordered_json::parse(run_.config_json)
                               .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     flush();
@@ -169,6 +168,15 @@ class TensorboardMonitor final : public Monitor {
     }
     flush();
   }
+  void rewound(const RewindReport& report) override {
+    const auto sample = position({"", true}, run_, report.to);
+    for (const auto& path : event_files(folder_)) cut(path, report.to, sample);
+    step_ = report.to;
+    run_.first_step = report.to + 1;
+    run_.first_sample = report.sample;
+    open();
+    flush();
+  }
   void validation(const ValidationReport& report) override {
     event([&](Writer& event) {
       event.integer(event_fields::kStep, report.step);
@@ -187,6 +195,11 @@ class TensorboardMonitor final : public Monitor {
   }
 
  private:
+  /// A new file behind those that are there.
+  void open() {
+    file_.emplace(folder_ / new_name(folder_), "the event file");
+    event([](Writer& event) { event.bytes(event_fields::kFileVersion, "brain.Event:2"); });
+  }
   static void add_scalar(Writer& summary, const Metric& metric, double value) {
     summary.message(summary_fields::kValue, [&](Writer& scalar) {
       scalar.bytes(summary_fields::kTag, metric.name);

@@ -95,7 +95,8 @@ class Trainer {
     float mean_loss = 0;
     int stop_signal = 0;
     std::vector<std::string> notices{};
-    bool leaves_out = false;  ///< the step, for its loss
+    bool leaves_out = false;              ///< the step, for its loss
+    std::optional<int64_t> rewinds_to{};  ///< the checkpoint of that step, for its loss
   };
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
@@ -114,6 +115,13 @@ class Trainer {
   Exchange exchange(const std::vector<float>& losses, double lr);
   /// Of a loss that is finite: whether it is a spike. The same on every rank.
   void watch_loss(Exchange& exchange, double lr);
+  /// The step of the checkpoint that a spike in the step to come leads back to, if there is one old
+  /// enough. Throws Error where it has led there too often. Collective.
+  std::optional<int64_t> rewind_target();
+  /// Weights and states are those of a checkpoint; the data go on. Collective.
+  void rewind(int64_t step);
+  /// The files of the run forget what came behind. Collective.
+  void tell_rewound(const StepReport& step);
   /// Throws Error, on every rank, where ranks do not hold the same of a parameter. Collective.
   void check_replicas();
   void report(const std::function<void(Monitor&)>& what);
@@ -148,6 +156,8 @@ class Trainer {
   RankTime last_time_;                ///< this rank's in the step before
   std::vector<RankTime> rank_times_;  ///< of all ranks
   LossSpikes spikes_;
+  int64_t rewound_to_ = -1;  ///< the last time
+  int rewinds_ = 0;          ///< to there, in a row
   double last_norm_ = 0;
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
