@@ -1088,5 +1088,41 @@ TEST(EngineModes, EvaluationBetweenStepsChangesNothing) {
   });
 }
 
+TEST(GroupNorms, AreTheSameBitsAtEveryStageAndAddUpToTheWhole) {
+  for (const bool bf16 : {false, true}) {
+    for (int ranks = 1; ranks <= 3; ++ranks) {
+      std::vector<double> expected;
+      for (int stage = 0; stage <= 3; ++stage) {
+        SCOPED_TRACE(testing::Message() << "ranks " << ranks << ", stage " << stage);
+        comm::run_as_threads(ranks, [&](auto group) {
+          auto net = std::make_shared<Net>();
+          const auto is_bias = [](std::string_view name, const at::Tensor&) {
+            return name.ends_with("bias");
+          };
+          Engine engine(net,
+                        std::vector<ParameterGroup>{{{}, AdamW{.lr = 1e-3}, is_bias},
+                                                    {{}, AdamW{.lr = 1e-2}}},
+                        config(stage, bf16), group);
+          train(engine, *net, 2);
+          engine.backward(loss_of(*net, group->rank(), 5));
+          const auto norms = engine.group_norms();
+          ASSERT_EQ(norms.size(), 2u);
+          double of_biases = 0;
+          for (const auto& name : engine.parameter_names()) {
+            if (name.ends_with("bias"))
+              of_biases += engine.gradient(name).to(at::kDouble).square().sum().item<double>();
+          }
+          EXPECT_NEAR(norms[0], std::sqrt(of_biases), 1e-6 * norms[0]);
+          const auto whole = engine.step().grad_norm;
+          EXPECT_NEAR(std::hypot(norms[0], norms[1]), whole, 1e-6 * whole);
+          if (group->rank() != 0) return;
+          if (stage == 0) expected = norms;
+          EXPECT_EQ(norms, expected);
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zero

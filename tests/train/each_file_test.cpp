@@ -31,9 +31,8 @@ std::vector<std::string> files() {
 
 std::optional<Settings> load(const std::string& name) {
   try {
-    return Settings::load(std::filesystem::path(ZERO_SOURCE) / "tests/config/files" /
-                              (name + ".json"),
-                          kRanks);
+    return Settings::load(
+        std::filesystem::path(ZERO_SOURCE) / "tests/config/files" / (name + ".json"), kRanks);
   } catch (const ConfigError&) {
     return std::nullopt;  // config_test says why
   }

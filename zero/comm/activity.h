@@ -14,7 +14,7 @@ namespace zero::comm {
 /// that is read while it is written can only spoil the wording of an error. Zeros: nothing shown.
 class Activity {
  public:
-  /// An operator begins. Some 50 ns.
+  /// An operator begins. Costs a few dozen nanoseconds.
   void begin(std::string_view operation, bool backward) noexcept;
   /// The unit of parameters that is used from now on.
   void use(std::string_view unit) noexcept;

@@ -812,6 +812,13 @@ void add_program(All& all) {
        .argument = "STEPS",
        .cost = "A pass over the parameters every so many steps."},
       &Program::check_replicas);
+  train.add("group_norms",
+            {.sentence = "Write the gradient norm of each parameter group to log.jsonl",
+             .details = "In the order of the groups: what decays, then what does not (biases and "
+                        "norms), then what Muon leaves to AdamW.",
+             .option = "--group-norms",
+             .cost = "A pass over the gradients."},
+            &Program::group_norms);
   train.add("skip_spikes",
             {.sentence = "Leave out steps whose loss is far above that of the steps before",
              .details = "More than 6 standard deviations above the mean of the last 32, and 1.1 "

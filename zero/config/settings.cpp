@@ -310,6 +310,12 @@ void check_spikes(const Settings& settings) {
                     *program.rewind_spikes));
   }
   if (!settings.engine.update_in_backward) return;
+  if (program.group_norms) {
+    throw ConfigError(
+        "train.group_norms and update_in_backward are both true: gradients are used up in "
+        "backward. "
+        "Switch one of them off.");
+  }
   const auto refuse = [](std::string_view what) {
     throw ConfigError(fmt::format(
         "{} and update_in_backward is true: a step cannot be left out once backward has updated "
@@ -347,6 +353,7 @@ void naming(std::string_view origin, const std::function<void()>& body) {
   try {
     body();
   } catch (const ConfigError& error) {
+    if (origin.empty()) throw;  // no file, but options
     throw ConfigError(fmt::format("{}: {}", origin, error.what()));
   }
 }

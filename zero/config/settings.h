@@ -76,6 +76,7 @@ struct ProgramSettings {
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
   int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
   int64_t log_every = 1;
+  bool group_norms = false;  ///< gradient norms of the parameter groups, in log.jsonl
   /// Each operator's output is looked at; else only those of a step that failed, run again.
   bool detect_anomaly = false;
   /// Steps between comparisons of parameters that several ranks hold the same of; 0: none.

@@ -230,6 +230,11 @@ class Engine {
   /// ConfigError where the group's optimizer has none, or for one outside [0, 1).
   void set_betas(double beta1, double beta2, size_t index = 0);
   size_t group_count() const;
+  /// The L2 norm of the mean gradient of each group's parameters, over ranks and micro-batches so
+  /// far, before clipping; NaN where a gradient is not finite. A pass over the gradients. Between
+  /// backward and step, not with update_in_backward. The same on every rank, and, bit for bit, at
+  /// every stage. Collective.
+  std::vector<double> group_norms();
 
   /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on
   /// every rank.

@@ -34,7 +34,8 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& operatio
 ShownOperators::ShownOperators(comm::Group& group) : activity_(group.activity()) {
   auto& shown = Shown::of_this_thread();
   if (shown.places.empty())
-    shown.handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_start));
+    shown.handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_start).scopes(
+        {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   shown.places.push_back(activity_);
 }
 

@@ -135,6 +135,10 @@ class JsonlMonitor final : public Monitor {
                 {"comm_ms", finite(report.comm_ms)},
                 {"disk_ms", finite(report.disk_ms)},
                 {"memory_peak", report.memory_peak}};
+    if (!report.group_norms.empty()) {
+      auto& norms = object["group_norms"] = Json::array();
+      for (const double norm : report.group_norms) norms.push_back(finite(norm));
+    }
     if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
     if (report.skipped) object["skipped"] = true;
     if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;

@@ -94,6 +94,7 @@ struct StepReport {
   /// Sentences about what is unusual: a loss, a slow rank.
   std::vector<std::string> notices = {};
   std::optional<int64_t> rewound_to = {};  ///< the step of the checkpoint from which it goes on
+  std::vector<double> group_norms = {};    ///< of gradients, where train.group_norms asks for them
   double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;

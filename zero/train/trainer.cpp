@@ -410,6 +410,7 @@ StepReport Trainer::train_step() {
   pass_micro_batches();
   auto all = exchange(losses_, report.lr);
   if (options_.check_replicas > 0 && report.step % options_.check_replicas == 0) check_replicas();
+  if (options_.group_norms) report.group_norms = engine_->group_norms();
   StepResult result;
   try {
     result = engine_->step(!all.leaves_out);

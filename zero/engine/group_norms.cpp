@@ -1,0 +1,81 @@
+// The norm of each parameter group's gradient.
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "zero/base/device_limit.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/optim/exact_sum.h"
+
+namespace zero {
+
+namespace {
+
+using optim::ExactSum;
+using Words = std::array<int64_t, ExactSum::kWords>;
+
+/// `values`, fp32 and contiguous, begin at a multiple of ExactSum::kBlock of their parameter.
+void add_squares(ExactSum& sum, const at::Tensor& values) {
+  const auto* v = values.const_data_ptr<float>();
+  for (int64_t begin = 0; begin < values.numel(); begin += ExactSum::kBlock) {
+    const int64_t end = std::min(begin + ExactSum::kBlock, values.numel());
+    double square = 0;
+    for (int64_t i = begin; i < end; ++i) square += double{v[i]} * double{v[i]};
+    sum.add(square);
+  }
+}
+
+}  // namespace
+
+// Each of the ranks that shard sums its slices, also where it holds all; exactly (Note [Exact sums]
+// in optim/exact_sum.h), since what a group has in a slice depends on their number.
+std::vector<double> Engine::group_norms() {
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  auto& impl = *impl_;
+  impl.check_gradients_kept();
+  impl.reduce->finish();
+  std::vector<ExactSum> sums(group_count());
+  auto& shards = *impl.placement.shards;
+  for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
+    if (!impl.trainable(u)) continue;
+    const auto& owned = impl.table->plan(u).owned;
+    const auto slice = partition::intersect(owned, impl.layout.slice(u, shards.rank()));
+    at::Tensor array;  // of the owned elements, where one of them has a gradient
+    for (const auto& segment : impl.layout.unit(u).segments) {
+      const auto part = partition::intersect(segment.range(), slice);
+      const auto p = static_cast<size_t>(segment.parameter);
+      if (part.empty() || impl.reduce->present()[p] == 0) continue;
+      if (!array.defined()) array = impl.reduce->sum(u);
+      add_squares(sums[impl.model.group_of()[p]],
+                  array.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
+    }
+  }
+  constexpr auto kWords = static_cast<int64_t>(ExactSum::kWords);
+  const auto count = static_cast<int64_t>(sums.size());
+  auto mine = at::empty({count * kWords}, at::kLong);
+  auto all = at::empty({shards.size() * mine.numel()}, at::kLong);
+  for (int64_t g = 0; g < count; ++g) {
+    std::ranges::copy(std::bit_cast<Words>(sums[static_cast<size_t>(g)]),
+                      mine.mutable_data_ptr<int64_t>() + g * kWords);
+  }
+  shards.all_gather_control(all, mine, "norms of parameter groups");
+  std::vector<double> norms;
+  for (int64_t g = 0; g < count; ++g) {
+    ExactSum sum;
+    for (int rank = 0; rank < shards.size(); ++rank) {
+      Words theirs{};
+      std::copy_n(all.const_data_ptr<int64_t>() + (rank * count + g) * kWords, kWords,
+                  theirs.begin());
+      sum.add(std::bit_cast<ExactSum>(theirs));
+    }
+    norms.push_back(std::sqrt(sum.value()) * impl.mean_scale());
+  }
+  return norms;
+}
+
+}  // namespace zero
