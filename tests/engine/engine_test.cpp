@@ -1088,6 +1088,26 @@ TEST(EngineModes, EvaluationBetweenStepsChangesNothing) {
   });
 }
 
+TEST(GroupNorms, AreOfAWholeStep) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    comm::run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = config(stage, false, 2);
+      Engine engine(net, AdamW{.lr = 1e-3}, c, group);
+      EXPECT_THROW(engine.group_norms(), Error);
+      engine.backward(loss_of(*net, group->rank(), 0));
+      EXPECT_THROW(engine.group_norms(), Error);
+      engine.step();
+      EXPECT_THROW(engine.group_norms(), Error);
+      engine.backward(loss_of(*net, group->rank(), 1));
+      const auto norms = engine.group_norms();
+      const auto whole = engine.step().grad_norm;
+      EXPECT_NEAR(norms.at(0), whole, 1e-6 * whole);
+      EXPECT_THROW(engine.group_norms(), Error);
+    });
+  }
+}
+
 TEST(GroupNorms, AreTheSameBitsAtEveryStageAndAddUpToTheWhole) {
   for (const bool bf16 : {false, true}) {
     for (int ranks = 1; ranks <= 3; ++ranks) {

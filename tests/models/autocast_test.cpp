@@ -56,6 +56,7 @@ TEST(Autocast, IsAScopeThatEndsAsItBegan) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
   EXPECT_THROW(Autocast(at::kDouble), Error);
+  EXPECT_THROW(Autocast(at::kBFloat16, at::kXPU), Error);
   EXPECT_EQ(autocast_dtype(at::ones({1})), std::nullopt);
   const Autocast casts(at::kBFloat16);
   EXPECT_EQ(autocast_dtype(at::ones({1})), at::kBFloat16);
@@ -87,6 +88,19 @@ TEST(Autocast, ALinearLayerIsLibTorchsOwnToTheLastBit) {
     EXPECT_LT(error(mine.bias, expected.bias), tolerance);
     EXPECT_GT(error(mine.y, pass(ours, std::nullopt).y), 1e-5) << "it has cast";
   }
+}
+
+TEST(Autocast, WithoutItDtypesMustBeOne) {
+  const auto low = at::ones({2, 3}, at::kBFloat16);
+  const auto weight = at::ones({4, 3});
+  EXPECT_THROW(linear(low, weight, at::Tensor()), ConfigError);
+  EXPECT_THROW(gelu_linear(low, weight, at::Tensor()), ConfigError);
+  EXPECT_THROW(linear(at::ones({2, 3}), weight, at::ones({4}, at::kDouble)), ConfigError);
+  EXPECT_THROW(linear(at::ones({2, 3}, at::kLong), weight, at::Tensor()), ConfigError);
+  const Autocast casts(at::kBFloat16);
+  EXPECT_EQ(linear(low, weight, at::Tensor()).scalar_type(), at::kBFloat16);
+  EXPECT_THROW(linear(low, weight.to(at::kDouble), at::Tensor()), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(low, weight.to(at::kDouble), at::arange(2)), ConfigError);
 }
 
 TEST(Autocast, GeluAndTheLossFollow) {

@@ -3,6 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "zero/base/error.h"
 
 namespace zero {
@@ -22,8 +24,13 @@ Autocast::State state_of(std::optional<at::ScalarType> dtype, at::DeviceType dev
     throw Error(fmt::format("Autocast was given the dtype {}; it casts to BFloat16 or Half.",
                             c10::toString(*dtype)));
   }
-  for (size_t i = 0; i < Autocast::State::kDevices.size(); ++i) {
-    if (Autocast::State::kDevices[i] != device) continue;
+  const auto& devices = Autocast::State::kDevices;
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+    throw Error(fmt::format("Autocast was given the device {}; it casts on CPU and CUDA.",
+                            c10::DeviceTypeName(device)));
+  }
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (devices[i] != device) continue;
     state.enabled[i] = dtype.has_value();
     if (dtype) state.dtype[i] = *dtype;
   }

@@ -1,9 +1,10 @@
-// What a group's rank counts.
+// What a group's rank counts and shows.
 #pragma once
 
 #include <memory>
 
 #include "zero/base/ledger.h"
+#include "zero/comm/activity.h"
 #include "zero/comm/traffic.h"
 #include "zero/comm/wait_clock.h"
 
@@ -12,9 +13,10 @@ namespace zero::comm {
 /// Made by a group, or shared by several of one rank; tensors and transports that count in them may
 /// outlive it.
 struct Accounts {
-  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();       ///< bytes by category
-  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();    ///< calls and bytes
-  std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();  ///< time spent waiting
+  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();        ///< bytes by category
+  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();     ///< calls and bytes
+  std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();   ///< time spent waiting
+  std::shared_ptr<Activity> activity = std::make_shared<Activity>();  ///< what it does meanwhile
 };
 
 }  // namespace zero::comm

@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-void Activity::begin(std::string_view operation, bool backward) noexcept {
+void ActivitySlot::begin(std::string_view operation, bool backward) noexcept {
   Operation now;
   now.began = Clock::now().time_since_epoch().count();
   now.backward = backward ? 1 : 0;
@@ -20,17 +20,40 @@ void Activity::begin(std::string_view operation, bool backward) noexcept {
   operation_.store(now);
 }
 
-void Activity::use(std::string_view unit) noexcept { unit_.store(FixedText<96>(unit)); }
+void ActivitySlot::use(std::string_view unit) noexcept { unit_.store(FixedText<96>(unit)); }
 
-std::string Activity::text() const {
+std::string ActivitySlot::text() const {
   const auto operation = operation_.load();
   if (operation.name.view().empty()) return {};
   const Clock::duration since(Clock::now().time_since_epoch().count() - operation.began);
   const auto unit = unit_.load();
-  return fmt::format("the last operator that it began, {:.1f} s ago, is {} in {}{}{}",
+  return fmt::format("the last operator that it began, {:.1f} s ago, is {}{}{}{}",
                      std::chrono::duration<double>(since).count(), operation.name.view(),
-                     operation.backward != 0 ? "backward" : "forward",
+                     operation.backward != 0 ? " in backward" : "",
                      unit.view().empty() ? "" : ", with ", unit.view());
+}
+
+void Activity::show_in(const std::shared_ptr<ActivitySlot>& slot) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(slots_, [](const auto& place) { return place.expired(); });
+  slots_.push_back(slot);
+}
+
+template <class Show>
+void Activity::show(const Show& show) noexcept {
+  show(own_);
+  const std::lock_guard lock(mutex_);
+  for (const auto& place : slots_) {
+    if (const auto slot = place.lock()) show(*slot);
+  }
+}
+
+void Activity::begin(std::string_view operation, bool backward) noexcept {
+  show([&](ActivitySlot& slot) { slot.begin(operation, backward); });
+}
+
+void Activity::use(std::string_view unit) noexcept {
+  show([&](ActivitySlot& slot) { slot.use(unit); });
 }
 
 }  // namespace zero::comm

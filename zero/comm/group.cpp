@@ -176,7 +176,7 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
   impl_->transport = std::move(transport);
   impl_->options = options;
   impl_->accounts = std::move(accounts);
-  if (!impl_->transport.activity) impl_->transport.activity = std::make_shared<Activity>();
+  if (impl_->transport.activity) impl_->accounts.activity->show_in(impl_->transport.activity);
   if (!impl_->transport.data) return;
   if (!impl_->transport.control) impl_->transport.control = impl_->transport.data;
   impl_->rank = impl_->transport.data->getRank();
@@ -215,7 +215,7 @@ int Group::rank() const { return impl_->rank; }
 int Group::number() const { return impl_->transport.number.value_or(impl_->rank); }
 int Group::size() const { return impl_->size; }
 const Topology& Group::topology() const { return impl_->topology; }
-const std::shared_ptr<Activity>& Group::activity() { return impl_->transport.activity; }
+const std::shared_ptr<Activity>& Group::activity() { return impl_->accounts.activity; }
 
 at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) {
   if (impl_->transport.memory) return impl_->transport.memory->empty(numel, dtype, category);

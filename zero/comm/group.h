@@ -164,8 +164,8 @@ class Group {
   /// with `why`. Nothing where the transport cannot tell them.
   void abandon(std::string_view why);
 
-  /// Where the others see what this rank does between its calls, for their errors where they wait
-  /// for it in vain (zero::ShownOperators shows operators). Its own where the transport has none.
+  /// What this rank does between its calls; the others of its host see it, for their errors where
+  /// they wait for it in vain (zero::ShownOperators shows operators). One for it and its subgroups.
   const std::shared_ptr<Activity>& activity();
 
   /// The group of `ranks` (numbers in this group, ascending, this rank's among them; as many on

@@ -159,7 +159,9 @@ std::string Peers::last_seen(int rank) const {
          (doing.empty() ? "" : "; " + doing);
 }
 
-std::shared_ptr<Activity> Peers::own_activity() const { return {mapping_, &being(rank_).activity}; }
+std::shared_ptr<ActivitySlot> Peers::own_activity() const {
+  return {mapping_, &being(rank_).activity};
+}
 
 std::optional<Peers::Trouble> Peers::find_trouble(std::optional<int> awaited) const {
   for (int r = 0; r < size(); ++r) {

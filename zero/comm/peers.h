@@ -151,7 +151,7 @@ class Peers {
   /// What a rank was last seen doing.
   std::string last_seen(int rank) const;
   /// Where this rank shows what it does. Once attached.
-  std::shared_ptr<Activity> own_activity() const;
+  std::shared_ptr<ActivitySlot> own_activity() const;
 
  private:
   static constexpr std::chrono::milliseconds kCheckInterval{100};

@@ -34,7 +34,7 @@ class ShmBackend final : public CallBackend {
 
   const std::shared_ptr<Health>& health() const { return health_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  std::shared_ptr<Activity> activity() const { return peers_->own_activity(); }
+  std::shared_ptr<ActivitySlot> activity() const { return peers_->own_activity(); }
   /// See Group::window. Collective.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
 

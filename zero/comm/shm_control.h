@@ -81,7 +81,7 @@ struct alignas(64) RankSlot {
   std::atomic<uint64_t> finished{0};             ///< and of the last one finished
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
-  Activity activity;                             ///< between calls
+  ActivitySlot activity;                         ///< between calls
   /// Pieces of this rank's share of a reduction that somebody adds up or has added; peers count
   /// too.
   alignas(64) std::atomic<int64_t> claimed{0};

@@ -95,7 +95,7 @@ struct Transport {
   std::shared_ptr<Windows> windows{};
   std::shared_ptr<Liveness> liveness{};
   std::shared_ptr<Subgroups> subgroups{};
-  std::shared_ptr<Activity> activity{};  ///< where others see what this rank does
+  std::shared_ptr<ActivitySlot> activity{};  ///< where others see what this rank does
   /// Of both backends, which then count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
   /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell

@@ -99,10 +99,13 @@ struct QuantisedLinks {
   bool operator==(const QuantisedLinks&) const = default;
 };
 
+/// In what autocast computes.
+enum class AutocastDtype : uint8_t { bf16, fp16 };
+
 /// torch.autocast: DeepSpeed's section torch_autocast.
 struct AutocastSettings {
   bool enabled = false;
-  DtypeName dtype = DtypeName::bf16;  ///< or fp16
+  AutocastDtype dtype = AutocastDtype::bf16;
   bool operator==(const AutocastSettings&) const = default;
 };
 
@@ -137,8 +140,9 @@ struct Config {
   /// `loss_scaling` says.
   bool fp16 = false;
   LossScaling loss_scaling{};
-  /// Parameters and their gradients stay in fp32, and the program computes the loss in a
-  /// zero::Autocast scope of autocast_dtype(). In fp16 the loss is scaled as `loss_scaling` says.
+  /// The program computes the loss in a zero::Autocast scope of autocast_dtype(); parameters and
+  /// their gradients stay as they are, in fp32 mostly. In fp16 the loss is scaled as `loss_scaling`
+  /// says.
   AutocastSettings autocast{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
   /// What gradients are sent and added over ranks in. None: as they are collected, which is in the
@@ -221,7 +225,8 @@ struct Config {
   /// Of autocast; none where it is off.
   std::optional<c10::ScalarType> autocast_dtype() const {
     if (!autocast.enabled) return std::nullopt;
-    return dtype_of(autocast.dtype);
+    return autocast.dtype == AutocastDtype::fp16 ? c10::ScalarType::Half
+                                                 : c10::ScalarType::BFloat16;
   }
   /// Gradients pass through fp16: backward begins with the loss scale.
   bool scales_loss() const { return fp16 || autocast_dtype() == c10::ScalarType::Half; }

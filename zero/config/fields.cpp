@@ -23,6 +23,11 @@ struct Choices<DtypeName> {
       {"fp32", DtypeName::fp32}, {"fp16", DtypeName::fp16}, {"bf16", DtypeName::bf16}};
 };
 template <>
+struct Choices<AutocastDtype> {
+  static constexpr std::pair<std::string_view, AutocastDtype> list[] = {
+      {"bf16", AutocastDtype::bf16}, {"fp16", AutocastDtype::fp16}};
+};
+template <>
 struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
@@ -648,22 +653,24 @@ void add_fp16(All& all) {
 void add_autocast(All& all) {
   Rows rows(all, Part::engine, "torch_autocast", &Settings::engine, &Config::autocast);
   rows.add("enabled",
-           {.sentence = "Compute matrix products of fp32 parameters in 16 bits",
-            .details = "Parameters, gradients and optimizer states stay in fp32. `zero train` does "
-                       "it; a C++ program computes its loss in a `zero::Autocast` scope.",
+           {.sentence = "Compute matrix products in bf16 or fp16, with parameters in fp32",
+            .details = "Parameters, gradients and optimizer states stay as they are. `zero train` "
+                       "does it; a C++ program computes its loss in a `zero::Autocast` scope.",
             .option = "--autocast",
+            .argument = "bf16|fp16",
             .by_option = true},
            &AutocastSettings::enabled);
   rows.add("dtype",
-           {.sentence = "Dtype of them; with fp16 the loss is scaled as the section fp16 says",
+           {.sentence = "Dtype of these products; with fp16 the loss is scaled as the section fp16 "
+                        "says",
             .option = "--autocast",
             .spellings = kDtypes},
            &AutocastSettings::dtype);
   rows.accept<std::vector<Json>>(
       {"lower_precision_safe_modules"},
       {.sentence = "Accepted, without effect",
-       .details = "DeepSpeed sends the gradients of these modules in 16 bits; here "
-                  "`communication_data_type` says it of all."});
+       .details = "DeepSpeed sends gradients of these modules in 16 bits, and at stage 3 their "
+                  "parameters; here `communication_data_type` applies to all gradients."});
 }
 
 void add_data_types(All& all) {
@@ -831,9 +838,9 @@ void add_program(All& all) {
                    "old, and on with the data that follow; 0: never",
        .details =
            "Needs save_every; as many checkpoints are kept as that takes. Where none is so old, "
-           "the step is left out. After three spikes in a row from one checkpoint the run ends "
-           "with an error. log.jsonl then has the steps that made the weights, and an event for "
-           "each time.",
+           "the step is left out. The run ends with an error when it has gone back three times "
+           "without passing the step of the first spike. log.jsonl has the steps that made the "
+           "weights, and an event for each time.",
        .option = "--rewind-spikes",
        .argument = "STEPS",
        .zero_is_none = true},

@@ -80,14 +80,14 @@ void check_update_in_backward(const Config& engine) {
   }
   const auto& states = engine.offload_optimizer;
   if (engine.scales_loss() && (states.device != OffloadDevice::nvme || states.ratio < 1)) {
-    refuse(
-        "fp16.enabled is true, and not all optimizer states are on disk: whether a step overflows "
+    refuse(fmt::format(
+        "{}, and not all optimizer states are on disk: whether a step overflows "
         "and is left out is known when all gradients are there, and to take updates back costs "
         "more "
         "memory than update_in_backward saves. On disk it costs a second copy there: set "
         "offload_optimizer.device to \"nvme\" with ratio 1. Or switch update_in_backward off, or "
-        "use "
-        "bf16.enabled.");
+        "use bf16.",
+        engine.fp16 ? "fp16.enabled is true" : "torch_autocast.dtype is fp16"));
   }
   if (engine.stage < 2) {
     refuse(fmt::format("the stage is {}: only stages 2 and 3 reduce gradients in backward.",
@@ -200,16 +200,13 @@ void check_narrow_states(const Config& engine) {
 void check_autocast(const Config& engine) {
   const auto& autocast = engine.autocast;
   if (!autocast.enabled) return;
-  if (autocast.dtype == DtypeName::fp32) {
-    throw ConfigError(
-        "torch_autocast.dtype is fp32, which is what the parameters have: it must be bfloat16 or "
-        "float16. Or switch torch_autocast.enabled off.");
-  }
-  if (engine.bf16 || engine.fp16) {
+  const bool half = autocast.dtype == AutocastDtype::fp16;
+  if ((engine.bf16 && half) || (engine.fp16 && !half)) {
     throw ConfigError(fmt::format(
-        "torch_autocast.enabled and {}.enabled are both true: autocast is for parameters in fp32. "
-        "Switch one of them off.",
-        engine.bf16 ? "bf16" : "fp16"));
+        "torch_autocast.dtype is {}, but {}.enabled is true: weights in one format of 16 bits "
+        "would "
+        "be cast to the other. Use {} for both, or fp32 parameters.",
+        half ? "fp16" : "bf16", engine.bf16 ? "bf16" : "fp16", engine.bf16 ? "bf16" : "fp16"));
   }
 }
 

@@ -346,11 +346,13 @@ void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
     passes();
     schedule->end_pass();
     reduce->end_backward();
+    passed = true;
   } catch (...) {
     reduce->abandon_backward();
     if (!timing.in_backward) {
       reduce->clear();
       micro_batches = 0;
+      passed = false;
     }
     throw;
   }
@@ -433,6 +435,7 @@ StepResult Engine::step(bool update) {
         "loss.backward(); or Engine::zero_grad, where nothing was to be learnt from them.");
   }
   const int64_t k = impl.config.gradient_accumulation_steps;
+  impl.passed = false;
   impl.micro_batches = std::min(impl.micro_batches + 1, k);
   if (impl.micro_batches < k) return {.step = impl.steps};
   impl.model.check_names();
@@ -507,6 +510,7 @@ void Engine::zero_grad() {
   impl.check_between_steps("Engine::zero_grad");
   impl.reduce->clear();
   impl.micro_batches = 0;
+  impl.passed = false;
 }
 
 void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }

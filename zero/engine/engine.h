@@ -175,7 +175,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
-  /// several times before `step`; all gradients add up. With Config::fp16 they are those of the
+  /// several times before `step`; all gradients add up. With a scaled loss they are those of the
   /// loss times the loss scale; the loss itself is as it was. Collective at stages 2 and 3
   /// (reduce-scatter of each unit as it becomes ready). A pass that throws, as OutOfMemory, takes
   /// the gradients of the step so far with it: the accumulation begins anew. Where it has thrown at
@@ -201,8 +201,8 @@ class Engine {
   void accumulate(int64_t micro_batches,
                   const std::function<void(const std::function<void()>& layer_done)>& passes,
                   const std::vector<at::Tensor>& shared = {});
-  /// What backward begins with: one, or with Config::fp16 the loss scale over the micro-batches of
-  /// a step; in the loss's shape and dtype.
+  /// What backward begins with: one, or where it is scaled (Config::scales_loss) the loss scale
+  /// over the micro-batches of a step; in the loss's shape and dtype.
   at::Tensor loss_gradient(const at::Tensor& loss) const;
   /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
@@ -230,10 +230,10 @@ class Engine {
   /// ConfigError where the group's optimizer has none, or for one outside [0, 1).
   void set_betas(double beta1, double beta2, size_t index = 0);
   size_t group_count() const;
-  /// The L2 norm of the mean gradient of each group's parameters, over ranks and micro-batches so
-  /// far, before clipping; NaN where a gradient is not finite. A pass over the gradients. Between
-  /// backward and step, not with update_in_backward. The same on every rank, and, bit for bit, at
-  /// every stage. Collective.
+  /// The L2 norm of the mean gradient of each group's parameters, before clipping; NaN where a
+  /// gradient is not finite. A pass over the gradients. Between a step's last backward and `step`:
+  /// Error elsewhere, ConfigError with update_in_backward. The same on every rank, and bit for
+  /// bit where the gradients are. Collective.
   std::vector<double> group_norms();
 
   /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on

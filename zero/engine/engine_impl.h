@@ -142,9 +142,10 @@ struct Engine::Impl {
   std::unique_ptr<UpdateFlow> update;
   std::unique_ptr<UpdateSchedule> schedule;  // ends first: its updates use all of the above
   int64_t micro_batches = 0;                 // since the last boundary
+  bool passed = false;                       // since the last micro-batch was counted
   int64_t steps = 0;
   std::vector<uint8_t> frozen_written;  // by unit, by any rank's user, in this step
-  std::optional<LossScale> loss_scale;  // with Config::fp16
+  std::optional<LossScale> loss_scale;  // where losses are scaled
   bool budget_spent = false;
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
 };

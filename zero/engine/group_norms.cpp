@@ -1,6 +1,7 @@
 // The norm of each parameter group's gradient.
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <cmath>
 
 #include "zero/base/device_limit.h"
+#include "zero/base/error.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/optim/exact_sum.h"
 
@@ -38,6 +40,12 @@ std::vector<double> Engine::group_norms() {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.check_gradients_kept();
+  if (!impl.passed || impl.micro_batches + 1 < impl.config.gradient_accumulation_steps) {
+    throw Error(fmt::format(
+        "Engine::group_norms is of a whole step, between its last backward and Engine::step; {} of "
+        "its {} micro-batches have been passed.",
+        impl.micro_batches + (impl.passed ? 1 : 0), impl.config.gradient_accumulation_steps));
+  }
   impl.reduce->finish();
   std::vector<ExactSum> sums(group_count());
   auto& shards = *impl.placement.shards;

@@ -1,9 +1,11 @@
 #include "zero/engine/shown_operators.h"
 
 #include <ATen/record_function.h>
+#include <pthread.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace zero {
@@ -15,15 +17,34 @@ struct Shown {
   std::vector<std::weak_ptr<comm::Activity>> places;
   at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 
-  static Shown& of_this_thread() {
+  Shown() {
+    // A forked child is not its parent.
+    static const int once = pthread_atfork(nullptr, nullptr, [] {
+      if (auto* shown = of_this_thread()) shown->places.clear();
+    });
+    (void)once;
+  }
+  ~Shown() { gone() = true; }
+
+  // Null once the thread ends: an engine may be destroyed after that, with the program's statics.
+  static Shown* of_this_thread() {
+    if (gone()) return nullptr;
     thread_local Shown shown;
-    return shown;
+    return &shown;
+  }
+
+ private:
+  static bool& gone() {
+    thread_local bool gone = false;
+    return gone;
   }
 };
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& operation) {
   const bool backward = torch::autograd::get_current_graph_task_id() != -1;
-  for (const auto& place : Shown::of_this_thread().places) {
+  const auto* shown = Shown::of_this_thread();
+  if (shown == nullptr) return nullptr;
+  for (const auto& place : shown->places) {
     if (const auto activity = place.lock()) activity->begin(operation.name(), backward);
   }
   return nullptr;
@@ -32,22 +53,24 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& operatio
 }  // namespace
 
 ShownOperators::ShownOperators(comm::Group& group) : activity_(group.activity()) {
-  auto& shown = Shown::of_this_thread();
-  if (shown.places.empty())
+  auto& shown = *Shown::of_this_thread();
+  if (shown.handle == at::INVALID_CALLBACK_HANDLE)
     shown.handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_start).scopes(
         {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   shown.places.push_back(activity_);
 }
 
 ShownOperators::~ShownOperators() {
-  if (std::this_thread::get_id() != thread_) return;
-  auto& shown = Shown::of_this_thread();
+  auto* of_thread = Shown::of_this_thread();
+  if (std::this_thread::get_id() != thread_ || of_thread == nullptr) return;
+  auto& shown = *of_thread;
   // Of several of one group each has an entry; those of groups that are gone go along.
   const auto same = std::find_if(shown.places.begin(), shown.places.end(),
                                  [&](const auto& place) { return place.lock() == activity_; });
   if (same != shown.places.end()) shown.places.erase(same);
   std::erase_if(shown.places, [](const auto& place) { return place.expired(); });
-  if (shown.places.empty()) at::removeCallback(shown.handle);
+  if (shown.places.empty())
+    at::removeCallback(std::exchange(shown.handle, at::INVALID_CALLBACK_HANDLE));
 }
 
 }  // namespace zero

@@ -135,6 +135,7 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   reduce->clear();
   reduce->forget_losses();  // they are not among the states
   micro_batches = 0;
+  passed = false;
   write();
   for (int64_t u = 0; u < layout.unit_count(); ++u) gather->publish(u);  // frozen ones, too
   gather->finish_publish();

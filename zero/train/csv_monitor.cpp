@@ -75,7 +75,8 @@ class CsvMonitor final : public Monitor {
     for (const auto& metric : kMetrics) {
       const auto path = folder_ / file_name(metric);
       std::error_code error;
-      if (fs::is_regular_file(path, error)) cut(path, position(metric, run_, report.to));
+      if (fs::is_regular_file(path, error))
+        cut(path, metric.by_samples ? report.sample_then : report.to);
     }
     run_.first_step = report.to + 1;
     run_.first_sample = report.sample;

@@ -39,13 +39,25 @@ std::string LossSpikes::add(const LossSample& sample, const std::vector<float>& 
   return {};
 }
 
+std::vector<LossSample> LossSpikes::samples() const {
+  std::vector<LossSample> all;
+  for (size_t i = count_ > kWindow ? count_ - kWindow : 0; i < count_; ++i)
+    all.push_back(samples_[i % kWindow]);
+  return all;
+}
+
+void LossSpikes::restore(const std::vector<LossSample>& samples) {
+  count_ = spikes_ = 0;
+  for (const auto& sample : samples) samples_[count_++ % kWindow] = sample;
+}
+
 std::string LossSpikes::told_of(const LossSample& sample, double mean, double deviation,
                                 const std::vector<float>& losses, int ranks) const {
   auto text = fmt::format("The loss {:.4f} is a spike: the mean of the {} steps before is {:.4f}",
                           sample.loss, kWindow, mean);
-  text += deviation > 0
-              ? fmt::format(", {:.0f} standard deviations less.", (sample.loss - mean) / deviation)
-              : ".";
+  text += deviation > 0 ? fmt::format(", {:.0f} standard deviations below it.",
+                                      (sample.loss - mean) / deviation)
+                        : ".";
   const auto highest = std::max_element(losses.begin(), losses.end());
   if (losses.size() > 1) {
     double rest = 0;

@@ -33,6 +33,10 @@ class LossSpikes {
   /// kWindow steps are never spikes; after as many spikes in a row the new level is the usual one.
   std::string add(const LossSample& sample, const std::vector<float>& losses, int ranks);
 
+  /// What is remembered, the oldest first, for a checkpoint; and as it was there.
+  std::vector<LossSample> samples() const;
+  void restore(const std::vector<LossSample>& samples);
+
  private:
   std::string told_of(const LossSample& sample, double mean, double deviation,
                       const std::vector<float>& losses, int ranks) const;

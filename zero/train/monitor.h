@@ -84,6 +84,15 @@ struct RankTraffic {
   HostTraffic host_formula;
 };
 
+/// Training has gone back to a checkpoint (train.rewind_spikes).
+struct RewindReport {
+  int64_t from = 0;         ///< the step whose loss was a spike
+  int64_t to = 0;           ///< of the checkpoint: the next step is `to` + 1
+  int64_t sample_then = 0;  ///< sequences that the run had taken at the checkpoint
+  int64_t sample = 0;       ///< those that it has taken, those that led to the spike included
+  std::string reason = {};  ///< the notice of that step
+};
+
 struct StepReport {
   int64_t step = 0;  ///< from 1
   float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
@@ -93,8 +102,8 @@ struct StepReport {
   std::string anomaly = {};  ///< what made it so, where that was looked for
   /// Sentences about what is unusual: a loss, a slow rank.
   std::vector<std::string> notices = {};
-  std::optional<int64_t> rewound_to = {};  ///< the step of the checkpoint from which it goes on
-  std::vector<double> group_norms = {};    ///< of gradients, where train.group_norms asks for them
+  std::optional<RewindReport> rewound = {};  ///< from where it goes on
+  std::vector<double> group_norms = {};  ///< of gradients, where train.group_norms asks for them
   double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
@@ -103,14 +112,6 @@ struct StepReport {
   double comm_ms = 0;       ///< that rank 0 spent waiting for other ranks
   double disk_ms = 0;       ///< that rank 0 spent waiting for its disk
   int64_t memory_peak = 0;  ///< of rank 0, all categories together
-};
-
-/// Training has gone back to a checkpoint (train.rewind_spikes).
-struct RewindReport {
-  int64_t from = 0;    ///< the step whose loss was a spike
-  int64_t to = 0;      ///< of the checkpoint: the next step is `to` + 1
-  int64_t sample = 0;  ///< sequences that the run has taken, those that led to the spike included
-  std::string reason = {};  ///< the notice of that step
 };
 
 struct ValidationReport {

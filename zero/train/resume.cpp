@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -29,9 +30,8 @@ Json json_of(const RunSettings& run) {
           {"model", Json::parse(run.model)}};
 }
 
-/// The record of the last checkpoint; null where there is none.
-Json read_record(const RunFolder& folder) {
-  const auto step = folder.last_checkpoint();
+/// The record of a checkpoint; null where there is none.
+Json read_record(const RunFolder& folder, std::optional<int64_t> step) {
   if (!step) return nullptr;
   const auto path = folder.checkpoint(*step) / RunFolder::kMarker;
   std::ifstream file(path);
@@ -42,6 +42,19 @@ Json read_record(const RunFolder& folder) {
     throw CheckpointError(fmt::format("{} cannot be read: {}.", path.string(), error.what()));
   }
   throw CheckpointError(fmt::format("{} cannot be read: it is no JSON object.", path.string()));
+}
+
+// JSON has no NaN.
+Json to_json(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+double to_number(const Json& value) { return value.is_null() ? NAN : value.get<double>(); }
+
+Json to_json(const std::vector<LossSample>& samples) {
+  auto array = Json::array();
+  for (const auto& each : samples) {
+    array.push_back(
+        {to_json(each.loss), to_json(each.grad_norm), to_json(each.loss_scale), to_json(each.lr)});
+  }
+  return array;
 }
 
 /// Each value that differs, as "key old -> new"; sections are gone through.
@@ -103,20 +116,59 @@ bool is_same_kind(const Json& saved, const Json& given) {
 
 }  // namespace
 
-std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader) {
-  const Json record{{"step", step},
+std::string checkpoint_record(const RunSettings& run, const Progress& progress) {
+  const Json record{{"step", progress.step},
                     {"world_size", run.ranks},
                     {"stage", run.settings.engine.stage},
                     {"unit_bytes", run.settings.engine.unit_bytes},
                     {"tile_elements", run.settings.model.tile_elements.value_or(0)},
-                    {"loader", Json::parse(loader.to_json())},
+                    {"loader", Json::parse(progress.loader.to_json())},
+                    {"sample", progress.sample},
+                    {"losses", to_json(progress.losses)},
+                    {"grad_norm", to_json(progress.grad_norm)},
+                    {"rewinds", {progress.rewinds.count, progress.rewinds.until}},
                     {"settings", json_of(run)}};
   return record.dump(2) + "\n";
 }
 
+namespace {
+
+Progress progress_of(const Json& record, int64_t step) {
+  Progress progress{step, LoaderState::from_json(record.at("loader").dump())};
+  progress.sample = record.value("sample", progress.loader.sample);
+  for (const auto& each : record.value("losses", Json::array())) {
+    progress.losses.push_back({.loss = to_number(each.at(0)),
+                               .grad_norm = to_number(each.at(1)),
+                               .loss_scale = to_number(each.at(2)),
+                               .lr = to_number(each.at(3))});
+  }
+  progress.grad_norm = to_number(record.value("grad_norm", Json(0)));
+  const auto rewinds = record.value("rewinds", Json{0, 0});
+  progress.rewinds = {rewinds.at(0).get<int64_t>(), rewinds.at(1).get<int64_t>()};
+  return progress;
+}
+
+/// Runs `body`, whose errors are about the record of a checkpoint.
+template <class Body>
+auto reading(const std::filesystem::path& checkpoint, const Body& body) {
+  try {
+    return body();
+  } catch (const Json::exception& error) {
+    throw CheckpointError(fmt::format("{} cannot be read: {}.",
+                                      (checkpoint / RunFolder::kMarker).string(), error.what()));
+  }
+}
+
+}  // namespace
+
+Progress progress_at(const RunFolder& folder, int64_t step) {
+  const auto record = read_record(folder, step);
+  return reading(folder.checkpoint(step), [&] { return progress_of(record, step); });
+}
+
 ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
-  const auto record = read_record(folder);
   const int64_t step = folder.last_checkpoint().value();
+  const auto record = read_record(folder, step);
   if (step >= run.settings.program.steps) {
     throw ConfigError(
         fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
@@ -129,12 +181,12 @@ ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
     throw ConfigError(fmt::format("{} was saved with {} {}, but this run has {}. Give {} {}.",
                                   path.string(), option, there, here, option, there));
   };
-  try {
+  return reading(path, [&] {
     expect("world_size", "--nproc", run.ranks);
     expect("stage", "--stage", run.settings.engine.stage);
     expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);
     expect("tile_elements", "--tile-elements", run.settings.model.tile_elements.value_or(0));
-    ResumePoint point{step, LoaderState::from_json(record.at("loader").dump()), {}};
+    ResumePoint point{progress_of(record, step), {}};
     if (!record.contains("settings")) {
       point.changes.emplace_back(
           "not known: the checkpoint does not say with which options it was made");
@@ -146,14 +198,11 @@ ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
     for (const char* section : {"train", "engine", "model"})
       add_differences(point.changes, saved.at(section), now.at(section), "");
     return point;
-  } catch (const Json::exception& error) {
-    throw CheckpointError(
-        fmt::format("{} cannot be read: {}.", (path / RunFolder::kMarker).string(), error.what()));
-  }
+  });
 }
 
 std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
-  const auto record = read_record(folder);
+  const auto record = read_record(folder, folder.last_checkpoint());
   if (!record.contains("settings")) return std::nullopt;
   try {
     auto configuration = record.at("settings").at("engine");

@@ -9,6 +9,7 @@
 
 #include "zero/config/settings.h"
 #include "zero/data/token_loader.h"
+#include "zero/train/loss_spikes.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
@@ -20,16 +21,35 @@ struct RunSettings {
   int ranks = 1;
 };
 
-/// Where a run goes on.
-struct ResumePoint {
+/// How often training has gone back for spikes (train.rewind_spikes).
+struct Rewinds {
+  int64_t count = 0;  ///< since a step beyond all that led back
+  int64_t until = 0;  ///< the last of those
+};
+
+/// Where a run is after a step.
+struct Progress {
   int64_t step = 0;  ///< updates done
   LoaderState loader;
+  /// Sequences that the run had taken when it was at the step; `loader` has taken more where
+  /// training has gone back to it.
+  int64_t sample = 0;
+  std::vector<LossSample> losses{};  ///< LossSpikes::samples
+  double grad_norm = 0;              ///< of the step
+  Rewinds rewinds{};
+};
+
+/// Where a run goes on.
+struct ResumePoint {
+  Progress progress;
   /// Each setting that differs from the checkpoint's, as "steps 4 -> 8".
   std::vector<std::string> changes;
 };
 
 /// The text of a checkpoint's train.json, from which the functions below read.
-std::string checkpoint_record(const RunSettings& run, int64_t step, const LoaderState& loader);
+std::string checkpoint_record(const RunSettings& run, const Progress& progress);
+/// That of the checkpoint after `step`. Throws CheckpointError where it cannot be read.
+Progress progress_at(const RunFolder& folder, int64_t step);
 
 /// The last checkpoint's position in a run with these settings. Throws ConfigError, naming the
 /// setting, both values and the remedy, where this run cannot go on from there: another number of

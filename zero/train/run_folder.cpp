@@ -127,13 +127,20 @@ void RunFolder::cut_log(int64_t step) const {
   if (!fs::is_regular_file(log(), error)) return;  // a pipe, say, keeps nothing
   std::ifstream file(log(), std::ios::binary);
   uintmax_t kept = 0;
-  for (std::string line; std::getline(file, line) && !file.eof(); kept += line.size() + 1) {
+  bool beyond = false;
+  std::string rewinds;  // are of the whole run
+  for (std::string line; std::getline(file, line) && !file.eof();) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
-    if (!object.is_object()) continue;
-    const auto found = object.find(object.contains("step") ? "step" : "steps");
-    if (found != object.end() && found->is_number_integer() && found->get<int64_t>() > step) break;
+    if (object.is_object()) {
+      const auto found = object.find(object.contains("step") ? "step" : "steps");
+      beyond = beyond || (found != object.end() && found->is_number_integer() &&
+                          found->get<int64_t>() > step);
+      if (beyond && object.value("event", "") == "rewind") rewinds += line + "\n";
+    }
+    if (!beyond) kept += line.size() + 1;
   }
   fs::resize_file(log(), kept, error);
+  if (!error && !rewinds.empty()) std::ofstream(log(), std::ios::app) << rewinds;
   if (error) {
     throw CheckpointError(fmt::format("The log {} cannot be cut back to step {}: {}.",
                                       log().string(), step, error.message()));

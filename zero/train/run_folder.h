@@ -39,7 +39,8 @@ class RunFolder {
   /// Removes all checkpoints but those of steps `first` to `last`.
   void keep_checkpoints(int64_t first, int64_t last) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that
-  /// is not whole: a run that goes on from there writes them again. Throws CheckpointError.
+  /// is not whole: a run that goes on from there writes them again. That training has gone back
+  /// stays. Throws CheckpointError.
   void cut_log(int64_t step) const;
   /// Removes what a run that was killed while it saved has left half-written.
   void remove_left_overs() const;

@@ -169,8 +169,7 @@ class TensorboardMonitor final : public Monitor {
     flush();
   }
   void rewound(const RewindReport& report) override {
-    const auto sample = position({"", true}, run_, report.to);
-    for (const auto& path : event_files(folder_)) cut(path, report.to, sample);
+    for (const auto& path : event_files(folder_)) cut(path, report.to, report.sample_then);
     step_ = report.to;
     run_.first_step = report.to + 1;
     run_.first_sample = report.sample;

@@ -295,7 +295,7 @@ void check_run(const Settings& given, int ranks) {
   (void)schedule_of(settings);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   if (options.resume) {
-    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).loader);
+    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).progress.loader);
   }
   if (options.eval_tokens > 0)
     (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
@@ -378,8 +378,9 @@ int Trainer::train() {
   while (step_ < options_.steps && stop_signal_ == 0) {
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
-    if (step.rewound_to) {
-      tell_rewound(step);
+    if (step.rewound) {
+      comm::agree_on_rank_zero(*group_, "Going back", [&] { folder_.cut_log(step_); });
+      report([&](Monitor& monitor) { monitor.rewound(*step.rewound); });
       continue;
     }
     if (options_.eval_every && step_ % *options_.eval_every == 0 && step_ < options_.steps)
@@ -440,8 +441,8 @@ StepReport Trainer::train_step() {
   stop_signal_ = all.stop_signal;
   if (result.updated) last_update_ = step_;
   if (all.rewinds_to) {
-    rewind(*all.rewinds_to);
-    report.rewound_to = step_;
+    report.rewound = rewind(*all.rewinds_to);
+    report.rewound->reason = fmt::format("{}", fmt::join(report.notices, " "));
   }
   // A dynamic loss scale finds its height by steps that overflow.
   const auto& config = engine_->config();
@@ -601,53 +602,64 @@ void Trainer::watch_loss(Exchange& exchange, double lr) {
   } else if (exchange.leaves_out) {
     spike += " The step is left out.";
     if (options_.rewind_spikes)
-      spike += fmt::format(" No checkpoint is {} steps old.", *options_.rewind_spikes);
+      spike += fmt::format(" No checkpoint is at least {} steps old.", *options_.rewind_spikes);
   }
   exchange.notices.push_back(std::move(spike));
 }
 
 // Rank 0 looks, as it alone removes checkpoints.
 std::optional<int64_t> Trainer::rewind_target() {
+  const int64_t spike = step_ + 1;
   const auto found = at::full({1}, int64_t{-1}, at::kLong);
   if (group_->rank() == 0) {
     *found.mutable_data_ptr<int64_t>() =
-        folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes).value_or(-1);
+        folder_.last_checkpoint(spike - *options_.rewind_spikes).value_or(-1);
   }
   group_->broadcast(found, 0, "checkpoint to go back to").wait();
   const int64_t step = *found.const_data_ptr<int64_t>();
   if (step < 0) return std::nullopt;
-  constexpr int kMost = 3;
-  rewinds_ = rewound_to_ == step ? rewinds_ + 1 : 1;
-  rewound_to_ = step;
-  if (rewinds_ > kMost) {
+  constexpr int64_t kMost = 3;
+  rewinds_ = {.count = spike > rewinds_.until ? 1 : rewinds_.count + 1,
+              .until = std::max(rewinds_.until, spike)};
+  if (rewinds_.count > kMost) {
     comm::agree_on_rank_zero(*group_, "Going back", [&] {
       throw Error(fmt::format(
-          "The loss has become a spike {} times on the way from the checkpoint of step {}, each "
-          "time with other data, now at step {}. A lower --lr, a longer --warmup or --clip may "
-          "help; the checkpoint is there for --resume.",
-          rewinds_, step, step_ + 1));
+          "The loss has become a spike {} times up to step {}, each time with other data: going "
+          "back does not help. A lower --lr, a longer --warmup or --clip may. The newest "
+          "checkpoint, for --resume, is of step {}.",
+          rewinds_.count, rewinds_.until, folder_.last_checkpoint().value()));
     });
   }
   return step;
 }
 
-void Trainer::rewind(int64_t step) {
+// Note [Going back]
+// Weights, states, the schedule and what is known of losses are the checkpoint's; the data go on.
+// The checkpoint's record then says so too, in one piece, before anything newer is removed: a run
+// that is killed and resumed does not meet the same data again.
+RewindReport Trainer::rewind(int64_t step) {
+  RewindReport report{.from = step_, .to = step, .sample = train_loader_->state().sample};
+  auto then = progress_at(folder_, step);
+  report.sample_then = then.sample;
   engine_->load(folder_.checkpoint(step));
   step_ = step;
   last_update_ = step;
+  last_norm_ = then.grad_norm;
+  spikes_.restore(then.losses);
+  then.loader = train_loader_->state();
+  then.rewinds = rewinds_;
+  comm::agree_on_rank_zero(*group_, "Going back", [&] {
+    write_record(then);
+    folder_.keep_checkpoints(0, step);
+  });
+  return report;
 }
 
-void Trainer::tell_rewound(const StepReport& step) {
-  comm::agree_on_rank_zero(*group_, "Going back", [&] {
-    folder_.keep_checkpoints(0, step_);
-    folder_.cut_log(step_);
-  });
-  report([&](Monitor& monitor) {
-    monitor.rewound({.from = step.step,
-                     .to = step_,
-                     .sample = train_loader_->state().sample,
-                     .reason = fmt::format("{}", fmt::join(step.notices, " "))});
-  });
+void Trainer::write_record(const Progress& progress) {
+  OutputFile marker(folder_.checkpoint(progress.step) / RunFolder::kMarker, fail<CheckpointError>);
+  const auto text = checkpoint_record(settings_, progress);
+  marker.write(text.data(), text.size());
+  marker.commit();
 }
 
 void Trainer::check_replicas() {
@@ -858,10 +870,12 @@ void Trainer::save_checkpoint() {
   traffic_->complete_update();  // as saving does, uncounted
   engine_->save(path);
   comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
-    OutputFile marker(path / RunFolder::kMarker, fail<CheckpointError>);
-    const std::string text = checkpoint_record(settings_, step_, train_loader_->state());
-    marker.write(text.data(), text.size());
-    marker.commit();
+    write_record({.step = step_,
+                  .loader = train_loader_->state(),
+                  .sample = train_loader_->state().sample,
+                  .losses = spikes_.samples(),
+                  .grad_norm = last_norm_,
+                  .rewinds = rewinds_});
     // The newest; where training may go back, those that are not old enough yet, and one that is.
     const auto oldest = options_.rewind_spikes
                             ? folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes)
@@ -872,9 +886,13 @@ void Trainer::save_checkpoint() {
 
 void Trainer::resume() {
   auto point = resume_point(folder_, settings_);
-  engine_->load(folder_.checkpoint(point.step));
-  train_loader_->restore(point.loader);
-  step_ = point.step;
+  const auto& progress = point.progress;
+  engine_->load(folder_.checkpoint(progress.step));
+  train_loader_->restore(progress.loader);
+  step_ = progress.step;
+  spikes_.restore(progress.losses);
+  last_norm_ = progress.grad_norm;
+  rewinds_ = progress.rewinds;
   first_step_ = step_ + 1;
   last_update_ = step_;
   changes_ = std::move(point.changes);

@@ -118,10 +118,10 @@ class Trainer {
   /// The step of the checkpoint that a spike in the step to come leads back to, if there is one old
   /// enough. Throws Error where it has led there too often. Collective.
   std::optional<int64_t> rewind_target();
-  /// Weights and states are those of a checkpoint; the data go on. Collective.
-  void rewind(int64_t step);
-  /// The files of the run forget what came behind. Collective.
-  void tell_rewound(const StepReport& step);
+  /// Note [Going back] in trainer.cpp. Collective.
+  RewindReport rewind(int64_t step);
+  /// The record of the checkpoint of its step, which makes that whole, or replaces its record.
+  void write_record(const Progress& progress);
   /// Throws Error, on every rank, where ranks do not hold the same of a parameter. Collective.
   void check_replicas();
   void report(const std::function<void(Monitor&)>& what);
@@ -156,8 +156,7 @@ class Trainer {
   RankTime last_time_;                ///< this rank's in the step before
   std::vector<RankTime> rank_times_;  ///< of all ranks
   LossSpikes spikes_;
-  int64_t rewound_to_ = -1;  ///< the last time
-  int rewinds_ = 0;          ///< to there, in a row
+  Rewinds rewinds_;
   double last_norm_ = 0;
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;

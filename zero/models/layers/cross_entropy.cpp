@@ -156,8 +156,10 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
                     "{}, {} and {}.",
                     shape(hidden), shape(weight), shape(targets)));
   }
-  if ((!cast && hidden.scalar_type() != weight.scalar_type()) ||
-      !at::isFloatingType(hidden.scalar_type()) || targets.scalar_type() != at::kLong) {
+  const bool goes_along =
+      cast ? autocast_dtype(weight).has_value() : hidden.scalar_type() == weight.scalar_type();
+  if (!goes_along || !at::isFloatingType(hidden.scalar_type()) ||
+      targets.scalar_type() != at::kLong) {
     throw ConfigError(
         fmt::format("linear_cross_entropy takes hidden and weight of one floating-point dtype and "
                     "targets of Long, not {}, {} and {}.",

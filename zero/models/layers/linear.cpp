@@ -1,9 +1,11 @@
 #include "zero/models/layers/linear.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "zero/base/autocast.h"
@@ -133,6 +135,22 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   }
 };
 
+// Where nothing is cast all have one dtype; autocast casts fp32 and 16 bits alone.
+void check_dtypes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  std::optional<at::ScalarType> cast) {
+  const auto suits = [&](const at::Tensor& tensor) {
+    return !tensor.defined() ||
+           (cast ? autocast_dtype(tensor).has_value() : tensor.scalar_type() == x.scalar_type());
+  };
+  if (suits(weight) && suits(bias)) return;
+  throw ConfigError(fmt::format(
+      "A linear layer was given x in {}, a weight in {} and {}: they must have one dtype, or be "
+      "Float, BFloat16 or Half in a zero::Autocast scope.",
+      c10::toString(x.scalar_type()), c10::toString(weight.scalar_type()),
+      bias.defined() ? fmt::format("a bias in {}", c10::toString(bias.scalar_type()))
+                     : std::string("no bias")));
+}
+
 // (..., in) as (rows, in), and what comes of it as (..., out).
 template <class Function>
 at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -142,6 +160,7 @@ at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   sizes.back() = weight.size(transposed ? 0 : 1);
   const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
   const auto dtype = autocast_dtype(x);
+  check_dtypes(x, weight, bias, dtype);
   const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
   // Inside everything has the dtype that it shall have.
   const auto cast = dtype ? rows.to(*dtype) : rows;

@@ -15,7 +15,7 @@ enum class WeightLayout {
 /// up to the order of the sums, and differentiable as often. In backward the gradients of
 /// weight and bias are computed where zero::gradient_place says, if it says so. In a zero::Autocast
 /// scope x, weight and bias are cast, and the result has that dtype; the weight is cast again in
-/// backward.
+/// backward. Throws ConfigError for dtypes that do not go together.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::out_in);
 
