@@ -11,6 +11,7 @@ demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 
 
 test: setup ## build everything, and run every test
 	-@scripts/monitors_environment.sh # without it its test is skipped, and says so
+	-@scripts/trace_environment.sh # likewise
 	@scripts/build.sh release
 	@scripts/test.sh release
 

@@ -31,7 +31,6 @@ struct Expectation {
 const std::string kUnits = "`unit_bytes` says how much is gathered";
 const std::string kReuse = "zero_optimization.stage3_max_reuse_distance: From the second step";
 const std::string kPartition = "there is nothing to partition";
-const std::string kClock = "wall_clock_breakdown: log.jsonl has each step's time";
 const std::string kLog = "log.jsonl has every step's numbers";
 
 const std::vector<Expectation>& expectations() {
@@ -53,7 +52,7 @@ const std::vector<Expectation>& expectations() {
       {"checkpoint_and_nebula"},
       {"cifar10", {kUnits}},
       {"comments_and_commas"},
-      {"comms_logger", {"comms_logger: Each collective's calls and bytes are always counted"}},
+      {"comms_logger"},
       {"compression_off"},
       {"compression_on",
        {},
@@ -70,9 +69,9 @@ const std::vector<Expectation>& expectations() {
       {"elasticity_off"},
       {"elasticity_on", {}, {"elasticity: libzero does not choose a batch"}},
       {"flops_profiler",
-       {"dump_state: ", "flops_profiler: FLOPs are not counted", "memory_breakdown: ", kClock}},
+       {"dump_state: ", "flops_profiler: FLOPs are not counted", "memory_breakdown: "}},
       {"fp16_static_scale", {"fp16.auto_cast: DeepSpeed casts"}},
-      {"gpt_neox", {kPartition, kClock, kUnits}},
+      {"gpt_neox", {kPartition, kUnits}},
       {"hf_zero0", {kUnits}},
       {"hf_zero1_bf16", {kUnits}},
       {"hf_zero2_auto", {kUnits}},

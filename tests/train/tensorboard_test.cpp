@@ -42,7 +42,8 @@ void train(const std::string& folder, int64_t first, int64_t last) {
                    .loss = 1 / static_cast<float>(step),
                    .grad_norm = 0.5,
                    .loss_scale = 1024,
-                   .lr = 1e-3});
+                   .lr = 1e-3,
+                   .breakdown = Breakdown{}});
   }
   monitor->validation({.step = last, .loss = 0.25});
   monitor->sample("a", "b\xff\nc");

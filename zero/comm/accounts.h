@@ -5,6 +5,8 @@
 
 #include "zero/base/ledger.h"
 #include "zero/comm/activity.h"
+#include "zero/base/timeline.h"
+#include "zero/comm/call_log.h"
 #include "zero/comm/traffic.h"
 #include "zero/comm/wait_clock.h"
 
@@ -16,7 +18,9 @@ struct Accounts {
   std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();        ///< bytes by category
   std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();     ///< calls and bytes
   std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();   ///< time spent waiting
-  std::shared_ptr<Activity> activity = std::make_shared<Activity>();  ///< what it does meanwhile
+  std::shared_ptr<RankActivity> activity = std::make_shared<RankActivity>();  ///< what it does meanwhile
+  std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();  ///< what happens when
+  std::shared_ptr<CallLog> calls = std::make_shared<CallLog>();       ///< how long calls take
 };
 
 }  // namespace zero::comm

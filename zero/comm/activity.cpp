@@ -33,14 +33,14 @@ std::string ActivitySlot::text() const {
                      unit.view().empty() ? "" : ", with ", unit.view());
 }
 
-void Activity::show_in(const std::shared_ptr<ActivitySlot>& slot) {
+void RankActivity::show_in(const std::shared_ptr<ActivitySlot>& slot) {
   const std::lock_guard lock(mutex_);
   std::erase_if(slots_, [](const auto& place) { return place.expired(); });
   slots_.push_back(slot);
 }
 
 template <class Show>
-void Activity::show(const Show& show) noexcept {
+void RankActivity::show(const Show& show) noexcept {
   show(own_);
   const std::lock_guard lock(mutex_);
   for (const auto& place : slots_) {
@@ -48,11 +48,11 @@ void Activity::show(const Show& show) noexcept {
   }
 }
 
-void Activity::begin(std::string_view operation, bool backward) noexcept {
+void RankActivity::begin(std::string_view operation, bool backward) noexcept {
   show([&](ActivitySlot& slot) { slot.begin(operation, backward); });
 }
 
-void Activity::use(std::string_view unit) noexcept {
+void RankActivity::use(std::string_view unit) noexcept {
   show([&](ActivitySlot& slot) { slot.use(unit); });
 }
 

@@ -36,7 +36,7 @@ class ActivitySlot {
 };
 
 /// Of one rank: shows what it does in the slots of all its groups. Thread-safe.
-class Activity {
+class RankActivity {
  public:
   /// A slot in which it is shown as well, as long as that is there.
   void show_in(const std::shared_ptr<ActivitySlot>& slot);

@@ -19,6 +19,8 @@ bool IssuedCall::isSuccess() const { return queue_->finished(*this) && !queue_->
 
 std::exception_ptr IssuedCall::exception() const { return queue_->error(*this); }
 
+int64_t IssuedCall::ended() const { return queue_->ended(*this); }
+
 bool IssuedCall::wait(std::chrono::milliseconds /*timeout*/) {
   queue_->finish(*this);
   if (const auto error = queue_->error(*this)) std::rethrow_exception(error);
@@ -46,9 +48,11 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
   // The tensors are released as soon as the call is done, not when the last Work goes.
   issued->call_.input.reset();
   issued->call_.output.reset();
+  const auto now = Timeline::now();
   lock.lock();
   running_ = false;
   issued->finished_ = true;
+  issued->ended_ = now;
   issued->error_ = std::move(error);
   changed_.notify_all();
 }
@@ -72,6 +76,11 @@ bool CallQueue::finished(const IssuedCall& issued) const {
 std::exception_ptr CallQueue::error(const IssuedCall& issued) const {
   const std::lock_guard lock(mutex_);
   return issued.error_;
+}
+
+int64_t CallQueue::ended(const IssuedCall& issued) const {
+  const std::lock_guard lock(mutex_);
+  return issued.ended_;
 }
 
 void CallQueue::work() {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "zero/comm/flight.h"
 #include "zero/comm/shm_collectives.h"
 
 namespace zero::comm {
@@ -18,7 +19,7 @@ namespace zero::comm {
 class CallQueue;
 
 /// A call that has been issued: what c10d's users wait on.
-class IssuedCall final : public c10d::Work {
+class IssuedCall final : public c10d::Work, public KnowsItsEnd {
  public:
   IssuedCall(Call call, std::shared_ptr<CallQueue> queue);
   bool isCompleted() override;
@@ -28,13 +29,15 @@ class IssuedCall final : public c10d::Work {
   /// call has its own.
   bool wait(std::chrono::milliseconds timeout) override;
   Call& call() { return call_; }
+  int64_t ended() const override;
 
  private:
   friend class CallQueue;
   Call call_;
   std::shared_ptr<CallQueue> queue_;
-  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the queue's mutex, as are the two below
+  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the queue's mutex, as are those below
   bool finished_ = false;
+  int64_t ended_ = 0;
   std::exception_ptr error_;
 };
 
@@ -55,6 +58,7 @@ class CallQueue {
   void finish(IssuedCall& issued);
   bool finished(const IssuedCall& issued) const;
   std::exception_ptr error(const IssuedCall& issued) const;
+  int64_t ended(const IssuedCall& issued) const;
   /// Runs what is left and ends the worker.
   void close();
 

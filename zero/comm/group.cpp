@@ -18,6 +18,7 @@
 #include "zero/base/error.h"
 #include "zero/base/owner_process.h"
 #include "zero/base/streaming.h"
+#include "zero/comm/flight.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/reduce_kernels.h"
@@ -41,6 +42,8 @@ class HoldingWork final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> work_;
   at::Tensor held_;
 };
+
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 // What a group of one does. Without operators where it can, as the other transports: their outputs'
 // version counters do not move.
@@ -74,11 +77,11 @@ struct Group::Impl {
   std::mutex issue;                    // an announcement and its call belong together
   std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
 
-  // Issues a collective, by `issue_call`. Nothing is waited for under the lock: control calls are
-  // awaited by their callers, right after.
+  // Issues a collective of an array of `message` bytes, by `issue_call`. Nothing is waited for
+  // under the lock: control calls are awaited by their callers, right after.
   template <class Issue>
-  Work run(const char* what, Collective counted, int64_t logical_bytes, std::string_view label,
-           Issue issue_call, std::optional<LinkWire> wire = {}) {
+  Work run(const char* what, Collective counted, int64_t logical_bytes, int64_t message,
+           std::string_view label, Issue issue_call, std::optional<LinkWire> wire = {}) {
     const std::lock_guard lock(issue);
     CallName call{what, std::string(label), rank};
     try {
@@ -86,18 +89,21 @@ struct Group::Impl {
         transport.announcements->announce(
             {FixedText<72>(label), counted, counted == Collective::control, std::move(wire)});
       }
+      Flight flight(accounts, counted, label, logical_bytes, message);
       auto work = issue_call();
       one_tensor.clear();
       accounts.traffic->add(counted, logical_bytes, ours() ? 0 : logical_bytes);
-      return {std::move(work), accounts.clock, std::move(call)};
+      return {std::move(work), accounts.clock, std::move(call), std::move(flight)};
     } catch (...) {
       one_tensor.clear();
       rethrow_named(call);
     }
   }
 
-  Work done(Collective collective) const {
+  // Of a group of one.
+  Work done(Collective collective, std::string_view label, int64_t message) const {
     accounts.traffic->add(collective, 0, 0);
+    Flight(accounts, collective, label, 0, message).end();
     return {};
   }
 
@@ -215,7 +221,7 @@ int Group::rank() const { return impl_->rank; }
 int Group::number() const { return impl_->transport.number.value_or(impl_->rank); }
 int Group::size() const { return impl_->size; }
 const Topology& Group::topology() const { return impl_->topology; }
-const std::shared_ptr<Activity>& Group::activity() { return impl_->accounts.activity; }
+const std::shared_ptr<RankActivity>& Group::activity() { return impl_->accounts.activity; }
 
 at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) {
   if (impl_->transport.memory) return impl_->transport.memory->empty(numel, dtype, category);
@@ -239,7 +245,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_dtypes("all_gather", output, input);
   if (size == 1) {
     copy_slice(output, input);
-    return done(collective);
+    return done(collective, label, bytes_of(output));
   }
   check_wire("all_gather", wire, input.scalar_type());
   if (wire && wire->error.defined()) {
@@ -248,7 +254,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
   return run(
-      "all_gather", collective, bytes, label,
+      "all_gather", collective, bytes, bytes_of(output), label,
       [&] {
         c10d::AllgatherOptions call;
         call.timeout = options.timeout;
@@ -259,9 +265,9 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
 
 Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
   check_defined("all_reduce", tensor);
-  if (size == 1) return done(collective);
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  return run("all_reduce", collective, 2 * (size - 1) * bytes / size, label, [&] {
+  const auto bytes = bytes_of(tensor);
+  if (size == 1) return done(collective, label, bytes);
+  return run("all_reduce", collective, 2 * (size - 1) * bytes / size, bytes, label, [&] {
     c10d::AllreduceOptions call;
     call.timeout = options.timeout;
     one_tensor.assign(1, tensor);
@@ -287,7 +293,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   if (impl_->size == 1) {
     impl_->check_sum(output, input);
     copy_slice(output, input);
-    return impl_->done(Collective::reduce_scatter);
+    return impl_->done(Collective::reduce_scatter, label, bytes_of(input));
   }
   const auto bytes =
       (impl_->size - 1) * static_cast<int64_t>(output.numel() * input.element_size());
@@ -296,7 +302,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(
-      "reduce_scatter", Collective::reduce_scatter, bytes, label,
+      "reduce_scatter", Collective::reduce_scatter, bytes, bytes_of(input), label,
       [&]() -> c10::intrusive_ptr<c10d::Work> {
         if (impl_->ours() || input.scalar_type() == output.scalar_type()) {
           return impl_->transport.data->_reduce_scatter_base(output, input, call);
@@ -318,9 +324,10 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
     throw CommError(fmt::format("broadcast '{}' on rank {}: root {} is not one of the {} ranks.",
                                 label, impl_->rank, root, impl_->size));
   }
-  if (impl_->size == 1) return impl_->done(Collective::broadcast);
-  const auto bytes = root == impl_->rank ? static_cast<int64_t>(tensor.nbytes()) : 0;
-  return impl_->run("broadcast", Collective::broadcast, bytes, label, [&] {
+  const int64_t message = bytes_of(tensor);
+  if (impl_->size == 1) return impl_->done(Collective::broadcast, label, message);
+  const auto bytes = root == impl_->rank ? message : 0;
+  return impl_->run("broadcast", Collective::broadcast, bytes, message, label, [&] {
     c10d::BroadcastOptions call;
     call.rootRank = root;
     call.timeout = impl_->options.timeout;
@@ -336,10 +343,10 @@ Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view lab
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);
-    return impl_->done(Collective::all_to_all);
+    return impl_->done(Collective::all_to_all, label, bytes_of(input));
   }
-  const auto bytes = static_cast<int64_t>(input.nbytes()) / impl_->size * (impl_->size - 1);
-  return impl_->run("all_to_all", Collective::all_to_all, bytes, label, [&] {
+  const auto bytes = bytes_of(input) / impl_->size * (impl_->size - 1);
+  return impl_->run("all_to_all", Collective::all_to_all, bytes, bytes_of(input), label, [&] {
     c10d::AllToAllOptions call;
     call.timeout = impl_->options.timeout;
     std::vector<int64_t> equal_slices;
@@ -349,11 +356,11 @@ Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view lab
 
 void Group::barrier(std::string_view label) {
   if (impl_->size == 1) {
-    impl_->done(Collective::control);
+    impl_->done(Collective::control, label, 0);
     return;
   }
   impl_
-      ->run("barrier", Collective::control, 0, label,
+      ->run("barrier", Collective::control, 0, 0, label,
             [&] {
               c10d::BarrierOptions call;
               call.timeout = impl_->options.timeout;

@@ -166,7 +166,7 @@ class Group {
 
   /// What this rank does between its calls; the others of its host see it, for their errors where
   /// they wait for it in vain (zero::ShownOperators shows operators). One for it and its subgroups.
-  const std::shared_ptr<Activity>& activity();
+  const std::shared_ptr<RankActivity>& activity();
 
   /// The group of `ranks` (numbers in this group, ascending, this rank's among them; as many on
   /// each host, in order), whose rank i is ranks[i]. Collective among them. It counts in this

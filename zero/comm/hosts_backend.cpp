@@ -142,7 +142,7 @@ struct HostsPlace {
 // --- Data ---
 
 /// A call that has been issued: what c10d's users wait on.
-class HostsBackend::Pending final : public c10d::Work {
+class HostsBackend::Pending final : public c10d::Work, public KnowsItsEnd {
  public:
   Pending(Call call, std::shared_ptr<Signal> signal) : signal_(std::move(signal)) {
     call_.call = std::move(call);
@@ -166,12 +166,17 @@ class HostsBackend::Pending final : public c10d::Work {
     if (error_) std::rethrow_exception(error_);
     return true;
   }
+  int64_t ended() const override {
+    const std::lock_guard lock(signal_->mutex);
+    return ended_;
+  }
 
  private:
   friend class HostsBackend;
   std::shared_ptr<Signal> signal_;
   HostsCall call_;
-  bool finished_ = false;  // guarded by the signal's mutex, as is the next
+  bool finished_ = false;  // guarded by the signal's mutex, as are the next
+  int64_t ended_ = 0;
   std::exception_ptr error_;
 };
 
@@ -289,6 +294,7 @@ void HostsBackend::run_homeward() {
     call.call.then = nullptr;
     const std::lock_guard lock(signal_->mutex);
     pending->finished_ = true;
+    pending->ended_ = Timeline::now();
     pending->error_ = error;
     signal_->changed.notify_all();
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -38,7 +39,10 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
   accounts_.traffic->add_link(
       Collective::all_gather,
       others * (what.wire ? wire_bytes(what.wire->quantisation, what.slice.numel()) : bytes));
-  coming_[static_cast<size_t>(slot)] = backend_->gather_to_host(
+  auto& coming = coming_[static_cast<size_t>(slot)];
+  coming.flight = Flight(accounts_, Collective::all_gather, what.label, others * bytes,
+                         static_cast<int64_t>(what.whole.nbytes()));
+  coming.work = backend_->gather_to_host(
       what, [local = local_, slot, epoch] { local->publish(slot, epoch); });
 }
 
@@ -55,10 +59,15 @@ void HostsWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view 
 // What this rank's own exchange of `slot` brings.
 void HostsWindow::await(int64_t slot) {
   auto& coming = coming_[static_cast<size_t>(slot)];
-  if (!coming) return;
+  if (!coming.work) return;
   const ClockedScope clocked(*accounts_.clock);
-  coming->wait();
-  coming.reset();
+  std::optional<Timeline::Scope> waiting;
+  if (coming.flight)
+    waiting.emplace(coming.flight.timeline(), coming.flight.waiting(), coming.flight.label());
+  coming.work->wait();
+  waiting.reset();
+  end_flight(coming.flight, *coming.work);
+  coming.work.reset();
 }
 
 }  // namespace zero::comm

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/comm/accounts.h"
+#include "zero/comm/flight.h"
 #include "zero/comm/group.h"
 #include "zero/comm/hosts_backend.h"
 #include "zero/comm/topology.h"
@@ -39,7 +40,11 @@ class HostsWindow final : public Window {
   c10::intrusive_ptr<HostsBackend> backend_;
   Topology topology_;
   Accounts accounts_;
-  std::vector<c10::intrusive_ptr<c10d::Work>> coming_;  // by slot, to this rank's place
+  struct Coming {
+    c10::intrusive_ptr<c10d::Work> work;
+    Flight flight;
+  };
+  std::vector<Coming> coming_;  // by slot, to this rank's place
 };
 
 }  // namespace zero::comm

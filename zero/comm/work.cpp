@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -29,17 +30,25 @@ void rethrow_named(const CallName& call) {
                               why));
 }
 
-Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call)
-    : work_(std::move(work)), clock_(std::move(clock)), call_(std::move(call)) {}
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call,
+           Flight flight)
+    : work_(std::move(work)),
+      clock_(std::move(clock)),
+      call_(std::move(call)),
+      flight_(std::move(flight)) {}
 
 void Work::wait() {
   if (!work_) return;
   const ClockedScope clocked(*clock_);
+  std::optional<Timeline::Scope> waiting;
+  if (flight_) waiting.emplace(flight_.timeline(), flight_.waiting(), flight_.label());
   try {
     work_->wait();
   } catch (...) {
     rethrow_named(call_);
   }
+  waiting.reset();  // whose label is the flight's
+  end_flight(flight_, *work_);
 }
 
 bool Work::done() const { return !work_ || work_->isCompleted(); }

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-namespace zero::comm {
+#include "zero/comm/flight.h"
 
-struct WaitClock;
+namespace zero::comm {
 
 /// A call as errors name it.
 struct CallName {
@@ -28,7 +28,8 @@ struct CallName {
 class Work {
  public:
   Work() = default;
-  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call);
+  Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call,
+       Flight flight = {});
   void wait();
   /// True once `wait` would return at once.
   bool done() const;
@@ -37,6 +38,7 @@ class Work {
   c10::intrusive_ptr<c10d::Work> work_;
   std::shared_ptr<WaitClock> clock_;
   CallName call_;
+  Flight flight_;
 };
 
 }  // namespace zero::comm

@@ -70,12 +70,6 @@ void add_reports(All& all) {
       .keys<std::string>(
           {"project", "workspace", "api_key", "experiment_name", "experiment_key", "mode"})
       .keys<bool>({"online"});
-  Section(all, "comms_logger")
-      .without_effect(
-          "Each collective's calls and bytes are always counted: the table of traffic, and "
-          "log.jsonl.")
-      .keys<bool>({"enabled", "verbose", "prof_all", "debug"})
-      .keys<List>({"prof_ops"});
   Section(all, "flops_profiler")
       .without_effect("FLOPs are not counted; log.jsonl has each step's time and tokens a second.")
       .keys<bool>({"enabled", "detailed"})
@@ -85,11 +79,6 @@ void add_reports(All& all) {
       .without_effect("Throughput is always measured.", {true, false})
       .keys<bool>({"throughput.enabled", "throughput.synchronized"});
   Section(all, "")
-      .without_effect(
-          "log.jsonl has each step's time, and what of it was spent waiting for ranks "
-          "and disks.",
-          {false})
-      .keys<bool>({"wall_clock_breakdown"})
       .without_effect(
           "Memory by category is always printed, before the first step and at its "
           "peak.",

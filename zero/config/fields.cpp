@@ -713,6 +713,16 @@ void add_reduction(All& all) {
              &Config::gradient_predivide_factor);
 }
 
+void add_measuring(All& all) {
+  Rows program(all, Part::program, "", &Settings::program);
+  program.add("wall_clock_breakdown",
+              {.sentence = "Tell of each step how long forward, backward and step took, and what "
+                           "of that was spent waiting",
+               .details = "On the console and in log.jsonl: docs/profiling.md. Of rank 0.",
+               .option = "--wall-clock-breakdown"},
+              &ProgramSettings::wall_clock_breakdown);
+}
+
 void add_program(All& all) {
   Rows train(all, Part::program, "train", &Settings::program);
   using Program = ProgramSettings;
@@ -845,6 +855,19 @@ void add_program(All& all) {
        .argument = "STEPS",
        .zero_is_none = true},
       &Program::rewind_spikes);
+  train.add("profile",
+            {.sentence = "Write what all ranks do in one step to this file, for Perfetto",
+             .details = "The trace event format, which ui.perfetto.dev and Chrome open: "
+                        "docs/profiling.md.",
+             .option = "--profile",
+             .argument = "FILE",
+             .cost = "Memory for the step's spans (16 MiB), and some time in that step."},
+            &Program::profile);
+  train.add("profile_step",
+            {.sentence = "Which step that is; a resumed run begins to count anew",
+             .option = "--profile-step",
+             .least = 1},
+            &Program::profile_step);
   train.add("save_every",
             {.sentence = "Steps between checkpoints for --resume; 0: none",
              .option = "--save-every",
@@ -926,6 +949,7 @@ const std::vector<Field<Settings>>& settings() {
     add_aio(all);
     add_model(all);
     add_program(all);
+    add_measuring(all);
     add_monitors(all);
     add_deepspeed(all);
     return all;

@@ -1,6 +1,11 @@
-// DeepSpeed's sections of monitors that `zero train` has: zero/train/monitors.h.
-#include <string>
+// DeepSpeed's keys of what is measured, and its sections of monitors that `zero train` has:
+// zero/train/monitors.h.
+#include <fmt/format.h>
 
+#include <string>
+#include <vector>
+
+#include "zero/base/error.h"
 #include "zero/config/rows.h"
 
 namespace zero::fields {
@@ -33,9 +38,45 @@ void add_files(All& all, MonitorSettings ProgramSettings::*monitor, const std::s
            &MonitorSettings::job_name);
 }
 
+void add_comms_logger(All& all) {
+  Rows rows(all, Part::program, "comms_logger", &Settings::program, &ProgramSettings::comms_logger);
+  rows.add("enabled",
+           {.sentence = "Print how long collectives take, by kind and size of message, at the end",
+            .details = "And write it to log.jsonl: docs/profiling.md. Of rank 0.",
+            .option = "--comms-logger"},
+           &CommsLogger::enabled);
+  rows.add("verbose", {.sentence = "Print each call too"}, &CommsLogger::verbose);
+  rows.add("prof_all", {.sentence = "Of every collective; else of those in `prof_ops`"},
+           &CommsLogger::prof_all);
+  rows.add("debug",
+           {.sentence = "`verbose` names what a call is for: a unit of parameters",
+            .details = "DeepSpeed: the function that called."},
+           &CommsLogger::debug);
+  rows.accept<std::vector<Json>>(
+      {"prof_ops"},
+      {.sentence = "Collectives, where `prof_all` is false",
+       .details = "\"all_gather\", \"reduce_scatter\", \"all_reduce\", \"broadcast\", "
+                  "\"all_to_all\", \"control\" (\"barrier\"), and DeepSpeed's names "
+                  "that begin so (\"all_gather_into_tensor\")."});
+  all.back().set = [](Settings& root, const Json& list) {
+    auto& chosen = root.program.comms_logger.prof_ops;
+    chosen.clear();
+    for (const auto& op : list) {
+      if (!op.is_string()) {
+        throw ConfigError(fmt::format(
+            "comms_logger.prof_ops holds {}; it must be an array of names, as \"all_gather\".",
+            op.dump()));
+      }
+      chosen.push_back(op.get<std::string>());
+    }
+  };
+  all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };
+}
+
 }  // namespace
 
 void add_monitors(All& all) {
+  add_comms_logger(all);
   add_files(all, &ProgramSettings::tensorboard, "tensorboard", "--tensorboard",
             "Write event files for TensorBoard to this folder",
             "By samples under DeepSpeed's names, by steps all that a step of log.jsonl has; the "

@@ -53,6 +53,16 @@ struct MonitorSettings {
   bool operator==(const MonitorSettings&) const = default;
 };
 
+/// A table of how long collectives take: DeepSpeed's section `comms_logger`.
+struct CommsLogger {
+  bool enabled = false;
+  bool verbose = false;                 ///< each call is told too
+  bool prof_all = true;                 ///< every collective; else those of `prof_ops`
+  bool debug = false;                   ///< `verbose` names what a call is for
+  std::vector<std::string> prof_ops{};  ///< "all_gather", "reduce_scatter_tensor", ...
+  bool operator==(const CommsLogger&) const = default;
+};
+
 /// What `zero train` alone uses: the section `train`, the micro-batch, and the monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
@@ -94,6 +104,11 @@ struct ProgramSettings {
   bool decay_all = false;
   bool overwrite = false;
   bool resume = false;
+  std::string
+      profile{};  ///< file to which a step's spans go (zero/engine/step_profile.h), or empty
+  int64_t profile_step = 3;           ///< which of the run's steps, from 1; a resumed run's anew
+  bool wall_clock_breakdown = false;  ///< each step's time by phase, and what of it is waiting
+  CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};
 

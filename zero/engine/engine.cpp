@@ -51,7 +51,8 @@ std::unique_ptr<store::DiskTier> make_disk(const std::vector<UnitPlan>& plans, c
       .file = {.block_bytes = config.aio.block_size,
                .queue_depth = static_cast<int>(config.aio.queue_depth),
                .uring = config.aio.use_io_uring,
-               .checksums = config.aio.checksums}};
+               .checksums = config.aio.checksums,
+               .timeline = group.accounts().timeline}};
   return comm::agree<StoreError>(group, "Making files for states", [&] {
     return std::make_unique<store::DiskTier>(
         StateTable::units_on_disk(plans, timing.hides(), timing.undoes), options, group.ledger());
@@ -337,6 +338,7 @@ void Engine::accumulate(int64_t micro_batches,
 
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
+  const Timeline::Scope phase(*group().accounts().timeline, Activity::backward);
   model.check();
   model.hook();
   schedule->begin_pass(holds);
@@ -420,6 +422,7 @@ at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
 
 StepResult Engine::step(bool update) {
   auto& impl = *impl_;
+  const Timeline::Scope phase(*impl.group().accounts().timeline, Activity::step);
   if (!update && impl.timing.in_backward) {
     throw Error(
         "Engine::step without an update, with update_in_backward: backward has updated weights "

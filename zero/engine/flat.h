@@ -1,9 +1,16 @@
-// Parameters as flat arrays: the elements in the order in which the storage holds them.
+// Parameters as flat arrays: the elements in the order in which the storage holds them; and how the
+// units that they lie in are called.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+
+#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -23,6 +30,12 @@ inline at::Tensor flattened(const at::Tensor& value, const at::Tensor& like, at:
 inline at::Tensor unflattened(const at::Tensor& flat, const at::Tensor& like) {
   return flat.as_strided(like.sizes(), like.strides(), flat.storage_offset())
       .clone(at::MemoryFormat::Contiguous);
+}
+
+/// "unit 3 (h.0.mlp.c_fc.weight)": the number and the first parameter, for people.
+inline std::string unit_label(const partition::Layout& layout, int64_t unit) {
+  const auto first = static_cast<size_t>(layout.unit(unit).segments.front().parameter);
+  return fmt::format("unit {} ({})", unit, layout.parameters()[first].name);
 }
 
 }  // namespace zero

@@ -3,7 +3,6 @@
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,6 +11,8 @@
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/timeline.h"
+#include "zero/comm/flight.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
@@ -26,9 +27,7 @@ GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
       epoch_(static_cast<size_t>(layout.unit_count()), 0),
       fetches_(static_cast<size_t>(layout.unit_count())) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
-    const auto first = layout_.unit(u).segments.front().parameter;
-    labels_.push_back(
-        fmt::format("unit {} ({})", u, layout_.parameters()[static_cast<size_t>(first)].name));
+    labels_.push_back(unit_label(layout_, u));
     reads_disk_ = reads_disk_ || on_disk(u);
   }
   if (auto* window = table_.window()) {
@@ -241,14 +240,20 @@ std::pair<int64_t, int64_t> GatherFlow::units_on_pages_of(int64_t unit) const {
 
 // The gather is an ordering alone: the slices lie side by side already.
 void* GatherFlow::view(int64_t unit) {
+  const auto& accounts = group_.accounts();
+  const auto bytes = layout_.unit(unit).bytes();
+  const auto sent = partition::share_sent(bytes, group_.local_size());
+  const auto& label = labels_[static_cast<size_t>(unit)];
+  comm::Flight flight(accounts, comm::Collective::all_gather, label, sent, bytes, true);
+  const Timeline::Scope waiting(*accounts.timeline, Activity::wait_gather, label);
   const auto [first, last] = units_on_pages_of(unit);
   for (int64_t v = first; v < last; ++v) {
     for (int rank = 0; rank < group_.size(); ++rank)
       table_.window()->wait(v, rank, epoch_[static_cast<size_t>(v)],
                             labels_[static_cast<size_t>(v)]);
   }
-  group_.traffic().add(comm::Collective::all_gather,
-                       partition::share_sent(layout_.unit(unit).bytes(), group_.local_size()), 0);
+  group_.traffic().add(comm::Collective::all_gather, sent, 0);
+  flight.end();
   return static_cast<std::byte*>(view_.data_ptr()) + table_.window_offset(unit);
 }
 

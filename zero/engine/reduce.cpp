@@ -39,9 +39,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
       local_(parameters_.size(), 0),
       present_(parameters_.size(), 0) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
-    const auto first = layout_.unit(u).segments.front().parameter;
-    labels_.push_back(fmt::format("gradients of unit {} ({})", u,
-                                  layout_.parameters()[static_cast<size_t>(first)].name));
+    labels_.push_back("gradients of " + unit_label(layout_, u));
     // Backward meets the last first; corrected after the first pass.
     if (table_.trainable(u)) order_.insert(order_.begin(), u);
   }

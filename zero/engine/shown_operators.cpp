@@ -14,7 +14,7 @@ namespace {
 
 // Where the operators of a thread are shown.
 struct Shown {
-  std::vector<std::weak_ptr<comm::Activity>> places;
+  std::vector<std::weak_ptr<comm::RankActivity>> places;
   at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 
   Shown() {

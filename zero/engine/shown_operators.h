@@ -21,7 +21,7 @@ class ShownOperators {
   ShownOperators& operator=(const ShownOperators&) = delete;
 
  private:
-  std::shared_ptr<comm::Activity> activity_;
+  std::shared_ptr<comm::RankActivity> activity_;
   std::thread::id thread_ = std::this_thread::get_id();
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "zero/engine/flat.h"
 #include "zero/optim/narrow.h"
 
 namespace zero {
@@ -17,12 +18,22 @@ UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const
                        double gradient_limit)
     : layout_(layout),
       table_(table),
+      timeline_(placement.all->accounts().timeline),
       groups_(std::move(groups)),
       group_of_(model.group_of()),
       passes_(layout, table, model, placement),
       gradient_limit_(gradient_limit == 0 ? std::numeric_limits<float>::infinity()
                                           : static_cast<float>(gradient_limit)),
-      steps_(group_of_.size(), 0) {}
+      steps_(group_of_.size(), 0) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) labels_.push_back(unit_label(layout_, u));
+}
+
+// While the unit is updated.
+Timeline::Scope UpdateFlow::shown(int64_t unit) const {
+  const auto& plan = table_.plan(unit);
+  return {*timeline_, Activity::update, labels_[static_cast<size_t>(unit)],
+          plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype))};
+}
 
 void UpdateFlow::begin() {
   steps_before_ = steps_;
@@ -102,6 +113,7 @@ at::ScalarType UpdateFlow::gradient_dtype(int64_t unit, const at::Tensor& gradie
 
 void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                         const std::vector<uint8_t>& present) {
+  const auto scope = shown(unit);
   const bool second = two_passes(unit);
   if (!second) count(unit, present);
   const auto runs = this->runs(unit, present);
@@ -136,6 +148,7 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
 
 void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                             const std::vector<uint8_t>& present) {
+  const auto scope = shown(unit);
   count(unit, present);
   passes_.begin(unit);
   const auto runs = this->runs(unit, present);

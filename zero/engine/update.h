@@ -5,8 +5,11 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "zero/base/timeline.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/two_passes.h"
 #include "zero/optim/optimizer.h"
@@ -44,6 +47,7 @@ class UpdateFlow {
   /// Of the units of two passes, and what the ranks exchange between these.
   TwoPasses& passes() { return passes_; }
   const TwoPasses& passes() const { return passes_; }
+  Timeline& timeline() const { return *timeline_; }
   bool two_passes(int64_t unit) const { return passes_.reach(unit) != optim::Reach::element; }
 
   std::vector<OptimizerGroup>& groups() { return groups_; }
@@ -62,6 +66,7 @@ class UpdateFlow {
   };
   using Runs = c10::SmallVector<Run, 8>;
   Runs runs(int64_t unit, const std::vector<uint8_t>& present) const;
+  Timeline::Scope shown(int64_t unit) const;
   void count(int64_t unit, const std::vector<uint8_t>& present);
   at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;
   optim::Range range_of(int64_t unit, const StateTable::Block& block, partition::Range elements,
@@ -73,6 +78,8 @@ class UpdateFlow {
 
   const partition::Layout& layout_;
   StateTable& table_;
+  std::shared_ptr<Timeline> timeline_;
+  std::vector<std::string> labels_;  // of units
   std::vector<OptimizerGroup> groups_;
   const std::vector<size_t>& group_of_;
   TwoPasses passes_;

@@ -43,6 +43,7 @@ UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& tabl
 
 template <class Wait>
 void UpdateSchedule::counted(const Wait& wait) {
+  const Timeline::Scope waiting(update_.timeline(), Activity::wait_update);
   std::optional<comm::ClockedScope> scope;
   if (auto* disk = table_.disk()) scope.emplace(disk->clock());
   wait();

@@ -141,7 +141,7 @@ class UpdateSchedule {
   void update_now(double scale);
   void pass_first(const std::vector<int64_t>& batch, double scale);
   void finish(int64_t unit);
-  // Counts the time as waiting for the disk, where there is one.
+  // Counts the time as waiting for an update, and for the disk, where there is one.
   template <class Wait>
   void counted(const Wait& wait);
 

@@ -172,7 +172,10 @@ void DiskTier::finish(Frame& frame) {
   std::exception_ptr failure;
   try {
     std::optional<comm::ClockedScope> counted;
+    std::optional<Timeline::Scope> waiting;
     if (!transfers.empty() && !upcoming_) counted.emplace(clock_);
+    if (!transfers.empty() && options_.file.timeline)
+      waiting.emplace(*options_.file.timeline, Activity::wait_disk);
     for (auto& transfer : transfers) transfer.wait();
   } catch (...) {
     failure = std::current_exception();
@@ -240,7 +243,7 @@ void DiskTier::start_reading(Frame& frame, Position position) {
     frame.read_from.push_back(offset(position, a, arrays[static_cast<size_t>(a)].write));
     if (!arrays[static_cast<size_t>(a)].read) continue;
     frame.transfers.push_back(file_->read(frame.read_from.back(), memory(frame, position.unit, a),
-                                          bytes_of(position, a), Checks::by_caller));
+                                          bytes_of(position, a), Checks::by_caller, position.unit));
   }
 }
 
@@ -256,7 +259,7 @@ void DiskTier::start_writing(Frame& frame) {
   for (int64_t a = 0; a < static_cast<int64_t>(arrays.size()); ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
     frame.transfers.push_back(file_->write(offset(here, a, false), memory(frame, here.unit, a),
-                                           bytes_of(here, a), Checks::by_caller));
+                                           bytes_of(here, a), Checks::by_caller, here.unit));
   }
 }
 
@@ -373,6 +376,8 @@ void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tenso
 
 void DiskTier::wait(Transfer& transfer) {
   const comm::ClockedScope counted(clock_);
+  std::optional<Timeline::Scope> waiting;
+  if (options_.file.timeline) waiting.emplace(*options_.file.timeline, Activity::wait_disk);
   transfer.wait();
 }
 
@@ -387,13 +392,13 @@ FileCounts DiskTier::update_bytes(int64_t unit) const {
 }
 
 Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
-  return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array));
+  return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array), Checks::here, unit);
 }
 
 Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
   // Of a doubled array the update, which may be running, writes the other copy.
   if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
-  return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array));
+  return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array), Checks::here, unit);
 }
 
 }  // namespace zero::store

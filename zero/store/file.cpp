@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -81,6 +82,7 @@ Transfer& Transfer::operator=(Transfer&& other) noexcept {
     bytes_ = other.bytes_;
     write_ = other.write_;
     checks_ = other.checks_;
+    unit_ = other.unit_;
   }
   return *this;
 }
@@ -91,6 +93,7 @@ void Transfer::drop() {
   const auto request = std::exchange(request_, nullptr);
   if (!request || !file_->owner_.here()) return;
   file_->queue_->wait(*request);
+  show(*request);
   if (write_ && request->error != 0) file_->lose(file_->failure(*request, true));
 }
 
@@ -98,8 +101,17 @@ void Transfer::wait() {
   const auto request = std::exchange(request_, nullptr);
   if (!request) return;
   file_->queue_->wait(*request);
+  show(*request);
   if (request->error != 0) throw StoreError(file_->failure(*request, write_));
   if (!write_ && checks_ == Checks::here) file_->verify(offset_, memory_, bytes_);
+}
+
+void Transfer::show(const Request& request) const {
+  if (request.begun == 0) return;
+  std::array<char, 32> label{};
+  if (unit_ >= 0) fmt::format_to_n(label.data(), label.size() - 1, "unit {}", unit_);
+  file_->options_.timeline->add(write_ ? Activity::disk_write : Activity::disk_read, label.data(),
+                                request.begun, request.ended, bytes_);
 }
 
 bool Transfer::done() const { return !request_ || file_->queue_->done(*request_); }
@@ -152,20 +164,21 @@ std::string File::way() const {
                                                                      : "partly direct");
 }
 
-Transfer File::read(int64_t offset, void* to, int64_t bytes, Checks checks) {
-  return start(offset, static_cast<std::byte*>(to), bytes, false, checks);
+Transfer File::read(int64_t offset, void* to, int64_t bytes, Checks checks, int64_t unit) {
+  return start(offset, static_cast<std::byte*>(to), bytes, false, checks, unit);
 }
 
-Transfer File::write(int64_t offset, const void* from, int64_t bytes, Checks checks) {
+Transfer File::write(int64_t offset, const void* from, int64_t bytes, Checks checks, int64_t unit) {
   // The queue's pieces have one kind of pointer; a write only reads from it.
-  return start(offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes, true, checks);
+  return start(offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes, true, checks, unit);
 }
 
 void File::record(int64_t offset, const std::byte* memory, int64_t bytes) {
   if (options_.checksums) checksums_.record(offset, memory, bytes);
 }
 
-Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks) {
+Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks,
+                     int64_t unit) {
   ensure(offset >= 0 && bytes >= 0 && offset + bytes <= bytes_, "a transfer beyond its file");
   ensure(aligned(offset) && aligned(bytes) && aligned(reinterpret_cast<intptr_t>(memory)),
          "a transfer that is not aligned");
@@ -182,6 +195,8 @@ Transfer File::start(int64_t offset, std::byte* memory, int64_t bytes, bool writ
   transfer.bytes_ = bytes;
   transfer.write_ = write;
   transfer.checks_ = checks;
+  transfer.unit_ = unit;
+  if (options_.timeline && options_.timeline->keeps()) transfer.request_->begun = Timeline::now();
   std::vector<Piece> pieces;
   for (int64_t at = 0; at < bytes;) {
     const auto [file, there] = stripes_.place(offset + at);

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "zero/base/owner_process.h"
+#include "zero/base/timeline.h"
 #include "zero/store/checksums.h"
 #include "zero/store/queue.h"
 #include "zero/store/reserved_file.h"
@@ -40,6 +41,7 @@ struct FileOptions {
   /// Makes the queue, given its depth, in place of the system's ways: a store of another kind, or
   /// one that fails.
   std::function<std::unique_ptr<Queue>(int)> queue = {};
+  std::shared_ptr<Timeline> timeline = {};  ///< of whoever wants to see transfers
 };
 
 class File;
@@ -68,6 +70,7 @@ class Transfer {
  private:
   friend class File;
   void drop();
+  void show(const Request& request) const;
   File* file_ = nullptr;
   std::shared_ptr<Request> request_;
   int64_t offset_ = 0;
@@ -75,6 +78,7 @@ class Transfer {
   int64_t bytes_ = 0;
   bool write_ = false;
   Checks checks_ = Checks::here;
+  int64_t unit_ = -1;
 };
 
 class File {
@@ -96,8 +100,11 @@ class File {
   /// the file. What was never written reads as zeros. Transfers run in any order: a read of what is
   /// being written must wait for the write first, and a write of what is being read for the read.
   /// Several threads may start transfers. Throws StoreError where an earlier write was lost.
-  Transfer read(int64_t offset, void* to, int64_t bytes, Checks checks = Checks::here);
-  Transfer write(int64_t offset, const void* from, int64_t bytes, Checks checks = Checks::here);
+  /// A timeline names the `unit` that is moved.
+  Transfer read(int64_t offset, void* to, int64_t bytes, Checks checks = Checks::here,
+                int64_t unit = -1);
+  Transfer write(int64_t offset, const void* from, int64_t bytes, Checks checks = Checks::here,
+                 int64_t unit = -1);
   /// Checks::by_caller, a page or more at a time while it is in a cache: throws StoreError where
   /// what was read is not what was written; counts what will be written. Without checksums they do
   /// nothing. Threads may call them at once for different pages.
@@ -117,7 +124,8 @@ class File {
 
  private:
   friend class Transfer;
-  Transfer start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks);
+  Transfer start(int64_t offset, std::byte* memory, int64_t bytes, bool write, Checks checks,
+                 int64_t unit);
   std::string failure(const Request& request, bool write) const;
   void lose(const std::string& failure);
 

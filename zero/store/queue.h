@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "zero/base/timeline.h"
+
 namespace zero::store {
 
 /// A transfer of a file that has been started; `File` hands it out as a Transfer.
@@ -17,6 +19,14 @@ struct Request {
   int error_file = -1;  ///< the descriptor of the file it is in
   int64_t error_offset = 0;
   static constexpr int kEnded = -1;
+  int64_t begun = 0;  ///< Timeline::now(); 0: nobody wants to know
+  int64_t ended = 0;  ///< the same; guarded by the queue
+  /// A piece is done. True of the last one.
+  bool complete() {
+    if (--pending > 0) return false;
+    if (begun != 0) ended = Timeline::now();
+    return true;
+  }
   void fail(int reason, int file, int64_t offset) {
     if (error != 0 && std::pair(error_file, error_offset) < std::pair(file, offset)) return;
     error = reason;

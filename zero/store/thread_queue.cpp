@@ -93,7 +93,7 @@ class ThreadQueue final : public Queue {
       lock.lock();
       auto& request = *piece.request;
       if (error != 0) request.fail(error, piece.file, piece.offset);
-      if (--request.pending == 0) finished_.notify_all();
+      if (request.complete()) finished_.notify_all();
     }
   }
 

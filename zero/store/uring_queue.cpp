@@ -138,7 +138,7 @@ class UringQueue final : public Queue {
     auto& request = *piece.request;
     if (result <= 0)
       request.fail(result == 0 ? Request::kEnded : -result, piece.file, piece.offset);
-    --request.pending;
+    request.complete();
   }
 
   std::mutex mutex_;

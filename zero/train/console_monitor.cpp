@@ -136,8 +136,9 @@ class ConsoleMonitor final : public Monitor {
 
   void step(const StepReport& report) override {
     clear_bar();
-    if (report.step % log_every_ == 0 || report.step == info_.first_step ||
-        report.step == info_.steps || report.skipped || !report.notices.empty()) {
+    const bool shown = report.step % log_every_ == 0 || report.step == info_.first_step ||
+                       report.step == info_.steps || report.skipped || !report.notices.empty();
+    if (shown) {
       print("{:>7}  {:>9.5f}  {:>9.4f}  {:>9.2e}  {:>8.1f}  {:>9}  {:>6.1f}{}  {:>10}{}\n",
             report.step, report.loss, std::abs(report.grad_norm), report.lr, report.step_ms,
             grouped(std::lround(report.tokens_per_s)), 100 * report.comm_ms / report.step_ms,
@@ -146,6 +147,7 @@ class ConsoleMonitor final : public Monitor {
             report.skipped ? skipped(report) : "");
     }
     if (!report.anomaly.empty()) print("         {}\n", report.anomaly);
+    if (report.breakdown && shown) print_breakdown(*report.breakdown);
     for (const auto& notice : report.notices) print("         {}\n", notice);
     draw_bar(report.step);
     std::fflush(stdout);
@@ -181,6 +183,33 @@ class ConsoleMonitor final : public Monitor {
       print("\n");
     }
     if (ranks[0].hosts > 1) link_traffic(ranks, steps);
+  }
+
+  void call(const comm::CallTime& call) override {
+    clear_bar();
+    const double ms = static_cast<double>(call.nanoseconds) / 1e6;
+    print("         {}{}{}: {}, {:.3f} ms\n", comm::name(call.collective),
+          call.in_place ? " in place" : "",
+          call.label.empty() ? "" : fmt::format(" ({})", call.label), bytes_or_dash(call.message),
+          ms);
+    std::fflush(stdout);
+  }
+
+  void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
+    print("\ncollectives of rank 0, by size of the whole message\n");
+    print("{:<24}  {:>12}  {:>9}  {:>12}  {:>12}  {:>12}  {:>14}  {:>9}\n", "", "message", "calls",
+          "bytes", "total ms", "average ms", "algorithm GB/s", "bus GB/s");
+    for (const auto& each : calls) {
+      const auto bandwidth = [&](double value) {
+        return each.in_place || each.message == 0 ? std::string("-") : fmt::format("{:.2f}", value);
+      };
+      print("{:<24}  {:>12}  {:>9}  {:>12}  {:>12.2f}  {:>12.3f}  {:>14}  {:>9}\n",
+            fmt::format("{}{}", comm::name(each.collective), each.in_place ? " in place" : ""),
+            bytes_or_dash(each.message), grouped(each.calls),
+            bytes_or_dash(each.calls * each.message), each.total_ms(), each.average_ms(),
+            bandwidth(each.algorithm_bandwidth()), bandwidth(each.bus_bandwidth(ranks)));
+    }
+    std::fflush(stdout);
   }
 
   void sample(const std::string& prompt, const std::string& text) override {
@@ -257,6 +286,13 @@ class ConsoleMonitor final : public Monitor {
       print("  {:>12} {:>12}", value, formula.empty() ? "" : "(" + formula + ")");
     }
     print("\n");
+  }
+
+  static void print_breakdown(const Breakdown& of) {
+    print(
+        "         ms: forward {:.1f}, backward {:.1f}, step {:.1f}; of these gathers {:.1f}, "
+        "reductions {:.1f}, updates {:.1f}, disk {:.1f}, control {:.1f}\n",
+        of.forward, of.backward, of.step, of.gather, of.reduce, of.update, of.disk, of.control);
   }
 
   static std::string skipped(const StepReport& report) {

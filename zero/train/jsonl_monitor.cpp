@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "zero/train/metrics.h"
 #include "zero/train/monitor.h"
 #include "zero/train/report_file.h"
 
@@ -97,6 +98,28 @@ Json to_json(const RankTraffic& traffic) {
   return object;
 }
 
+Json to_json(const Breakdown& breakdown) {
+  Json object;
+  for (const auto& part : kBreakdown) object[std::string(part.name)] = breakdown.*part.ms;
+  return object;
+}
+
+Json to_json(const comm::CallTimes& calls, int ranks) {
+  Json object{{"op", comm::name(calls.collective)},
+              {"message_bytes", calls.message},
+              {"calls", calls.calls},
+              {"total_bytes", calls.calls * calls.message},
+              {"total_ms", calls.total_ms()},
+              {"average_ms", calls.average_ms()}};
+  if (calls.in_place) {
+    object["in_place"] = true;
+  } else {
+    object["algorithm_gb_per_s"] = calls.algorithm_bandwidth();
+    object["bus_gb_per_s"] = calls.bus_bandwidth(ranks);
+  }
+  return object;
+}
+
 template <class Report>
 Json per_rank(const std::vector<Report>& reports) {
   Json array = Json::array();
@@ -140,6 +163,7 @@ class JsonlMonitor final : public Monitor {
       for (const double norm : report.group_norms) norms.push_back(finite(norm));
     }
     if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
+    if (report.breakdown) object["breakdown"] = to_json(*report.breakdown);
     if (report.skipped) object["skipped"] = true;
     if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
     if (!report.notices.empty()) object["notices"] = report.notices;
@@ -160,6 +184,11 @@ class JsonlMonitor final : public Monitor {
   }
   void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
     write({{"event", "traffic"}, {"steps", steps}, {"per_rank", per_rank(ranks)}});
+  }
+  void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
+    Json ops = Json::array();
+    for (const auto& each : calls) ops.push_back(to_json(each, ranks));
+    write({{"event", "comms"}, {"ops", std::move(ops)}});
   }
   void sample(const std::string& prompt, const std::string& text) override {
     write({{"event", "sample"}, {"prompt", prompt}, {"text", text}});

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -84,6 +85,8 @@ std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence
   engine.accumulate(
       static_cast<int64_t>(count),
       [&](const std::function<void()>& layer_done) {
+        auto& timeline = *engine.group().accounts().timeline;
+        std::optional<Timeline::Scope> forward(std::in_place, timeline, Activity::forward);
         std::vector<Segment> first(count);
         for (size_t i = 0; i < count; ++i) values[i] = first[i].leave(std::move(values[i]));
 
@@ -96,6 +99,7 @@ std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence
           }
         }
 
+        forward.reset();
         std::vector<Tensors> gradients(count);
         for (size_t i = 0; i < count; ++i) {
           Segment last;

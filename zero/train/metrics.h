@@ -15,9 +15,23 @@ struct Metric {
   bool by_samples = false;  ///< its axis: sequences that the run has taken, else steps
 };
 
+/// The parts of a breakdown, as log.jsonl names them.
+struct BreakdownPart {
+  std::string_view name;
+  double Breakdown::*ms;
+};
+inline constexpr std::array<BreakdownPart, 8> kBreakdown{{{"forward_ms", &Breakdown::forward},
+                                                          {"backward_ms", &Breakdown::backward},
+                                                          {"step_ms", &Breakdown::step},
+                                                          {"gather_ms", &Breakdown::gather},
+                                                          {"reduce_ms", &Breakdown::reduce},
+                                                          {"update_ms", &Breakdown::update},
+                                                          {"disk_ms", &Breakdown::disk},
+                                                          {"control_ms", &Breakdown::control}}};
+
 /// DeepSpeed's names first (its engine's `Train/Samples/...`), then those of log.jsonl. A
 /// validation's comes last.
-inline constexpr std::array<Metric, 13> kMetrics{{{"Train/Samples/train_loss", true},
+inline constexpr std::array<Metric, 21> kMetrics{{{"Train/Samples/train_loss", true},
                                                   {"Train/Samples/lr", true},
                                                   {"Train/Samples/loss_scale", true},
                                                   {"Train/Steps/loss"},
@@ -29,18 +43,32 @@ inline constexpr std::array<Metric, 13> kMetrics{{{"Train/Samples/train_loss", t
                                                   {"Train/Steps/comm_ms"},
                                                   {"Train/Steps/disk_ms"},
                                                   {"Train/Steps/memory_peak"},
+                                                  {"Train/Breakdown/forward_ms"},
+                                                  {"Train/Breakdown/backward_ms"},
+                                                  {"Train/Breakdown/step_ms"},
+                                                  {"Train/Breakdown/gather_ms"},
+                                                  {"Train/Breakdown/reduce_ms"},
+                                                  {"Train/Breakdown/update_ms"},
+                                                  {"Train/Breakdown/disk_ms"},
+                                                  {"Train/Breakdown/control_ms"},
                                                   {"Validation/Steps/loss"}}};
 inline constexpr size_t kStepMetrics = kMetrics.size() - 1;
 inline constexpr size_t kValidationLoss = kStepMetrics;
 
-/// Those of a step, in the order of kMetrics; none where losses are not scaled.
+/// Those of a step, in the order of kMetrics; none where losses are not scaled, or without
+/// wall_clock_breakdown.
 inline std::array<std::optional<double>, kStepMetrics> values_of(const StepReport& report) {
   std::optional<double> scale;
   if (report.loss_scale != 0) scale = report.loss_scale;
-  return {report.loss,    report.lr,           scale,
-          report.loss,    report.grad_norm,    report.lr,
-          scale,          report.tokens_per_s, report.step_ms,
-          report.comm_ms, report.disk_ms,      static_cast<double>(report.memory_peak)};
+  std::array<std::optional<double>, kStepMetrics> values{
+      report.loss,      report.lr,      scale,          report.loss,
+      report.grad_norm, report.lr,      scale,          report.tokens_per_s,
+      report.step_ms,   report.comm_ms, report.disk_ms, static_cast<double>(report.memory_peak)};
+  if (report.breakdown) {
+    for (size_t i = 0; i < kBreakdown.size(); ++i)
+      values[kStepMetrics - kBreakdown.size() + i] = *report.breakdown.*kBreakdown[i].ms;
+  }
+  return values;
 }
 
 /// Where a run is on a metric's axis after `step`.

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/base/timeline.h"
+#include "zero/comm/call_log.h"
 #include "zero/comm/traffic.h"
 #include "zero/engine/engine.h"
 
@@ -109,9 +111,10 @@ struct StepReport {
   double lr = 0;
   double step_ms = 0;
   double tokens_per_s = 0;
-  double comm_ms = 0;       ///< that rank 0 spent waiting for other ranks
-  double disk_ms = 0;       ///< that rank 0 spent waiting for its disk
-  int64_t memory_peak = 0;  ///< of rank 0, all categories together
+  double comm_ms = 0;                       ///< that rank 0 spent waiting for other ranks
+  double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
+  int64_t memory_peak = 0;                  ///< of rank 0, all categories together
+  std::optional<Breakdown> breakdown = {};  ///< of rank 0 (wall_clock_breakdown)
 };
 
 struct ValidationReport {
@@ -143,6 +146,9 @@ class Monitor {
   /// After the last step; indexed by rank.
   virtual void memory(const std::vector<RankMemory>&) {}
   virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
+  /// With comms_logger: a call of rank 0, as it ends (verbose), and after the last step all.
+  virtual void call(const comm::CallTime&) {}
+  virtual void calls(const std::vector<comm::CallTimes>&, int /*ranks*/) {}
   virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
   virtual void end(const EndReport&) {}
 };

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the options, those that are about the folder and not about the run.
-constexpr std::array kFolderOptions{"out", "overwrite", "resume"};
+/// Of the options, those that are about the folder, or one start of the run, and not about it.
+constexpr std::array kFolderOptions{"out", "overwrite", "resume", "profile", "profile_step"};
 
 Json json_of(const RunSettings& run) {
   auto engine = Json::parse(run.settings.dump());

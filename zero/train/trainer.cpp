@@ -149,14 +149,16 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
 }
 
 std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing& chosen,
-                                                  const Config& config) {
+                                                  const Config& config,
+                                                  std::shared_ptr<Timeline> timeline) {
   if (!chosen.every && !config.layer_major_accumulation) return nullptr;
   if (chosen.nvme) {
     return std::make_shared<DiskActivations>(
         DiskActivationOptions{.folder = chosen.nvme_path,
                               .file = {.block_bytes = config.aio.block_size,
                                        .queue_depth = static_cast<int>(config.aio.queue_depth),
-                                       .uring = config.aio.use_io_uring}});
+                                       .uring = config.aio.use_io_uring,
+                                       .timeline = std::move(timeline)}});
   }
   if (chosen.contiguous_memory_optimization) return std::make_shared<ContiguousActivations>();
   return nullptr;
@@ -269,6 +271,25 @@ Settings completed(Settings settings) {
   return settings;
 }
 
+/// Throws ConfigError where no profile would be written.
+void check_profile(const Options& options) {
+  if (options.profile.empty()) return;
+  const std::filesystem::path file(options.profile);
+  const auto folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+  if (!std::filesystem::is_directory(folder) || std::filesystem::is_directory(file)) {
+    throw ConfigError(fmt::format(
+        "The profile is to be written to {}, which is a folder, or in none that is there. Give "
+        "another --profile FILE.",
+        options.profile));
+  }
+  if (options.profile_step > options.steps) {
+    throw ConfigError(fmt::format(
+        "The profile is to be of step {} (train.profile_step), but the run has {}. Give a smaller "
+        "--profile-step, or more --steps.",
+        options.profile_step, options.steps));
+  }
+}
+
 RunSettings run_settings(const Settings& settings, const Dataset& data, int ranks) {
   return {settings, model_config(settings.program, data)->to_json(), ranks};
 }
@@ -290,6 +311,7 @@ void check_run(const Settings& given, int ranks) {
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   check_monitors(options);
+  check_profile(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(settings);
@@ -342,7 +364,7 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   const auto& config = chosen.engine;
   const auto& recompute = chosen.model.activation_checkpointing;
   model_ = build_model(chosen, data_, *group_);
-  activations_ = activation_store(recompute, config);
+  activations_ = activation_store(recompute, config, group_->accounts().timeline);
   model_->recompute({.every = recompute.every.value_or(0), .options = {.store = activations_}});
   engine_.emplace(model_->module(), parameter_groups(model_->module(), config, options_.decay_all),
                   config, group_);
@@ -371,6 +393,7 @@ int Trainer::train() {
   } watch{signals_};
   signals_ = &signals;
   report_run();
+  start_measuring();
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
@@ -392,6 +415,10 @@ int Trainer::train() {
 }
 
 StepReport Trainer::train_step() {
+  if (!options_.profile.empty() && step_ + 1 == first_step_ + options_.profile_step - 1)
+    profile_.emplace(*group_);
+  auto& timeline = *group_->accounts().timeline;
+  if (options_.wall_clock_breakdown) (void)timeline.take_breakdown();
   const auto begin = Clock::now();
   const double waited_before = group_->wait_ms();
   const double disk_before = engine_->disk().wait_ms;
@@ -431,6 +458,7 @@ StepReport Trainer::train_step() {
     report.next_loss_scale = result.next_loss_scale;
   }
   report.step_ms = seconds_since(begin) * 1000;
+  if (options_.wall_clock_breakdown) report.breakdown = timeline.take_breakdown();
   report.tokens_per_s = static_cast<double>(tokens_per_step()) / report.step_ms * 1000;
   report.comm_ms = group_->wait_ms() - waited_before;
   report.disk_ms = engine_->disk().wait_ms - disk_before;
@@ -449,7 +477,37 @@ StepReport Trainer::train_step() {
   const bool expected = config.scales_loss() && config.loss_scaling.fixed == 0;
   if (report.skipped && !report.left_out && !expected && !std::exchange(named_, true))
     report.anomaly = find_anomaly(step_);
+  if (profile_) write_profile(report);
   return report;
+}
+
+void Trainer::start_measuring() {
+  group_->accounts().timeline->measure(options_.wall_clock_breakdown);
+  const auto& logger = options_.comms_logger;
+  if (!logger.enabled || group_->rank() != 0) return;
+  const auto wanted = [chosen = logger.prof_ops, all = logger.prof_all](comm::Collective op) {
+    return all || std::any_of(chosen.begin(), chosen.end(), [&](const std::string& name) {
+             return name.starts_with(comm::name(op)) ||
+                    (op == comm::Collective::control && name.ends_with("barrier"));
+           });
+  };
+  std::function<void(const comm::CallTime&)> told;
+  if (logger.verbose) {
+    told = [this, named = logger.debug](comm::CallTime call) {
+      if (!named) call.label = {};
+      for (auto& monitor : monitors_) monitor->call(call);
+    };
+  }
+  group_->accounts().calls->start(wanted, std::move(told));
+}
+
+void Trainer::write_profile(StepReport& report) {
+  const auto written = profile_->write(options_.profile);
+  profile_.reset();
+  report.notices.push_back(fmt::format(
+      "The profile of this step is in {}: {} spans{}. Open it at ui.perfetto.dev.",
+      options_.profile, written.spans,
+      written.dropped > 0 ? fmt::format(", {} more did not fit", written.dropped) : ""));
 }
 
 void Trainer::seed_dropout(int64_t step) const {
@@ -528,6 +586,7 @@ void Trainer::pass_micro_batches() {
     if (watch_) watch_->begin_micro_batch(number);
     const auto loss = [&] {
       const Autocast casts(engine_->config().autocast_dtype());
+      const Timeline::Scope forward(*group_->accounts().timeline, Activity::forward);
       return model_->loss(batch.tokens, batch.targets);
     }();
     engine_->backward(loss);
@@ -747,9 +806,12 @@ int Trainer::finish(double seconds) {
   report_validation();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();
+  auto& calls = *group_->accounts().calls;
+  calls.stop();
   report([&](Monitor& monitor) {
     monitor.memory(memory);
     monitor.traffic(traffic, traffic_->steps());
+    if (options_.comms_logger.enabled) monitor.calls(calls.times(), group_->size());
   });
   save_weights();
   if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();

@@ -22,6 +22,7 @@
 #include "zero/data/dataset.h"
 #include "zero/data/token_loader.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/step_profile.h"
 #include "zero/engine/step_watch.h"
 #include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
@@ -110,6 +111,10 @@ class Trainer {
   /// rank order; of the last one where there are not so many.
   std::vector<float> validate_pass(int64_t first, int64_t rows);
   void report_validation();
+  /// Begins to measure what the options ask for.
+  void start_measuring();
+  /// Where `profile_` is of this step: writes it, and says so. Collective.
+  void write_profile(StepReport& report);
   /// Whether a signal asks `train` to stop, for all ranks alike; remembers it.
   bool agree_to_stop();
   Exchange exchange(const std::vector<float>& losses, double lr);
@@ -158,6 +163,7 @@ class Trainer {
   LossSpikes spikes_;
   Rewinds rewinds_;
   double last_norm_ = 0;
+  std::optional<StepProfile> profile_;  ///< of the step under way, with `profile`
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done

@@ -1,0 +1,156 @@
+// What a rank does in a step, and when.
+//
+// Note [Timeline]
+// A phase (forward, backward, step) and what the thread that trains waits for in it are scopes of
+// that thread, which nest. A gather, a reduction, an update or a transfer of a disk is under way
+// from its start to its end, whichever thread does it, several at a time. A timeline that is on
+// keeps these spans, or only adds up the phases and what of them is spent waiting, or both. One
+// that is off costs a branch a span, and holds no memory.
+//
+// What is waited for is counted once: a wait for a disk within an update is the disk's, and a phase
+// within another (forward, where a backward pass makes its own) is that phase's.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+namespace zero {
+
+enum class Activity : uint8_t {
+  // Phases of a step, on the thread that trains.
+  forward,
+  backward,
+  step,
+  operation,  ///< an operator of LibTorch, there
+  // What that thread waits for.
+  wait_gather,
+  wait_reduce,
+  wait_update,
+  wait_disk,
+  wait_control,
+  // What is under way.
+  gather,      ///< parameters of a unit; bytes as the traffic ledger counts them
+  reduce,      ///< gradients of a unit; the same
+  control,     ///< scalars and checks; the same
+  update,      ///< a unit through the optimizer; bytes of this rank's parameters
+  disk_read,   ///< bytes of the file
+  disk_write,  ///< the same
+};
+inline constexpr size_t kActivities = 15;
+/// "forward", "wait for gather", "disk read", ...
+std::string_view name(Activity activity);
+constexpr bool is_phase(Activity activity) { return activity <= Activity::step; }
+constexpr bool is_wait(Activity activity) {
+  return activity >= Activity::wait_gather && activity <= Activity::wait_control;
+}
+
+struct Span {
+  int64_t begin = 0;  ///< nanoseconds of std::chrono::steady_clock
+  int64_t end = 0;
+  int64_t bytes = 0;
+  Activity activity{};
+  bool training = false;        ///< a scope of the thread that trains
+  std::array<char, 94> text{};  ///< of what (a unit's name); longer ones are cut
+
+  std::string_view label() const;
+};
+
+/// Milliseconds of the thread that trains: its phases, and what of these it has spent waiting.
+struct Breakdown {
+  double forward = 0;
+  double backward = 0;
+  double step = 0;
+  double gather = 0;   ///< for parameters
+  double reduce = 0;   ///< for gradients
+  double update = 0;   ///< with updates, which it does itself or waits for
+  double disk = 0;     ///< for a disk
+  double control = 0;  ///< for other ranks' scalars and checks
+};
+
+/// Thread-safe, but for `start`, `stop`, `measure` and `take_breakdown`, which are for the thread
+/// that trains.
+class Timeline {
+ public:
+  static constexpr size_t kSpans = size_t{1} << 17;
+
+  /// The clock's nanoseconds.
+  static int64_t now();
+
+  /// Keeps spans from here on, up to `most`, for which memory (128 bytes each) is taken now;
+  /// forgets earlier ones. This is the thread that trains.
+  void start(size_t most = kSpans);
+  /// What was kept stays. What is under way is kept when it ends.
+  void stop();
+  /// In the order in which they ended.
+  std::vector<Span> spans() const;
+  /// Spans that did not fit.
+  int64_t dropped() const;
+  /// Gives the memory back, and keeps nothing more.
+  void clear();
+
+  /// Adds phases and waits up from here on, or no longer. This is the thread that trains.
+  void measure(bool on);
+  /// What was added up since the last call.
+  Breakdown take_breakdown();
+
+  /// It keeps spans, or adds up: a caller that must prepare a span asks first.
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  bool keeps() const { return keeps_.load(std::memory_order_relaxed); }
+  /// Something was under way from `begin` to `end`.
+  void add(Activity activity, std::string_view label, int64_t begin, int64_t end,
+           int64_t bytes = 0);
+
+  /// A span of this thread that lasts as long as this. A wait counts on the thread that trains
+  /// alone. The label must live as long.
+  class Scope {
+   public:
+    Scope(Timeline& timeline, Activity activity, std::string_view label = {}, int64_t bytes = 0) {
+      if (timeline.on()) begin(timeline, activity, label, bytes);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      if (timeline_ != nullptr) end();
+    }
+
+   private:
+    friend class Timeline;
+    void begin(Timeline& timeline, Activity activity, std::string_view label, int64_t bytes);
+    void end();
+
+    Timeline* timeline_ = nullptr;
+    Scope* outer_ = nullptr;  // of the thread that trains
+    bool training_ = false;
+    Activity activity_{};
+    std::string_view label_;
+    int64_t bytes_ = 0;
+    int64_t begin_ = 0;
+    int64_t inner_waits_ = 0;   // nanoseconds of those inside
+    int64_t inner_phases_ = 0;  // the same
+  };
+
+ private:
+  void adopt_thread();
+  void set(std::atomic<bool>& what, bool on);
+  void keep(const Span& span);  // with the mutex held
+
+  std::atomic<bool> on_{false};
+  std::atomic<bool> keeps_{false};
+  std::atomic<bool> measures_{false};
+  std::atomic<uint64_t> thread_{0};  // that trains
+  Scope* top_ = nullptr;             // the innermost scope of that thread
+  mutable std::mutex mutex_;         // of what follows
+  std::vector<Span> spans_;
+  size_t most_ = 0;
+  int64_t started_ = 0;  // Timeline::now()
+  int64_t stopped_ = 0;
+  int64_t dropped_ = 0;
+  std::array<int64_t, kActivities> nanoseconds_{};  // in phases
+};
+
+}  // namespace zero

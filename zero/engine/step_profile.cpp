@@ -1,0 +1,162 @@
+#include "zero/engine/step_profile.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
+#include "zero/engine/chrome_trace.h"
+
+namespace zero {
+
+// LibTorch's callbacks are plain functions: they find the timeline by their thread. On another
+// thread, to which autograd may take them along, there is none.
+class StepProfile::Operators {
+ public:
+  explicit Operators(Timeline& timeline) {
+    of_this_thread() = &timeline;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&Operators::on_start, &Operators::on_end)
+            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  Operators(const Operators&) = delete;
+  Operators& operator=(const Operators&) = delete;
+  ~Operators() {
+    at::removeCallback(handle_);
+    of_this_thread() = nullptr;
+  }
+
+ private:
+  struct Begun : at::ObserverContext {
+    int64_t at = Timeline::now();
+  };
+  static Timeline*& of_this_thread() {
+    thread_local Timeline* timeline = nullptr;
+    return timeline;
+  }
+  static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& /*range*/) {
+    if (of_this_thread() == nullptr) return nullptr;
+    return std::make_unique<Begun>();
+  }
+  static void on_end(const at::RecordFunction& range, at::ObserverContext* context) {
+    auto* timeline = of_this_thread();
+    if (timeline == nullptr || context == nullptr) return;
+    timeline->add(Activity::operation, range.name(), static_cast<Begun*>(context)->at,
+                  Timeline::now());
+  }
+  at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
+};
+
+StepProfile::StepProfile(comm::Group& group, Options options)
+    : group_(group), timeline_(group.accounts().timeline) {
+  if (timeline_->keeps()) {
+    throw Error(
+        "A second zero::StepProfile of a group while another one keeps spans: stop that one, or "
+        "write it, first.");
+  }
+  timeline_->start(options.most);
+  if (options.operators) operators_ = std::make_unique<Operators>(*timeline_);
+}
+
+StepProfile::~StepProfile() {
+  stop();
+  timeline_->clear();
+}
+
+void StepProfile::stop() {
+  operators_.reset();
+  if (timeline_->keeps()) timeline_->stop();
+}
+
+namespace {
+
+// Hosts have clocks of their own, which ranks read as they leave a barrier: the median of a few.
+int64_t clock_ahead(comm::Group& group) {
+  const auto& topology = group.topology();
+  if (topology.hosts == 1) return 0;
+  const auto leader = static_cast<size_t>(group.rank() / topology.local_size * topology.local_size);
+  std::array<int64_t, 5> ahead{};
+  for (auto& each : ahead) {
+    group.barrier("clocks");
+    const auto clocks = comm::gather_records(group, Timeline::now(), "clocks");
+    each = clocks[leader] - clocks[0];
+  }
+  std::sort(ahead.begin(), ahead.end());
+  return ahead[ahead.size() / 2];
+}
+
+struct Kept {
+  int64_t spans = 0;
+  int64_t dropped = 0;
+  int64_t clock = 0;
+};
+
+// Every rank's spans, on rank 0: in pieces, so that the others need little memory.
+std::vector<RankSpans> gather_spans(comm::Group& group, const std::vector<Span>& mine,
+                                    const std::vector<Kept>& all) {
+  constexpr int64_t kPiece = 4096;
+  int64_t most = 0;
+  for (const auto& each : all) most = std::max(most, each.spans);
+  std::vector<RankSpans> ranks(all.size());
+  for (size_t r = 0; r < all.size(); ++r)
+    ranks[r] = {.rank = static_cast<int>(r), .clock = all[r].clock, .spans = {}};
+  if (group.size() == 1) {
+    ranks[0].spans = mine;
+    return ranks;
+  }
+  const auto bytes = static_cast<int64_t>(sizeof(Span));
+  const auto input = at::empty({kPiece * bytes}, at::kByte);
+  const auto output = at::empty({group.size() * kPiece * bytes}, at::kByte);
+  for (int64_t begin = 0; begin < most; begin += kPiece) {
+    const auto here = [&](const Kept& kept) {
+      return static_cast<size_t>(std::clamp<int64_t>(kept.spans - begin, 0, kPiece));
+    };
+    const size_t count = here(all[static_cast<size_t>(group.rank())]);
+    if (count > 0)
+      std::memcpy(input.data_ptr(), &mine[static_cast<size_t>(begin)], count * sizeof(Span));
+    group.all_gather_control(output, input, "spans");
+    if (group.rank() != 0) continue;
+    const auto* theirs = static_cast<const Span*>(output.const_data_ptr());
+    for (size_t r = 0; r < all.size(); ++r) {
+      const auto* first = theirs + static_cast<int64_t>(r) * kPiece;
+      ranks[r].spans.insert(ranks[r].spans.end(), first, first + here(all[r]));
+    }
+  }
+  return ranks;
+}
+
+}  // namespace
+
+StepProfile::Written StepProfile::write(const std::string& file) {
+  stop();
+  const auto mine = timeline_->spans();
+  const Kept kept{.spans = static_cast<int64_t>(mine.size()),
+                  .dropped = timeline_->dropped(),
+                  .clock = clock_ahead(group_)};
+  timeline_->clear();
+  const auto all = comm::gather_records(group_, kept, "spans");
+  Written written;
+  for (const auto& each : all) {
+    written.spans += each.spans;
+    written.dropped += each.dropped;
+  }
+  const auto ranks = gather_spans(group_, mine, all);
+  comm::agree_on_rank_zero(group_, "Writing the profile", [&] {
+    const auto text = chrome_trace(ranks, written.dropped);
+    OutputFile out(file, fail<Error>);
+    out.write(text.data(), text.size());
+    out.commit();
+  });
+  return written;
+}
+
+}  // namespace zero
