@@ -8,6 +8,7 @@
                                                     one figure over all its measurements; the four are patterns, as 'bf16*'
     benchmarks/draw.py --demo DIR DIR DIR DIR       take the bytes of benchmarks/history/bytes_a_rank.json from runs of the demo at
                                                     stages 0 to 3:  for s in 0 1 2 3; do STAGE=$s STEPS=4 OUT=run/stage$s scripts/demo.sh; done
+    benchmarks/draw.py --trace FILE CAPTION         take the spans of benchmarks/history/step_trace.json from a file of `zero train --profile`
     benchmarks/draw.py --check --demo DIR ...       fail where those runs hold other bytes than the committed picture says
 
 Any python3 runs this file; it needs nothing else.
@@ -233,7 +234,47 @@ def history() -> str:
                 [[Panel(title, over_time(*which), bars="tax" not in which[0], mark=0.0) for title, which in column] for column in columns], 60)
 
 
-CHARTS = {"bytes-a-rank.svg": bytes_a_rank, "peers.svg": peers, "tax.svg": tax, "collectives.svg": collectives, "history.svg": history}
+TRACE_COLOURS = {"forward": "#4477aa", "backward": "#66ccee", "step": "#bbbbbb", "wait": "#ee6677", "gather": "#228833", "reduce": "#ccbb44",
+                 "update": "#aa3377", "disk": "#ee8866", "control": "#777777"}
+TRACE_ROWS = ("compute", "gathers", "reductions", "updates", "disk reads", "disk writes")
+
+
+def trace_colour(kind: str) -> str:
+    return TRACE_COLOURS["update" if kind == "wait for update" else kind if kind in TRACE_COLOURS else kind.split()[0]]
+
+
+def step_trace() -> str:
+    """A step's spans: a band for each rank, in it a line for each row; waits lie on the phases that they are in."""
+    data = json.loads((HISTORY / "step_trace.json").read_text())
+    width, left, top, height = 860.0, 110.0, 62.0, 20
+    svg: list[str] = []
+    for rank in data["ranks"]:
+        svg.append(text(16, top + 12, rank["name"], 13, weight="bold"))
+        top += 18
+        for row in rank["rows"]:
+            svg += [text(left - 8, top + 13, row["name"], anchor="end"), box(left, top, width, height - 4, "#f6f6f6")]
+            for kind, begin, end in row["spans"]:
+                wait = kind.startswith("wait")
+                x, right = (left + at / data["ms"] * width for at in (begin, end))
+                svg.append(box(x, top + (7 if wait else 0), max(right - x, 0.3), height - 4 - (7 if wait else 0), trace_colour(kind)))
+            top += height
+        top += 10
+    step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000) if data["ms"] / one <= 12)
+    for at in range(0, int(data["ms"]) + 1, step):
+        svg += [line(left + at / data["ms"] * width, 60, left + at / data["ms"] * width, top - 6, "#dddddd", 0.5),
+                text(left + at / data["ms"] * width, top + 6, f"{at} ms", 11, "middle", "#555555")]
+    x = left
+    for kind in [one for one in TRACE_COLOURS if any(one == span[0].split()[0] for rank in data["ranks"] for row in rank["rows"] for span in row["spans"])]:
+        svg += [box(x, top + 18, 12, 12, TRACE_COLOURS[kind]), text(x + 18, top + 28, kind)]
+        x += 44 + 7 * len(kind)
+    total = left + width + 24
+    head = [f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {total:.0f} {top + 40:.0f}' width='{total:.0f}' height='{top + 40:.0f}' role='img'>",
+            "<title>One step of training</title>", box(0, 0, total, top + 40, "#ffffff"), text(16, 24, "One step of training, as --profile writes it", 16, weight="bold"),
+            text(16, 42, data["caption"], 12, colour="#555555")]
+    return "\n".join([*head, *svg, "</svg>"]) + "\n"
+
+
+CHARTS = {"bytes-a-rank.svg": bytes_a_rank, "peers.svg": peers, "tax.svg": tax, "collectives.svg": collectives, "history.svg": history, "step-trace.svg": step_trace}
 
 
 # --- Commands ---
@@ -251,6 +292,24 @@ def demo_figures(folders: list[Path]) -> dict:
     return {"parameters": config["parameters"], "ranks": config["world_size"], "stages": sorted(stages, key=lambda one: one["stage"])}
 
 
+def trace_figures(file: Path, caption: str) -> dict:
+    """The spans of a profile that can be seen in a picture: without operators, lines of a row laid over each other, milliseconds."""
+    events = json.loads(file.read_text())["traceEvents"]
+    named = {(event["name"], event["pid"], event["tid"]): event["args"].get("name") for event in events if event["ph"] == "M"}
+    spans = [event for event in events if event["ph"] == "X" and event["cat"] not in ("operator", "control")]
+    total = max(event["ts"] + event["dur"] for event in spans)
+    ranks = []
+    for pid in sorted({event["pid"] for event in spans}):
+        rows: dict[str, list] = {row: [] for row in TRACE_ROWS}
+        for event in spans:
+            if event["pid"] == pid and event["dur"] >= total / 3000:
+                row = named[("thread_name", pid, event["tid"])].split(" (")[0]
+                rows[row].append([event["cat"], round(event["ts"] / 1000, 3), round((event["ts"] + event["dur"]) / 1000, 3)])
+        ranks.append({"name": named[("process_name", pid, 0)],
+                      "rows": [{"name": name, "spans": sorted(row, key=lambda one: (one[0].startswith("wait"), one[1]))} for name, row in rows.items() if row]})
+    return {"caption": caption, "ms": round(total / 1000, 3), "ranks": ranks}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -258,6 +317,7 @@ def main() -> int:
     parser.add_argument("--history", nargs=4, metavar=("BENCHMARK", "SETTING", "RUN", "METRIC"))
     parser.add_argument("--out", type=Path, default=Path("history.svg"))
     parser.add_argument("--demo", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--trace", nargs=2, metavar=("FILE", "CAPTION"))
     options = parser.parse_args()
 
     if options.list:
@@ -276,6 +336,8 @@ def main() -> int:
             return 1
         if not options.check:
             file.write_text(counted)
+    if options.trace:
+        (HISTORY / "step_trace.json").write_text(json.dumps(trace_figures(Path(options.trace[0]), options.trace[1])).replace(', {"name"', ',\n{"name"') + "\n")
     stale = []
     for name, chart in CHARTS.items():
         if not options.check:

@@ -38,6 +38,7 @@ std::vector<Json> samples(const Spec& row) {
       if (row.key != "optimizer") return {{{"err_beta", 0.5}, {"reset_T", 7}}};
       return {{{"type", "SGD"}, {"params", {{"lr", 0.5}, {"nesterov", true}}}}};
     case Kind::list:
+      return {Json::array({"all_gather", "all_reduce"})};
     case Kind::anything:
       break;
   }

@@ -174,6 +174,23 @@ TEST_F(Measuring, TablesTheCollectivesThatAreChosen) {
   for (const auto& each : told) EXPECT_EQ(each["op"], "reduce_scatter");
 }
 
+TEST(CommsLogger, IsReadFromDeepSpeedsSection) {
+  const auto settings = Settings::parse(R"({"wall_clock_breakdown": true, "comms_logger": {
+      "enabled": true, "verbose": true, "prof_all": false, "debug": true,
+      "prof_ops": ["all_reduce", "all_gather"]}})",
+                                        1);
+  EXPECT_TRUE(settings.program.wall_clock_breakdown);
+  EXPECT_EQ(settings.program.comms_logger, (CommsLogger{.enabled = true,
+                                                        .verbose = true,
+                                                        .prof_all = false,
+                                                        .debug = true,
+                                                        .prof_ops = {"all_reduce", "all_gather"}}));
+  EXPECT_EQ(Settings::parse(settings.dump(), 1), settings);
+  EXPECT_THAT(
+      message_of<ConfigError>([] { Settings::parse(R"({"comms_logger": {"prof_ops": [7]}})", 1); }),
+      HasSubstr("comms_logger.prof_ops holds 7"));
+}
+
 TEST_F(Measuring, SaysWhatIsReadInPlace) {
   settings_.engine.stage = 3;
   settings_.program.comms_logger.enabled = true;
@@ -192,13 +209,21 @@ TEST_F(Measuring, WritesTheProfileOfOneStep) {
   const auto file = folder_ / "step.json";
   settings_.program.profile = file;
   settings_.program.profile_step = 2;
-  EXPECT_THAT(train(), HasSubstr("The profile of this step is in " + file.string()));
-  EXPECT_TRUE(steps()[1].contains("notices"));
-  EXPECT_FALSE(steps()[2].contains("notices"));
+  EXPECT_THAT(train(), HasSubstr("profile of step 2 in " + file.string()));
+  EXPECT_EQ(event("profile")["step"], 2);
+  EXPECT_EQ(event("profile")["dropped"], 0);
   const auto trace = Json::parse(test::read_file(file));
   int64_t forwards = 0;
   for (const auto& event : trace["traceEvents"]) forwards += event["name"] == "forward" ? 1 : 0;
   EXPECT_EQ(forwards, 2) << "one a rank";
+}
+
+TEST_F(Measuring, WritesTheProfileOfTheLastStep) {
+  const auto file = folder_ / "step.json";
+  settings_.program.profile = file;
+  settings_.program.profile_step = 4;
+  EXPECT_THAT(train(), HasSubstr("profile of step 4 in"));
+  EXPECT_TRUE(std::filesystem::exists(file));
 }
 
 TEST_F(Measuring, RefusesAProfileThatWouldNotBeWritten) {

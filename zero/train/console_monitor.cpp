@@ -160,6 +160,14 @@ class ConsoleMonitor final : public Monitor {
     std::fflush(stdout);
   }
 
+  void profile(const ProfileReport& report) override {
+    clear_bar();
+    print("         profile of step {} in {}: {} spans{}; open it at ui.perfetto.dev\n",
+          report.step, report.file, grouped(report.spans),
+          report.dropped > 0 ? fmt::format(" ({} more did not fit)", grouped(report.dropped)) : "");
+    std::fflush(stdout);
+  }
+
   void memory(const std::vector<RankMemory>& ranks) override {
     clear_bar();
     print("\nmemory at its peak (formula beside)\n");
@@ -201,7 +209,9 @@ class ConsoleMonitor final : public Monitor {
           "bytes", "total ms", "average ms", "algorithm GB/s", "bus GB/s");
     for (const auto& each : calls) {
       const auto bandwidth = [&](double value) {
-        return each.in_place || each.message == 0 ? std::string("-") : fmt::format("{:.2f}", value);
+        return each.in_place || each.collective == comm::Collective::control
+                   ? std::string("-")
+                   : fmt::format("{:.2f}", value);
       };
       print("{:<24}  {:>12}  {:>9}  {:>12}  {:>12.2f}  {:>12.3f}  {:>14}  {:>9}\n",
             fmt::format("{}{}", comm::name(each.collective), each.in_place ? " in place" : ""),

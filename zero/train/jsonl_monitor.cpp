@@ -179,6 +179,13 @@ class JsonlMonitor final : public Monitor {
            {"loss", finite(report.loss)},
            {"tokens", report.tokens}});
   }
+  void profile(const ProfileReport& report) override {
+    write({{"event", "profile"},
+           {"step", report.step},
+           {"file", report.file},
+           {"spans", report.spans},
+           {"dropped", report.dropped}});
+  }
   void memory(const std::vector<RankMemory>& ranks) override {
     write({{"event", "memory"}, {"per_rank", per_rank(ranks)}});
   }

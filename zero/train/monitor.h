@@ -123,6 +123,14 @@ struct ValidationReport {
   int64_t tokens = 0;
 };
 
+/// A file that `profile` has asked for is there.
+struct ProfileReport {
+  int64_t step = 0;  ///< that it shows
+  std::string file;
+  int64_t spans = 0;
+  int64_t dropped = 0;  ///< that did not fit
+};
+
 struct EndReport {
   int64_t steps = 0;
   double seconds = 0;
@@ -143,6 +151,7 @@ class Monitor {
   /// it.
   virtual void rewound(const RewindReport&) {}
   virtual void validation(const ValidationReport&) {}
+  virtual void profile(const ProfileReport&) {}
   /// After the last step; indexed by rank.
   virtual void memory(const std::vector<RankMemory>&) {}
   virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}

@@ -399,8 +399,10 @@ int Trainer::train() {
   HostAllocator::instance().reset_peaks();
   const auto begin = Clock::now();
   while (step_ < options_.steps && stop_signal_ == 0) {
+    const bool complete = profile_.has_value();  // once this step has ended
     const auto step = train_step();
     report([&](Monitor& monitor) { monitor.step(step); });
+    if (complete) write_profile();
     if (step.rewound) {
       comm::agree_on_rank_zero(*group_, "Going back", [&] { folder_.cut_log(step_); });
       report([&](Monitor& monitor) { monitor.rewound(*step.rewound); });
@@ -415,8 +417,9 @@ int Trainer::train() {
 }
 
 StepReport Trainer::train_step() {
-  if (!options_.profile.empty() && step_ + 1 == first_step_ + options_.profile_step - 1)
-    profile_.emplace(*group_);
+  const bool profiled =
+      !options_.profile.empty() && step_ + 1 == first_step_ + options_.profile_step - 1;
+  if (profiled) profile_.emplace(*group_);
   auto& timeline = *group_->accounts().timeline;
   if (options_.wall_clock_breakdown) (void)timeline.take_breakdown();
   const auto begin = Clock::now();
@@ -458,6 +461,7 @@ StepReport Trainer::train_step() {
     report.next_loss_scale = result.next_loss_scale;
   }
   report.step_ms = seconds_since(begin) * 1000;
+  if (profiled) profile_->stop();
   if (options_.wall_clock_breakdown) report.breakdown = timeline.take_breakdown();
   report.tokens_per_s = static_cast<double>(tokens_per_step()) / report.step_ms * 1000;
   report.comm_ms = group_->wait_ms() - waited_before;
@@ -477,7 +481,6 @@ StepReport Trainer::train_step() {
   const bool expected = config.scales_loss() && config.loss_scaling.fixed == 0;
   if (report.skipped && !report.left_out && !expected && !std::exchange(named_, true))
     report.anomaly = find_anomaly(step_);
-  if (profile_) write_profile(report);
   return report;
 }
 
@@ -501,13 +504,14 @@ void Trainer::start_measuring() {
   group_->accounts().calls->start(wanted, std::move(told));
 }
 
-void Trainer::write_profile(StepReport& report) {
+void Trainer::write_profile() {
   const auto written = profile_->write(options_.profile);
   profile_.reset();
-  report.notices.push_back(fmt::format(
-      "The profile of this step is in {}: {} spans{}. Open it at ui.perfetto.dev.",
-      options_.profile, written.spans,
-      written.dropped > 0 ? fmt::format(", {} more did not fit", written.dropped) : ""));
+  const ProfileReport told{.step = first_step_ + options_.profile_step - 1,
+                           .file = options_.profile,
+                           .spans = written.spans,
+                           .dropped = written.dropped};
+  report([&](Monitor& monitor) { monitor.profile(told); });
 }
 
 void Trainer::seed_dropout(int64_t step) const {
@@ -803,6 +807,7 @@ std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
 
 int Trainer::finish(double seconds) {
   traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
+  if (profile_) write_profile();
   report_validation();
   const auto memory = collect_memory(*engine_);
   const auto traffic = traffic_->collect();

@@ -113,8 +113,8 @@ class Trainer {
   void report_validation();
   /// Begins to measure what the options ask for.
   void start_measuring();
-  /// Where `profile_` is of this step: writes it, and says so. Collective.
-  void write_profile(StepReport& report);
+  /// Writes `profile_`, and says so. Collective.
+  void write_profile();
   /// Whether a signal asks `train` to stop, for all ranks alike; remembers it.
   bool agree_to_stop();
   Exchange exchange(const std::vector<float>& losses, double lr);
@@ -163,7 +163,9 @@ class Trainer {
   LossSpikes spikes_;
   Rewinds rewinds_;
   double last_norm_ = 0;
-  std::optional<StepProfile> profile_;  ///< of the step under way, with `profile`
+  /// Of one step, with `profile`: until the next has ended, and with it what that one had left
+  /// under way.
+  std::optional<StepProfile> profile_;
   std::string tiers_reason_;
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done
