@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/ScalarType.h>
-#include <fmt/format.h>
 
 #include <cstdint>
 #include <string>
@@ -35,7 +34,7 @@ inline at::Tensor unflattened(const at::Tensor& flat, const at::Tensor& like) {
 /// "unit 3 (h.0.mlp.c_fc.weight)": the number and the first parameter, for people.
 inline std::string unit_label(const partition::Layout& layout, int64_t unit) {
   const auto first = static_cast<size_t>(layout.unit(unit).segments.front().parameter);
-  return fmt::format("unit {} ({})", unit, layout.parameters()[first].name);
+  return "unit " + std::to_string(unit) + " (" + layout.parameters()[first].name + ")";
 }
 
 }  // namespace zero
