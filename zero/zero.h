@@ -12,6 +12,8 @@
 #include "zero/config/settings.h"
 #include "zero/engine/anomaly_watch.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/flops_profiler.h"
+#include "zero/engine/flops_report.h"
 #include "zero/engine/gathered.h"
 #include "zero/engine/step_profile.h"
 #include "zero/engine/step_watch.h"

@@ -1,7 +1,6 @@
 // Vector instructions, LibTorch and its threads, and devices that LibTorch could use.
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <ATen/ops/rand.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <hwy/targets.h>
@@ -9,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -18,7 +16,7 @@
 #include <thread>
 
 #include "apps/zero/doctor_checks.h"
-#include "zero/models/layers/matmul.h"
+#include "zero/models/layers/product_speed.h"
 
 namespace zero::app::checkup {
 namespace {
@@ -28,25 +26,18 @@ namespace fs = std::filesystem;
 constexpr const char* kVectors = "vectors";
 constexpr const char* kLibTorch = "LibTorch";
 
-// Matrix products by the function that layers call, of both formats in turns, so that a busy moment
-// meets both.
+// Of both formats in turns, so that a busy moment meets both.
 void measure_products(Vectors& vectors) {
   constexpr int64_t kSize = 512;
   constexpr int kRounds = 10;
-  const auto a = at::rand({kSize, kSize});
-  const auto b = at::rand({kSize, kSize});
-  const auto measure = [](const at::Tensor& first, const at::Tensor& second, double& best) {
-    const auto start = std::chrono::steady_clock::now();
-    (void)product(first, second);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, 2e-9 * kSize * kSize * kSize / seconds.count());
-  };
-  const auto narrow_a = a.to(at::kBFloat16);
-  const auto narrow_b = b.to(at::kBFloat16);
+  ProductSpeed fp32(at::kFloat, kSize);
+  ProductSpeed bf16(at::kBFloat16, kSize);
   for (int round = 0; round < kRounds; ++round) {
-    measure(a, b, vectors.fp32);
-    measure(narrow_a, narrow_b, vectors.bf16);
+    fp32.measure();
+    bf16.measure();
   }
+  vectors.fp32 = 1e-9 * fp32.best();
+  vectors.bf16 = 1e-9 * bf16.best();
 }
 
 bool has(const std::vector<std::string>& sets, std::string_view name) {

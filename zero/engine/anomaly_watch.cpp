@@ -22,6 +22,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "zero/engine/parameter_names.h"
 #include "zero/optim/optimizer.h"
 #include "zero/paging/page.h"
 
@@ -85,23 +86,6 @@ Inputs worse(Inputs a, Inputs b) {
     return x == Inputs::nan ? 3 : x == Inputs::infinity ? 2 : x == Inputs::absent ? 1 : 0;
   };
   return rank(a) >= rank(b) ? a : b;
-}
-
-template <class Visit>
-void each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
-  } else if (value.isList()) {
-    for (const auto& element : value.toListRef()) {
-      if (element.isTensor()) visit(element.toTensor());
-    }
-  } else if (value.isTuple()) {
-    for (const auto& element : value.toTupleRef().elements()) {
-      if (element.isTensor()) visit(element.toTensor());
-    }
-  }
 }
 
 // --- What an operator's schema says ---
@@ -220,12 +204,6 @@ std::string Anomaly::text() const {
 }
 
 struct AnomalyWatch::State {
-  // A stretch of a parameter's storage.
-  struct Named {
-    int64_t begin = 0;
-    int64_t end = 0;
-    std::string name;
-  };
   // A forward operator as backward finds it.
   struct Forward {
     int64_t sequence = 0;
@@ -244,30 +222,13 @@ struct AnomalyWatch::State {
   };
 
   State(const NamedTensors& tensors, Options given) : options(given) {
-    for (const auto& [name, tensor] : tensors.parameters) {
-      if (!tensor.defined() || !tensor.has_storage()) continue;
-      const auto begin = static_cast<int64_t>(tensor.storage_offset());
-      auto& all = names[storage_of(tensor)];
-      const bool tied = std::any_of(all.begin(), all.end(),
-                                    [&](const Named& other) { return other.begin == begin; });
-      if (!tied) all.push_back({begin, begin + tensor.numel(), name});
-    }
-  }
-
-  static const void* storage_of(const at::Tensor& tensor) {
-    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    names.add(tensors.parameters);
   }
 
   // The parameter that a tensor shows, or a part of; empty if none.
   std::string parameter_of(const at::Tensor& tensor) const {
-    if (!tensor.defined() || !tensor.has_storage()) return {};
-    const auto found = names.find(storage_of(tensor));
-    if (found == names.end()) return {};
-    const auto offset = static_cast<int64_t>(tensor.storage_offset());
-    for (const auto& named : found->second) {
-      if (offset >= named.begin && offset < std::max(named.end, named.begin + 1)) return named.name;
-    }
-    return {};
+    const auto index = names.find(tensor);
+    return index ? names.name(*index) : "";
   }
 
   // --- Start of an operator ---
@@ -503,7 +464,7 @@ struct AnomalyWatch::State {
   }
 
   Options options;
-  std::unordered_map<const void*, std::vector<Named>> names;  // by storage
+  ParameterNames names;
   std::unordered_map<c10::OperatorName, Traits> known;
   std::vector<Forward> forward;      // by sequence number, ascending
   std::vector<Node> nodes;           // that run, the innermost last

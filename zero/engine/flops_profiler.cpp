@@ -1,0 +1,316 @@
+#include "zero/engine/flops_profiler.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/operator_cost.h"
+#include "zero/engine/parameter_names.h"
+
+namespace zero {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A module that stands in no tree.
+constexpr int kNone = -1;
+constexpr int kModel = 0;
+
+// Gradients that libzero computes in forward already: they are no part of it.
+constexpr std::string_view kGradientInForward = "zero::linear_cross_entropy_gradient";
+// How LibTorch's own range around a node of autograd begins.
+constexpr std::string_view kAround = "autograd::engine::evaluate_function";
+
+bool copies(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kCopies{"aten::to", "aten::_to_copy",
+                                                    "aten::contiguous", "aten::clone"};
+  return std::find(kCopies.begin(), kCopies.end(), name) != kCopies.end();
+}
+
+bool is_number(std::string_view name) {
+  return !name.empty() &&
+         std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// An operator between its start and its end.
+struct Running final : at::ObserverContext {
+  int module = kNone;
+  bool outermost = false;
+  bool counts = false;
+  bool hides = false;  // what is in it is not counted
+  int64_t used_before = 0;
+  OperatorCost cost;
+  Clock::time_point begin;
+};
+
+}  // namespace
+
+FlopsCount& FlopsCount::operator+=(const FlopsCount& other) {
+  parameters += other.parameters;
+  macs += other.macs;
+  flops += other.flops;
+  ms += other.ms;
+  return *this;
+}
+
+struct FlopsProfiler::State {
+  struct Module {
+    std::string name;
+    int parent = kNone;
+    int depth = 0;
+    bool numbered = false;
+    FlopsCount own{};
+  };
+  // A copy of a parameter. The weak reference keeps its address from being given to another.
+  struct Copy {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int module = kModel;
+  };
+
+  explicit State(const NamedTensors& tensors) {
+    modules.push_back({});
+    names.add(tensors.parameters);
+    const size_t parameters = names.size();
+    names.add(tensors.buffers);
+    for (size_t i = 0; i < names.size(); ++i) module_of_name.push_back(module_named(names.name(i)));
+    for (const auto& [name, tensor] : tensors.parameters) {
+      const auto index = names.find(tensor);
+      // Of a tied parameter the first name alone.
+      if (index && *index < parameters && names.name(*index) == name)
+        modules[static_cast<size_t>(module_of_name[*index])].own.parameters += tensor.numel();
+    }
+  }
+
+  // The module that has the tensor of this name, with those around it.
+  int module_named(const std::string& tensor) {
+    int module = kModel;
+    for (size_t begin = 0, dot = 0; (dot = tensor.find('.', begin)) != std::string::npos;
+         begin = dot + 1) {
+      const auto path = tensor.substr(0, dot);
+      const auto found = std::find_if(modules.begin(), modules.end(),
+                                      [&](const Module& other) { return other.name == path; });
+      if (found == modules.end()) {
+        const bool numbered = is_number(std::string_view(tensor).substr(begin, dot - begin));
+        modules.push_back({path, module, of(module).depth + 1, numbered});
+        module = static_cast<int>(modules.size()) - 1;
+      } else {
+        module = static_cast<int>(found - modules.begin());
+      }
+    }
+    return module;
+  }
+
+  Module& of(int module) { return modules[static_cast<size_t>(module)]; }
+
+  // The deepest that holds both.
+  int common(int a, int b) {
+    while (a != b) {
+      if (of(a).depth < of(b).depth) std::swap(a, b);
+      a = of(a).parent;
+    }
+    return a;
+  }
+
+  // --- Whose an operator is ---
+
+  // The module of the parameters among the inputs.
+  int module_read(c10::ArrayRef<const c10::IValue> inputs) {
+    int module = kNone;
+    for (const auto& input : inputs) {
+      each_tensor(input, [&](const at::Tensor& tensor) {
+        int read = kNone;
+        if (const auto index = names.find(tensor)) {
+          read = module_of_name[*index];
+        } else if (!parameter_copies.empty() && tensor.defined() && tensor.has_storage()) {
+          const auto found = parameter_copies.find(storage_of(tensor));
+          if (found != parameter_copies.end()) read = found->second.module;
+        }
+        if (read != kNone) module = module == kNone ? read : common(module, read);
+      });
+    }
+    return module;
+  }
+
+  static const void* storage_of(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  }
+
+  // Gives away what belongs to a module between the last one used and `next`.
+  void use(int next) {
+    int module = last == kNone || next == kNone ? kModel : common(last, next);
+    if (last != kNone && next != kNone) {
+      int layer = kNone;
+      for (int inner = last; inner != module; inner = of(inner).parent) {
+        if (of(inner).numbered) layer = inner;
+      }
+      if (layer != kNone) module = layer;
+    }
+    of(module).own += std::exchange(between, {});
+    last = next;
+    ++used;
+  }
+
+  void end_pass() {
+    use(kNone);
+    parameter_copies.clear();
+  }
+
+  FlopsCount& count_of(int module) { return module == kNone ? between : of(module).own; }
+
+  // --- Operators ---
+
+  std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& range) {
+    const std::string_view name = range.name();
+    if (torch::autograd::get_current_graph_task_id() != -1 || name.starts_with(kAround)) {
+      if (last != kNone || between.ms > 0) end_pass();
+      return nullptr;
+    }
+    auto running = std::make_unique<Running>();
+    running->outermost = depth++ == 0;
+    running->used_before = used;
+    if (name == kGradientInForward) {
+      running->hides = true;
+      ++hidden;
+    }
+    if (hidden == 0) {
+      const auto inputs = range.inputs();
+      running->module = module_read(inputs);
+      if (running->module != kNone) use(running->module);
+      if (running->outermost) outer = running->module;
+      if (counting == 0) {
+        if (const auto cost = operator_cost(name, inputs)) {
+          running->counts = true;
+          running->cost = *cost;
+          ++counting;
+        }
+      }
+    }
+    running->begin = Clock::now();
+    return running;
+  }
+
+  void end(const at::RecordFunction& range, Running& running) {
+    const auto time = Clock::now() - running.begin;
+    --depth;
+    if (running.hides) {
+      --hidden;
+      return;
+    }
+    if (hidden > 0) return;
+    if (running.counts) {
+      --counting;
+      add_cost(range, running);
+    }
+    if (running.module != kNone && copies(range.name())) remember_copy(range, running.module);
+    if (!running.outermost) return;
+    // One whose inner operators alone read a parameter is the last one's.
+    const int module =
+        running.module == kNone && used != running.used_before ? last : running.module;
+    count_of(module).ms += std::chrono::duration<double, std::milli>(time).count();
+  }
+
+  void add_cost(const at::RecordFunction& range, const Running& running) {
+    int64_t elements = 0;
+    if (running.cost.needs_result()) {
+      bool found = false;
+      for (const auto& output : range.outputs()) {
+        each_tensor(output, [&](const at::Tensor& tensor) {
+          if (found || !tensor.defined() || !tensor.is_floating_point()) return;
+          found = true;
+          elements = tensor.numel();
+        });
+      }
+    }
+    auto& count = count_of(running.module == kNone ? outer : running.module);
+    count.macs += running.cost.total_macs(elements);
+    count.flops += running.cost.total_flops(elements);
+  }
+
+  void remember_copy(const at::RecordFunction& range, int module) {
+    for (const auto& output : range.outputs()) {
+      each_tensor(output, [&](const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.has_storage() || names.find(tensor)) return;
+        parameter_copies.insert_or_assign(storage_of(tensor),
+                                          Copy{tensor.storage().getWeakStorageImpl(), module});
+      });
+    }
+  }
+
+  // --- What has been counted ---
+
+  ModuleFlops profile_of(int module) const {
+    const auto& given = modules[static_cast<size_t>(module)];
+    ModuleFlops result{.name = given.name, .own = given.own, .total = given.own};
+    for (size_t i = 0; i < modules.size(); ++i) {
+      if (modules[i].parent != module) continue;
+      result.children.push_back(profile_of(static_cast<int>(i)));
+      result.total += result.children.back().total;
+    }
+    return result;
+  }
+
+  ParameterNames names;
+  std::vector<int> module_of_name;
+  std::vector<Module> modules;  // parents first
+  std::unordered_map<const void*, Copy> parameter_copies;
+  FlopsCount between;  // the last parameter and the next one
+  int last = kNone;    // module whose parameter was used
+  int64_t used = 0;    // how often one was
+  int outer = kNone;   // module of the outermost operator that runs
+  int depth = 0;       // operators that run
+  int counting = 0;    // of them, those that count
+  int hidden = 0;      // of them, those that hide what is in them
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+
+  // LibTorch's callbacks are plain functions.
+  static State*& of_this_thread() {
+    thread_local State* state = nullptr;
+    return state;
+  }
+  static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& range) {
+    auto* state = of_this_thread();
+    return state == nullptr ? nullptr : state->start(range);
+  }
+  static void on_end(const at::RecordFunction& range, at::ObserverContext* context) {
+    auto* state = of_this_thread();
+    if (state != nullptr && context != nullptr) state->end(range, *static_cast<Running*>(context));
+  }
+};
+
+FlopsProfiler::FlopsProfiler(const NamedTensors& tensors)
+    : state_(std::make_unique<State>(tensors)) {
+  auto& current = State::of_this_thread();
+  if (current != nullptr) {
+    throw Error(
+        "A second zero::FlopsProfiler on this thread while another one counts: stop that one "
+        "first.");
+  }
+  state_->handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(&State::on_start, &State::on_end)
+                                     .needsInputs(true)
+                                     .needsOutputs(true)
+                                     .scopes({at::RecordScope::FUNCTION}));
+  current = state_.get();
+}
+
+FlopsProfiler::~FlopsProfiler() { stop(); }
+
+void FlopsProfiler::stop() {
+  auto& state = *state_;
+  if (state.handle == at::INVALID_CALLBACK_HANDLE) return;
+  at::removeCallback(std::exchange(state.handle, at::INVALID_CALLBACK_HANDLE));
+  State::of_this_thread() = nullptr;
+  state.end_pass();
+}
+
+ModuleFlops FlopsProfiler::profile() const { return state_->profile_of(kModel); }
+
+}  // namespace zero

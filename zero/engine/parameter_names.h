@@ -1,0 +1,56 @@
+// Which parameter a tensor is, or shows a part of: for what observes operators, which have no names
+// for what they read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace zero {
+
+/// Names by storage, which a parameter keeps while its bytes come and go (stage 3).
+class ParameterNames {
+ public:
+  /// Of two names of one tensor the first counts.
+  void add(const std::vector<std::pair<std::string, at::Tensor>>& tensors);
+
+  size_t size() const { return names_.size(); }
+  const std::string& name(size_t index) const { return names_[index]; }
+  /// None where the tensor is no part of any.
+  std::optional<size_t> find(const at::Tensor& tensor) const;
+
+ private:
+  struct Stretch {  // of a storage, in elements
+    int64_t begin = 0;
+    int64_t end = 0;
+    size_t index = 0;
+  };
+  std::vector<std::string> names_;
+  std::unordered_map<const void*, std::vector<Stretch>> stretches_;
+};
+
+/// The tensors of an operator's argument or result, those of a list one by one.
+template <class Visit>
+void each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isList()) {
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  } else if (value.isTuple()) {
+    for (const auto& element : value.toTupleRef().elements()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  }
+}
+
+}  // namespace zero
