@@ -16,6 +16,7 @@ using fields::Json;
 
 std::string type_name(const fields::Spec& row) {
   using fields::Kind;
+  if (row.about.alone) return fmt::format("[{}]", row.about.argument);
   if (!row.about.argument.empty()) return std::string(row.about.argument);
   if (row.kind == Kind::bytes) return "BYTES";
   if (row.kind == Kind::integer) return "INT";
@@ -71,6 +72,7 @@ void add_settings(OptionParser& parser, CommandLine& line) {
       option = parser.add_option_function<std::string>(name, read, description(row))
                    ->type_name(type_name(row))
                    ->default_str(default_text(row, row.get ? row.get(defaults) : Json()));
+      if (row.about.alone) option->expected(0, 1);
     }
     if (row.part == fields::Part::engine) option->group("Engine");
     if (row.part == fields::Part::model) option->group("Model");

@@ -70,6 +70,7 @@ const std::vector<Expectation>& expectations() {
       {"elasticity_on", {}, {"elasticity: libzero does not choose a batch"}},
       {"flops_profiler",
        {"dump_state: ", "flops_profiler: FLOPs are not counted", "memory_breakdown: "}},
+       {"dump_state: ", "memory_breakdown: ", kClock}},
       {"fp16_static_scale", {"fp16.auto_cast: DeepSpeed casts"}},
       {"gpt_neox", {kPartition, kUnits}},
       {"hf_zero0", {kUnits}},
@@ -241,6 +242,8 @@ TEST(Files, OfMonitorsSayWhereTheyWrite) {
   const auto off = load("monitors_off").settings.program;
   EXPECT_FALSE(off.tensorboard.enabled);
   EXPECT_FALSE(off.csv_monitor.enabled);
+  EXPECT_EQ(load("flops_profiler").settings.program.flops_profiler,
+            (FlopsProfilerSettings{.enabled = true, .top_modules = 3}));
 }
 
 TEST(Files, HaveTheirSchedules) {

@@ -40,6 +40,7 @@ struct About {
   std::string_view argument = {};  ///< what stands for its value in --help, where not the type
   /// What the option's words mean, where they are not the values: "bf16" is true.
   std::vector<std::pair<std::string_view, bool>> words = {};
+  bool alone = false;   ///< the option may stand without its value, which is empty then
   Json by_option = {};  ///< its value wherever the option is given, whatever that says; null: none
   std::vector<std::string_view> also = {};  ///< other names of the key in its section
   /// Least value; of whole numbers, where not given, 0, or 1 with zero_is_none.

@@ -1,6 +1,8 @@
 // DeepSpeed's keys of what is measured, and its sections of monitors that `zero train` has:
 // zero/train/monitors.h.
 #include <fmt/format.h>
+// DeepSpeed's sections of what `zero train` reports beside its log: zero/train/monitors.h.
+#include <string>
 
 #include <string>
 #include <vector>
@@ -71,6 +73,47 @@ void add_comms_logger(All& all) {
     }
   };
   all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };
+void add_flops_profiler(All& all) {
+  using Profiler = FlopsProfilerSettings;
+  Rows rows(all, Part::program, "flops_profiler", &Settings::program,
+            &ProgramSettings::flops_profiler);
+  rows.add("enabled",
+           {.sentence = "Count one step's FLOPs by module, and report them to the console or FILE",
+            .details = "With times, and the part of what the machine's matrix products reach: "
+                       "[FLOPs](flops.md).",
+            .option = "--flops-profiler",
+            .argument = "FILE",
+            .alone = true,
+            .by_option = true,
+            .cost = "The step that is counted takes a few per cent longer; the others nothing."},
+           &Profiler::enabled);
+  rows.add("profile_step",
+           {.sentence = "Steps before the one that is counted",
+            .details = "DeepSpeed's too: it calls the first step 0. They are those of this start, "
+                       "also where a run is resumed; of a shorter run the last step is counted."},
+           &Profiler::profile_step);
+  rows.add(
+      "module_depth",
+      {.sentence = "How deep the report goes into the modules; -1: to the innermost", .least = -1},
+      &Profiler::module_depth);
+  rows.add("top_modules",
+           {.sentence = "Modules of each depth that are named as the largest", .least = 1},
+           &Profiler::top_modules);
+  rows.add("detailed",
+           {.sentence = "The report has a table of all modules",
+            .details = "Else totals and the "
+                       "largest alone."},
+           &Profiler::detailed);
+  rows.add("output_file",
+           {.sentence = "File of the report, in place of what is there; empty: the console",
+            .details = "With a file the console has the totals.",
+            .option = "--flops-profiler"},
+           &Profiler::output_file);
+  rows.add("recompute_fwd_factor",
+           {.sentence = "Part of forward that backward does again, for its FLOPs",
+            .details = "1 where every layer is recomputed (`activation_checkpointing`).",
+            .least = 0},
+           &Profiler::recompute_fwd_factor);
 }
 
 }  // namespace
@@ -84,6 +127,7 @@ void add_monitors(All& all) {
   add_files(all, &ProgramSettings::csv_monitor, "csv_monitor", "--csv",
             "Write a CSV file for each number of a step to this folder",
             "With DeepSpeed's names and columns.");
+  add_flops_profiler(all);
 }
 
 }  // namespace zero::fields

@@ -51,7 +51,7 @@ class Rows {
 
 /// The section `scheduler`.
 void add_scheduler(All& all);
-/// The sections of monitors that act.
+/// The sections of monitors that act, and `flops_profiler`.
 void add_monitors(All& all);
 /// What files written for DeepSpeed have beside: sections and keys that need no choice here, that
 /// are not here, and old names.

@@ -339,8 +339,9 @@ void leave_out_defaults(Json& file, std::initializer_list<const char*> sections)
 
 std::string text_of(Json file) {
   leave_out_defaults(
-      file, {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
-             "/activation_checkpointing", "/tensorboard", "/csv_monitor"});
+      file,
+      {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
+       "/activation_checkpointing", "/tensorboard", "/csv_monitor", "/flops_profiler"});
   // A path need not be UTF-8.
   return file.dump(2, ' ', false, Json::error_handler_t::replace);
 }

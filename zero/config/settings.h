@@ -64,6 +64,19 @@ struct CommsLogger {
 };
 
 /// What `zero train` alone uses: the section `train`, the micro-batch, and the monitors.
+/// Whether a step's FLOPs are counted, and how they are told: DeepSpeed's section `flops_profiler`.
+struct FlopsProfilerSettings {
+  bool enabled = false;
+  int64_t profile_step = 1;  ///< steps of the run before the one that is counted
+  int64_t module_depth = -1;
+  int64_t top_modules = 1;
+  bool detailed = true;
+  std::string output_file{};  ///< empty: the console
+  double recompute_fwd_factor = 0;
+  bool operator==(const FlopsProfilerSettings&) const = default;
+};
+
+/// What `zero train` alone uses: the section `train`, the micro-batch, and what reports.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
@@ -111,6 +124,7 @@ struct ProgramSettings {
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};
+  FlopsProfilerSettings flops_profiler{};
 
   /// Throws ConfigError naming the key, its value and what it must be.
   void validate() const;

@@ -146,6 +146,7 @@ class ConsoleMonitor final : public Monitor {
             format_bytes(static_cast<double>(report.memory_peak)),
             report.skipped ? skipped(report) : "");
     }
+    if (report.flops) print_flops(*report.flops);
     if (!report.anomaly.empty()) print("         {}\n", report.anomaly);
     if (report.breakdown && shown) print_breakdown(*report.breakdown);
     for (const auto& notice : report.notices) print("         {}\n", notice);
@@ -275,6 +276,11 @@ class ConsoleMonitor final : public Monitor {
             bytes_cell(of.disk.written, of.disk_written_formula, steps),
             fmt::format("{:.1f} ms", of.disk.wait_ms / static_cast<double>(steps)));
     }
+  }
+
+  static void print_flops(const FlopsReport& report) {
+    if (report.file.empty()) return print("\n{}\n", flops_report(report.step, report.options));
+    print("\n{}modules in {}\n\n", flops_totals(report.step), report.file);
   }
 
   struct TrafficColumn {

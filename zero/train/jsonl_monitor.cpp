@@ -117,6 +117,32 @@ Json to_json(const comm::CallTimes& calls, int ranks) {
     object["algorithm_gb_per_s"] = calls.algorithm_bandwidth();
     object["bus_gb_per_s"] = calls.bus_bandwidth(ranks);
   }
+Json to_json(const FlopsCount& count) {
+  return {{"parameters", count.parameters},
+          {"macs", count.macs},
+          {"flops", count.flops},
+          {"ms", finite(count.ms)}};
+}
+
+/// All modules, each with those in it, parents first.
+void add_modules(const ModuleFlops& module, Json& all) {
+  Json object{{"module", module.name}};
+  object.update(to_json(module.total));
+  all.push_back(std::move(object));
+  for (const auto& child : module.children) add_modules(child, all);
+}
+
+Json to_json(const StepFlops& step) {
+  Json object{{"event", "flops"}, {"step", step.step}};
+  object.update(to_json(step.model.total));
+  object["flops_backward"] = step.backward_factor() * static_cast<double>(step.model.total.flops);
+  object["step_ms"] = finite(step.step_ms);
+  object["tokens_per_s"] = finite(step.tokens_per_s);
+  if (step.peak > 0) {
+    object["peak_flops_per_s"] = finite(step.peak);
+    object["mfu"] = finite(step.mfu());
+  }
+  add_modules(step.model, object["modules"] = Json::array());
   return object;
 }
 
@@ -168,6 +194,7 @@ class JsonlMonitor final : public Monitor {
     if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
     if (!report.notices.empty()) object["notices"] = report.notices;
     write(object);
+    if (report.flops) write(to_json(report.flops->step));
   }
   void rewound(const RewindReport& report) override {
     write(

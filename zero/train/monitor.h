@@ -13,6 +13,7 @@
 #include "zero/comm/call_log.h"
 #include "zero/comm/traffic.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/flops_report.h"
 
 namespace zero::train {
 
@@ -93,6 +94,11 @@ struct RewindReport {
   int64_t sample_then = 0;  ///< sequences that the run had taken at the checkpoint
   int64_t sample = 0;       ///< those that it has taken, those that led to the spike included
   std::string reason = {};  ///< the notice of that step
+/// What `flops_profiler` counts of a step, and how it is to be told.
+struct FlopsReport {
+  StepFlops step;
+  FlopsReportOptions options;
+  std::string file;  ///< that gets it; empty: the console
 };
 
 struct StepReport {
@@ -115,6 +121,10 @@ struct StepReport {
   double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
   int64_t memory_peak = 0;                  ///< of rank 0, all categories together
   std::optional<Breakdown> breakdown = {};  ///< of rank 0 (wall_clock_breakdown)
+  double comm_ms = 0;                     ///< that rank 0 spent waiting for other ranks
+  double disk_ms = 0;                     ///< that rank 0 spent waiting for its disk
+  int64_t memory_peak = 0;                ///< of rank 0, all categories together
+  std::optional<FlopsReport> flops = {};  ///< of the step that they are counted of
 };
 
 struct ValidationReport {
@@ -177,6 +187,10 @@ std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
 /// run: what it wrote beyond the step from which this one goes on is cut off its files, and a new
 /// one is begun. Else its files go, with the first event. Throws Error that names the file.
 std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, bool append);
+
+/// What FLOPs are counted goes to `file`, in place of what it holds. Throws ConfigError where it
+/// cannot be opened.
+std::unique_ptr<Monitor> flops_monitor(const std::string& file);
 
 /// A file for each metric in `folder`, which exists, as DeepSpeed's csv_monitor writes them:
 /// Train_Samples_lr.csv begins with "step,lr", and has a line "SAMPLES,LR" for each step. Likewise.

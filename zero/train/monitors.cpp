@@ -69,6 +69,9 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Options& options) {
     }
     monitors.push_back(monitor.make(folder, options.resume));
   }
+  const auto& flops = options.flops_profiler;
+  if (flops.enabled && !flops.output_file.empty())
+    monitors.push_back(flops_monitor(flops.output_file));
   return monitors;
 }
 

@@ -29,6 +29,7 @@
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
 #include "zero/models/language/generate.h"
+#include "zero/models/layers/product_speed.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
@@ -394,6 +395,7 @@ int Trainer::train() {
   signals_ = &signals;
   report_run();
   start_measuring();
+  measure_products();
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
@@ -438,7 +440,9 @@ StepReport Trainer::train_step() {
   seed_dropout(report.step);
   step_data_ = train_loader_->state();
 
+  const auto profiler = profiler_of(report.step);
   pass_micro_batches();
+  if (profiler) profiler->stop();
   auto all = exchange(losses_, report.lr);
   if (options_.check_replicas > 0 && report.step % options_.check_replicas == 0) check_replicas();
   if (options_.group_norms) report.group_norms = engine_->group_norms();
@@ -467,6 +471,7 @@ StepReport Trainer::train_step() {
   report.comm_ms = group_->wait_ms() - waited_before;
   report.disk_ms = engine_->disk().wait_ms - disk_before;
   report.memory_peak = group_->ledger()->total().peak;
+  if (profiler) report.flops = flops_of(report, *profiler);
   last_time_ = {.busy_ms = static_cast<float>(report.step_ms - report.comm_ms),
                 .disk_ms = static_cast<float>(report.disk_ms)};
   last_norm_ = result.grad_norm;
@@ -512,6 +517,32 @@ void Trainer::write_profile() {
                            .spans = written.spans,
                            .dropped = written.dropped};
   report([&](Monitor& monitor) { monitor.profile(told); });
+void Trainer::measure_products() {
+  if (!options_.flops_profiler.enabled) return;
+  comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
+  product_speed_ = best_product_speed(engine_->config().parameter_dtype());
+}
+
+std::unique_ptr<FlopsProfiler> Trainer::profiler_of(int64_t step) const {
+  const auto& settings = options_.flops_profiler;
+  const bool is_it = settings.enabled && group_->rank() == 0 &&
+                     step == std::min(first_step_ + settings.profile_step, options_.steps);
+  return is_it ? std::make_unique<FlopsProfiler>(model_->module()) : nullptr;
+}
+
+FlopsReport Trainer::flops_of(const StepReport& report, const FlopsProfiler& profiler) const {
+  const auto& settings = options_.flops_profiler;
+  return {.step = {.step = report.step,
+                   .ranks = group_->size(),
+                   .recompute_factor = settings.recompute_fwd_factor,
+                   .step_ms = report.step_ms,
+                   .tokens_per_s = report.tokens_per_s,
+                   .peak = product_speed_,
+                   .model = profiler.profile()},
+          .options = {.module_depth = settings.module_depth,
+                      .top_modules = settings.top_modules,
+                      .detailed = settings.detailed},
+          .file = settings.output_file};
 }
 
 void Trainer::seed_dropout(int64_t step) const {

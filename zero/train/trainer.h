@@ -23,6 +23,7 @@
 #include "zero/data/token_loader.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/step_profile.h"
+#include "zero/engine/flops_profiler.h"
 #include "zero/engine/step_watch.h"
 #include "zero/models/language/language_model.h"
 #include "zero/optim/schedule.h"
@@ -106,6 +107,12 @@ class Trainer {
   std::string find_anomaly(int64_t step);
   /// Throws NotFinite with `what`, and with what `find_anomaly` says, on every rank. Collective.
   [[noreturn]] void fail_not_finite(const std::string& what, const std::string& advice);
+  /// Measures what a rank's matrix products reach where all ranks' run, for `flops_profiler`.
+  /// Collective.
+  void measure_products();
+  /// Counts this rank's operators, where the step is the one of `flops_profiler`.
+  std::unique_ptr<FlopsProfiler> profiler_of(int64_t step) const;
+  FlopsReport flops_of(const StepReport& report, const FlopsProfiler& profiler) const;
   void seed_dropout(int64_t step) const;
   /// The losses of sequences [first, first + rows) of the validation, and of the other ranks', in
   /// rank order; of the last one where there are not so many.
@@ -167,6 +174,7 @@ class Trainer {
   /// under way.
   std::optional<StepProfile> profile_;
   std::string tiers_reason_;
+  double product_speed_ = 0;  ///< FLOP/s; 0: not measured
   at::Tensor exchange_mine_, exchange_all_;
   int64_t step_ = 0;  ///< updates done
   int64_t first_step_ = 1;

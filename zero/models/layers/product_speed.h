@@ -22,7 +22,7 @@ class ProductSpeed {
   double best_ = 0;
 };
 
-/// The best of several sizes, of two dozen MiB at most, in about half a second.
+/// The best of several sizes, of 27 MiB at most, in some tenths of a second.
 double best_product_speed(at::ScalarType dtype);
 
 }  // namespace zero
