@@ -96,9 +96,9 @@ TEST(Program, ChecksAConfigurationAndShowsWhatIsInForce) {
 TEST(Program, TellsWhatOfAFileActs) {
   const TemporaryFolder folder;
   const std::string file = folder / "ds.json";
-  write_file(file, R"({"train_batch_size": 6, "wandb": {"enabled": true},
+  write_file(file, R"({"train_batch_size": 6, "comet": {"enabled": true},
       "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}},
-      "comet": {"enabled": false}, "zero_optimization": {"overlap_comm": true, "stgae": 1}})");
+      "nebula": {"enabled": false}, "zero_optimization": {"overlap_comm": true, "stgae": 1}})");
   const auto outcome = zero_program({"config", "--check", file, "-n", "3"});
   EXPECT_EQ(outcome.status, 2);
   EXPECT_EQ(outcome.err, "");
@@ -106,7 +106,7 @@ TEST(Program, TellsWhatOfAFileActs) {
       outcome.out,
       AllOf(HasSubstr("acts\n  train_batch_size\n"),
             HasSubstr("it is so anyway, or the default\n  zero_optimization.overlap_comm\n"),
-            HasSubstr("switched off\n  comet\n"), HasSubstr("has no effect here\n  wandb: "),
+            HasSubstr("switched off\n  nebula\n"), HasSubstr("has no effect here\n  comet: "),
             HasSubstr("refused\n  Unknown key 'zero_optimization.stgae' in the "
                       "configuration. Did you mean 'stage'?\n"),
             HasSubstr("compression_training.weight_quantization.shared_parameters: ")));
@@ -151,7 +151,7 @@ TEST(Program, ExplainsAKey) {
                     HasSubstr("option   --stage"), HasSubstr("cost     Stages 0 to 2 send")));
   const auto again = zero_program({"config", "--explain", "max_live_parameters"});
   EXPECT_THAT(again.out, HasSubstr("zero_optimization.stage3_max_live_parameters\n"));
-  EXPECT_THAT(zero_program({"config", "--explain", "wandb.enabled"}).out,
+  EXPECT_THAT(zero_program({"config", "--explain", "comet.enabled"}).out,
               HasSubstr("effect   Has no effect here."));
   for (const char* key : {"train_batch_size", "muon_lr"})
     EXPECT_THAT(zero_program({"config", "--explain", key}).out,

@@ -22,6 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -252,13 +253,38 @@ std::vector<double> rates_of(const TrainFolder& folder, const std::string& run =
   return rates;
 }
 
+TEST(Train, CountsFlopsForTheConsoleOrAFile) {
+  const TrainFolder folder;
+  const auto told = folder.train({"--flops-profiler", "--nproc", "1"});
+  ASSERT_EQ(told.status, 0) << told.err;
+  EXPECT_THAT(told.out, AllOf(HasSubstr("FLOPs of step 2"), HasSubstr("the largest modules")));
+  EXPECT_GT(folder.event("flops")["macs"], 0);
+  const auto filed =
+      folder.train({"--flops-profiler", folder / "flops.txt", "--nproc", "1"}, "filed");
+  ASSERT_EQ(filed.status, 0) << filed.err;
+  EXPECT_THAT(filed.out, HasSubstr("modules in " + (folder / "flops.txt").string()));
+  EXPECT_THAT(test::read_file(folder / "flops.txt"), HasSubstr("the largest modules"));
+}
+
+TEST(Train, WritesAnOfflineRunForWeightsAndBiases) {
+  const TrainFolder folder;
+  const std::vector<std::string> options{"--wandb", folder / "wb", "--nproc", "1"};
+  ASSERT_EQ(folder.train(options).status, 0);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "wb"),
+                          std::filesystem::directory_iterator()),
+            1);
+  const auto again = folder.train(options, "other");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.err, AllOf(HasSubstr("The folder of wandb is"), HasSubstr("--overwrite")));
+}
+
 TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
   using testing::ElementsAre;
   const TrainFolder folder;
   write_file(folder / "ds.json", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.004}},
       "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
                                                    "warmup_type": "linear"}},
-      "steps_per_print": 2, "wandb": {"enabled": true}})");
+      "steps_per_print": 2, "comet": {"enabled": true}})");
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--config", folder / "ds.json", "--nproc", "1"});
     return more;
@@ -272,7 +298,7 @@ TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
   const auto outcome = test::run(words);
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(rates_of(folder, "file"), ElementsAre(0, 0, 0.001, 0.002, 0.003, 0.004));
-  EXPECT_THAT(outcome.err, HasSubstr("wandb: Nothing is sent to another host"));
+  EXPECT_THAT(outcome.err, HasSubstr("comet: Nothing is sent to another host"));
   EXPECT_EQ(folder.event("config", "file")["engine"]["scheduler"]["type"], "WarmupLR");
 
   // The program's own schedule comes in its place; and one of the command line in both's.

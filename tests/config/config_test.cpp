@@ -378,7 +378,7 @@ TEST(Config, WhatHasNoEffectIsOneWarning) {
   Config::parse(R"({"zero_optimization": {"stage": 2, "overlap_comm": true,
       "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "legacy_stage1": true},
       "wandb": {"enabled": true, "project": "x"}, "flops_profiler": {"enabled": false},
-      "comet": {"workspace": "g"}, "tensorboard": {"enabled": true, "output_path": "x"}})",
+      "comet": {"enabled": true, "workspace": "g"}, "nebula": {"load_path": "g"}, "tensorboard": {"enabled": true, "output_path": "x"}})",
                 1, "ds.json", options);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0],
@@ -386,8 +386,8 @@ TEST(Config, WhatHasNoEffectIsOneWarning) {
                     HasSubstr("  zero_optimization.allgather_bucket_size, reduce_bucket_size: "
                               "`unit_bytes` says"),
                     HasSubstr("  zero_optimization.legacy_stage1: "),
-                    HasSubstr("  wandb: Nothing is sent")));
-  for (const char* silent : {"overlap_comm", "flops_profiler", "comet", "project", "output_path"})
+                    HasSubstr("  comet: Nothing is sent")));
+  for (const char* silent : {"overlap_comm", "flops_profiler", "nebula", "project", "output_path"})
     EXPECT_THAT(warnings[0], testing::Not(HasSubstr(silent)));
 }
 
@@ -412,7 +412,7 @@ TEST(Config, WhatIsNotHereIsRefusedOrPassedOver) {
 
 TEST(Config, EveryFindingOfAFileIsTold) {
   const auto findings = Settings::check(R"({"zero_optimization": {"stage": 9, "overlap_comm": true},
-      "gradient_cliping": 1, "wandb": {"enabled": false}, "memory_breakdown": true,
+      "gradient_cliping": 1, "comet": {"enabled": false}, "memory_breakdown": true,
       "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lrr": 1}}})",
                                         1);
   const auto effect_of = [&](std::string_view key) {
@@ -425,7 +425,7 @@ TEST(Config, EveryFindingOfAFileIsTold) {
   EXPECT_EQ(effect_of("zero_optimization.stage"), Effect::refused);
   EXPECT_EQ(effect_of("zero_optimization.overlap_comm"), Effect::holds);
   EXPECT_EQ(effect_of("gradient_cliping"), Effect::refused);
-  EXPECT_EQ(effect_of("wandb.enabled"), Effect::off);
+  EXPECT_EQ(effect_of("comet.enabled"), Effect::off);
   EXPECT_EQ(effect_of("memory_breakdown"), Effect::none);
   EXPECT_EQ(effect_of("gradient_accumulation_steps"), Effect::acts);
   EXPECT_EQ(effect_of("optimizer.params.lrr"), Effect::refused);
@@ -477,11 +477,11 @@ TEST(Config, ACheckGoesOnBehindWhatIsRefused) {
 }
 
 TEST(Config, UnknownKeysOfASectionThatIsSaidToBeOffAreAWarning) {
-  EXPECT_THAT(warning_of(R"({"wandb": {"enabled": false, "group": 5, "entity": "us"}})"),
-              HasSubstr("Unknown key 'wandb.entity'"));
+  EXPECT_THAT(warning_of(R"({"comet": {"enabled": false, "workspace": 5, "entity": "us"}})"),
+              HasSubstr("Unknown key 'comet.entity'"));
   EXPECT_THAT(warning_of(R"({"aio": {"enabled": true}})"), HasSubstr("Unknown key 'aio.enabled'"));
-  EXPECT_THAT(error_of(R"({"wandb": {"enabled": true, "entity": "us"}})"),
-              HasSubstr("Unknown key 'wandb.entity'"));
+  EXPECT_THAT(error_of(R"({"comet": {"enabled": true, "entity": "us"}})"),
+              HasSubstr("Unknown key 'comet.entity'"));
   EXPECT_THAT(error_of(R"({"fp16": {"enabld": true}})"), HasSubstr("Did you mean 'enabled'"));
 }
 

@@ -32,6 +32,7 @@ const std::string kUnits = "`unit_bytes` says how much is gathered";
 const std::string kReuse = "zero_optimization.stage3_max_reuse_distance: From the second step";
 const std::string kPartition = "there is nothing to partition";
 const std::string kLog = "log.jsonl has every step's numbers";
+const std::string kClock = "wall_clock_breakdown: log.jsonl has each step's time";
 
 const std::vector<Expectation>& expectations() {
   static const std::vector<Expectation> all{
@@ -71,6 +72,7 @@ const std::vector<Expectation>& expectations() {
       {"flops_profiler",
        {"dump_state: ", "flops_profiler: FLOPs are not counted", "memory_breakdown: "}},
        {"dump_state: ", "memory_breakdown: ", kClock}},
+      {"flops_profiler", {"dump_state: ", "memory_breakdown: ", kClock}},
       {"fp16_static_scale", {"fp16.auto_cast: DeepSpeed casts"}},
       {"gpt_neox", {kPartition, kUnits}},
       {"hf_zero0", {kUnits}},
@@ -90,7 +92,7 @@ const std::vector<Expectation>& expectations() {
       {"megatron_curriculum_off"},
       {"megatron_gpt2", {}, {"optimizer.params.max_grad_norm is replaced by gradient_clipping"}},
       {"monitors_off"},
-      {"monitors_on", {"  wandb: Nothing is sent to another host", kLog}},
+      {"monitors_on"},
       {"old_bfloat16"},
       {"old_cpu_offload", {"cpu_offload_use_pin_memory: ", "overlap_comm: What it chooses"}},
       {"old_cpu_offload_params"},
@@ -239,9 +241,13 @@ TEST(Files, OfMonitorsSayWhereTheyWrite) {
   const auto program = load("monitors_on").settings.program;
   EXPECT_EQ(program.tensorboard, on);
   EXPECT_EQ(program.csv_monitor, on);
+  EXPECT_EQ(program.wandb,
+            (WandbSettings{
+                .enabled = true, .group = "my_group", .team = "my_team", .project = "my_project"}));
   const auto off = load("monitors_off").settings.program;
   EXPECT_FALSE(off.tensorboard.enabled);
   EXPECT_FALSE(off.csv_monitor.enabled);
+  EXPECT_EQ(off.wandb, WandbSettings());
   EXPECT_EQ(load("flops_profiler").settings.program.flops_profiler,
             (FlopsProfilerSettings{.enabled = true, .top_modules = 3}));
 }

@@ -1,15 +1,14 @@
 // Event files of a run that was resumed, read by TensorBoard's own package, in a Python that has
-// it: that of ZERO_TEST_TENSORBOARD, or of scripts/monitors_environment.sh. Without one the test is
+// it: that of ZERO_TEST_MONITORS, or of scripts/monitors_environment.sh. Without one the test is
 // skipped, and says so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "tests/support/run_program.h"
+#include "tests/train/monitors_python.h"
 #include "zero/train/metrics.h"
 #include "zero/train/monitor.h"
 
@@ -17,17 +16,6 @@ namespace zero::train {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string python() {
-  if (const char* given = std::getenv("ZERO_TEST_TENSORBOARD")) return given;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string caches = cache != nullptr  ? cache
-                             : home != nullptr ? std::string(home) + "/.cache"
-                                               : "";
-  const auto path = caches + "/libzero/monitors/bin/python";
-  return std::filesystem::exists(path) ? path : "";
-}
 
 void train(const std::string& folder, int64_t first, int64_t last) {
   const auto monitor = tensorboard_monitor(folder, first > 1);
@@ -50,10 +38,10 @@ void train(const std::string& folder, int64_t first, int64_t last) {
 }
 
 TEST(Tensorboard, ReadsTheCurvesAndTextsOfAResumedRunWithEachStepOnce) {
-  const auto found = python();
+  const auto found = monitors_python();
   if (found.empty()) {
     GTEST_SKIP() << "there is no Python with tensorboard: run scripts/monitors_environment.sh, or "
-                    "set ZERO_TEST_TENSORBOARD to one";
+                    "set ZERO_TEST_MONITORS to one";
   }
   const test::TemporaryFolder folder;
   train(folder.path(), 1, 20);

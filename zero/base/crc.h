@@ -1,4 +1,4 @@
-// CRC-32C, as formats that carry it want it. A table of 256 entries: for what is written once a
+// CRCs, as formats that carry them want them. A table of 256 entries: for what is written once a
 // step, not for data.
 #pragma once
 
@@ -9,5 +9,8 @@ namespace zero {
 
 /// CRC-32C (Castagnoli's polynomial: RFC 3720, 12.1) of `bytes`.
 uint32_t crc32c(std::string_view bytes);
+
+/// CRC-32 (that of zlib, gzip and PNG: RFC 1952, 8) of `bytes`.
+uint32_t crc32(std::string_view bytes);
 
 }  // namespace zero

@@ -56,16 +56,12 @@ class Section {
 };
 
 void add_reports(All& all) {
-  const auto monitor = [&](const char* name) {
-    return Section(all, name)
-        .without_effect(
-            "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
-            "step's numbers, and validations, memory and traffic; `tensorboard` and `csv_monitor` "
-            "act.")
-        .keys<bool>({"enabled"});
-  };
-  monitor("wandb").keys<std::string>({"group", "team", "project"});
-  monitor("comet")
+  Section(all, "comet")
+      .without_effect(
+          "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
+          "step's numbers, and validations, memory and traffic; `tensorboard`, `wandb` and "
+          "`csv_monitor` act.")
+      .keys<bool>({"enabled"})
       .keys<double>({"samples_log_interval"})
       .keys<std::string>(
           {"project", "workspace", "api_key", "experiment_name", "experiment_key", "mode"})

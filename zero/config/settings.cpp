@@ -341,7 +341,7 @@ std::string text_of(Json file) {
   leave_out_defaults(
       file,
       {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
-       "/activation_checkpointing", "/tensorboard", "/csv_monitor", "/flops_profiler"});
+       "/activation_checkpointing", "/tensorboard", "/csv_monitor", "/wandb", "/flops_profiler"});
   // A path need not be UTF-8.
   return file.dump(2, ' ', false, Json::error_handler_t::replace);
 }

@@ -64,6 +64,16 @@ struct CommsLogger {
 };
 
 /// What `zero train` alone uses: the section `train`, the micro-batch, and the monitors.
+/// Whether files for Weights & Biases are written, and where: DeepSpeed's section `wandb`.
+struct WandbSettings {
+  bool enabled = false;
+  std::string output_path{};  ///< empty: the folder `wandb` in the run's
+  std::string group{};
+  std::string team{};
+  std::string project = "deepspeed";
+  bool operator==(const WandbSettings&) const = default;
+};
+
 /// Whether a step's FLOPs are counted, and how they are told: DeepSpeed's section `flops_profiler`.
 struct FlopsProfilerSettings {
   bool enabled = false;
@@ -124,6 +134,7 @@ struct ProgramSettings {
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};
+  WandbSettings wandb{};
   FlopsProfilerSettings flops_profiler{};
 
   /// Throws ConfigError naming the key, its value and what it must be.

@@ -10,7 +10,6 @@
 #include <system_error>
 #include <utility>
 
-#include "zero/base/error.h"
 #include "zero/train/metrics.h"
 #include "zero/train/monitors.h"
 #include "zero/train/report_file.h"
@@ -40,12 +39,7 @@ void cut(const fs::path& path, int64_t last) {
     const auto read = std::from_chars(line.data(), line.data() + line.size(), position);
     if (read.ec == std::errc{} && position > last) break;
   }
-  std::error_code error;
-  fs::resize_file(path, kept, error);
-  if (error) {
-    throw Error(fmt::format("The file {} cannot be cut back to {}: {}.", path.string(), last,
-                            error.message()));
-  }
+  cut_file(path, kept, "The file", fmt::format("{}", last));
 }
 
 class CsvMonitor final : public Monitor {

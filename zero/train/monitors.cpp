@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/train/run_folder.h"
@@ -15,29 +17,34 @@ namespace fs = std::filesystem;
 
 /// One that writes files into a folder.
 struct FileMonitor {
-  const MonitorSettings& settings;
   const char* section;
-  const char* option;
+  fs::path folder;
+  std::string remedy;
   std::vector<fs::path> (*files)(const fs::path& folder);
-  std::unique_ptr<Monitor> (*make)(const std::string& folder, bool append);
-
-  fs::path folder(const Options& options) const {
-    const fs::path base = settings.output_path.empty() ? options.out : settings.output_path;
-    return settings.job_name.empty() ? base : base / settings.job_name;
-  }
-  std::string remedy() const {
-    return fmt::format("Give another {0} DIR, or {1}.output_path and {1}.job_name.", option,
-                       section);
-  }
+  std::function<std::unique_ptr<Monitor>(const std::string& folder, bool append)> make;
 };
 
 std::vector<FileMonitor> chosen(const Options& options) {
   std::vector<FileMonitor> all;
-  for (const FileMonitor& monitor :
-       {FileMonitor{options.tensorboard, "tensorboard", "--tensorboard", event_files,
-                    tensorboard_monitor},
-        FileMonitor{options.csv_monitor, "csv_monitor", "--csv", csv_files, csv_monitor}}) {
-    if (monitor.settings.enabled) all.push_back(monitor);
+  const auto add = [&](const MonitorSettings& settings, const char* section, const char* option,
+                       auto files, auto make) {
+    if (!settings.enabled) return;
+    const fs::path base = settings.output_path.empty() ? options.out : settings.output_path;
+    all.push_back(
+        {section, settings.job_name.empty() ? base : base / settings.job_name,
+         fmt::format("Give another {0} DIR, or {1}.output_path and {1}.job_name.", option, section),
+         files, make});
+  };
+  add(options.tensorboard, "tensorboard", "--tensorboard", event_files, tensorboard_monitor);
+  add(options.csv_monitor, "csv_monitor", "--csv", csv_files, csv_monitor);
+  if (const auto& wandb = options.wandb; wandb.enabled) {
+    all.push_back(
+        {"wandb",
+         wandb.output_path.empty() ? fs::path(options.out) / "wandb" : fs::path(wandb.output_path),
+         "Give another --wandb DIR, or wandb.output_path.", wandb_files,
+         [wandb](const std::string& folder, bool append) {
+           return wandb_monitor(folder, append, wandb);
+         }});
   }
   return all;
 }
@@ -46,26 +53,26 @@ std::vector<FileMonitor> chosen(const Options& options) {
 
 void check_monitors(const Options& options) {
   for (const auto& monitor : chosen(options)) {
-    const auto folder = monitor.folder(options);
-    check_folder(folder, fmt::format("The folder of {}", monitor.section), monitor.remedy());
+    const auto& folder = monitor.folder;
+    check_folder(folder, fmt::format("The folder of {}", monitor.section), monitor.remedy);
     const auto files = monitor.files(folder);
     if (files.empty() || options.overwrite || options.resume) continue;
     throw ConfigError(fmt::format(
         "The folder of {} is {}, which holds an earlier run's {}. Give --overwrite to replace that "
         "run, or --resume to continue it. {}",
-        monitor.section, folder.string(), files.front().filename().string(), monitor.remedy()));
+        monitor.section, folder.string(), files.front().filename().string(), monitor.remedy));
   }
 }
 
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Options& options) {
   std::vector<std::unique_ptr<Monitor>> monitors;
   for (const auto& monitor : chosen(options)) {
-    const auto folder = monitor.folder(options);
+    const auto& folder = monitor.folder;
     std::error_code error;
     fs::create_directories(folder, error);
     if (error) {
       throw ConfigError(fmt::format("Cannot make the folder {} of {}: {}. {}", folder.string(),
-                                    monitor.section, error.message(), monitor.remedy()));
+                                    monitor.section, error.message(), monitor.remedy));
     }
     monitors.push_back(monitor.make(folder, options.resume));
   }

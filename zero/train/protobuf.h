@@ -17,6 +17,13 @@ inline void append_little_endian(std::string& out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
 }
 
+inline uint64_t read_little_endian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < bytes.size(); ++i)
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  return value;
+}
+
 inline void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
@@ -98,10 +105,7 @@ class Reader {
     if (!length || *length > left_.size()) return std::nullopt;
     field.bytes = left_.substr(0, *length);
     left_.remove_prefix(*length);
-    if (type != 2) {
-      for (size_t i = 0; i < field.bytes.size(); ++i)
-        field.value |= static_cast<uint64_t>(static_cast<unsigned char>(field.bytes[i])) << (8 * i);
-    }
+    if (type != 2) field.value = read_little_endian(field.bytes);
     return field;
   }
 

@@ -5,8 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -44,6 +47,26 @@ void ReportFile::fail() const {
   const int error = errno;
   throw Error(fmt::format("Cannot write {} {}: {}. What was written before is kept.{}", what_,
                           path_, std::strerror(error), error == EFBIG ? file_limit_remedy() : ""));
+}
+
+void cut_file(const std::filesystem::path& path, uintmax_t bytes, std::string_view what,
+              std::string_view place) {
+  std::error_code error;
+  std::filesystem::resize_file(path, bytes, error);
+  if (error) {
+    throw Error(fmt::format("{} {} cannot be cut back to {}: {}.", what, path.string(), place,
+                            error.message()));
+  }
+}
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  return name.data();
 }
 
 }  // namespace zero::train

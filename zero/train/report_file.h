@@ -1,7 +1,8 @@
-// A file to which a monitor appends.
+// A file to which a monitor appends, and what such files say of themselves.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -28,5 +29,14 @@ class ReportFile {
   std::string what_;
   Descriptor file_;
 };
+
+/// Ends a file, which a monitor has written before, after its first `bytes`. Throws Error: "`what`
+/// `path` cannot be cut back to `place`: ...".
+void cut_file(const std::filesystem::path& path, uintmax_t bytes, std::string_view what,
+              std::string_view place);
+
+double seconds_since_1970();
+/// Of this machine; "localhost" where it has none.
+std::string host_name();
 
 }  // namespace zero::train

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -19,7 +18,6 @@
 #include <utility>
 
 #include "zero/base/crc.h"
-#include "zero/base/error.h"
 #include "zero/train/metrics.h"
 #include "zero/train/monitors.h"
 #include "zero/train/protobuf.h"
@@ -29,6 +27,7 @@ namespace zero::train {
 namespace {
 
 namespace fs = std::filesystem;
+using protobuf::read_little_endian;
 using protobuf::Writer;
 
 constexpr std::string_view kBeforeTime = "events.out.tfevents.";
@@ -58,17 +57,6 @@ uint32_t masked_crc(std::string_view bytes) {
   return ((check >> 15) | (check << 17)) + 0xa282ead8;
 }
 
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-uint64_t little_endian(std::string_view bytes) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < bytes.size(); ++i)
-    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  return value;
-}
-
 /// Whether a message is of a later step or sample than those given.
 bool is_beyond(std::string_view message, int64_t step, int64_t sample) {
   int64_t of_event = 0;
@@ -94,11 +82,11 @@ void cut(const fs::path& path, int64_t step, int64_t sample) {
   std::string header(kHeader, '\0');
   std::string message;
   const auto checks = [](std::string_view bytes, std::string_view check) {
-    return masked_crc(bytes) == little_endian(check);
+    return masked_crc(bytes) == read_little_endian(check);
   };
   while (file.read(header.data(), kHeader)) {
     const auto head = std::string_view(header);
-    const uint64_t length = little_endian(head.substr(0, 8));
+    const uint64_t length = read_little_endian(head.substr(0, 8));
     if (!checks(head.substr(0, 8), head.substr(8)) || length > kLongest) break;
     message.resize(length + kFooter);
     if (!file.read(message.data(), static_cast<std::streamsize>(message.size()))) break;
@@ -107,18 +95,11 @@ void cut(const fs::path& path, int64_t step, int64_t sample) {
     if (is_beyond(event, step, sample)) break;
     kept += kHeader + message.size();
   }
-  std::error_code error;
-  fs::resize_file(path, kept, error);
-  if (error) {
-    throw Error(fmt::format("The event file {} cannot be cut back to step {}: {}.", path.string(),
-                            step, error.message()));
-  }
+  cut_file(path, kept, "The event file", fmt::format("step {}", step));
 }
 
 /// A name that sorts behind those that are there, since readers take files in the order of names.
 std::string new_name(const fs::path& folder) {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') host = {"localhost"};
   auto time = static_cast<int64_t>(seconds_since_1970());
   for (const auto& file : event_files(folder)) {
     const auto name = file.filename().string();
@@ -127,7 +108,7 @@ std::string new_name(const fs::path& folder) {
         std::from_chars(name.data() + kBeforeTime.size(), name.data() + name.size(), of_file);
     if (read.ec == std::errc{}) time = std::max<int64_t>(time, int64_t{of_file} + 1);
   }
-  return fmt::format("{}{:010}.{}.{}{}", kBeforeTime, time, host.data(), getpid(), kBehind);
+  return fmt::format("{}{:010}.{}.{}{}", kBeforeTime, time, host_name(), getpid(), kBehind);
 }
 
 class TensorboardMonitor final : public Monitor {
