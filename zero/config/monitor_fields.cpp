@@ -101,13 +101,13 @@ void add_flops_profiler(All& all) {
             &ProgramSettings::flops_profiler);
   rows.add("enabled",
            {.sentence = "Count one step's FLOPs by module, and report them to the console or FILE",
-            .details = "With times, and the part of what the machine's matrix products reach: "
-                       "[FLOPs](flops.md).",
+            .details = "With times, and the part of what the machine's matrix products reach. The "
+                       "numbers are in log.jsonl too.",
             .option = "--flops-profiler",
             .argument = "FILE",
             .alone = true,
             .by_option = true,
-            .cost = "The step that is counted takes a few per cent longer; the others nothing."},
+            .cost = "The step that is counted takes a little longer; the others do not."},
            &Profiler::enabled);
   rows.add("profile_step",
            {.sentence = "Steps before the one that is counted",
