@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the packages `tensorboard` and `wandb`, with which tests read the files that `zero train` writes for them, into a virtual
-# environment outside of the checkout: 46 MB to download, without TensorFlow and without what only servers need.
+# environment outside of the checkout: some 50 MB to download, without TensorFlow and without what only servers need.
 #
 #   scripts/monitors_environment.sh      prints the environment's Python
 #

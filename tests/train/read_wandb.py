@@ -1,15 +1,21 @@
 """Prints what the package of Weights & Biases reads of an offline run: one JSON object.
 
   read_wandb.py FILE
+
+Its status is 77 where there is no such package.
 """
 import json
 import sys
 
-import wandb
+try:
+    import wandb
 
-wandb._set_internal_process(disable=True)
-from wandb.proto import wandb_internal_pb2  # noqa: E402
-from wandb.sdk.internal import datastore  # noqa: E402
+    wandb._set_internal_process(disable=True)
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal import datastore
+except ImportError as error:
+    print(error, file=sys.stderr)
+    sys.exit(77)
 
 
 def items(record):

@@ -68,6 +68,11 @@ TEST(Wandb, ItsPackageReadsTheNumbersOfTheLogWithEachStepOnce) {
   const auto outcome =
       test::Program({python, std::string(ZERO_SOURCE) + "/tests/train/read_wandb.py", files[0]})
           .wait(std::chrono::seconds(250));
+  constexpr int kNoPackage = 77;
+  if (outcome.status == kNoPackage) {
+    GTEST_SKIP() << python << " has no wandb that reads runs: run scripts/monitors_environment.sh; "
+                 << outcome.err;
+  }
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const auto read = Json::parse(outcome.out);
 

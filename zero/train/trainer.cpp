@@ -520,7 +520,11 @@ void Trainer::write_profile() {
 void Trainer::measure_products() {
   if (!options_.flops_profiler.enabled) return;
   comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
-  product_speed_ = best_product_speed(engine_->config().parameter_dtype());
+  try {
+    product_speed_ = best_product_speed(engine_->config().parameter_dtype());
+  } catch (const OutOfMemory&) {
+    product_speed_ = 0;  // a device that the run fills: its report has no MFU
+  }
 }
 
 std::unique_ptr<FlopsProfiler> Trainer::profiler_of(int64_t step) const {
