@@ -1,7 +1,8 @@
 // What an operator of LibTorch, or of libzero, computes: counted from shapes.
 //
 // Note [What an operator counts]
-// A multiply-accumulate (MAC) is 2 FLOPs. What counts, as DeepSpeed's flops profiler has it:
+// A multiply-accumulate (MAC) is 2 FLOPs. What counts, as DeepSpeed's flops profiler has it but for
+// a linear layer's bias (which counts here) and the gates of recurrent layers (which do not):
 //
 //   matrix products     M K N MACs of (M, K) x (K, N), for each matrix of a batch; a bias, or what
 //                       else is added to the product, 1 FLOP for each element of the result
