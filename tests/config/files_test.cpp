@@ -31,8 +31,6 @@ struct Expectation {
 const std::string kUnits = "`unit_bytes` says how much is gathered";
 const std::string kReuse = "zero_optimization.stage3_max_reuse_distance: From the second step";
 const std::string kPartition = "there is nothing to partition";
-const std::string kLog = "log.jsonl has every step's numbers";
-const std::string kClock = "wall_clock_breakdown: log.jsonl has each step's time";
 
 const std::vector<Expectation>& expectations() {
   static const std::vector<Expectation> all{
@@ -69,10 +67,7 @@ const std::vector<Expectation>& expectations() {
       {"duplicate_key", {}, {"duplicate_key.json names 'stage' twice"}},
       {"elasticity_off"},
       {"elasticity_on", {}, {"elasticity: libzero does not choose a batch"}},
-      {"flops_profiler",
-       {"dump_state: ", "flops_profiler: FLOPs are not counted", "memory_breakdown: "}},
-       {"dump_state: ", "memory_breakdown: ", kClock}},
-      {"flops_profiler", {"dump_state: ", "memory_breakdown: ", kClock}},
+      {"flops_profiler", {"dump_state: ", "memory_breakdown: "}},
       {"fp16_static_scale", {"fp16.auto_cast: DeepSpeed casts"}},
       {"gpt_neox", {kPartition, kUnits}},
       {"hf_zero0", {kUnits}},

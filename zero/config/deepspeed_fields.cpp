@@ -66,17 +66,6 @@ void add_reports(All& all) {
       .keys<std::string>(
           {"project", "workspace", "api_key", "experiment_name", "experiment_key", "mode"})
       .keys<bool>({"online"});
-  Section(all, "flops_profiler")
-      .without_effect("FLOPs are not counted; log.jsonl has each step's time and tokens a second.")
-      .keys<bool>({"enabled", "detailed"})
-      .keys<double>({"recompute_fwd_factor", "profile_step", "module_depth", "top_modules"})
-      .keys<std::string>({"output_file"});
-  Section(all, "comms_logger")
-      .without_effect(
-          "Each collective's calls and bytes are always counted: the table of traffic, and "
-          "log.jsonl.")
-      .keys<bool>({"enabled", "verbose", "prof_all", "debug"})
-      .keys<List>({"prof_ops"});
   Section(all, "timers")
       .without_effect("Throughput is always measured.", {true, false})
       .keys<bool>({"throughput.enabled", "throughput.synchronized"});

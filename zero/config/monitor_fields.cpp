@@ -1,8 +1,6 @@
-// DeepSpeed's keys of what is measured, and its sections of monitors that `zero train` has:
+// DeepSpeed's sections of what `zero train` measures and reports beside its log:
 // zero/train/monitors.h.
 #include <fmt/format.h>
-// DeepSpeed's sections of what `zero train` reports beside its log: zero/train/monitors.h.
-#include <string>
 
 #include <string>
 #include <vector>
@@ -73,6 +71,8 @@ void add_comms_logger(All& all) {
     }
   };
   all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };
+}
+
 void add_wandb(All& all) {
   Rows rows(all, Part::program, "wandb", &Settings::program, &ProgramSettings::wandb);
   rows.add("enabled",

@@ -63,7 +63,6 @@ struct CommsLogger {
   bool operator==(const CommsLogger&) const = default;
 };
 
-/// What `zero train` alone uses: the section `train`, the micro-batch, and the monitors.
 /// Whether files for Weights & Biases are written, and where: DeepSpeed's section `wandb`.
 struct WandbSettings {
   bool enabled = false;

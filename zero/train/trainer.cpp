@@ -521,7 +521,8 @@ void Trainer::measure_products() {
   if (!options_.flops_profiler.enabled) return;
   comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
   try {
-    product_speed_ = best_product_speed(engine_->config().parameter_dtype());
+    const auto& config = engine_->config();
+    product_speed_ = best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()));
   } catch (const OutOfMemory&) {
     product_speed_ = 0;  // a device that the run fills: its report has no MFU
   }
