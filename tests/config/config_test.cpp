@@ -276,6 +276,25 @@ TEST(Config, ReadsFp16AndItsLossScale) {
               HasSubstr("fp16.enabled is false"));
 }
 
+TEST(Config, ReadsTheFormatOfOptimizerStates) {
+  using optim::StateFormat;
+  const auto of = [](const std::string& word) {
+    return Config::parse(R"({"data_types": {"optimizer_state_dtype": ")" + word + R"("}})", 1);
+  };
+  EXPECT_EQ(Config().optimizer_states, StateFormat::fp32);
+  EXPECT_EQ(of("fp32"), Config());
+  EXPECT_EQ(of("bf16").optimizer_states, StateFormat::bf16);
+  for (const auto* word : {"8bit", "int8", "8-bit", "fp8", "INT8"})
+    EXPECT_EQ(of(word).optimizer_states, StateFormat::eight_bit) << word;
+  EXPECT_EQ(Config::parse(of("int8").dump(), 1), of("8bit"));
+  EXPECT_THAT(error_of(R"({"data_types": {"optimizer_state_dtype": "int4"}})"),
+              HasSubstr("data_types.optimizer_state_dtype"));
+  EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
+                           "bf16_optimizer_states": true},
+                           "data_types": {"optimizer_state_dtype": "8bit"}})"),
+              HasSubstr("kept in one format"));
+}
+
 TEST(Config, ReadsBf16) {
   const auto c = Config::parse(R"({"bf16": {"enabled": true, "check_grad_overflow": false,
       "immediate_grad_update": true}})",

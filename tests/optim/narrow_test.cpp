@@ -29,11 +29,9 @@ struct Shard {
     };
     fill(weights.data(), kBf16, 1, false);
     fill(gradient.data(), kBf16, 2, false);
-    range = {.numel = numel,
+    range = {.wide = {.numel = numel, .gradient = gradient.data(), .gradient_dtype = kBf16},
              .weights = weights.data(),
-             .state_dtype = states,
-             .gradient = gradient.data(),
-             .gradient_dtype = kBf16,
+             .state_format = states == kBf16 ? StateFormat::bf16 : StateFormat::fp32,
              .key = rounding_key(3, 7),
              .first = 64};
     const auto names = state_names(optimizer);
@@ -58,7 +56,7 @@ const std::vector<Optimizer>& optimizers() {
 // NaN may be another NaN in fp32.
 void expect_same(const Shard& a, const Shard& b, bool special) {
   EXPECT_EQ(a.weights, b.weights);
-  if (special && a.range.state_dtype != kBf16) return;
+  if (special && a.range.state_format != StateFormat::bf16) return;
   EXPECT_EQ(a.state, b.state);
 }
 
@@ -88,13 +86,13 @@ TEST(NarrowUpdate, IsTheSameInSlices) {
     Shard parts(optimizer, 5000, kBf16, false);
     update(optimizer, 3, 1e-2, 1, whole.range);
     auto first = parts.range;
-    first.numel = cut;
+    first.wide.numel = cut;
     auto second = parts.range;
-    second.numel -= cut;
+    second.wide.numel -= cut;
     second.first += cut;
     second.weights += cut;
     for (auto& state : second.state) state = static_cast<uint16_t*>(state) + cut;
-    second.gradient = static_cast<const uint16_t*>(second.gradient) + cut;
+    second.wide.gradient = static_cast<const uint16_t*>(second.wide.gradient) + cut;
     update(optimizer, 3, 1e-2, 1, first);
     update(optimizer, 3, 1e-2, 1, second);
     expect_same(whole, parts, false);

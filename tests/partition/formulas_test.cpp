@@ -154,6 +154,22 @@ TEST(UnitMemory, EqualsTheFormulaPlusDeclaredPadding) {
   }
 }
 
+// bf16 with AdamW's moments in 8 bits: 4 bytes of master weights, two codes, and 8 for 64 elements.
+TEST(UnitMemory, HasScalesOfEightBitStates) {
+  constexpr StateBytes kBytes{.parameter = 2, .gradient = 2, .optimizer = 6, .scales = 8};
+  for (const int world : {1, 2, 3, 4}) {
+    const Layout layout({{"a", 1000, 2, 0}, {"b", 77, 2, 0}}, world, 1 << 20);
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto placement = placement_of_stage(stage);
+      const auto bytes = unit_memory(layout, 0, placement, kBytes);
+      EXPECT_EQ(bytes.optimizer, 392 * (layout.unit(0).numel / (stage >= 1 ? world : 1)) / 64);
+      EXPECT_NEAR(static_cast<double>(bytes.total() - bytes.padding),
+                  state_memory(placement, 1077, world, kBytes).total(), 3);
+    }
+  }
+  EXPECT_DOUBLE_EQ(state_memory({}, 64, 1, kBytes).optimizer, 392);
+}
+
 TEST(PlacementOfStage, OnlyStagesZeroToThreeExist) {
   EXPECT_THROW(placement_of_stage(-1), ConfigError);
   EXPECT_THROW(placement_of_stage(4), ConfigError);

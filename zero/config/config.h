@@ -11,6 +11,7 @@
 #include "zero/config/findings.h"
 #include "zero/optim/loss_scale.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/state_format.h"
 
 namespace zero {
 
@@ -136,6 +137,10 @@ struct Config {
   bool bf16_master_weights_and_grads = false;
   /// With that: the optimizer's states of bf16 parameters in bf16 too.
   bool bf16_optimizer_states = false;
+  /// What the optimizer's states besides master weights are kept in, whatever parameters are: fp32,
+  /// or bf16 or 8 bits an element (Note [States in 8 bits] in zero/optim/state_format.h), rounded
+  /// stochastically. Of optimizers that update elements by themselves.
+  optim::StateFormat optimizer_states = optim::StateFormat::fp32;
   /// Parameters and gradients in fp16, with fp32 master weights, and with the loss scaled as
   /// `loss_scaling` says.
   bool fp16 = false;
@@ -243,6 +248,11 @@ struct Config {
     const bool rounds_to_fp16 =
         (fp16 && !accumulates_fp32()) || (communication_dtype == DtypeName::fp16 && !adds_after);
     return prescale_gradients || rounds_to_fp16 ? static_cast<double>(ranks) : 1;
+  }
+  /// What the states of parameters of `dtype` are kept in.
+  optim::StateFormat states_of(c10::ScalarType dtype) const {
+    return bf16_optimizer_states && dtype == c10::ScalarType::BFloat16 ? optim::StateFormat::bf16
+                                                                       : optimizer_states;
   }
   /// Gradients of several micro-batches add up in fp32.
   bool accumulates_fp32() const {

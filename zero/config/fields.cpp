@@ -28,6 +28,13 @@ struct Choices<AutocastDtype> {
       {"bf16", AutocastDtype::bf16}, {"fp16", AutocastDtype::fp16}};
 };
 template <>
+struct Choices<optim::StateFormat> {
+  static constexpr std::pair<std::string_view, optim::StateFormat> list[] = {
+      {"fp32", optim::StateFormat::fp32},
+      {"bf16", optim::StateFormat::bf16},
+      {"8bit", optim::StateFormat::eight_bit}};
+};
+template <>
 struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
@@ -52,6 +59,13 @@ const std::vector<std::pair<std::string_view, std::string_view>> kDtypes{
     {"torch.float", "fp32"}, {"bfloat16", "bf16"}, {"torch.bfloat16", "bf16"},
     {"float16", "fp16"},     {"half", "fp16"},     {"torch.float16", "fp16"},
     {"torch.half", "fp16"}};
+
+/// The same of optimizer states.
+const std::vector<std::pair<std::string_view, std::string_view>> kStateFormats{
+    {"float32", "fp32"},     {"float", "fp32"},      {"torch.float32", "fp32"},
+    {"torch.float", "fp32"}, {"bfloat16", "bf16"},   {"torch.bfloat16", "bf16"},
+    {"int8", "8bit"},        {"8-bit", "8bit"},      {"fp8", "8bit"},
+    {"torch.int8", "8bit"},  {"torch.uint8", "8bit"}};
 
 void add_zero_optimization(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
@@ -680,6 +694,20 @@ void add_data_types(All& all) {
                          "own (with bf16 or fp16 also \"bf16\", \"fp16\")",
              .spellings = kDtypes},
             &Config::accumulation_dtype);
+  types.add("optimizer_state_dtype",
+            {.sentence = "What the optimizer's states besides master weights are kept in: fp32, "
+                         "bf16, or 8 bits an element",
+             .details = "AdamW's two moments, Lion's and SGD's momentum, Adagrad's sum; updates "
+                        "compute in fp32 and round stochastically, so that results are the same "
+                        "at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
+                        "\"8bit\". Checkpoints of the whole (`save_full`) hold fp32 and load in "
+                        "any format. Refused with LAMB and Muon. Not in DeepSpeed, whose "
+                        "`bf16.bf16_optimizer_states` says \"bf16\" of bf16 parameters.",
+             .option = "--optimizer-states",
+             .cost = "Bytes an element of a state: 4, 2, or 1 1/16. docs/precision.md says how "
+                     "near to fp32 8 bits come.",
+             .spellings = kStateFormats},
+            &Config::optimizer_states);
   types.accept<std::string>(
       {"param_dtype", "buffer_dtype"},
       {.sentence = "Accepted, without effect",

@@ -195,6 +195,11 @@ void check_narrow_states(const Config& engine) {
         "in "
         "DeepSpeed it needs that too.");
   }
+  if (engine.bf16_optimizer_states && engine.optimizer_states == optim::StateFormat::eight_bit) {
+    throw ConfigError(
+        "bf16.bf16_optimizer_states is true, and data_types.optimizer_state_dtype is \"8bit\": "
+        "they are kept in one format. Leave one of the keys out.");
+  }
 }
 
 void check_autocast(const Config& engine) {

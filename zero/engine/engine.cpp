@@ -110,19 +110,22 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
 Engine::Impl::~Impl() { model.leave(); }
 
 void Engine::Impl::check_passes() const {
-  const auto refuse = [](const Optimizer& optimizer, std::string_view key, std::string_view why) {
+  const auto refuse = [](const Optimizer& optimizer, std::string_view what, std::string_view why) {
     throw ConfigError(fmt::format(
-        "{} is true, and an optimizer is {}, whose update takes two passes: {} Leave the key out, "
+        "{}, and an optimizer is {}, whose update takes two passes: {} Leave the key out, "
         "or use an optimizer that updates elements by themselves (AdamW).",
-        key, optim::name(optimizer), why));
+        what, optim::name(optimizer), why));
   };
   for (const auto& optimizer : model.optimizers()) {
     if (optim::reach(optimizer) == optim::Reach::element) continue;
     if (config.bf16_master_weights_and_grads)
-      refuse(optimizer, "bf16.bf16_master_weights_and_grads",
+      refuse(optimizer, "bf16.bf16_master_weights_and_grads is true",
              "its directions are kept for fp32 weights.");
+    if (config.optimizer_states != optim::StateFormat::fp32)
+      refuse(optimizer, "data_types.optimizer_state_dtype is not \"fp32\"",
+             "the second would read states that the first has rounded.");
     if (timing.undoes)
-      refuse(optimizer, "update_in_backward with fp16",
+      refuse(optimizer, "update_in_backward is true with fp16",
              "the first is not taken back where a gradient overflows.");
   }
 }

@@ -55,7 +55,11 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
                                     : plan.gradients_at;
       const bool kept = host || !timing.in_backward;
       if (gradients_at == tier && kept) of.gradient = bytes(plan.gradient_dtype);
-      if (plan.states_at == tier) of.optimizer = plan.optimizer_bytes();
+      if (plan.states_at == tier) {
+        const int64_t bytes = plan.optimizer_bytes(partition::kAlignment);
+        of.optimizer = bytes / partition::kAlignment;
+        of.scales = bytes % partition::kAlignment;
+      }
     }
     const auto unit = partition::unit_memory(layout, u, counted, of);
     sum.parameters += unit.parameters;

@@ -118,8 +118,12 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
     }
     plan.split = config.split_master_weights && plan.dtype == at::kBFloat16 && plan.trainable;
     plan.narrow = config.bf16_master_weights_and_grads && plan.dtype == at::kBFloat16;
-    if (plan.narrow && config.bf16_optimizer_states) plan.moment_dtype = at::kBFloat16;
-    if (plan.trainable) plan.moments = optim::state_names(model.optimizer_of(first));
+    plan.moment_format = config.states_of(plan.dtype);
+    if (plan.trainable) {
+      plan.moments = optim::state_names(model.optimizer_of(first));
+      const auto signs = optim::state_signs(model.optimizer_of(first));
+      std::copy(signs.begin(), signs.end(), plan.moment_signs.begin());
+    }
     if (plan.split && plan.states_at != Tier::disk && plan.states_at != plan.parameters_at) {
       throw ConfigError(
           "bf16.split_master_weights needs each parameter and its optimizer states in the same "

@@ -125,13 +125,15 @@ std::vector<SavedCell> saved_cells(const StateTable& table, int64_t units) {
     const auto& plan = table.plan(u);
     const auto add = [&](State state, at::ScalarType dtype) {
       const auto key = fmt::format("unit.{}.{}", u, table.name(u, state));
-      cells.push_back({key, u, state, {key, dtype, {plan.owned.size()}}});
+      cells.push_back({key, u, state, {key, dtype, {plan.entries(state, plan.owned.size())}}});
     };
     add(State::parameters, plan.dtype);
     if (!plan.trainable) continue;
     if (plan.dtype != at::kFloat && !plan.narrow) add(State::master, at::kFloat);
-    for (size_t m = 0; m < plan.moments.size(); ++m)
-      add(moment(static_cast<int64_t>(m)), plan.moment_dtype);
+    for (size_t m = 0; m < plan.moments.size(); ++m) {
+      const auto state = moment(static_cast<int64_t>(m));
+      add(state, plan.dtype_of(state));
+    }
   }
   return cells;
 }
@@ -254,7 +256,11 @@ void Engine::save(const std::string& folder) {
     SafetensorsWriter writer(
         partial / shard_name(rank, impl.group().size()), infos,
         header(*this, impl.model, impl.update->steps(), impl.loss_scale, kSharded));
-    for (const auto& cell : cells) writer.write(cell.key, impl.table->read(cell.unit, cell.state));
+    for (const auto& cell : cells) {
+      const bool coded = impl.table->plan(cell.unit).is_coded(cell.state);
+      writer.write(cell.key, coded ? impl.table->read_kept(cell.unit, cell.state)
+                                   : impl.table->read(cell.unit, cell.state));
+    }
     for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
     writer.commit();
   });

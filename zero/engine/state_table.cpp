@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "zero/base/host_memory.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/state_format.h"
 
 namespace zero {
 
@@ -44,7 +46,8 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
     DiskTier::Unit unit{.numel = plan.owned.size(), .arrays = {}, .updated = plan.trainable};
     const bool doubled = plan.trainable && hides;
     for (const auto state : plan.columns_on_disk()) {
-      DiskTier::Array array{.dtype = plan.dtype_of(state)};
+      DiskTier::Array array{.dtype = plan.dtype_of(state),
+                            .entries = plan.entries(state, DiskTier::kEntryBlock)};
       if (state == State::parameters) {
         array.read = !plan.own_master() || plan.split;
         array.doubled = doubled;
@@ -144,7 +147,8 @@ void StateTable::make_optimizer(int64_t unit) {
         state == State::master
             ? last
             : static_cast<int64_t>(column(state) - column(State::first_moment)) + 1;
-    memory(unit, state) = host_zeros(numel, plan.dtype_of(state), ledger_, category, colour);
+    memory(unit, state) =
+        host_zeros(plan.entries(state, numel), plan.dtype_of(state), ledger_, category, colour);
   }
 }
 
@@ -204,9 +208,23 @@ std::optional<State> StateTable::find(int64_t unit, std::string_view name) const
   return static_cast<State>(static_cast<int64_t>(State::master) + (found - known.begin()));
 }
 
-at::Tensor StateTable::read(int64_t unit, State state) const {
+at::Tensor StateTable::read_kept(int64_t unit, State state) const {
   const auto held = held_as(unit, state);
-  const auto values = tier(unit, held).read(unit, number(unit, held));
+  return tier(unit, held).read(unit, number(unit, held));
+}
+
+optim::Sign StateTable::sign_of(int64_t unit, State state) const {
+  return plan(unit).moment_signs[column(state) - column(State::first_moment)];
+}
+
+at::Tensor StateTable::read(int64_t unit, State state) const {
+  const auto values = read_kept(unit, state);
+  if (plan(unit).is_coded(state)) {
+    auto wide = at::empty({plan(unit).owned.size()}, at::kFloat);
+    optim::decode(static_cast<const std::byte*>(values.const_data_ptr()),
+                  wide.mutable_data_ptr<float>(), wide.numel(), sign_of(unit, state));
+    return wide;
+  }
   if (state != State::master || !plan(unit).split) return values;
   const auto upper = tier(unit, State::parameters).read(unit, number(unit, State::parameters));
   auto joined = at::empty({values.numel()}, at::kFloat);
@@ -237,7 +255,9 @@ void StateTable::put_halves(int64_t unit, int64_t begin, const at::Tensor& value
 }
 
 void StateTable::put(int64_t unit, State state, const at::Tensor& values) {
-  if (state == State::master && plan(unit).split) {
+  if (plan(unit).is_coded(state)) {
+    replace(unit, state, values);
+  } else if (state == State::master && plan(unit).split) {
     put_halves(unit, 0, values);
   } else if (on_disk(unit, held_as(unit, state))) {
     write(unit, state, 0, values);
@@ -247,6 +267,15 @@ void StateTable::put(int64_t unit, State state, const at::Tensor& values) {
 void StateTable::replace(int64_t unit, State state, const at::Tensor& values) {
   if (state == State::master && plan(unit).split) {
     put_halves(unit, 0, values);
+    return;
+  }
+  const auto& plan = this->plan(unit);
+  if (plan.is_coded(state) && values.scalar_type() != at::kByte) {
+    const auto wide = values.to(at::kFloat).contiguous();
+    const auto codes = at::zeros({plan.entries(state, wide.numel())}, at::kByte);
+    optim::encode(wide.const_data_ptr<float>(), static_cast<std::byte*>(codes.data_ptr()),
+                  wide.numel(), sign_of(unit, state));
+    write(unit, state, 0, codes);
     return;
   }
   write(unit, state, 0, values);
@@ -401,7 +430,8 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
     if (plan.states_at != Tier::disk) {
       for (const auto state : optimizer)
-        block.at[column(state)] = at_byte(memory(unit, state), block.begin);
+        block.at[column(state)] = static_cast<std::byte*>(memory(unit, state).data_ptr()) +
+                                  plan.bytes_of(state, block.begin);
     }
     auto& master = block.at[column(State::master)];
     if (!plan.own_master()) {

@@ -81,12 +81,17 @@ class StateTable {
   /// The names that `find` knows of a unit, "master" first; none of a frozen unit.
   std::vector<std::string_view> names(int64_t unit) const;
   std::string_view name(int64_t unit, State state) const;
-  /// Its own elements of a state: master weights in fp32, others in their dtype. The memory itself
-  /// where there is some; a copy where they lie on disk or in halves: after changes call `put`.
+  /// Its own elements of a state: master weights and 8-bit states in fp32, others in their dtype.
+  /// The memory itself where there is some; a copy where they lie on disk, in halves or in codes:
+  /// after changes call `put`.
   at::Tensor read(int64_t unit, State state) const;
+  /// The array of a cell as it is kept: of split master weights the lower halves, of 8-bit states
+  /// the bytes of their blocks.
+  at::Tensor read_kept(int64_t unit, State state) const;
   /// Puts what `read` gave, and the caller has changed, in its place.
   void put(int64_t unit, State state, const at::Tensor& values);
   /// Puts new values (1-D, all owned elements) in the place of a cell's. Hidden parameters follow.
+  /// Of 8-bit states also their bytes as `read_kept` gives them; others are rounded to nearest.
   void replace(int64_t unit, State state, const at::Tensor& values);
   /// The memory of a cell: undefined where it has none, or none now.
   at::Tensor& memory(int64_t unit, State state) const;
@@ -157,6 +162,7 @@ class StateTable {
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
+  optim::Sign sign_of(int64_t unit, State state) const;
   void write(int64_t unit, State state, int64_t begin, const at::Tensor& values);
   void put_halves(int64_t unit, int64_t begin, const at::Tensor& values);
   void follow(int64_t unit, int64_t begin, int64_t numel);

@@ -78,13 +78,17 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   const bool is_master =
       config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
   const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;
-  const int64_t moment_bytes = config.bf16_optimizer_states ? 2 : 4;
-  auto states = partition::state_memory(
-      partition::placement_of_stage(ranks == 1 ? 0 : config.stage), static_cast<double>(parameters),
-      ranks,
-      {.parameter = dtype_bytes,
-       .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
-       .optimizer = master_bytes + moment_bytes * static_cast<int64_t>(arrays)});
+  // Of as many elements as any format has whole bytes for.
+  const auto moment_bytes =
+      static_cast<int64_t>(arrays) *
+      optim::state_bytes(config.states_of(config.parameter_dtype()), partition::kAlignment);
+  auto states =
+      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
+                              static_cast<double>(parameters), ranks,
+                              {.parameter = dtype_bytes,
+                               .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
+                               .optimizer = master_bytes + moment_bytes / partition::kAlignment,
+                               .scales = moment_bytes % partition::kAlignment});
   if (config.hpz_partition_size > 1 && ranks > config.hpz_partition_size) {
     // Each host keeps all of them, in equal shares; quantised ones beside the slices.
     states.parameters = (config.quantised.weights ? states.parameters : 0) +

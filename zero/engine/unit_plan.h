@@ -4,10 +4,12 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
+#include "zero/optim/state_format.h"
 #include "zero/partition/layout.h"
 #include "zero/store/tier.h"
 
@@ -36,7 +38,8 @@ struct UnitPlan {
   bool split = false;
   /// bf16 parameters are their own master weights, rounded stochastically: zero/optim/narrow.h.
   bool narrow = false;
-  at::ScalarType moment_dtype = at::kFloat;  ///< of the optimizer's states; BFloat16 if `narrow`
+  /// Of the optimizer's states besides master weights.
+  optim::StateFormat moment_format = optim::StateFormat::fp32;
   /// The elements that this rank updates: all of them at stage 0, its slice from stage 1 on.
   partition::Range owned;
   Tier parameters_at = Tier::device;
@@ -44,6 +47,7 @@ struct UnitPlan {
   Tier states_at = Tier::device;     ///< master weights and moments
   /// Names of the optimizer's states; none where it is not trainable.
   std::vector<std::string_view> moments;
+  std::array<optim::Sign, kStates> moment_signs{};  ///< of their values
 
   Tier tier(State state) const {
     return state == State::parameters  ? parameters_at
@@ -61,7 +65,23 @@ struct UnitPlan {
     return state == State::parameters  ? dtype
            : state == State::gradients ? gradient_dtype
            : state == State::master    ? master_dtype()
-                                       : moment_dtype;
+                                       : moment_dtype();
+  }
+  /// Weights or moments are rounded by the update: optim::NarrowRange.
+  bool updates_narrow() const {
+    return narrow || (moment_format != optim::StateFormat::fp32 && !moments.empty());
+  }
+  /// A state is kept in blocks of 8-bit codes: Note [States in 8 bits] in optim/state_format.h.
+  bool is_coded(State state) const {
+    return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
+  }
+  /// What a cell's array has for so many elements, in its dtype: with codes, for whole blocks of
+  /// them, their bytes.
+  int64_t entries(State state, int64_t elements) const {
+    return is_coded(state) ? optim::state_bytes(moment_format, elements) : elements;
+  }
+  int64_t bytes_of(State state, int64_t elements) const {
+    return entries(state, elements) * static_cast<int64_t>(c10::elementSize(dtype_of(state)));
   }
   /// The columns of the optimizer that this unit has arrays for.
   c10::SmallVector<State, 3> optimizer_columns() const {
@@ -70,11 +90,10 @@ struct UnitPlan {
     for (size_t i = 0; i < moments.size(); ++i) columns.push_back(moment(static_cast<int64_t>(i)));
     return columns;
   }
-  /// Bytes an element of those.
-  int64_t optimizer_bytes() const {
+  /// Bytes of so many elements of those, whole blocks.
+  int64_t optimizer_bytes(int64_t elements) const {
     int64_t bytes = 0;
-    for (const auto state : optimizer_columns())
-      bytes += static_cast<int64_t>(c10::elementSize(dtype_of(state)));
+    for (const auto state : optimizer_columns()) bytes += bytes_of(state, elements);
     return bytes;
   }
   /// The columns on disk, in the order of the file: parameters first, gradients last.
@@ -95,6 +114,13 @@ struct UnitPlan {
   Tier updated_at() const { return states_at == Tier::disk ? parameters_at : states_at; }
   /// Master weights that are the new parameters themselves, for the device to copy.
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
+
+ private:
+  at::ScalarType moment_dtype() const {
+    return moment_format == optim::StateFormat::eight_bit ? at::kByte
+           : moment_format == optim::StateFormat::bf16    ? at::kBFloat16
+                                                          : at::kFloat;
+  }
 };
 
 }  // namespace zero

@@ -77,7 +77,8 @@ void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
 namespace {
 
 // Where the element is in a block's array of a state; null where it has none.
-void* place_of(const StateTable::Block& block, State state, int64_t element, at::ScalarType dtype) {
+std::byte* place_of(const StateTable::Block& block, State state, int64_t element,
+                    at::ScalarType dtype) {
   auto* begin = block.at[column(state)];
   if (begin == nullptr) return nullptr;
   return begin + (element - block.begin) * static_cast<int64_t>(c10::elementSize(dtype));
@@ -85,24 +86,23 @@ void* place_of(const StateTable::Block& block, State state, int64_t element, at:
 
 }  // namespace
 
-// `mine` of a unit whose bf16 parameters are their own master weights.
+// `mine` of a unit whose bf16 parameters are their own master weights, or whose states are narrow.
 void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mine,
                                const StateTable::Block& block, at::ScalarType gradient_dtype,
                                double gradient_scale) const {
   const auto& plan = table_.plan(unit);
-  const auto address = [&](State state, at::ScalarType dtype) {
-    return place_of(block, state, mine.begin, dtype);
-  };
-  optim::NarrowRange range{.numel = mine.size(),
-                           .weights = static_cast<uint16_t*>(address(State::master, plan.dtype)),
-                           .state_dtype = plan.moment_dtype,
-                           .gradient = address(State::gradients, gradient_dtype),
-                           .gradient_dtype = gradient_dtype,
-                           .gradient_limit = gradient_limit_,
+  optim::NarrowRange range{.wide = range_of(unit, block, mine, gradient_dtype),
+                           .state_format = plan.moment_format,
                            .key = optim::rounding_key(unit, run.step),
                            .first = plan.owned.begin + mine.begin};
-  for (size_t i = 0; i < plan.moments.size(); ++i)
-    range.state[i] = address(moment(static_cast<int64_t>(i)), plan.moment_dtype);
+  if (plan.narrow) {
+    range.weights = reinterpret_cast<uint16_t*>(
+        place_of(block, State::master, mine.begin, plan.master_dtype()));
+  }
+  for (size_t i = 0; i < plan.moments.size(); ++i) {
+    const auto state = moment(static_cast<int64_t>(i));
+    range.state[i] = block.at[column(state)] + plan.bytes_of(state, mine.begin - block.begin);
+  }
   optim::update(in_force_[run.group].optimizer, run.step, in_force_[run.group].lr, gradient_scale,
                 range);
 }
@@ -127,7 +127,7 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
     for (const auto& run : runs) {
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
-      if (table_.plan(unit).narrow) {
+      if (table_.plan(unit).updates_narrow()) {
         update_narrow(unit, run, mine, block, dtype, gradient_scale);
         continue;
       }
@@ -194,12 +194,13 @@ optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
                      .gradient_limit = gradient_limit_};
   auto* master = address(State::master, plan.master_dtype());
   if (plan.split) {
-    range.lower = static_cast<uint16_t*>(master);
-  } else {
-    range.master = static_cast<float*>(master);
+    range.lower = reinterpret_cast<uint16_t*>(master);
+  } else if (!plan.narrow) {
+    range.master = reinterpret_cast<float*>(master);
   }
-  for (size_t i = 0; i < plan.moments.size(); ++i)
-    range.state[i] = static_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
+  for (size_t i = 0; i < plan.moments.size() && !plan.updates_narrow(); ++i) {
+    range.state[i] = reinterpret_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
+  }
   if (block.at[column(State::parameters)] != nullptr) {
     range.parameter = address(State::parameters, plan.dtype);
     range.parameter_dtype = plan.dtype;

@@ -104,6 +104,7 @@ const optim::Algorithm<Adagrad>& Adagrad::algorithm() {
            {.key = "fused", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
            {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
       .state_names = [](const Adagrad&) { return std::vector<std::string_view>{"sum"}; },
+      .signs = {optim::Sign::positive},
       .update =
           [](const Adagrad& optimizer, optim::Moment moment, float gradient_scale,
              const optim::Range& range, int64_t begin, int64_t end) {

@@ -176,6 +176,7 @@ const optim::Algorithm<AdamW>& AdamW::algorithm() {
           [](const AdamW&) {
             return std::vector<std::string_view>{"exp_avg", "exp_avg_sq"};
           },
+      .signs = {optim::Sign::either, optim::Sign::positive},
       .name_of = [](const AdamW& o) -> std::string_view { return o.decoupled ? "AdamW" : "Adam"; },
       .update =
           [](const AdamW& optimizer, optim::Moment moment, float gradient_scale,

@@ -81,6 +81,7 @@ struct Algorithm {
   std::vector<Name<T>> names;                       ///< documents name the first
   std::vector<HyperParameter<T>> hyper_parameters;  ///< in the order in which they are read
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
+  std::array<Sign, kMostStates> signs{};  ///< of their values
   /// The one of `names` that a file of this value has; null: the first.
   std::string_view (*name_of)(const T&) = nullptr;
   /// Throws ConfigError where values do not go together.

@@ -13,6 +13,7 @@
 #include "zero/base/parallel.h"
 #include "zero/optim/narrow_kernel.h"
 #include "zero/optim/passes.h"
+#include "zero/optim/state_format_kernel.h"
 
 namespace zero::optim {
 
@@ -33,38 +34,42 @@ uint64_t spread(uint64_t x) {
 
 void check(const Optimizer& optimizer, const NarrowRange& range) {
   const auto states = state_names(optimizer).size();
-  ensure(reach(optimizer) == Reach::element, "an update of a range in bf16 has one pass");
-  ensure(range.numel >= 0 && (range.numel == 0 || range.weights != nullptr),
-         "a range in bf16 has weights");
-  for (size_t i = 0; i < range.state.size(); ++i)
+  const auto& wide = range.wide;
+  ensure(reach(optimizer) == Reach::element, "an update of a narrow range has one pass");
+  ensure(wide.numel == 0 ||
+             (range.weights != nullptr) == (wide.master == nullptr && wide.lower == nullptr),
+         "a range has weights, in bf16 or as wide ones have them");
+  for (size_t i = 0; i < kMostStates; ++i)
     ensure((range.state[i] != nullptr) == (i < states), "a range has its optimizer's states");
+  ensure(range.state_format != StateFormat::eight_bit || range.first % kCodedBlock == 0,
+         "8-bit states are updated from the beginning of a block on");
 }
 
-// Elements [begin, end) of the range, in fp32 arrays that are the caller's.
+template <class T>
+T* from(T* array, int64_t begin) {
+  return array == nullptr ? nullptr : array + begin;
+}
+
+// Elements [begin, end) of the range, in fp32 where they are not: in arrays that are the caller's.
 Range widened(const NarrowRange& range, int64_t begin, int64_t end, float* weights,
-              const std::array<float*, 2>& state) {
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(range.gradient_dtype));
-  Range wide{.numel = end - begin,
-             .gradient = static_cast<const std::byte*>(range.gradient) + begin * element_bytes,
-             .gradient_dtype = range.gradient_dtype,
-             .gradient_limit = range.gradient_limit};
-  wide.master = weights;
-  for (size_t i = 0; i < state.size(); ++i) wide.state[i] = state[i];
+              const std::array<float*, kMostStates>& state) {
+  auto wide = range.wide;
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(wide.gradient_dtype));
+  wide.numel = end - begin;
+  wide.master = range.weights != nullptr ? weights : from(wide.master, begin);
+  wide.lower = from(wide.lower, begin);
+  wide.parameter = from(static_cast<uint16_t*>(wide.parameter), begin);
+  wide.gradient = static_cast<const std::byte*>(wide.gradient) + begin * element_bytes;
+  wide.state = state;
   return wide;
 }
 
-// Where the states of elements from `begin` on are, if they are fp32.
-float* in_place(const NarrowRange& range, size_t state, int64_t begin) {
-  auto* values = range.state[state];
-  const bool is_fp32 = range.state_dtype == c10::ScalarType::Float;
-  return values != nullptr && is_fp32 ? static_cast<float*>(values) + begin : nullptr;
+// Where a state is from element `begin` on; null where there is none.
+std::byte* state_at(const NarrowRange& range, size_t state, int64_t begin) {
+  return from(static_cast<std::byte*>(range.state[state]), state_bytes(range.state_format, begin));
 }
 
-uint16_t* narrow_at(const NarrowRange& range, size_t state, int64_t begin) {
-  auto* values = range.state[state];
-  const bool is_fp32 = range.state_dtype == c10::ScalarType::Float;
-  return values == nullptr || is_fp32 ? nullptr : static_cast<uint16_t*>(values) + begin;
-}
+int array_of(size_t state) { return static_cast<int>(state) + 1; }
 
 }  // namespace
 
@@ -88,35 +93,50 @@ uint16_t round_stochastic(float value, uint64_t key, int array, int64_t index) {
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const NarrowRange& range) {
   check(optimizer, range);
+  const auto format = range.state_format;
+  const auto signs = state_signs(optimizer);
   const auto pass = [&](int64_t begin, int64_t end) {
     alignas(64) std::array<float, kBlock> weights;
-    alignas(64) std::array<std::array<float, kBlock>, 2> scratch;
-    kernels::widen(range.weights + begin, weights.data(), end - begin);
-    std::array<float*, 2> state{};
-    for (size_t i = 0; i < state.size(); ++i) {
-      state[i] = in_place(range, i, begin);
-      const auto* narrow = narrow_at(range, i, begin);
-      if (narrow == nullptr) continue;
+    alignas(64) std::array<std::array<float, kBlock>, kMostStates> scratch;
+    if (range.weights != nullptr)
+      kernels::widen(range.weights + begin, weights.data(), end - begin);
+    std::array<float*, kMostStates> state{};
+    for (size_t i = 0; i < kMostStates; ++i) {
+      auto* kept = state_at(range, i, begin);
+      if (kept == nullptr) continue;
       state[i] = scratch[i].data();
-      kernels::widen(narrow, state[i], end - begin);
+      if (format == StateFormat::fp32) {
+        state[i] = reinterpret_cast<float*>(kept);
+      } else if (format == StateFormat::bf16) {
+        kernels::widen(reinterpret_cast<uint16_t*>(kept), state[i], end - begin);
+      } else {
+        kernels::decode(reinterpret_cast<uint8_t*>(kept), state[i], end - begin, signs[i]);
+      }
     }
     update(optimizer, step, lr, gradient_scale, widened(range, begin, end, weights.data(), state));
     const int64_t first = range.first + begin;
-    const auto narrow = [&](const float* from, uint16_t* to, int array) {
-      kernels::round_stochastic(from, to, end - begin,
-                                kernels::rounding_key_of(range.key, array, first),
-                                static_cast<uint32_t>(first));
-    };
-    narrow(weights.data(), range.weights + begin, kWeights);
-    for (size_t i = 0; i < state.size(); ++i) {
-      auto* to = narrow_at(range, i, begin);
-      if (to != nullptr) narrow(state[i], to, static_cast<int>(i) + 1);
+    const auto index = static_cast<uint32_t>(first);
+    if (range.weights != nullptr) {
+      kernels::round_stochastic(weights.data(), range.weights + begin, end - begin,
+                                kernels::rounding_key_of(range.key, kWeights, first), index);
+    }
+    for (size_t i = 0; i < kMostStates; ++i) {
+      auto* kept = state_at(range, i, begin);
+      if (kept == nullptr || format == StateFormat::fp32) continue;
+      const auto key = kernels::rounding_key_of(range.key, array_of(i), first);
+      if (format == StateFormat::bf16) {
+        kernels::round_stochastic(state[i], reinterpret_cast<uint16_t*>(kept), end - begin, key,
+                                  index);
+      } else {
+        kernels::encode(state[i], reinterpret_cast<uint8_t*>(kept), end - begin, signs[i], &key,
+                        index);
+      }
     }
   };
   // Elements of a block have numbers with the same upper half.
   constexpr int64_t kSameUpper = int64_t{1} << 32;
-  parallel_for(0, at::ceil_div(range.numel, kBlock), kGrain, [&](int64_t from, int64_t to) {
-    const int64_t last = std::min(to * kBlock, range.numel);
+  parallel_for(0, at::ceil_div(range.wide.numel, kBlock), kGrain, [&](int64_t from, int64_t to) {
+    const int64_t last = std::min(to * kBlock, range.wide.numel);
     for (int64_t begin = from * kBlock; begin < last;) {
       const int64_t room = kSameUpper - (range.first + begin) % kSameUpper;
       const int64_t end = std::min({begin + kBlock, last, begin + room});
@@ -128,31 +148,47 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
 
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                       const NarrowRange& range) {
-  const auto numel = static_cast<size_t>(range.numel);
+  const int64_t count = range.wide.numel;
+  const auto numel = static_cast<size_t>(count);
+  const auto signs = state_signs(optimizer);
   const auto wide = [&](const uint16_t* values) {
     std::vector<float> result(numel);
     for (size_t i = 0; i < numel; ++i)
       result[i] = c10::BFloat16(values[i], c10::BFloat16::from_bits());
     return result;
   };
-  auto weights = wide(range.weights);
-  std::array<std::vector<float>, 2> scratch;
-  std::array<float*, 2> state{};
-  for (size_t i = 0; i < state.size(); ++i) {
-    state[i] = in_place(range, i, 0);
-    const auto* narrow = narrow_at(range, i, 0);
-    if (narrow == nullptr) continue;
-    scratch[i] = wide(narrow);
+  const auto narrow = [&](const std::vector<float>& values, uint16_t* to, int array) {
+    for (size_t i = 0; i < numel; ++i)
+      to[i] = round_stochastic(values[i], range.key, array, range.first + static_cast<int64_t>(i));
+  };
+  std::vector<float> weights;
+  if (range.weights != nullptr) weights = wide(range.weights);
+  std::array<std::vector<float>, kMostStates> scratch;
+  std::array<float*, kMostStates> state{};
+  for (size_t i = 0; i < kMostStates; ++i) {
+    if (range.state[i] == nullptr) continue;
+    if (range.state_format == StateFormat::fp32) {
+      state[i] = static_cast<float*>(range.state[i]);
+      continue;
+    }
+    if (range.state_format == StateFormat::bf16) {
+      scratch[i] = wide(static_cast<uint16_t*>(range.state[i]));
+    } else {
+      scratch[i].resize(numel);
+      decode_reference(static_cast<std::byte*>(range.state[i]), scratch[i].data(), count, signs[i]);
+    }
     state[i] = scratch[i].data();
   }
   update_reference(optimizer, step, lr, gradient_scale,
-                   widened(range, 0, range.numel, weights.data(), state));
-  for (size_t i = 0; i < numel; ++i) {
-    const auto index = range.first + static_cast<int64_t>(i);
-    range.weights[i] = round_stochastic(weights[i], range.key, kWeights, index);
-    for (size_t j = 0; j < state.size(); ++j) {
-      if (auto* to = narrow_at(range, j, 0); to != nullptr)
-        to[i] = round_stochastic(state[j][i], range.key, static_cast<int>(j) + 1, index);
+                   widened(range, 0, count, weights.data(), state));
+  if (range.weights != nullptr) narrow(weights, range.weights, kWeights);
+  for (size_t i = 0; i < kMostStates; ++i) {
+    if (range.state[i] == nullptr || range.state_format == StateFormat::fp32) continue;
+    if (range.state_format == StateFormat::bf16) {
+      narrow(scratch[i], static_cast<uint16_t*>(range.state[i]), array_of(i));
+    } else {
+      encode_reference(scratch[i].data(), static_cast<std::byte*>(range.state[i]), count, signs[i],
+                       range.key, array_of(i), range.first);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Updates of weights, and of moments, that are kept in bf16 without fp32 ones beside them.
+// Updates of weights in bf16 without fp32 ones beside them, and of moments in bf16 or 8 bits.
 //
 // Note [Stochastic rounding]
 // An update is often less than half of a bf16 number's last place, and rounding to nearest would
@@ -12,28 +12,26 @@
 // run that was resumed.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <array>
 #include <cstdint>
-#include <limits>
 
 #include "zero/optim/optimizer.h"
+#include "zero/optim/state_format.h"
 
 namespace zero::optim {
 
-/// A contiguous range of one segment on this rank. Arrays have `numel` elements.
+/// A range whose weights, or states, or both are narrower than fp32.
 struct NarrowRange {
-  int64_t numel = 0;
-  uint16_t* weights = nullptr;  ///< bf16, updated in place
-  /// As state_names() orders them, of `state_dtype`, which is Float or BFloat16; else null.
-  std::array<void*, 2> state{};
-  c10::ScalarType state_dtype = c10::ScalarType::Float;
-  const void* gradient = nullptr;  ///< as in Range
-  c10::ScalarType gradient_dtype = c10::ScalarType::Float;
-  float gradient_limit = std::numeric_limits<float>::infinity();  ///< as in Range
-  uint64_t key = 0;   ///< of the random bits: another for each step and unit
-  int64_t first = 0;  ///< number of the first element among those of that key
+  /// Of one segment on this rank. Without `state`; without weights where these are `weights`.
+  Range wide{};
+  uint16_t* weights = nullptr;  ///< bf16 that are their own master weights; else null
+  /// As state_names() orders them, of `state_format`; else null.
+  std::array<void*, kMostStates> state{};
+  StateFormat state_format = StateFormat::fp32;
+  uint64_t key = 0;  ///< of the random bits: another for each step and unit
+  /// Number of the first element among those of that key; with 8-bit states a multiple of
+  /// kCodedBlock.
+  int64_t first = 0;
 };
 
 /// As update() of a Range.

@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include "zero/optim/elements-inl.h"
+#include "zero/optim/random-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
@@ -24,15 +25,6 @@ void widen(const uint16_t* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t nu
   wide.write(to + i, count);
 }
 
-template <class D>
-HWY_INLINE hn::Vec<D> mix(D d, hn::Vec<D> x) {
-  x = hn::Xor(x, hn::ShiftRight<16>(x));
-  x = hn::Mul(x, hn::Set(d, 0x7feb352dU));
-  x = hn::Xor(x, hn::ShiftRight<15>(x));
-  x = hn::Mul(x, hn::Set(d, 0x846ca68bU));
-  return hn::Xor(x, hn::ShiftRight<16>(x));
-}
-
 /// The lower 16 bits are added to a random number of 16 bits: what carries into the upper ones
 /// rounds up. Infinity has none; NaN stays NaN.
 template <class D>
@@ -41,8 +33,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> round_vector([[maybe_unused]] D d, h
   const hn::Rebind<uint16_t, D> d16;
   const hn::Rebind<uint32_t, D> du;
   const hn::Rebind<int32_t, D> di;
-  auto random = mix(du, hn::Xor(hn::Iota(du, index), hn::Set(du, key.first)));
-  random = hn::ShiftRight<16>(mix(du, hn::Xor(random, hn::Set(du, key.second))));
+  const auto random = hn::ShiftRight<16>(random_vector(d, key, index));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(du, value), random));
   const auto number = hn::RebindMask(di, hn::Eq(value, value));
   return hn::DemoteTo(d16, hn::IfThenElse(number, hn::BitCast(di, rounded), hn::Set(di, 0x7FC0)));

@@ -129,6 +129,10 @@ std::vector<std::string_view> state_names(const Optimizer& optimizer) {
   return std::visit([](const auto& o) { return algorithm_of(o).state_names(o); }, optimizer);
 }
 
+std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer) {
+  return std::visit([](const auto& o) { return algorithm_of(o).signs; }, optimizer);
+}
+
 std::string_view name(const Optimizer& optimizer) {
   return std::visit(
       [](const auto& o) {

@@ -22,6 +22,8 @@
 #include <variant>
 #include <vector>
 
+#include "zero/optim/state_format.h"
+
 namespace zero {
 
 namespace optim {
@@ -121,6 +123,9 @@ inline constexpr size_t kMostStates = 2;
 /// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum; Adagrad
 /// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}.
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
+
+/// Of their values: squares are never negative.
+std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer);
 
 /// As configuration files name it: "AdamW".
 std::string_view name(const Optimizer& optimizer);

@@ -28,7 +28,8 @@ StateMemory state_memory(Placement placement, double parameters, double world_si
     return static_cast<double>(width) * parameters / (sharded ? world_size : 1);
   };
   return {held(placement.parameters, bytes.parameter), held(placement.gradients, bytes.gradient),
-          held(placement.optimizer, bytes.optimizer)};
+          held(placement.optimizer, bytes.optimizer) +
+              held(placement.optimizer, bytes.scales) / kAlignment};
 }
 
 LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement,
@@ -39,15 +40,18 @@ LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement
   };
   LayoutMemory memory{held(placement.parameters, bytes.parameter),
                       held(placement.gradients, bytes.gradient),
-                      held(placement.optimizer, bytes.optimizer), 0};
+                      held(placement.optimizer, bytes.optimizer) +
+                          held(placement.optimizer, bytes.scales) / kAlignment,
+                      0};
   // A slice's share of the content is not a whole number on every rank; padding is counted against
   // content / N, rounded down.
   const auto content = [&](bool sharded, int64_t width) {
     return width * u.content / (sharded ? layout.world_size() : 1);
   };
-  memory.padding = memory.total() - content(placement.parameters, bytes.parameter) -
-                   content(placement.gradients, bytes.gradient) -
-                   content(placement.optimizer, bytes.optimizer);
+  memory.padding =
+      memory.total() - content(placement.parameters, bytes.parameter) -
+      content(placement.gradients, bytes.gradient) -
+      content(placement.optimizer, bytes.optimizer * kAlignment + bytes.scales) / kAlignment;
   return memory;
 }
 

@@ -32,6 +32,8 @@ struct StateBytes {
   int64_t parameter = 2;
   int64_t gradient = 2;
   int64_t optimizer = 12;
+  /// Beside them, bytes of each kAlignment elements of the optimizer's: scales of 8-bit states.
+  int64_t scales = 0;
 };
 
 /// Bytes of the model states on one rank.

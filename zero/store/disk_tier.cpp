@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -16,27 +17,40 @@
 
 namespace zero::store {
 
+namespace {
+
+// The fewest elements of an array that are whole pages.
+int64_t elements_of_pages(const DiskTier::Array& array) {
+  const auto bytes = array.entries * static_cast<int64_t>(c10::elementSize(array.dtype));
+  return DiskTier::kEntryBlock * (kAlignment / std::gcd(bytes, kAlignment));
+}
+
+}  // namespace
+
 DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
                    const std::shared_ptr<Ledger>& ledger)
     : units_(std::move(units)), options_(options), ledger_(ledger) {
   int64_t total = 0;
-  int64_t most_bytes = 0;  // of an element of all arrays of a unit that is updated
+  int64_t most_bytes = 0;      // of kEntryBlock elements of all arrays of a unit that is updated
+  int64_t pages = kAlignment;  // elements of any array that are whole pages
   for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
     base_.push_back(total);
     front_.emplace_back(unit(u).arrays.size(), uint8_t{0});
     int64_t bytes = 0;
     for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
       total += whole_bytes(u, a) * (unit(u).arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
-      bytes += element_bytes(u, a);
+      bytes += array_bytes(u, a, kEntryBlock);
       const auto& array = unit(u).arrays[static_cast<size_t>(a)];
+      pages = std::max(pages, elements_of_pages(array));
       if (!array.write || (array.read && array.doubled)) ahead_to_next_step_ = false;
     }
     if (bytes == 0) continue;
     if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
-    // A block of any dtype begins on a multiple of kAlignment bytes.
-    block_numel_ =
-        std::max(block_numel_, std::min(kBlockNumel, at::round_up(unit(u).numel, kAlignment)));
+    block_numel_ = std::max(block_numel_, unit(u).numel);
   }
+  // A block or a part of any array begins on a multiple of kAlignment bytes.
+  part_numel_ = std::max(kPartNumel, pages);
+  block_numel_ = std::min(kBlockNumel, at::round_up(block_numel_, pages));
   std::vector<std::string> files;
   std::vector<std::string> made;
   for (const auto& folder : options_.folders) {
@@ -49,7 +63,7 @@ DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
       made.size() > 1 ? measure_speeds(made, kMeasured, options_.file) : std::vector<double>{};
   file_ = std::make_unique<File>(files, shares, total, options_.file);
   // Reading and writing of single arrays goes through a frame too.
-  frame_bytes_ = std::max<int64_t>(most_bytes, 4) * block_numel_;
+  frame_bytes_ = std::max<int64_t>(most_bytes, 4 * kEntryBlock) * (block_numel_ / kEntryBlock);
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   unwritten_.assign(units_.size(), 0);
 }
@@ -115,13 +129,19 @@ void DiskTier::end_step() {
   for (auto& frame : frames_) frame.memory = at::Tensor();
 }
 
-int64_t DiskTier::element_bytes(int64_t unit, int64_t array) const {
-  return static_cast<int64_t>(
-      c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
+int64_t DiskTier::entries_of(int64_t unit, int64_t array, int64_t elements) const {
+  const int64_t entries = this->unit(unit).arrays[static_cast<size_t>(array)].entries;
+  return entries == kEntryBlock ? elements : elements / kEntryBlock * entries;
+}
+
+int64_t DiskTier::array_bytes(int64_t unit, int64_t array, int64_t elements) const {
+  return entries_of(unit, array, elements) *
+         static_cast<int64_t>(
+             c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
 }
 
 int64_t DiskTier::whole_bytes(int64_t unit, int64_t array) const {
-  return at::round_up(this->unit(unit).numel * element_bytes(unit, array), kAlignment);
+  return at::round_up(array_bytes(unit, array, this->unit(unit).numel), kAlignment);
 }
 
 int64_t DiskTier::blocks_of(int64_t unit) const {
@@ -143,17 +163,17 @@ int64_t DiskTier::offset(Position position, int64_t array, bool front) const {
     at += whole_bytes(position.unit, a) * (arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
   const auto a = static_cast<size_t>(array);
   if (arrays[a].doubled && (front_[u][a] == 0) != front) at += whole_bytes(position.unit, array);
-  return at + position.block * block_numel_ * element_bytes(position.unit, array);
+  return at + array_bytes(position.unit, array, position.block * block_numel_);
 }
 
 int64_t DiskTier::bytes_of(Position position, int64_t array) const {
-  const int64_t block_bytes = block_numel_ * element_bytes(position.unit, array);
+  const int64_t block_bytes = array_bytes(position.unit, array, block_numel_);
   return std::min(block_bytes, whole_bytes(position.unit, array) - position.block * block_bytes);
 }
 
 std::byte* DiskTier::memory(const Frame& frame, int64_t unit, int64_t array) const {
   auto* data = static_cast<std::byte*>(frame.memory.data_ptr());
-  for (int64_t a = 0; a < array; ++a) data += element_bytes(unit, a) * block_numel_;
+  for (int64_t a = 0; a < array; ++a) data += array_bytes(unit, a, block_numel_);
   return data;
 }
 
@@ -290,16 +310,16 @@ void DiskTier::update_part(const Frame& frame, int64_t part,
   const auto& here = frame.position;
   const auto& arrays = unit(here.unit).arrays;
   const auto count = static_cast<int64_t>(arrays.size());
-  const int64_t first = part * kPartNumel;
+  const int64_t first = part * part_numel_;
   const int64_t begin = here.block * block_numel_ + first;
-  const int64_t end = here.block * block_numel_ + std::min(block_numel_, first + kPartNumel);
+  const int64_t end = here.block * block_numel_ + std::min(block_numel_, first + part_numel_);
   Block block{.begin = begin, .end = std::min(unit(here.unit).numel, end), .arrays = {}};
   const auto bytes = [&](int64_t a) {
-    const int64_t width = element_bytes(here.unit, a);
-    return std::min(kPartNumel * width, bytes_of(here, a) - first * width);
+    return std::min(array_bytes(here.unit, a, part_numel_),
+                    bytes_of(here, a) - array_bytes(here.unit, a, first));
   };
   for (int64_t a = 0; a < count; ++a) {
-    const int64_t at = first * element_bytes(here.unit, a);
+    const int64_t at = array_bytes(here.unit, a, first);
     block.arrays.push_back(memory(frame, here.unit, a) + at);
     if (arrays[static_cast<size_t>(a)].read) {
       file_->verify(frame.read_from[static_cast<size_t>(a)] + at, block.arrays.back(), bytes(a));
@@ -308,7 +328,7 @@ void DiskTier::update_part(const Frame& frame, int64_t part,
   update(block);
   for (int64_t a = 0; a < count; ++a) {
     if (!arrays[static_cast<size_t>(a)].write) continue;
-    file_->record(offset(here, a, false) + first * element_bytes(here.unit, a),
+    file_->record(offset(here, a, false) + array_bytes(here.unit, a, first),
                   block.arrays[static_cast<size_t>(a)], bytes(a));
   }
 }
@@ -324,7 +344,7 @@ void DiskTier::for_each_block(int64_t unit, const std::function<void(const Block
     frame.use = Use::updating;
     if (options_.read_ahead) read_ahead(here);
     const int64_t numel = std::min(u.numel - b * block_numel_, block_numel_);
-    const int64_t parts = at::ceil_div(numel, kPartNumel);
+    const int64_t parts = at::ceil_div(numel, part_numel_);
     parallel_for(0, parts, at_once ? 1 : parts, [&](int64_t first, int64_t last) {
       for (int64_t part = first; part < last; ++part) update_part(frame, part, update);
     });
@@ -337,16 +357,17 @@ at::Tensor DiskTier::read(int64_t unit, int64_t array) {
   const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
-  auto values = at::empty({u.numel}, u.arrays[static_cast<size_t>(array)].dtype);
+  auto values =
+      at::empty({entries_of(unit, array, u.numel)}, u.arrays[static_cast<size_t>(array)].dtype);
   auto* target = static_cast<std::byte*>(values.data_ptr());
-  const int64_t bytes = element_bytes(unit, array);
   void* memory = buffer(frames_.front());
   for (int64_t b = 0; b < blocks_of(unit); ++b) {
     const Position position{unit, b};
     file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
     const int64_t begin = b * block_numel_;
-    std::memcpy(target + begin * bytes, memory,
-                static_cast<size_t>(std::min(u.numel - begin, block_numel_) * bytes));
+    std::memcpy(
+        target + array_bytes(unit, array, begin), memory,
+        static_cast<size_t>(array_bytes(unit, array, std::min(u.numel - begin, block_numel_))));
   }
   return values;
 }
@@ -358,8 +379,9 @@ void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tenso
   const auto& u = this->unit(unit);
   const auto contiguous = values.to(u.arrays[static_cast<size_t>(array)].dtype).contiguous();
   const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
-  const int64_t bytes = element_bytes(unit, array);
-  const int64_t end = begin + contiguous.numel();
+  const int64_t entries = entries_of(unit, array, kEntryBlock);
+  const int64_t end = begin + (entries == kEntryBlock ? contiguous.numel()
+                                                      : contiguous.numel() / entries * kEntryBlock);
   void* memory = buffer(frames_.front());
   for (int64_t b = begin / block_numel_; b * block_numel_ < end; ++b) {
     const Position position{unit, b};
@@ -368,8 +390,9 @@ void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tenso
     const int64_t last = std::min(end, start + block_numel_);
     const bool whole = first == start && last == std::min(u.numel, start + block_numel_);
     if (!whole) file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
-    std::memcpy(static_cast<std::byte*>(memory) + (first - start) * bytes,
-                source + (first - begin) * bytes, static_cast<size_t>((last - first) * bytes));
+    std::memcpy(static_cast<std::byte*>(memory) + array_bytes(unit, array, first - start),
+                source + array_bytes(unit, array, first - begin),
+                static_cast<size_t>(array_bytes(unit, array, last - first)));
     file_->write(offset(position, array), memory, bytes_of(position, array)).wait();
   }
 }

@@ -44,18 +44,23 @@ class DiskTier final : public StateTier {
   /// enough that a few of them are little memory.
   static constexpr int64_t kBlockNumel = 1 << 20;
   /// Elements of each array that are checked, updated and counted again while they are in a core's
-  /// cache.
+  /// cache. More where that many are no whole pages.
   static constexpr int64_t kPartNumel = 1 << 14;
+  /// Elements that an array has a whole number of entries for.
+  static constexpr int64_t kEntryBlock = 64;
 
   struct Array {
     at::ScalarType dtype = at::kFloat;
+    /// Entries of it, of `dtype`, for each kEntryBlock elements of the unit: what is kept beside
+    /// the elements lies between them.
+    int64_t entries = kEntryBlock;
     bool read = true;   ///< the update needs its old values
     bool write = true;  ///< the update changes it; else something else does (gradients)
     /// Two copies, for an update beside the next pass: see `flip`.
     bool doubled = false;
   };
   struct Unit {
-    int64_t numel = 0;  ///< elements of each array
+    int64_t numel = 0;  ///< elements of each array; where it has other entries, whole kEntryBlocks
     c10::SmallVector<Array, 4> arrays;
     bool updated = true;  ///< `for_each_block` will be called
   };
@@ -79,7 +84,7 @@ class DiskTier final : public StateTier {
   /// much room, naming the bytes.
   DiskTier(std::vector<Unit> units, const Options& options, const std::shared_ptr<Ledger>& ledger);
 
-  /// Calls `update`, which may change what it is given, for every part of `unit`: blocks of at most
+  /// Calls `update`, which may change what it is given, for every part of `unit`: blocks of about
   /// kPartNumel elements. `at_once`: of several on as many threads, else in order.
   void for_each_block(int64_t unit, const std::function<void(const Block&)>& update, bool at_once);
 
@@ -160,7 +165,8 @@ class DiskTier final : public StateTier {
   };
 
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
-  int64_t element_bytes(int64_t unit, int64_t array) const;
+  int64_t entries_of(int64_t unit, int64_t array, int64_t elements) const;
+  int64_t array_bytes(int64_t unit, int64_t array, int64_t elements) const;
   int64_t blocks_of(int64_t unit) const;
   std::optional<int64_t> next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
@@ -184,6 +190,7 @@ class DiskTier final : public StateTier {
   std::vector<int64_t> base_;                        // of each unit in the file, bytes
   std::vector<c10::SmallVector<uint8_t, 4>> front_;  // by unit and array: the copy in front
   int64_t block_numel_ = 0;
+  int64_t part_numel_ = kPartNumel;
   int64_t frame_bytes_ = 0;
   int64_t turn_ = 0;
   comm::WaitClock clock_;

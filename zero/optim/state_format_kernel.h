@@ -1,0 +1,49 @@
+// The vector kernels behind state_format.h. Note [Same bits everywhere] in kernels.h holds.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "zero/optim/narrow_kernel.h"
+#include "zero/optim/state_format.h"
+
+namespace zero::optim::kernels {
+
+/// Bits of a code's mantissa, and of what is rounded away.
+inline constexpr int kCodeMantissa = 4;
+inline constexpr int kCodeRest = 23 - kCodeMantissa;
+
+/// A code's greatest exponent, that of the group's greatest element; exponent 0 is evenly spaced.
+constexpr int top_exponent(Sign sign) { return sign == Sign::either ? 7 : 15; }
+constexpr int32_t top_code(Sign sign) { return sign == Sign::either ? 0x7F : 0xFF; }
+
+/// The exponent of a group whose greatest magnitude has these bits of fp32: as fp32's, but one more
+/// where the greatest code is less. 0: all are zeros; 255: one is infinite or NaN. Not so small
+/// that a code would be a denormal.
+inline constexpr uint32_t kLeastExponent = 24;
+constexpr uint8_t group_exponent(uint32_t greatest) {
+  if (greatest < 0x00800000U) return 0;
+  if (greatest >= 0x7F800000U) return 255;
+  const uint32_t exponent = (greatest + (1U << kCodeRest) - 1) >> 23;
+  return static_cast<uint8_t>(exponent < kLeastExponent ? kLeastExponent
+                              : exponent > 254          ? 254
+                                                        : exponent);
+}
+/// The value of code exponent 1 in such a group, and its inverse (of 1 to 254).
+constexpr float group_unit(uint8_t exponent, Sign sign) {
+  if (exponent == 0) return 0;
+  if (exponent == 255) return std::bit_cast<float>(0x7FC00000U);
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 1 - top_exponent(sign)) << 23);
+}
+constexpr float inverse_group_unit(uint8_t exponent, Sign sign) {
+  return std::bit_cast<float>(static_cast<uint32_t>(253 - exponent + top_exponent(sign)) << 23);
+}
+
+/// As decode of state_format.h, on this thread.
+void decode(const uint8_t* blocks, float* values, int64_t numel, Sign sign);
+/// As encode; `key`: rounds stochastically, where element i has the number `index` + i, as
+/// round_stochastic in narrow_kernel.h; null: to nearest.
+void encode(const float* values, uint8_t* blocks, int64_t numel, Sign sign, const RoundingKey* key,
+            uint32_t index);
+
+}  // namespace zero::optim::kernels
