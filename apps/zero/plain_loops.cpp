@@ -66,6 +66,17 @@ ZERO_EVERY_WIDTH void stream_one(float* __restrict p, float* __restrict m,
   }
 }
 
+ZERO_EVERY_WIDTH void stream16_one(float* __restrict p, float* __restrict m,
+                                   const uint16_t* __restrict g, uint16_t* __restrict low,
+                                   int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    const auto x = static_cast<float>(static_cast<int16_t>(g[i]));
+    p[i] += x;
+    m[i] += x;
+    low[i] = g[i];
+  }
+}
+
 ZERO_EVERY_WIDTH void stream16(float* __restrict p, float* __restrict m, float* __restrict v,
                                const uint16_t* __restrict g, uint16_t* __restrict low,
                                int64_t begin, int64_t end) {

@@ -22,6 +22,9 @@ void stream(float* p, float* m, float* v, const float* g, int64_t begin, int64_t
 /// Those of an optimizer with one state.
 void stream_one(float* p, float* m, const float* g, int64_t begin, int64_t end);
 
+/// The same with a 16-bit gradient and a 16-bit copy of the weights.
+void stream16_one(float* p, float* m, const uint16_t* g, uint16_t* low, int64_t begin, int64_t end);
+
 /// AdamW's with a 16-bit gradient and a 16-bit copy of the weights.
 void stream16(float* p, float* m, float* v, const uint16_t* g, uint16_t* low, int64_t begin,
               int64_t end);

@@ -195,16 +195,21 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
       measure({"optimizer", "--elements", "5000", "--rounds", "3", "--threads", "1,2"},
               {"triad", "AdamW, fp32", "AdamW, bf16", "SGD with momentum"});
   // Weights and moments are read and written, the gradient is read, 16-bit weights are written.
-  const std::map<std::string, int64_t> bytes{{"triad", 3 * 4},
-                                             {"triad, stores past the caches", 3 * 4},
-                                             {"AdamW, fp32", 3 * 8 + 4},
-                                             {"AdamW, bf16", 3 * 8 + 2 + 2},
-                                             {"AdamW, bf16, split", 2 * 8 + 2 * 4 + 2},
-                                             {"SGD with momentum, fp32", 2 * 8 + 4},
-                                             {"Adagrad, fp32", 2 * 8 + 4},
-                                             {"Lion, fp32", 2 * 8 + 4},
-                                             {"LAMB, fp32, two passes", 2 * 8 + 4 + 4 + 3 * 4 + 4},
-                                             {"Muon without its products, fp32", 8 + 8 + 12}};
+  const std::map<std::string, double> bytes{
+      {"triad", 3 * 4},
+      {"triad, stores past the caches", 3 * 4},
+      {"AdamW, fp32", 3 * 8 + 4},
+      {"AdamW, bf16", 3 * 8 + 2 + 2},
+      {"AdamW, bf16, split", 2 * 8 + 2 * 4 + 2},
+      {"SGD with momentum, fp32", 2 * 8 + 4},
+      {"Adagrad, fp32", 2 * 8 + 4},
+      {"Lion, fp32", 2 * 8 + 4},
+      {"AdamW, bf16, moments in 8 bits", 8 + 2 + 2 + 2 * 2 * 17.0 / 16},
+      {"SGD with momentum, bf16", 2 * 8 + 2 + 2},
+      {"Adagrad, bf16", 2 * 8 + 2 + 2},
+      {"Lion, bf16", 2 * 8 + 2 + 2},
+      {"LAMB, fp32, two passes", 2 * 8 + 4 + 4 + 3 * 4 + 4},
+      {"Muon without its products, fp32", 8 + 8 + 12}};
   std::map<std::string, int> seen;
   for (const auto& r : json["results"]) {
     const auto name = r["loop"].get<std::string>();
@@ -212,11 +217,18 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
     EXPECT_EQ(r["elements"], 5000);
     EXPECT_GE(r["gb_per_s"]["best"], r["gb_per_s"]["median"]);
     EXPECT_GT(r["share_of_triad"]["best"], 0);
+    const bool element_wise = name.starts_with("AdamW, fp32") || name == "AdamW, bf16" ||
+                              name.starts_with("SGD") || name.starts_with("Adagrad") ||
+                              name.starts_with("Lion");
+    if (element_wise) {
+      EXPECT_THAT(r["beside"].get<std::string>(), testing::StartsWith("streaming loop"));
+      EXPECT_GT(r["share_of_streaming"]["median"], 0);
+    }
     if (const auto found = bytes.find(name); found != bytes.end()) {
       EXPECT_EQ(r["bytes_per_element"], found->second) << name;
     }
   }
-  EXPECT_EQ(seen.size(), 17u);
+  EXPECT_EQ(seen.size(), 22u);
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 

@@ -50,8 +50,8 @@ TEST(EightBitStates, AreBitIdenticalOverStagesTiersAndTimings) {
         };
         const auto expected = of(weights_of_all_kinds(0, format)[kind]);
         for (int stage = 1; stage <= 3; ++stage) {
-          SCOPED_TRACE(testing::Message() << "kind " << kind << ", ranks " << ranks << ", stage "
-                                          << stage);
+          SCOPED_TRACE(testing::Message()
+                       << "kind " << kind << ", ranks " << ranks << ", stage " << stage);
           const auto c = weights_of_all_kinds(stage, format)[kind];
           expect_equal(of(c), expected);
           if (!c.split_master_weights) expect_equal(of(optimizer_on_host(c)), expected);

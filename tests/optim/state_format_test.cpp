@@ -184,8 +184,7 @@ struct Shard {
     range.first = 128;
     const auto signs = state_signs(optimizer);
     for (size_t i = 0; i < state_names(optimizer).size(); ++i) {
-      const auto values =
-          numbers(numel, 3 + static_cast<uint32_t>(i), signs[i], special);
+      const auto values = numbers(numel, 3 + static_cast<uint32_t>(i), signs[i], special);
       state[i].resize(static_cast<size_t>(blocks_of(numel) * 4 * kCodedBlock));
       if (format == StateFormat::eight_bit) {
         encode(values.data(), state[i].data(), numel, signs[i]);
@@ -268,11 +267,11 @@ TEST(EightBitUpdate, SmallChangesAreRightOnAverage) {
   std::vector<float> gradient(kCount, 0.05F);
   auto blocks = encoded(std::vector<float>(kCount, 1.0F), Sign::positive);
   for (int step = 1; step <= 40; ++step) {
-    NarrowRange range{.wide = {.numel = kCount, .master = weights.data(),
-                               .gradient = gradient.data()},
-                      .state = {blocks.data(), nullptr},
-                      .state_format = StateFormat::eight_bit,
-                      .key = rounding_key(0, step)};
+    NarrowRange range{
+        .wide = {.numel = kCount, .master = weights.data(), .gradient = gradient.data()},
+        .state = {blocks.data(), nullptr},
+        .state_format = StateFormat::eight_bit,
+        .key = rounding_key(0, step)};
     update(optimizer, step, 0, 1, range);
   }
   double sum = 0;
@@ -386,9 +385,10 @@ TEST(EightBitUpdate, StaysNearFp32WhateverTheNeighbours) {
   for (const double decades : {0.0, 2.0, 4.0}) {
     const auto a = away(decades, ours);
     const auto b = away(decades, theirs);
-    printf("gradients of neighbours over %.0f decades: updates away by %.3f, the greatest %.3g; "
-           "with the paper's code %.3g, %.3g\n",
-           decades, a.rms, a.greatest, b.rms, b.greatest);
+    printf(
+        "gradients of neighbours over %.0f decades: updates away by %.3f, the greatest %.3g; "
+        "with the paper's code %.3g, %.3g\n",
+        decades, a.rms, a.greatest, b.rms, b.greatest);
     EXPECT_LT(a.rms, decades > 2 ? 0.5 : 0.1);
     EXPECT_LT(a.greatest, 4);
     if (decades < 4) {

@@ -23,13 +23,11 @@ HWY_INLINE hn::Vec<Fp32Tag> decode_vector(const uint8_t* codes, float group_unit
   const IntTag di;
   const auto code = hn::PromoteTo(di, hn::LoadU(CodeTag(), codes));
   const auto number = hn::And(code, hn::Set(di, top_code(kSign)));
-  const auto normal = hn::BitCast(
-      d, hn::Add(hn::ShiftLeft<kCodeRest>(number), hn::Set(di, int32_t{126} << 23)));
+  const auto normal =
+      hn::BitCast(d, hn::Add(hn::ShiftLeft<kCodeRest>(number), hn::Set(di, int32_t{126} << 23)));
   const auto even = hn::Mul(hn::ConvertTo(d, number), hn::Set(d, 1.0F / (1 << kCodeMantissa)));
-  const auto is_normal =
-      hn::RebindMask(d, hn::Gt(number, hn::Set(di, (1 << kCodeMantissa) - 1)));
-  const auto value =
-      hn::Mul(hn::IfThenElse(is_normal, normal, even), hn::Set(d, group_unit));
+  const auto is_normal = hn::RebindMask(d, hn::Gt(number, hn::Set(di, (1 << kCodeMantissa) - 1)));
+  const auto value = hn::Mul(hn::IfThenElse(is_normal, normal, even), hn::Set(d, group_unit));
   if constexpr (kSign == Sign::positive) return value;
   const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(di, 0x80)));
   return hn::BitCast(d, hn::Or(hn::BitCast(di, value), sign));
@@ -38,8 +36,8 @@ HWY_INLINE hn::Vec<Fp32Tag> decode_vector(const uint8_t* codes, float group_unit
 /// Codes of 16 values. The places of a magnitude behind its code's last one, and a random number of
 /// as many, carry into it: that is Note [Stochastic rounding] in narrow.h.
 template <Sign kSign>
-HWY_INLINE void encode_vector(hn::Vec<Fp32Tag> value, float inverse_unit,
-                              hn::Vec<IntTag> random, uint8_t* codes) {
+HWY_INLINE void encode_vector(hn::Vec<Fp32Tag> value, float inverse_unit, hn::Vec<IntTag> random,
+                              uint8_t* codes) {
   const Fp32Tag d;
   const IntTag di;
   const auto zero = hn::Zero(di);
@@ -49,11 +47,10 @@ HWY_INLINE void encode_vector(hn::Vec<Fp32Tag> value, float inverse_unit,
   magnitude = hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(di, 0x007FFFFF)), magnitude);
   const auto scaled = hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, inverse_unit));
   const auto normal = hn::Sub(hn::BitCast(di, scaled), hn::Set(di, int32_t{126} << 23));
-  const auto even =
-      hn::Sub(hn::BitCast(di, hn::Add(scaled, one)), hn::BitCast(di, one));
+  const auto even = hn::Sub(hn::BitCast(di, hn::Add(scaled, one)), hn::BitCast(di, one));
   const auto places = hn::IfThenElse(hn::RebindMask(di, hn::Lt(scaled, one)), even, normal);
-  auto code = hn::Min(hn::ShiftRight<kCodeRest>(hn::Add(places, random)),
-                      hn::Set(di, top_code(kSign)));
+  auto code =
+      hn::Min(hn::ShiftRight<kCodeRest>(hn::Add(places, random)), hn::Set(di, top_code(kSign)));
   const auto none = hn::Eq(code, zero);
   if constexpr (kSign == Sign::positive) {
     code = hn::IfThenElse(hn::And(none, hn::Gt(magnitude, zero)), hn::Set(di, 1), code);
