@@ -623,6 +623,21 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
             Optimizer(Muon{.lr = 0.01, .beta2 = 0.95, .eps = 1e-10}));
   EXPECT_EQ(read(R"({"type": "Muon", "params": {"muon_lr": 0.01}})"),
             Optimizer(Muon{.lr = 0.01, .adam_lr = 3e-4, .beta2 = 0.95, .eps = 1e-10}));
+  // PyTorch's names, as DeepSpeed passes them on, and transformers'.
+  EXPECT_EQ(read(R"({"type": "AdaFactor", "params": {"lr": 0.1, "beta2_decay": -0.7, "d": 2,
+                     "eps": [null, 0.01], "weight_decay": 0.1, "foreach": false}})"),
+            Optimizer(Adafactor{
+                .lr = 0.1, .beta2_decay = -0.7, .eps2 = 0.01, .d = 2, .weight_decay = 0.1}));
+  EXPECT_EQ(read(R"({"type": "Adafactor", "params": {"lr": null, "eps": [1e-20, 0.01],
+                     "clip_threshold": 2, "decay_rate": -0.7, "beta1": null,
+                     "scale_parameter": false, "relative_step": true, "warmup_init": true}})"),
+            Optimizer(Adafactor{.beta2_decay = -0.7,
+                                .eps1 = 1e-20,
+                                .eps2 = 0.01,
+                                .d = 2,
+                                .scale_parameter = false,
+                                .warmup_init = true,
+                                .eps_added = true}));
   // What they approximate.
   EXPECT_EQ(read(R"({"type": "OneBitAdam", "params": {"freeze_step": 400, "cuda_aware": false,
                      "comm_backend_name": "nccl"}})"),
@@ -637,7 +652,17 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Lamb", "params": {"max_grad_norm": 1}}})"),
               HasSubstr("gradient_clipping"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "MuAdamW"}})"), HasSubstr("parameter group"));
-  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor"}})"), HasSubstr("Lion"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor", "params": {"beta1": 0.9}}})"),
+              HasSubstr("no first moment"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor", "params": {"maximize": true}}})"),
+              HasSubstr("optimizer.params.maximize"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor", "params": {"eps": [0, 1]}}})"),
+              HasSubstr("eps[0]"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor", "params": {"eps": [1, null]}}})"),
+              HasSubstr("the first of which may be null"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor",
+                           "params": {"relative_step": false, "warmup_init": true}}})"),
+              HasSubstr("warmup_init"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "RMSprop"}})"),
               HasSubstr("ZeroRedundancyOptimizer"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Lion", "params": {"eps": 1}}})"),
@@ -646,7 +671,9 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
   for (const Optimizer& each :
        {Optimizer(AdamW{.lr = 1}), Optimizer(AdamW{.decoupled = false}), Optimizer(Sgd{.lr = 2}),
         Optimizer(Adagrad{.lr_decay = 0.5}), Optimizer(Lion{.beta2 = 0.5}),
-        Optimizer(Lamb{.min_coeff = 1}), Optimizer(Muon{.lr = 1, .ns_steps = 7, .adam_lr = 2})}) {
+        Optimizer(Lamb{.min_coeff = 1}), Optimizer(Muon{.lr = 1, .ns_steps = 7, .adam_lr = 2}),
+        Optimizer(Adafactor{}), Optimizer(Adafactor{.d = 3, .eps_added = true}),
+        Optimizer(Adafactor{.eps1 = 1e-9, .warmup_init = true, .factored = false})}) {
     Config config;
     config.optimizer = each;
     EXPECT_EQ(Config::parse(config.dump(), 1).optimizer, each) << config.dump();

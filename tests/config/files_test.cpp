@@ -96,6 +96,8 @@ const std::vector<Expectation>& expectations() {
        {"zero_optimization.cpu_offload and zero_optimization.offload_optimizer.device are two "
         "names of one key"}},
       {"old_zero_is_true", {"allgather_size: "}},
+      {"optimizer_adafactor"},
+      {"optimizer_adafactor_of_transformers"},
       {"optimizer_adagrad"},
       {"optimizer_lion"},
       {"optimizer_muon"},

@@ -30,12 +30,17 @@ const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
       {"Adagrad", Adagrad{.lr = 1e-2, .weight_decay = 0.1}},
       {"Lion", Lion{.lr = 1e-3, .weight_decay = 0.1}},
       {"Lamb", Lamb{.lr = 1e-2, .weight_decay = 0.1}},
-      {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}}};
+      {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}},
+      {"Adafactor", Adafactor{.lr = 1e-2, .weight_decay = 0.1}}};
   return all;
 }
 
-// Those of a parameter of Net: of Muon's groups biases have AdamW's.
+// Those of a parameter of Net: of Muon's groups biases have AdamW's, and Adafactor's are whole.
 std::vector<std::string_view> states_of(const Optimizer& optimizer, const std::string& name) {
+  if (std::holds_alternative<Adafactor>(optimizer)) {
+    if (name.ends_with("weight")) return {"row_var", "col_var"};
+    return {"variance"};
+  }
   const auto* muon = std::get_if<Muon>(&optimizer);
   if (muon == nullptr || name.ends_with("weight")) return optim::state_names(optimizer);
   return optim::state_names(optim::beside_matrices(*muon));
@@ -226,6 +231,161 @@ TEST(Muon, ExchangesDirectionsOnceAndOrthogonalOnesOnce) {
       EXPECT_EQ(counted, stage == 0 ? 0 : 3 * model / 2);
     }
   });
+}
+
+TEST(Adafactor, KeepsRowsAndColumnsOnEveryRankAndNothingElse) {
+  const TemporaryFolder folder;
+  for (const bool bf16 : {false, true}) {
+    for (const int stage : {0, 1, 3}) {
+      for (const auto& place : {config(stage, bf16), optimizer_on_host(config(stage, bf16)),
+                                on_disk(config(stage, bf16), folder)}) {
+        run_as_threads(2, [&](auto group) {
+          Engine engine(std::make_shared<Chain>(), Adafactor{}, place, group);
+          constexpr int64_t kNumel = int64_t{4} * 64 * 64;
+          constexpr int64_t kFactored = int64_t{4} * (64 + 64) * 4;
+          const auto device = place.offload_optimizer.device;
+          // Master weights: of bf16, and of fp32 parameters whose update is on the host.
+          const bool master = bf16 || device == OffloadDevice::cpu;
+          const bool in_memory = master && device != OffloadDevice::nvme;
+          const int64_t expected = kFactored + (in_memory ? 4 * kNumel / (stage == 0 ? 1 : 2) : 0);
+          const bool host = device != OffloadDevice::none;
+          const auto held = [&](Category c) { return group->ledger()->usage(c).current; };
+          EXPECT_EQ(engine.memory_formula().optimizer, host ? 0 : expected);
+          EXPECT_EQ(engine.host_memory_formula().optimizer, host ? expected : 0);
+          EXPECT_EQ(held(Category::optimizer), engine.memory_formula().optimizer);
+          EXPECT_EQ(held(Category::host_optimizer), engine.host_memory_formula().optimizer);
+        });
+      }
+    }
+  }
+}
+
+TEST(Adafactor, ExchangesSumsOfRowsAndColumnsAndNorms) {
+  run_as_threads(2, [&](auto group) {
+    for (const int stage : {0, 1, 2}) {
+      auto chain = std::make_shared<Chain>();
+      Config c = config(stage);
+      c.unit_bytes = 64 * 64 * 4;  // a unit for each matrix
+      Engine engine(chain, Adafactor{}, c, group);
+      const auto step = [&] {
+        engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
+        engine.step();
+      };
+      step();
+      group->traffic().reset();
+      step();
+      const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
+      EXPECT_EQ(engine.traffic_formula().all_gather, counted);
+      // Parameters; of half of the rows and all columns an exponent and a sum; norms.
+      const int64_t parameters = int64_t{4} * 64 * 64 * 4 / 2;
+      const int64_t sums = int64_t{4} * (32 + 64) * (1 + 8);
+      const int64_t norms = int64_t{4} * 2 * 21 * 8;
+      EXPECT_EQ(counted, stage == 0 ? 0 : parameters + sums + norms);
+    }
+  });
+}
+
+// Of more dimensions, and whose storage is not by rows.
+struct Shapes : nn::Module {
+  Shapes() {
+    const auto filled = [](at::IntArrayRef sizes) {
+      const auto numel = c10::multiply_integers(sizes);
+      return torch::sin(torch::arange(numel) * 0.7).mul(0.2).view(sizes).clone();
+    };
+    all = {register_parameter("scalar", torch::full({}, 0.5)),
+           register_parameter("transposed", filled({40, 130}).t()),
+           register_parameter("batched", filled({3, 20, 17})),
+           register_parameter("convolution", filled({6, 5, 3, 3})),
+           register_parameter("channels_last",
+                              filled({6, 5, 3, 3}).contiguous(at::MemoryFormat::ChannelsLast)),
+           register_parameter("row", filled({1, 90})),
+           register_parameter("none", filled({0, 5}))};
+  }
+  at::Tensor loss(int rank, int64_t step) {
+    auto sum = torch::zeros({});
+    for (const auto& p : all) {
+      const auto wanted = torch::cos(torch::arange(p.numel()) * 0.3 + rank + 2.0 * step);
+      sum = sum + (p.to(at::kFloat).reshape({-1}) - wanted).pow(2).sum();
+    }
+    return sum;
+  }
+  std::vector<at::Tensor> all;
+};
+
+TEST(Adafactor, FactorsTheLastTwoDimensionsWhateverTheStorage) {
+  const auto after = [](const Config& c, int ranks) {
+    return of_rank_zero(ranks, [&](auto group) {
+      auto module = std::make_shared<Shapes>();
+      Engine engine(module, Adafactor{.lr = 0.1}, c, group);
+      for (int64_t i = 0; i < 4; ++i) {
+        engine.backward(module->loss(group->rank(), i));
+        engine.step();
+      }
+      auto now = weights(engine);
+      for (const auto* name : {"transposed", "batched", "convolution", "channels_last", "row"}) {
+        const auto sizes = engine.parameter(name).sizes().vec();
+        auto rows = sizes, columns = sizes;
+        rows.back() = 1;
+        columns[sizes.size() - 2] = 1;
+        now.push_back(engine.optimizer_state(name, "row_var"));
+        EXPECT_EQ(now.back().sizes(), rows);
+        now.push_back(engine.optimizer_state(name, "col_var"));
+        EXPECT_EQ(now.back().sizes(), columns);
+        EXPECT_THROW(engine.optimizer_state(name, "variance"), ConfigError);
+      }
+      now.push_back(engine.optimizer_state("scalar", "variance"));
+      for (const auto& tensor : now) EXPECT_TRUE(tensor.isfinite().all().item<bool>());
+      // The same values, however they lie; the update of means over other matrices differs.
+      EXPECT_GT(now[3].abs().max().item<double>(), 0);
+      return now;
+    });
+  };
+  for (const bool bf16 : {false, true}) {
+    for (const int ranks : {1, 2, 3}) {
+      const auto expected = after(config(0, bf16), ranks);
+      for (const int stage : {1, 3}) expect_equal(after(config(stage, bf16), ranks), expected);
+    }
+  }
+}
+
+TEST(Adafactor, AParameterWithoutAGradientKeepsItsRowsAndColumns) {
+  const auto after = [](int stage) {
+    return of_rank_zero(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      const Optimizer optimizer = Adafactor{.lr = 1e-2};
+      Engine engine(net, optimizer, config(stage), group);
+      train(engine, *net, 1);
+      const auto row = engine.optimizer_state("a.weight", "row_var");
+      const auto other = engine.optimizer_state("b.weight", "row_var");
+      const auto weight = engine.parameter("a.weight").clone();
+      train_without_a(engine, *net);
+      EXPECT_TRUE(torch::equal(engine.optimizer_state("a.weight", "row_var"), row));
+      EXPECT_FALSE(torch::equal(engine.optimizer_state("b.weight", "row_var"), other));
+      EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), weight));
+      train(engine, *net, 1, 1);  // its second
+      return look(engine, optimizer);
+    });
+  };
+  const auto expected = after(0);
+  for (const int stage : {1, 3}) expect_equal(after(stage), expected);
+}
+
+TEST(Adafactor, StatesAreSetByNameAndRefusedWhereThereAreNone) {
+  auto net = std::make_shared<Net>();
+  Engine engine(net, Adafactor{}, config(0));
+  engine.set_optimizer_state("b.weight", "row_var", torch::full({29, 1}, 0.5));
+  EXPECT_TRUE(
+      torch::equal(engine.optimizer_state("b.weight", "row_var"), torch::full({29, 1}, 0.5)));
+  EXPECT_THROW(engine.set_optimizer_state("b.weight", "row_var", torch::zeros({29, 33})),
+               ConfigError);
+  EXPECT_THROW(engine.optimizer_state("b.bias", "row_var"), ConfigError);
+  EXPECT_EQ(engine.group_count(), 1);
+  auto c = config(2, true);
+  c.bf16_master_weights_and_grads = true;
+  EXPECT_THROW(Engine(std::make_shared<Net>(), Adafactor{}, c), ConfigError);
+  // Whole second moments, where they are wanted.
+  Engine whole(std::make_shared<Net>(), Adafactor{.factored = false}, config(0));
+  EXPECT_EQ(whole.optimizer_state("b.weight", "variance").numel(), 29 * 33);
 }
 
 TEST(Lamb, TheSecondPassMovesWhatTheFormulaSays) {

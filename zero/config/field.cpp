@@ -93,7 +93,8 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
              in_range(spec.about, value.get<double>());
       break;
     case Kind::pair:
-      fits = value.is_array() && value.size() == 2 && value[0].is_number() && value[1].is_number();
+      fits = value.is_array() && value.size() == 2 && value[1].is_number() &&
+             (value[0].is_number() || (spec.about.null_first && value[0].is_null()));
       break;
     case Kind::text:
       fits = value.is_string() &&
@@ -224,7 +225,8 @@ std::string Spec::wanted(bool of_file) const {
     case Kind::number:
       return with_range("a number", false);
     case Kind::pair:
-      return "an array of two numbers";
+      return about.null_first ? "an array of two numbers, the first of which may be null"
+                              : "an array of two numbers";
     case Kind::text:
       return about.not_empty ? "a string that is not empty" : "a string";
     case Kind::choice: {

@@ -51,6 +51,7 @@ struct About {
   bool bytes = false;         ///< an integer that may be written as "6GB"
   bool zero_is_none = false;  ///< of an optional: 0 in a file or an option means that there is none
   bool not_empty = false;     ///< of a text
+  bool null_first = false;    ///< of a pair: the first number may be null
   Json only = {};             ///< the one value that is accepted; null: any
   std::string_view because = {};      ///< behind an error about `only`
   std::string_view replaced_by = {};  ///< what there is in place of a key that is gone

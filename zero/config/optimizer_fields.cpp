@@ -45,12 +45,6 @@ std::vector<std::string> known_names() {
         "itself must have. Use \"{}\" with a parameter group for each rate (zero::ParameterGroup).",
         type, lower(type) == "musgd" ? "SGD" : "AdamW"));
   }
-  if (lower(type) == "adafactor") {
-    throw ConfigError(
-        "optimizer.type is \"Adafactor\", which libzero does not have. \"Lion\" and \"Adagrad\" "
-        "keep "
-        "one state, half of AdamW's; offload_optimizer takes states off the device.");
-  }
   const auto names = known_names();
   throw ConfigError(fmt::format(
       "optimizer.type is {}; it must be one of {}, in any case.{} Any torch::optim::Optimizer runs "

@@ -25,6 +25,15 @@ About about_of(const optim::HyperParameter<T>& row) {
           .below = row.below};
 }
 
+template <class T, class Value>
+Field<T> row_of_given(const optim::HyperParameter<T>& row, const std::string& key,
+                      const optim::Given<T, Value>& given) {
+  auto made = field<T>(key, about_of(row), given.member);
+  made.set = [given](T& optimizer, const Json& value) { given.set(optimizer, value.get<Value>()); };
+  if (!row.written) made.get = {};
+  return made;
+}
+
 template <class T>
 Field<T> row_of(const optim::HyperParameter<T>& row) {
   const std::string key(row.key);
@@ -40,13 +49,21 @@ Field<T> row_of(const optim::HyperParameter<T>& row) {
                   [value](const T& optimizer) {
                     return Json::array({optimizer.*value.first, optimizer.*value.second});
                   }};
+        } else if constexpr (std::is_same_v<Value, typename optim::HyperParameter<T>::PairOrNull>) {
+          auto about = about_of(row);
+          about.null_first = true;
+          return {Spec{key, std::move(about), Kind::pair},
+                  [value](T& optimizer, const Json& pair) {
+                    optimizer.*value.first = from_json<std::optional<double>>(pair[0]);
+                    optimizer.*value.second = pair[1].get<double>();
+                  },
+                  [value](const T& optimizer) {
+                    return Json::array({to_json(optimizer.*value.first), optimizer.*value.second});
+                  }};
         } else if constexpr (std::is_same_v<Value, optim::Given<T>>) {
-          auto made = field<T>(key, about_of(row), value.member);
-          made.set = [value](T& optimizer, const Json& number) {
-            value.set(optimizer, number.get<double>());
-          };
-          if (!row.written) made.get = {};
-          return made;
+          return row_of_given(row, key, value);
+        } else if constexpr (std::is_same_v<Value, optim::Given<T, bool>>) {
+          return row_of_given(row, key, value);
         } else if constexpr (std::is_same_v<Value, optim::Ignored>) {
           if (value == optim::Ignored::boolean) return accepted<T, bool>(key, about_of(row));
           if (value == optim::Ignored::number) return accepted<T, double>(key, about_of(row));
@@ -55,6 +72,10 @@ Field<T> row_of(const optim::HyperParameter<T>& row) {
           auto gone = about_of(row);
           gone.replaced_by = value.key;
           return accepted<T, double>(key, std::move(gone));
+        } else if constexpr (std::is_same_v<Value, optim::Refused>) {
+          auto about = about_of(row);
+          about.refused = value.why;
+          return accepted<T, double>(key, std::move(about));
         } else if constexpr (std::is_same_v<Value, optim::OnlyFalse>) {
           auto only = about_of(row);
           only.only = false;

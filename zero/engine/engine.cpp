@@ -91,6 +91,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   model.broadcast(group());
   try {
     make_table();
+    make_factored();
     make_gather();
     // At stage 3 the arrays of gradients are slices, and most come later: so nothing is left to be
     // refused once parameters move.
@@ -150,6 +151,10 @@ void Engine::Impl::make_table() {
           .apart = [&](int64_t unit) { return !one_host && parameter_wire(unit).has_value(); }});
 }
 
+void Engine::Impl::make_factored() {
+  factored = std::make_unique<FactoredStates>(layout, plans, model, group().ledger());
+}
+
 void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
   const auto& links = config.quantised;
@@ -198,8 +203,8 @@ void Engine::Impl::make_reduce() {
 
 void Engine::Impl::make_updates() {
   update =
-      std::make_unique<UpdateFlow>(layout, *table, model, placement, with_rates(model.optimizers()),
-                                   config.gradient_clipping_value);
+      std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
+                                   with_rates(model.optimizers()), config.gradient_clipping_value);
   schedule = std::make_unique<UpdateSchedule>(
       layout, *table, *update, *reduce, model.names().size(),
       UpdateSchedule::Options{

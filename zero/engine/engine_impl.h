@@ -10,6 +10,7 @@
 #include "zero/base/device_limit.h"
 #include "zero/base/owner_process.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/factored_states.h"
 #include "zero/engine/gather.h"
 #include "zero/engine/model.h"
 #include "zero/engine/placement.h"
@@ -36,6 +37,7 @@ struct Engine::Impl {
   /// Throws ConfigError where an optimizer of two passes does not suit the rest.
   void check_passes() const;
   void make_table();
+  void make_factored();
   void make_gather();
   void make_reduce();
   void make_updates();
@@ -137,6 +139,7 @@ struct Engine::Impl {
   std::unique_ptr<DeviceLimit> limit;  // null without a cap
   HostLink link;
   std::unique_ptr<StateTable> table;
+  std::unique_ptr<FactoredStates> factored;
   std::unique_ptr<GatherFlow> gather;
   std::unique_ptr<ReduceFlow> reduce;
   std::unique_ptr<UpdateFlow> update;

@@ -65,6 +65,7 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
     sum.parameters += unit.parameters;
     sum.gradients += unit.gradients;
     sum.optimizer += unit.optimizer;
+    if (plan.factored_at() == tier) sum.optimizer += plan.factored_bytes;
     sum.padding += unit.padding;
     if (kept_on_hosts() && tier == Tier::device) {
       // The host's array lies in equal shares on its ranks; it has the slices too, but those that

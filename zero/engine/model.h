@@ -95,8 +95,10 @@ class Model {
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
   /// By parameter: its group.
   const std::vector<size_t>& group_of() const { return group_of_; }
-  const Optimizer& optimizer_of(int64_t index) const {
-    return optimizers_[group_of_[static_cast<size_t>(index)]];
+  /// As it suits a parameter.
+  Optimizer optimizer_of(int64_t index) const {
+    return optim::suited(optimizers_[group_of_[static_cast<size_t>(index)]],
+                         parameter(index).dim());
   }
 
   /// Throws ConfigError, on every rank, unless all were given the same model and configuration: or

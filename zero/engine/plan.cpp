@@ -8,6 +8,7 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/reduce_kernels.h"
+#include "zero/engine/factored_states.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
@@ -123,6 +124,10 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
       plan.moments = optim::state_names(model.optimizer_of(first));
       const auto signs = optim::state_signs(model.optimizer_of(first));
       std::copy(signs.begin(), signs.end(), plan.moment_signs.begin());
+    }
+    for (const auto& segment : layout.unit(u).segments) {
+      if (const auto factors = factors_of(model, segment.parameter))
+        plan.factored_bytes += 4 * (factors->rows() + factors->columns());
     }
     if (plan.split && plan.states_at != Tier::disk && plan.states_at != plan.parameters_at) {
       throw ConfigError(

@@ -116,10 +116,14 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
   check_trainable(impl_->trainable(u), name, "optimizer state");
   impl_->check_between_steps("Engine::optimizer_state");
   impl_->complete_update("Engine::optimizer_state");
+  if (const auto factored = impl_->factored->find(i, state); factored.defined())
+    return factored.clone();
   const auto cell = impl_->table->find(u, state);
   if (!cell) {
     std::vector<std::string> known;
     for (const auto& entry : impl_->table->names(u)) known.emplace_back(entry);
+    if (impl_->factored->has(i))
+      known.insert(known.end(), FactoredStates::kNames.begin(), FactoredStates::kNames.end());
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
                                   state, fmt::join(known, ", "), did_you_mean(state, known)));
   }
@@ -139,9 +143,14 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const int64_t u = impl_->layout.unit_of(i);
   const auto& like = impl_->model.parameter(i);
   check_trainable(impl_->trainable(u), name, "optimizer state");
-  check_shape(value, like, name);
+  const auto factored = impl_->factored->find(i, state);
+  check_shape(value, factored.defined() ? factored : like, name);
   impl_->check_between_steps("Engine::set_optimizer_state");
   impl_->complete_update("Engine::set_optimizer_state");
+  if (factored.defined()) {
+    factored.copy_(value);
+    return;
+  }
   const auto cell = impl_->table->find(u, state);
   if (!cell)
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'.", name, state));

@@ -138,6 +138,23 @@ std::vector<SavedCell> saved_cells(const StateTable& table, int64_t units) {
   return cells;
 }
 
+// Factored states by the keys of full saves. Every rank holds the same, and each file of a sharded
+// save has them: it says all that its rank needs.
+using FactoredByKey = std::vector<std::pair<std::string, at::Tensor>>;
+FactoredByKey factored_states(const FactoredStates& states, const Model& model) {
+  FactoredByKey all;
+  for (int64_t p = 0; p < model.size(); ++p) {
+    if (!states.has(p)) continue;
+    for (const auto name : FactoredStates::kNames)
+      all.emplace_back(state_key(name, model.name(p)), states.find(p, name));
+  }
+  return all;
+}
+
+TensorInfo info_of(const std::string& key, const at::Tensor& tensor) {
+  return {key, tensor.scalar_type(), tensor.sizes().vec()};
+}
+
 void load_cell(StateTable& table, const SavedCell& cell, const at::Tensor& values) {
   table.replace(cell.unit, cell.state, values);
   const auto& plan = table.plan(cell.unit);
@@ -251,6 +268,8 @@ void Engine::save(const std::string& folder) {
     const auto buffers = impl.model.plain_buffers();
     std::vector<TensorInfo> infos;
     for (const auto& cell : cells) infos.push_back(cell.info);
+    const auto factored = owns ? factored_states(*impl.factored, impl.model) : FactoredByKey{};
+    for (const auto& [key, values] : factored) infos.push_back(info_of(key, values));
     for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     SafetensorsWriter writer(
@@ -261,6 +280,7 @@ void Engine::save(const std::string& folder) {
       writer.write(cell.key, coded ? impl.table->read_kept(cell.unit, cell.state)
                                    : impl.table->read(cell.unit, cell.state));
     }
+    for (const auto& [key, values] : factored) writer.write(key, values);
     for (const auto& [name, buffer] : buffers) writer.write("buffer." + name, buffer);
     writer.commit();
   });
@@ -282,6 +302,7 @@ void Engine::load(const std::string& folder) {
   std::unique_ptr<SafetensorsReader> with_buffers;
   const auto buffers = impl.model.plain_buffers();
   const auto cells = saved_cells(*impl.table, impl.layout.unit_count());
+  const auto factored = factored_states(*impl.factored, impl.model);
   StepCounts counts;
   std::optional<LossScale> scale;
   comm::agree<CheckpointError>(impl.group(), "Engine::load", [&] {
@@ -304,6 +325,7 @@ void Engine::load(const std::string& folder) {
       expect(path, key, value, metadata(*file, path, key));
     expect_shapes(*file, path, impl.model);
     for (const auto& cell : cells) expect_tensor(*file, path, cell.info);
+    for (const auto& [key, values] : factored) expect_tensor(*file, path, info_of(key, values));
     for (const auto& [name, buffer] : buffers)
       expect_values(*with_buffers, own, "buffer." + name, buffer);
     counts = step_counts(*file, path, impl.model.names().size());
@@ -315,6 +337,7 @@ void Engine::load(const std::string& folder) {
     impl.loss_scale = scale;
     impl.update->steps() = std::move(counts.by_parameter);
     for (const auto& cell : cells) load_cell(*impl.table, cell, file->read(cell.key));
+    for (const auto& [key, values] : factored) values.copy_(file->read(key));
     for (size_t i = 0; i < buffers.size(); ++i)
       impl.model.set_buffer(i, with_buffers->read("buffer." + buffers[i].first));
   });
@@ -327,6 +350,7 @@ void Engine::save_full(const std::string& path) {
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full");
   const auto buffers = impl.model.plain_buffers();
+  const auto factored = factored_states(*impl.factored, impl.model);
   const bool writes = impl.group().rank() == 0;
   std::unique_ptr<SafetensorsWriter> writer;
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
@@ -341,6 +365,7 @@ void Engine::save_full(const std::string& path) {
                            impl.model.parameters()[p].sizes().vec()});
       }
     }
+    for (const auto& [key, values] : factored) infos.push_back(info_of(key, values));
     for (const auto& [name, buffer] : buffers)
       infos.push_back({"buffer." + name, buffer.scalar_type(), buffer.sizes().vec()});
     writer = std::make_unique<SafetensorsWriter>(
@@ -379,6 +404,8 @@ void Engine::save_full(const std::string& path) {
   }
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     if (!writes) return;
+    for (const auto& [key, values] : factored)
+      attempt([&, &key = key, &values = values] { writer->write(key, values); });
     for (const auto& [name, buffer] : buffers)
       attempt([&, &name = name, &buffer = buffer] { writer->write("buffer." + name, buffer); });
     attempt([&] { writer->commit(); });
@@ -391,6 +418,7 @@ void Engine::load_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   const auto buffers = impl.model.plain_buffers();
+  const auto factored = factored_states(*impl.factored, impl.model);
   std::unique_ptr<SafetensorsReader> file;
   StepCounts counts;
   std::optional<LossScale> scale;
@@ -405,6 +433,7 @@ void Engine::load_full(const std::string& path) {
           expect_tensor(*file, path, {state_key(name, impl.model.names()[p]), at::kFloat, shape});
       }
     }
+    for (const auto& [key, values] : factored) expect_tensor(*file, path, info_of(key, values));
     for (const auto& [name, buffer] : buffers) expect_values(*file, path, "buffer." + name, buffer);
     expect(path, "parameters", nlohmann::json(impl.model.names()).dump(),
            metadata(*file, path, "parameters"));
@@ -435,6 +464,7 @@ void Engine::load_full(const std::string& path) {
         }
       }
     }
+    for (const auto& [key, values] : factored) values.copy_(file->read(key));
     for (size_t i = 0; i < buffers.size(); ++i)
       impl.model.set_buffer(i, file->read("buffer." + buffers[i].first));
   });
@@ -471,6 +501,7 @@ void Engine::load_weights(const std::string& path) {
     impl.steps = 0;
     if (impl.loss_scale) impl.loss_scale.emplace(impl.config.loss_scaling);
     impl.update->steps().assign(keys.size(), 0);
+    impl.factored->clear();
     for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
       const auto& plan = impl.table->plan(u);
       for (size_t m = 0; m < plan.moments.size(); ++m)

@@ -70,11 +70,13 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.parameter_bytes();
-  // Beside Muon's matrices are others, which have AdamW's states.
+  // Beside Muon's matrices are others, which have AdamW's states; beside Adafactor's others with a
+  // second moment of each element.
   const auto chosen = config.optimizer.value_or(Optimizer(AdamW{}));
-  const auto arrays = std::holds_alternative<Muon>(chosen) && bound == Bound::most
-                          ? optim::kMostStates
-                          : optim::state_names(chosen).size();
+  const bool most = bound == Bound::most;
+  const auto arrays = most && std::holds_alternative<Muon>(chosen) ? optim::kMostStates
+                      : most ? optim::state_names(optim::suited(chosen, 1)).size()
+                             : optim::state_names(chosen).size();
   const bool is_master =
       config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
   const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;

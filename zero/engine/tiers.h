@@ -17,8 +17,8 @@ int shard_ranks(const Config& config, int ranks);
 
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
 /// and without padding. `config.optimizer`, or AdamW, is that of all parameters. Where the states
-/// depend on which of them are matrices (Muon), the most that it may be: to choose by; or the
-/// least: to refuse by.
+/// depend on which of them are matrices (Muon, Adafactor), the most that it may be: to choose by;
+/// or the least: to refuse by.
 enum class Bound : uint8_t { most, least };
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
                                         Bound bound = Bound::most);

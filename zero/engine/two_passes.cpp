@@ -25,67 +25,96 @@ static_assert(std::is_trivially_copyable_v<optim::ParameterNorms> &&
 }  // namespace
 
 TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-                     const Placement& placement)
+                     const Placement& placement, FactoredStates& factored)
     : layout_(layout),
       table_(table),
       model_(model),
       group_(*placement.shards),
+      factors_(group_, layout, table, factored),
       ratio_(static_cast<size_t>(model.size()), 1.0),
       directions_(static_cast<size_t>(layout.unit_count())) {
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    const auto first = layout.unit(u).segments.front().parameter;
-    reach_.push_back(table.trainable(u) ? optim::reach(model.optimizer_of(first)) : Reach::element);
+    const auto optimizer = model.optimizer_of(layout.unit(u).segments.front().parameter);
+    const bool trains = table.trainable(u);
+    reach_.push_back(trains ? optim::reach(optimizer) : Reach::element);
+    keeps_direction_.push_back(trains && optim::keeps_direction(optimizer) ? 1 : 0);
   }
   make_batches();
+  size_t factor_batches = 0;
   for (const auto& batch : batches_) {
-    deals_.push_back(reach(batch.front()) == Reach::matrix ? deal(batch) : Deal{});
-    if (!sliced(batch.front())) continue;
-    if (reach(batch.front()) == Reach::parameter) {
-      if (!shared_.empty())
-        gathered_bytes_.push_back(group_.size() * static_cast<int64_t>(shared_.size()) *
-                                  kNormsWords * 8);
-    } else {
+    const auto kind = reach(batch.front());
+    const bool is_sliced = sliced(batch.front());
+    deals_.push_back(kind == Reach::matrix ? deal(batch) : Deal{});
+    shared_.push_back(kind != Reach::matrix && is_sliced ? find_shared(batch)
+                                                         : std::vector<int64_t>{});
+    factor_batch_.push_back(factor_batches);
+    if (kind == Reach::factors) {
+      factors_.add_batch(batch, is_sliced);
+      for (const int64_t bytes : factors_.gathered_bytes(factor_batches++))
+        gathered_bytes_.push_back(bytes);
+    }
+    if (!shared_.back().empty()) {
+      gathered_bytes_.push_back(group_.size() * static_cast<int64_t>(shared_.back().size()) *
+                                kNormsWords * 8);
+    }
+    if (kind == Reach::matrix && is_sliced) {
       for (const int64_t u : batch) gathered_bytes_.push_back(layout.unit(u).numel * 4);
       gathered_bytes_.push_back(group_.size() * deals_.back().numel * 4);
     }
   }
+  if (factor_batches > 0) turns_.resize(ratio_.size());
 }
 
 bool TwoPasses::sliced(int64_t unit) const {
   return table_.plan(unit).owned.size() != layout_.unit(unit).numel;
 }
 
-void TwoPasses::find_shared(int64_t unit) {
-  const int64_t slice = layout_.slice_numel(unit);
-  for (const auto& segment : layout_.unit(unit).segments) {
-    const bool whole = segment.numel == 0 ||
-                       segment.offset / slice == (segment.offset + segment.numel - 1) / slice;
-    if (!whole) shared_.push_back(segment.parameter);
+std::vector<int64_t> TwoPasses::find_shared(const std::vector<int64_t>& batch) const {
+  std::vector<int64_t> shared;
+  for (const int64_t u : batch) {
+    const int64_t slice = layout_.slice_numel(u);
+    for (const auto& segment : layout_.unit(u).segments) {
+      const bool whole = segment.numel == 0 ||
+                         segment.offset / slice == (segment.offset + segment.numel - 1) / slice;
+      if (!whole) shared.push_back(segment.parameter);
+    }
   }
+  return shared;
 }
 
 void TwoPasses::make_batches() {
+  // Directions of a batch are held at a time.
+  constexpr int64_t kFactoredNumel = 1 << 22;
   std::vector<int64_t> by_parameter;
   std::vector<int64_t> by_matrix;
+  std::vector<int64_t> by_factors;
   int64_t matrices = 0;
-  const auto close = [&] {
-    if (!by_matrix.empty()) batches_.push_back(std::exchange(by_matrix, {}));
-    matrices = 0;
+  int64_t numel = 0;
+  const auto close = [&](std::vector<int64_t>& batch) {
+    if (!batch.empty()) batches_.push_back(std::exchange(batch, {}));
   };
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (reach(u) == Reach::parameter) {
       by_parameter.push_back(u);
-      if (sliced(u)) find_shared(u);
     } else if (reach(u) == Reach::matrix) {
       by_matrix.push_back(u);
       matrices += static_cast<int64_t>(layout_.unit(u).segments.size());
-      if (matrices >= group_.size()) close();
+      if (matrices < group_.size()) continue;
+      close(by_matrix);
+      matrices = 0;
+    } else if (reach(u) == Reach::factors) {
+      by_factors.push_back(u);
+      numel += table_.plan(u).owned.size();
+      if (numel < kFactoredNumel) continue;
+      close(by_factors);
+      numel = 0;
     }
   }
-  close();
-  if (by_parameter.empty()) return;
-  norms_.resize(ratio_.size());
-  batches_.push_back(std::move(by_parameter));
+  close(by_matrix);
+  if (!by_parameter.empty() || std::ranges::count(reach_, Reach::factors) > 0)
+    norms_.resize(ratio_.size());
+  close(by_factors);
+  close(by_parameter);
 }
 
 // The most expensive first, each to the rank that has least to do.
@@ -122,13 +151,21 @@ TwoPasses::Deal TwoPasses::deal(const std::vector<int64_t>& batch) const {
 
 void TwoPasses::begin(int64_t unit) {
   const HostScope whole_or_not_at_all;  // other units have been updated already
-  if (reach(unit) == Reach::matrix) {
+  if (keeps_direction_[static_cast<size_t>(unit)] != 0) {
     directions_[static_cast<size_t>(unit)] =
         at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
-    return;
   }
-  for (const auto& segment : layout_.unit(unit).segments)
-    norms_[static_cast<size_t>(segment.parameter)] = {};
+  if (reach(unit) == Reach::matrix) return;
+  for (const auto& segment : layout_.unit(unit).segments) {
+    const auto p = static_cast<size_t>(segment.parameter);
+    norms_[p] = {};
+    if (!turns_.empty()) turns_[p] = {};
+  }
+}
+
+void TwoPasses::begin(int64_t parameter, const Optimizer& optimizer, int64_t step) {
+  if (const auto* adafactor = std::get_if<Adafactor>(&optimizer); adafactor && !turns_.empty())
+    turns_[static_cast<size_t>(parameter)] = {step, *adafactor};
 }
 
 optim::Findings TwoPasses::findings(int64_t unit, int64_t begin) const {
@@ -151,29 +188,32 @@ const float* TwoPasses::direction(int64_t unit, int64_t begin) const {
 
 void TwoPasses::exchange(const std::vector<int64_t>& batch) {
   const HostScope whole_or_not_at_all;
+  const auto index = static_cast<size_t>(&batch - batches_.data());
   if (reach(batch.front()) == Reach::matrix) {
-    exchange_matrices(batch, deals_[static_cast<size_t>(&batch - batches_.data())]);
+    exchange_matrices(batch, deals_[index]);
     return;
   }
-  exchange_norms();
+  if (reach(batch.front()) == Reach::factors)
+    factors_.exchange(factor_batch_[index], turns_, directions_, norms_);
+  exchange_norms(shared_[index]);
   for (const int64_t u : batch) {
     for (const auto& segment : layout_.unit(u).segments) {
       const auto p = static_cast<size_t>(segment.parameter);
-      ratio_[p] = optim::ratio(model_.optimizer_of(segment.parameter), norms_[p]);
+      ratio_[p] = optim::ratio(model_.optimizer_of(segment.parameter), norms_[p], segment.numel);
     }
   }
 }
 
-void TwoPasses::exchange_norms() {
-  if (shared_.empty()) return;
-  const auto count = static_cast<int64_t>(shared_.size());
+void TwoPasses::exchange_norms(const std::vector<int64_t>& shared) {
+  if (shared.empty()) return;
+  const auto count = static_cast<int64_t>(shared.size());
   auto mine = at::empty({count * kNormsWords}, at::kLong);
   auto all = at::empty({group_.size() * mine.numel()}, at::kLong);
   const auto place = [&](const at::Tensor& tensor, int64_t index) {
     return tensor.mutable_data_ptr<int64_t>() + index * kNormsWords;
   };
   for (int64_t i = 0; i < count; ++i) {
-    const auto& norms = norms_[static_cast<size_t>(shared_[static_cast<size_t>(i)])];
+    const auto& norms = norms_[static_cast<size_t>(shared[static_cast<size_t>(i)])];
     std::ranges::copy(std::bit_cast<std::array<int64_t, kNormsWords>>(norms), place(mine, i));
   }
   group_.all_gather(all, mine, "norms of parameters and updates").wait();
@@ -184,7 +224,7 @@ void TwoPasses::exchange_norms() {
       std::copy_n(place(all, rank * count + i), kNormsWords, theirs.begin());
       sum.add(std::bit_cast<optim::ParameterNorms>(theirs));
     }
-    norms_[static_cast<size_t>(shared_[static_cast<size_t>(i)])] = sum;
+    norms_[static_cast<size_t>(shared[static_cast<size_t>(i)])] = sum;
   }
 }
 
@@ -199,9 +239,9 @@ void TwoPasses::exchange_matrices(const std::vector<int64_t>& batch, const Deal&
     return static_cast<size_t>(layout_.unit_of(matrix.parameter));
   };
   const auto make_orthogonal = [&](const at::Tensor& unit, const Matrix& matrix) {
-    const auto& muon = std::get<Muon>(model_.optimizer_of(matrix.parameter));
+    const auto optimizer = model_.optimizer_of(matrix.parameter);
     const auto values = matrix_of(unit, matrix);
-    optim::orthogonalise(values, muon.ns_steps);
+    optim::orthogonalise(values, std::get<Muon>(optimizer).ns_steps);
     return values;
   };
   for (const auto& matrix : deal.matrices) {

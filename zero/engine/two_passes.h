@@ -3,12 +3,13 @@
 //
 // Note [Exchange between passes]
 // LAMB: the norms of parameters that lie in several slices, as exact sums, in one all-gather a
-// step. Those in one slice are its owner's business alone. Muon: units in batches of about as many
-// matrices as ranks. The slices' directions are gathered, so that every rank has whole matrices;
-// each is made orthogonal by one rank, dealt by the cost; then the results are gathered, and each
-// rank takes its slice. Where states are replicated every rank does all of it. Both are issued by
-// the thread that trains, in one order on all ranks, whatever the schedule of updates: a first pass
-// ends before `step` does.
+// step. Those in one slice are its owner's business alone. Adafactor: sums of rows and columns
+// (factor_exchange.h), then norms like these, for batches of units. Muon: units in batches of about
+// as many matrices as ranks. The slices' directions are gathered, so that every rank has whole
+// matrices; each is made orthogonal by one rank, dealt by the cost; then the results are gathered,
+// and each rank takes its slice. Where states are replicated every rank does all of it. Both are
+// issued by the thread that trains, in one order on all ranks, whatever the schedule of updates: a
+// first pass ends before `step` does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,8 @@
 #include <mutex>
 #include <vector>
 
+#include "zero/engine/factor_exchange.h"
+#include "zero/engine/factored_states.h"
 #include "zero/engine/model.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/state_table.h"
@@ -30,14 +33,15 @@ class TwoPasses {
  public:
   /// All outlive this.
   TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-            const Placement& placement);
+            const Placement& placement, FactoredStates& factored);
 
   optim::Reach reach(int64_t unit) const { return reach_[static_cast<size_t>(unit)]; }
   /// The units of two passes, in the order of their first ones; an `exchange` follows each batch.
   const std::vector<std::vector<int64_t>>& batches() const { return batches_; }
 
-  /// The first pass of a unit begins.
+  /// The first pass of a unit begins: update `step` of those of its parameters that follow.
   void begin(int64_t unit);
+  void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
   /// What it is to find out about elements [begin, ...) of the owned ones, and what it has found of
   /// a parameter there. From several threads at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
@@ -68,21 +72,25 @@ class TwoPasses {
     int64_t numel = 0;  ///< that an owner sends
   };
   bool sliced(int64_t unit) const;
-  void find_shared(int64_t unit);
+  std::vector<int64_t> find_shared(const std::vector<int64_t>& batch) const;
   Deal deal(const std::vector<int64_t>& batch) const;
   void make_batches();
-  void exchange_norms();
+  void exchange_norms(const std::vector<int64_t>& shared);
   void exchange_matrices(const std::vector<int64_t>& batch, const Deal& deal);
   at::Tensor matrix_of(const at::Tensor& unit, const Matrix& matrix) const;
 
   const partition::Layout& layout_;
   const StateTable& table_;
   const Model& model_;
-  comm::Group& group_;               // that shards
-  std::vector<optim::Reach> reach_;  // by unit
+  comm::Group& group_;                    // that shards
+  std::vector<optim::Reach> reach_;       // by unit
+  std::vector<uint8_t> keeps_direction_;  // by unit
   std::vector<std::vector<int64_t>> batches_;
-  std::vector<Deal> deals_;      // by batch
-  std::vector<int64_t> shared_;  // parameters in several slices
+  std::vector<Deal> deals_;                   // by batch
+  std::vector<std::vector<int64_t>> shared_;  // by batch: parameters in several slices
+  std::vector<size_t> factor_batch_;          // by batch: its number in factors_
+  FactorExchange factors_;
+  std::vector<FactorExchange::Turn> turns_;  // by parameter; empty without need
   std::vector<int64_t> gathered_bytes_;
   std::vector<optim::ParameterNorms> norms_;  // by parameter; empty without need
   std::vector<double> ratio_;                 // by parameter

@@ -48,7 +48,10 @@ struct UnitPlan {
   /// Names of the optimizer's states; none where it is not trainable.
   std::vector<std::string_view> moments;
   std::array<optim::Sign, kStates> moment_signs{};  ///< of their values
+  /// Of factored states, which every rank has whole: Note [Factored states].
+  int64_t factored_bytes = 0;
 
+  Tier factored_at() const { return states_at == Tier::device ? Tier::device : Tier::host; }
   Tier tier(State state) const {
     return state == State::parameters  ? parameters_at
            : state == State::gradients ? gradients_at

@@ -14,14 +14,15 @@ namespace zero {
 using partition::intersect;
 
 UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
-                       const Placement& placement, std::vector<OptimizerGroup> groups,
-                       double gradient_limit)
+                       const Placement& placement, FactoredStates& factored,
+                       std::vector<OptimizerGroup> groups, double gradient_limit)
     : layout_(layout),
       table_(table),
       timeline_(placement.all->accounts().timeline),
       groups_(std::move(groups)),
+      model_(model),
       group_of_(model.group_of()),
-      passes_(layout, table, model, placement),
+      passes_(layout, table, model, placement, factored),
       gradient_limit_(gradient_limit == 0 ? std::numeric_limits<float>::infinity()
                                           : static_cast<float>(gradient_limit)),
       steps_(group_of_.size(), 0) {
@@ -72,6 +73,11 @@ void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
     const auto p = static_cast<size_t>(segment.parameter);
     if (present[p] != 0) ++steps_[p];
   }
+}
+
+Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
+  const auto first = layout_.unit(unit).segments.front().parameter;
+  return optim::suited(in_force_[group].optimizer, model_.parameter(first).dim());
 }
 
 namespace {
@@ -132,15 +138,16 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
         continue;
       }
       auto range = range_of(unit, block, mine, dtype);
-      const auto& [optimizer, rate] = in_force_[run.group];
+      const double rate = in_force_[run.group].lr;
       if (!second) {
-        optim::update(optimizer, run.step, rate, gradient_scale, range);
+        optim::update(in_force_[run.group].optimizer, run.step, rate, gradient_scale, range);
         continue;
       }
       range.gradient = passes_.direction(unit, mine.begin);
       range.gradient_dtype = at::kFloat;
       range.gradient_limit = std::numeric_limits<float>::infinity();
-      optim::second_pass(optimizer, run.step, rate, passes_.ratio(run.parameter), range);
+      optim::second_pass(optimizer_of(unit, run.group), run.step, rate,
+                         passes_.ratio(run.parameter), range);
     }
   });
   if (second) passes_.end(unit);
@@ -151,6 +158,11 @@ void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gra
   const auto scope = shown(unit);
   count(unit, present);
   passes_.begin(unit);
+  for (const auto& segment : layout_.unit(unit).segments) {
+    const auto p = static_cast<size_t>(segment.parameter);
+    if (present[p] != 0)
+      passes_.begin(segment.parameter, in_force_[group_of_[p]].optimizer, steps_[p]);
+  }
   const auto runs = this->runs(unit, present);
   if (runs.empty()) return;
   const auto dtype = gradient_dtype(unit, gradient);
@@ -160,7 +172,7 @@ void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gra
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
       auto found = passes_.findings(unit, mine.begin);
-      optim::first_pass(in_force_[run.group].optimizer, run.step, gradient_scale,
+      optim::first_pass(optimizer_of(unit, run.group), run.step, gradient_scale,
                         range_of(unit, block, mine, dtype), found);
       passes_.add(run.parameter, found);
     }

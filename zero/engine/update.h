@@ -28,7 +28,8 @@ class UpdateFlow {
   /// `groups` are those of `model`; all outlive this. Mean gradients are cut off at
   /// `gradient_limit`, unless it is 0.
   UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
-             const Placement& placement, std::vector<OptimizerGroup> groups, double gradient_limit);
+             const Placement& placement, FactoredStates& factored,
+             std::vector<OptimizerGroup> groups, double gradient_limit);
 
   /// The next updates use the learning rates and hyper-parameters of now.
   void begin();
@@ -68,6 +69,8 @@ class UpdateFlow {
   Runs runs(int64_t unit, const std::vector<uint8_t>& present) const;
   Timeline::Scope shown(int64_t unit) const;
   void count(int64_t unit, const std::vector<uint8_t>& present);
+  // A group's, as it suits the parameters of a unit.
+  Optimizer optimizer_of(int64_t unit, size_t group) const;
   at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;
   optim::Range range_of(int64_t unit, const StateTable::Block& block, partition::Range elements,
                         at::ScalarType gradient_dtype) const;
@@ -81,6 +84,7 @@ class UpdateFlow {
   std::shared_ptr<Timeline> timeline_;
   std::vector<std::string> labels_;  // of units
   std::vector<OptimizerGroup> groups_;
+  const Model& model_;
   const std::vector<size_t>& group_of_;
   TwoPasses passes_;
   float gradient_limit_;

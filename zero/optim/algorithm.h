@@ -31,21 +31,28 @@ struct Instead {
   std::string_view key;
 };
 
-/// A number that says something of another one too, where a file gives it.
-template <class T>
+/// A key that is refused, and why.
+struct Refused {
+  std::string_view why;
+};
+
+/// A value that says something of another one too, where a file gives it.
+template <class T, class Value = double>
 struct Given {
-  double T::*member;
-  void (*set)(T&, double);
+  Value T::*member;
+  void (*set)(T&, Value);
 };
 
 /// One value of an optimizer's struct T.
 template <class T>
 struct HyperParameter {
   using Pair = std::pair<double T::*, double T::*>;
+  /// The first may be null in a file.
+  using PairOrNull = std::pair<std::optional<double> T::*, double T::*>;
 
   std::string_view key;  ///< in `optimizer.params`; empty: an option of `zero train` alone
-  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Given<T>, Pair,
-               Ignored, OnlyFalse, Instead>
+  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Given<T>,
+               Given<T, bool>, Pair, PairOrNull, Ignored, OnlyFalse, Instead, Refused>
       value;
   std::string_view sentence;  ///< in --help and in docs/config.md
   std::string_view details = {};
@@ -87,13 +94,17 @@ struct Algorithm {
   /// Throws ConfigError where values do not go together.
   void (*check)(const T&) = nullptr;
   Reach reach = Reach::element;
+  /// Whether its reach is Reach::factors in the place of that; null: never.
+  bool (*is_factored)(const T&) = nullptr;
+  /// Of Reach::parameter: the second pass needs the directions of the first.
+  bool keeps_direction = false;
   /// Beyond elements: the first pass over elements [begin, end), which leaves weights as they are.
   void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
                      int64_t end) = nullptr;
   void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
                                Findings&) = nullptr;
-  /// Of Reach::parameter: Moment::ratio.
-  double (*ratio)(const T&, const ParameterNorms&) = nullptr;
+  /// Of Reach::parameter and Reach::factors: Moment::ratio, of a parameter's elements.
+  double (*ratio)(const T&, const ParameterNorms&, int64_t numel) = nullptr;
   /// The kernel over elements [begin, end): the whole update, or the second pass.
   void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
                  int64_t end) = nullptr;
@@ -123,6 +134,8 @@ float weight_at(const Range& range, int64_t i);
 float gradient_at(const Range& range, int64_t i, float scale);
 /// Writes a weight and its low-precision copy.
 void set_weight_at(const Range& range, int64_t i, float value);
+/// The squares of a block in fp64, in the kernels' order of additions.
+double sum_of_squares(const std::array<float, ExactSum::kBlock>& values);
 
 /// Algorithm::update_reference by the formula in Step<float>.
 template <template <class> class Step, class T>

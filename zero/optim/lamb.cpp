@@ -10,7 +10,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "zero/optim/elementwise-inl.h"
+#include "zero/optim/norms-inl.h"
 
 #ifndef ZERO_OPTIM_LAMB_STEP_
 #define ZERO_OPTIM_LAMB_STEP_
@@ -68,6 +68,7 @@ HWY_INLINE V lamb_direction(D d, const LambStep<float>& s, V p, V m, V v) {
 
 /// The first pass: updates the moments, and gives the direction. Weights stay.
 struct LambFirst {
+  static constexpr bool kNormOfUpdate = true;
   template <class D, class V>
   static HWY_INLINE V apply(D d, const LambStep<float>& s, V p, V g, V& m, V& v) {
     m = hn::Add(hn::Mul(hn::Set(d, s.beta1), m), hn::Mul(hn::Set(d, s.one_minus_beta1), g));
@@ -84,91 +85,9 @@ struct LambRule {
   }
 };
 
-/// The squares of a block in fp64, where each is exact: element i is added to partial sum i % 8 in
-/// order of i, and then these as a tree.
-HWY_INLINE double sum_of_squares(const float* HWY_RESTRICT values) {
-  constexpr size_t kPartial = 8;
-  const hn::CappedTag<double, kPartial> d;
-  const hn::Rebind<float, decltype(d)> d32;
-  HWY_ALIGN double s[kPartial];
-  for (size_t j = 0; j < kPartial; j += hn::Lanes(d)) {
-    auto sum = hn::Zero(d);
-    for (size_t i = j; i < static_cast<size_t>(ExactSum::kBlock); i += kPartial) {
-      const auto value = hn::PromoteTo(d, hn::LoadU(d32, values + i));
-      sum = hn::MulAdd(value, value, sum);
-    }
-    hn::Store(sum, d, s + j);
-  }
-  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
-
-template <class Gradient, class Weights>
-void first_range(const LambStep<float>& given, float gradient_scale, const Range& range,
-                 ParameterNorms& norms, int64_t begin, int64_t end) {
-  const Fp32Tag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto numbers = given;
-  const Scale scale{gradient_scale, range.gradient_limit};
-  const auto* master = master_of<Weights>(range);
-  const auto* gradient = static_cast<const typename Gradient::Stored*>(range.gradient);
-  const auto* parameter = static_cast<const typename Weights::Parameter*>(range.parameter);
-  float* first = range.state[0];
-  float* second = range.state[1];
-  HWY_ALIGN float weights[ExactSum::kBlock];
-  HWY_ALIGN float direction[ExactSum::kBlock];
-  const auto vector = [&](const typename Weights::Stored* p_at, float* m_at, float* v_at,
-                          const typename Gradient::Stored* g_at,
-                          const typename Weights::Parameter* upper_at, float* p_to, float* u_to)
-                          HWY_ATTR {
-                            const auto p = load(Weights(), d, p_at, upper_at);
-                            const auto g = scaled(d, load(Gradient(), d, g_at), scale);
-                            auto m = hn::LoadU(d, m_at);
-                            auto v = hn::LoadU(d, v_at);
-                            hn::StoreU(LambFirst::apply(d, numbers, p, g, m, v), d, u_to);
-                            hn::StoreU(m, d, m_at);
-                            hn::StoreU(v, d, v_at);
-                            hn::StoreU(p, d, p_to);
-                          };
-  const auto upper = [&](int64_t i) { return parameter ? parameter + i : nullptr; };
-  for (int64_t i = begin; i < end; i += ExactSum::kBlock) {
-    const int64_t stop = std::min(end, i + ExactSum::kBlock);
-    int64_t j = i;
-    for (; j + lanes <= stop; j += lanes) {
-      for (const float* array : {first, second}) prefetch_ahead(array + j);
-      prefetch_ahead(master + j);
-      prefetch_ahead(gradient + j);
-      vector(master + j, first + j, second + j, gradient + j, upper(j), weights + (j - i),
-             direction + (j - i));
-    }
-    if (j < stop) {
-      const auto count = static_cast<size_t>(stop - j);
-      const Tail<typename Weights::Stored> p(master + j, count);
-      Tail<float> m(first + j, count);
-      Tail<float> v(second + j, count);
-      const Tail<typename Gradient::Stored> g(gradient + j, count);
-      const Tail<typename Weights::Parameter> old(Weights::kReadsParameter ? upper(j) : nullptr,
-                                                  count);
-      Tail<float> to_weights(nullptr, 0);
-      Tail<float> to_direction(nullptr, 0);
-      vector(p.values, m.values, v.values, g.values, old.values, to_weights.values,
-             to_direction.values);
-      m.write(first + j, count);
-      v.write(second + j, count);
-      to_weights.write(weights + (j - i), count);
-      to_direction.write(direction + (j - i), count);
-    }
-    for (int64_t k = stop - i; k < ExactSum::kBlock; ++k) weights[k] = direction[k] = 0;
-    norms.weights.add(sum_of_squares(weights));
-    norms.update.add(sum_of_squares(direction));
-  }
-}
-
 void lamb_first(const LambStep<float>& step, float gradient_scale, const Range& range,
-                ParameterNorms& norms, int64_t begin, int64_t end) {
-  with_types<true>(range, begin, [&](auto gradient, auto weights) {
-    first_range<decltype(gradient), decltype(weights)>(step, gradient_scale, range, norms, begin,
-                                                       end);
-  });
+                Findings& findings, int64_t begin, int64_t end) {
+  first_elements<LambFirst, 2>(step, gradient_scale, range, findings, begin, end);
 }
 
 void lamb_second(const LambStep<float>& step, const Range& range, int64_t begin, int64_t end) {
@@ -190,13 +109,6 @@ HWY_EXPORT(lamb_second);
 
 namespace {
 
-// In the order of additions of `sum_of_squares`.
-double plain_sum_of_squares(const std::array<float, ExactSum::kBlock>& values) {
-  std::array<double, 8> s{};
-  for (size_t i = 0; i < values.size(); ++i) s[i % 8] += double{values[i]} * double{values[i]};
-  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
-
 void first_reference(const Lamb& optimizer, Moment moment, float gradient_scale, const Range& range,
                      Findings& findings) {
   const LambStep<float> step(optimizer, moment);
@@ -212,8 +124,8 @@ void first_reference(const Lamb& optimizer, Moment moment, float gradient_scale,
       weights[static_cast<size_t>(i - begin)] = p;
       direction[static_cast<size_t>(i - begin)] = step.direction(p, state);
     }
-    findings.norms.weights.add(plain_sum_of_squares(weights));
-    findings.norms.update.add(plain_sum_of_squares(direction));
+    findings.norms.weights.add(sum_of_squares(weights));
+    findings.norms.update.add(sum_of_squares(direction));
   }
 }
 
@@ -334,12 +246,12 @@ const optim::Algorithm<Lamb>& Lamb::algorithm() {
              const optim::Range& range, optim::Findings& findings, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(lamb_first)
-            (optim::LambStep<float>(optimizer, moment), gradient_scale, range, findings.norms,
-             begin, end);
+            (optim::LambStep<float>(optimizer, moment), gradient_scale, range, findings, begin,
+             end);
           },
       .first_pass_reference = &optim::first_reference,
       .ratio =
-          [](const Lamb& optimizer, const optim::ParameterNorms& norms) {
+          [](const Lamb& optimizer, const optim::ParameterNorms& norms, int64_t /*numel*/) {
             return optim::bounded_ratio(optimizer, std::sqrt(norms.weights.value()),
                                         std::sqrt(norms.update.value()));
           },

@@ -116,6 +116,9 @@ void check_values(const T& optimizer) {
           } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::Pair>) {
             check_one('1', optimizer.*value.first);
             check_one('2', optimizer.*value.second);
+          } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::PairOrNull>) {
+            if (optimizer.*value.first) check_one('1', *(optimizer.*value.first));
+            check_one('2', optimizer.*value.second);
           }
         },
         row.value);
@@ -151,6 +154,12 @@ Optimizer without_decay(Optimizer optimizer) {
   return optimizer;
 }
 
+Optimizer suited(Optimizer optimizer, int64_t dimensions) {
+  if (auto* adafactor = std::get_if<Adafactor>(&optimizer))
+    adafactor->factored = adafactor->factored && dimensions >= 2;
+  return optimizer;
+}
+
 void check(const Optimizer& optimizer) {
   std::visit([](const auto& o) { check_values(o); }, optimizer);
 }
@@ -168,10 +177,24 @@ void run(const Optimizer& optimizer, Moment moment, double gradient_scale, const
       optimizer);
 }
 
-// Of a whole parameter.
-Moment with_ratio(const Optimizer& optimizer, Moment moment, const Findings& findings) {
-  moment.ratio = ratio(optimizer, findings.norms);
-  return moment;
+// Both passes over a whole parameter of Reach::parameter.
+template <class First, class Second>
+void two_passes(const Optimizer& optimizer, Moment moment, Range range, const First& first,
+                const Second& second) {
+  std::vector<float> direction;
+  Findings findings;
+  if (keeps_direction(optimizer)) {
+    direction.resize(static_cast<size_t>(range.numel));
+    findings.direction = direction.data();
+  }
+  first(range, findings);
+  moment.ratio = ratio(optimizer, findings.norms, range.numel);
+  if (keeps_direction(optimizer)) {
+    range.gradient = direction.data();
+    range.gradient_dtype = c10::ScalarType::Float;
+    range.gradient_limit = std::numeric_limits<float>::infinity();
+  }
+  second(moment, range);
 }
 
 }  // namespace
@@ -180,32 +203,53 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
             const Range& range) {
   check_range(optimizer, range);
   Moment moment{step, lr};
-  ensure(reach(optimizer) != Reach::matrix, "an update of a range is not one of a matrix");
-  if (reach(optimizer) == Reach::parameter) {
-    Findings findings;
-    first_pass(optimizer, step, gradient_scale, range, findings);
-    moment = with_ratio(optimizer, moment, findings);
+  ensure(reach(optimizer) == Reach::element || reach(optimizer) == Reach::parameter,
+         "an update of a range is not one of a matrix");
+  if (reach(optimizer) == Reach::element) {
+    run(optimizer, moment, gradient_scale, range);
+    return;
   }
-  run(optimizer, moment, gradient_scale, range);
+  two_passes(
+      optimizer, moment, range,
+      [&](const Range& of, Findings& findings) {
+        first_pass(optimizer, step, gradient_scale, of, findings);
+      },
+      [&](Moment then, const Range& of) { run(optimizer, then, 1, of); });
 }
 
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                       const Range& range) {
-  Moment moment{step, lr};
-  if (reach(optimizer) == Reach::parameter) {
-    Findings findings;
-    first_pass_reference(optimizer, step, gradient_scale, range, findings);
-    moment = with_ratio(optimizer, moment, findings);
+  const auto pass = [&](Moment moment, double scale, const Range& of) {
+    std::visit(
+        [&](const auto& o) {
+          algorithm_of(o).update_reference(o, moment, static_cast<float>(scale), of);
+        },
+        optimizer);
+  };
+  if (reach(optimizer) != Reach::parameter) {
+    pass({step, lr}, gradient_scale, range);
+    return;
   }
-  std::visit(
-      [&](const auto& o) {
-        algorithm_of(o).update_reference(o, moment, static_cast<float>(gradient_scale), range);
+  two_passes(
+      optimizer, {step, lr}, range,
+      [&](const Range& of, Findings& findings) {
+        first_pass_reference(optimizer, step, gradient_scale, of, findings);
+      },
+      [&](Moment then, const Range& of) { pass(then, 1, of); });
+}
+
+Reach reach(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        const auto& known = algorithm_of(o);
+        return known.is_factored && known.is_factored(o) ? Reach::factors : known.reach;
       },
       optimizer);
 }
 
-Reach reach(const Optimizer& optimizer) {
-  return std::visit([](const auto& o) { return algorithm_of(o).reach; }, optimizer);
+bool keeps_direction(const Optimizer& optimizer) {
+  return reach(optimizer) == Reach::matrix ||
+         std::visit([](const auto& o) { return algorithm_of(o).keeps_direction; }, optimizer);
 }
 
 void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale, const Range& range,
@@ -235,13 +279,14 @@ void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradi
       optimizer);
 }
 
-double ratio(const Optimizer& optimizer, const ParameterNorms& norms) {
-  return std::visit([&](const auto& o) { return algorithm_of(o).ratio(o, norms); }, optimizer);
+double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel) {
+  return std::visit([&](const auto& o) { return algorithm_of(o).ratio(o, norms, numel); },
+                    optimizer);
 }
 
 void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                  const Range& range) {
-  check_range(optimizer, range, reach(optimizer) == Reach::matrix);
+  check_range(optimizer, range, keeps_direction(optimizer));
   run(optimizer, {step, lr, ratio}, 1, range);
 }
 

@@ -3,8 +3,8 @@
 // A pass reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
 // factor in one number), updates the master weights and the moments in fp32, and writes the
 // parameter's bf16 or fp16 copy where there is one. An element's new value depends on that
-// element's values alone: not on the slice, the vector tail or the threads. (Of LAMB and Muon also
-// on its parameter's: passes.h.)
+// element's values alone: not on the slice, the vector tail or the threads. (Of LAMB, Muon and
+// Adafactor also on its parameter's: passes.h.)
 //
 // A new element-wise optimizer is one file, as lion.cpp: its formula, its kernel, the names of its
 // states and its hyper-parameters with their keys (algorithm.h); its values are a struct here, in
@@ -112,7 +112,31 @@ struct Muon {
   static const optim::Algorithm<Muon>& algorithm();
 };
 
-using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon>;
+/// Adafactor (1804.04235), as torch::optim::Adafactor: of a matrix the second moment is kept by
+/// rows and columns alone, and the update is as long as the parameter's and its own mean squares
+/// say.
+struct Adafactor {
+  double lr = 1e-2;           ///< and the most of a relative step
+  double beta2_decay = -0.8;  ///< the share of a new square in step t is t to this power
+  /// The least second moment is its square, and the least mean of a matrix's its own; or, with
+  /// `eps_added`, what is added to squares. None: 2^-23, or 1e-30.
+  std::optional<double> eps1{};
+  double eps2 = 1e-3;           ///< least root of a parameter's mean square
+  double d = 1.0;               ///< greatest root of an update's
+  double weight_decay = 0.0;    ///< decoupled: of `lr` alone
+  bool scale_parameter = true;  ///< the rate is times that root of the parameter
+  bool relative_step = true;    ///< the rate of step t is at most 1 / sqrt(t)
+  bool warmup_init = false;     ///< and at most t / 1000000
+  bool eps_added = false;       ///< as in the paper and in transformers
+  /// By rows and columns; else one by element. The engine factors parameters of two dimensions or
+  /// more alone (optim::suited).
+  bool factored = true;
+  double first_eps() const { return eps1.value_or(eps_added ? 1e-30 : 0x1p-23); }
+  bool operator==(const Adafactor&) const = default;
+  static const optim::Algorithm<Adafactor>& algorithm();
+};
+
+using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor>;
 
 namespace optim {
 
@@ -121,7 +145,8 @@ inline constexpr size_t kMostStates = 2;
 
 /// The fp32 state arrays besides the master weights, by the names that checkpoints use:
 /// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum; Adagrad
-/// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}.
+/// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}; Adafactor {"variance"}, or
+/// {} where it factors it (factors.h).
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
 
 /// Of their values: squares are never negative.
@@ -156,10 +181,15 @@ struct Range {
 /// negative rate, beta1 = 1, ...).
 void check(const Optimizer& optimizer);
 
+/// What trains a parameter of so many dimensions: of Adafactor with whole second moments where
+/// there are fewer than two.
+Optimizer suited(Optimizer optimizer, int64_t dimensions);
+
 /// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own,
 /// so that schedules apply) to `range`. Uses LibTorch's intra-op threads. Vectorised with run-time
-/// dispatch. Throws ConfigError for a dtype that a Range may not have. Of Lamb `range` is a whole
-/// parameter; Muon's update of a matrix is not one of ranges (passes.h).
+/// dispatch. Throws ConfigError for a dtype that a Range may not have. Of Lamb, and of
+/// Adafactor that is not factored, `range` is a whole parameter; updates of matrices are not of
+/// ranges (passes.h).
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range);
 

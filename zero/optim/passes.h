@@ -6,6 +6,8 @@
 //   LAMB: norms of the parameter and of its update (exact_sum.h); the second pass computes the
 //         update again from states and weights, so that it needs neither gradients nor memory.
 //   Muon: the direction of the slice; whole matrices are made orthogonal, and come back.
+//   Adafactor: sums of squares of rows and columns make directions of gradients (factors.h); norms
+//         of the parameter and of these follow.
 // Results depend neither on slices nor on blocks, threads, stages or tiers.
 #pragma once
 
@@ -18,9 +20,12 @@
 
 namespace zero::optim {
 
-/// What an element's update depends on: itself, its parameter's norms, or the matrix that it is in.
-enum class Reach : uint8_t { element, parameter, matrix };
+/// What an element's update depends on: itself, its parameter's norms, the matrix that it is in, or
+/// norms and the sums of its row and column.
+enum class Reach : uint8_t { element, parameter, matrix, factors };
 Reach reach(const Optimizer& optimizer);
+/// The second pass needs what the first left in Findings::direction.
+bool keeps_direction(const Optimizer& optimizer);
 
 /// Sums of squares over a parameter, as far as it has been passed.
 struct ParameterNorms {
@@ -34,8 +39,8 @@ struct ParameterNorms {
 
 /// What a first pass finds.
 struct Findings {
-  ParameterNorms norms{};      ///< Reach::parameter
-  float* direction = nullptr;  ///< Reach::matrix: as many elements as the range
+  ParameterNorms norms{};      ///< Reach::parameter; of Reach::factors that of the weights
+  float* direction = nullptr;  ///< with keeps_direction: as many elements as the range
 };
 
 /// The first pass over `range`, which begins at a multiple of ExactSum::kBlock elements of its
@@ -45,12 +50,13 @@ void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale,
 void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
                           const Range& range, Findings& findings);
 
-/// Of Reach::parameter: what the norms say.
-double ratio(const Optimizer& optimizer, const ParameterNorms& norms);
+/// Of Reach::parameter and Reach::factors: what the norms of `numel` elements say.
+double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel);
 /// Of Reach::matrix: what its shape says.
 double ratio(int64_t rows, int64_t columns);
 
-/// The second pass. `range` has no gradient, but of Reach::matrix the direction, made orthogonal.
+/// The second pass. `range` has no gradient, but with keeps_direction the direction: of
+/// Reach::matrix made orthogonal, of Reach::factors made of the gradient.
 void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                  const Range& range);
 void second_pass_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,

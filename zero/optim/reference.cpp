@@ -52,6 +52,12 @@ void set_weight_at(const Range& range, int64_t i, float value) {
   }
 }
 
+double sum_of_squares(const std::array<float, ExactSum::kBlock>& values) {
+  std::array<double, 8> s{};
+  for (size_t i = 0; i < values.size(); ++i) s[i % 8] += double{values[i]} * double{values[i]};
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
 SquaredNorm squared_norm_reference(const void* values, c10::ScalarType dtype, int64_t numel) {
   SquaredNorm norm;
   for (int64_t begin = 0; begin < numel; begin += kernels::kNormBlock) {

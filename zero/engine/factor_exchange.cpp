@@ -1,0 +1,145 @@
+#include "zero/engine/factor_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace zero {
+
+namespace {
+
+// Messages of bytes are whole words.
+constexpr int64_t kWord = 8;
+
+}  // namespace
+
+FactorExchange::FactorExchange(comm::Group& group, const partition::Layout& layout,
+                               const StateTable& table, FactoredStates& states)
+    : group_(group), layout_(layout), table_(table), states_(states) {}
+
+optim::Interval FactorExchange::of_rank(const Matrix& matrix, int rank) const {
+  const auto& segment = layout_.segment_of(matrix.parameter);
+  const auto part =
+      partition::intersect(segment.range(), layout_.slice(layout_.unit_of(matrix.parameter), rank));
+  if (part.empty()) return {};
+  return {part.begin - segment.offset, part.end - segment.offset};
+}
+
+optim::Interval FactorExchange::owned(const Matrix& matrix) const {
+  const auto& segment = layout_.segment_of(matrix.parameter);
+  const auto part =
+      partition::intersect(segment.range(), table_.plan(layout_.unit_of(matrix.parameter)).owned);
+  if (part.empty()) return {};
+  return {part.begin - segment.offset, part.end - segment.offset};
+}
+
+void FactorExchange::add_batch(const std::vector<int64_t>& units, bool sliced) {
+  Batch batch;
+  for (const int64_t u : units) {
+    for (const auto& segment : layout_.unit(u).segments) {
+      const auto& factors = states_.factors(segment.parameter);
+      batch.matrices.push_back({segment.parameter, batch.count});
+      batch.count += factors.rows() + factors.columns();
+    }
+  }
+  for (int rank = 0; sliced && rank < group_.size(); ++rank) {
+    int64_t count = 0;
+    for_each_part(batch, rank, [&](int64_t /*offset*/, int64_t numel) { count += numel; });
+    batch.message = std::max(batch.message, (count + kWord - 1) / kWord * kWord);
+  }
+  batches_.push_back(std::move(batch));
+}
+
+std::vector<int64_t> FactorExchange::gathered_bytes(size_t batch) const {
+  const int64_t count = batches_[batch].message * group_.size();
+  if (count == 0) return {};
+  return {count, count * static_cast<int64_t>(sizeof(double))};
+}
+
+// Calls put(offset, numel) for what the slice of a rank meets, in the order of its message: ranges
+// of the batch's arrays.
+template <class Put>
+void FactorExchange::for_each_part(const Batch& batch, int rank, const Put& put) const {
+  for (const auto& matrix : batch.matrices) {
+    const auto& factors = states_.factors(matrix.parameter);
+    const auto part = factors.part(of_rank(matrix, rank));
+    put(matrix.offset + part.rows.begin, part.rows.size());
+    put(matrix.offset + factors.rows() + part.columns.begin, part.columns.size());
+  }
+}
+
+// An array of the batch that all ranks have put together, from zero on.
+template <class T, class Merge>
+at::Tensor FactorExchange::gathered(const Batch& batch, const at::Tensor& own,
+                                    std::string_view label, const Merge& merge) const {
+  if (batch.message == 0) return own;
+  auto mine = at::zeros({batch.message}, own.options());
+  auto all = at::empty({batch.message * group_.size()}, own.options());
+  const auto* from = own.const_data_ptr<T>();
+  auto* to = mine.mutable_data_ptr<T>();
+  for_each_part(batch, group_.rank(),
+                [&](int64_t offset, int64_t numel) { to = std::copy_n(from + offset, numel, to); });
+  group_.all_gather(all, mine, label).wait();
+  auto merged = at::zeros({batch.count}, own.options());
+  auto* into = merged.mutable_data_ptr<T>();
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto* theirs = all.const_data_ptr<T>() + rank * batch.message;
+    for_each_part(batch, rank, [&](int64_t offset, int64_t numel) {
+      for (int64_t i = 0; i < numel; ++i) into[offset + i] = merge(into[offset + i], *theirs++);
+    });
+  }
+  return merged;
+}
+
+void FactorExchange::exchange(size_t index, const std::vector<Turn>& turns,
+                              const std::vector<at::Tensor>& directions,
+                              std::vector<optim::ParameterNorms>& norms) {
+  const auto& batch = batches_[index];
+  const auto for_each = [&](const auto& f) {
+    for (const auto& matrix : batch.matrices) {
+      const auto& turn = turns[static_cast<size_t>(matrix.parameter)];
+      const auto& factors = states_.factors(matrix.parameter);
+      const bool empty = factors.rows() == 0 || factors.columns() == 0;
+      if (turn.step != 0 && !empty) f(matrix, factors, turn);
+    }
+  };
+  const auto values = [&](const Matrix& matrix) {
+    const int64_t u = layout_.unit_of(matrix.parameter);
+    const auto& direction = directions[static_cast<size_t>(u)];
+    const auto mine =
+        partition::intersect(layout_.segment_of(matrix.parameter).range(), table_.plan(u).owned);
+    if (mine.empty()) return static_cast<float*>(nullptr);
+    return direction.mutable_data_ptr<float>() + (mine.begin - table_.plan(u).owned.begin);
+  };
+  auto exponents = at::zeros({batch.count}, at::TensorOptions(at::kByte));
+  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& /*turn*/) {
+    auto* rows = exponents.mutable_data_ptr<uint8_t>() + matrix.offset;
+    optim::raise_exponents(factors, owned(matrix), values(matrix), rows, rows + factors.rows());
+  });
+  exponents = gathered<uint8_t>(batch, exponents, "exponents of rows and columns",
+                                [](uint8_t a, uint8_t b) { return std::max(a, b); });
+  auto sums = at::zeros({batch.count}, at::TensorOptions(at::kDouble));
+  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& /*turn*/) {
+    const auto* largest = exponents.const_data_ptr<uint8_t>() + matrix.offset;
+    auto* rows = sums.mutable_data_ptr<double>() + matrix.offset;
+    optim::add_squares(factors, owned(matrix), values(matrix), largest, largest + factors.rows(),
+                       rows, rows + factors.rows());
+  });
+  sums = gathered<double>(batch, sums, "squares of rows and columns",
+                          [](double a, double b) { return a + b; });
+  const auto made = at::empty({batch.count}, at::TensorOptions(at::kFloat));
+  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& turn) {
+    const auto* row_sums = sums.const_data_ptr<double>() + matrix.offset;
+    auto* row_factors = made.mutable_data_ptr<float>() + matrix.offset;
+    auto* column_factors = row_factors + factors.rows();
+    optim::update_moments(turn.optimizer, turn.step, factors, row_sums, row_sums + factors.rows(),
+                          states_.rows(matrix.parameter).mutable_data_ptr<float>(),
+                          states_.columns(matrix.parameter).mutable_data_ptr<float>(), row_factors,
+                          column_factors);
+    optim::make_directions(turn.optimizer, factors, owned(matrix), row_factors, column_factors,
+                           values(matrix), norms[static_cast<size_t>(matrix.parameter)].update);
+  });
+}
+
+}  // namespace zero

@@ -1,0 +1,68 @@
+// Between the passes of parameters whose second moments are factored: what the ranks tell each
+// other of the rows and columns of their slices. Note [Sums by rows and columns] in
+// zero/optim/factors.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/engine/factored_states.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/passes.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class FactorExchange {
+ public:
+  /// The last three outlive this, as does `group`, whose ranks shard.
+  FactorExchange(comm::Group& group, const partition::Layout& layout, const StateTable& table,
+                 FactoredStates& states);
+
+  /// Decides how a batch of units is exchanged; `sliced`: they lie in slices. Batches are numbered
+  /// from 0 on.
+  void add_batch(const std::vector<int64_t>& units, bool sliced);
+  /// Bytes of the arrays that are gathered of it, in order.
+  std::vector<int64_t> gathered_bytes(size_t batch) const;
+
+  /// An update of a parameter under way.
+  struct Turn {
+    int64_t step = 0;  ///< 0: it has none
+    Adafactor optimizer{};
+  };
+  /// After the first passes of a batch: new rows and columns, and directions (by unit, owned
+  /// elements) in the place of gradients, whose squares are added to `norms`. `turns` and `norms`
+  /// are by parameter. Collective where the batch is sliced.
+  void exchange(size_t batch, const std::vector<Turn>& turns,
+                const std::vector<at::Tensor>& directions,
+                std::vector<optim::ParameterNorms>& norms);
+
+ private:
+  struct Matrix {
+    int64_t parameter = 0;
+    int64_t offset = 0;  ///< of its rows in arrays of the batch; its columns follow
+  };
+  struct Batch {
+    std::vector<Matrix> matrices;
+    int64_t count = 0;    ///< rows and columns
+    int64_t message = 0;  ///< of them, that a rank sends; 0: nothing is exchanged
+  };
+  // Elements of a parameter that are in the slice of a rank.
+  optim::Interval of_rank(const Matrix& matrix, int rank) const;
+  optim::Interval owned(const Matrix& matrix) const;
+  template <class Put>
+  void for_each_part(const Batch& batch, int rank, const Put& put) const;
+  template <class T, class Merge>
+  at::Tensor gathered(const Batch& batch, const at::Tensor& own, std::string_view label,
+                      const Merge& merge) const;
+
+  comm::Group& group_;
+  const partition::Layout& layout_;
+  const StateTable& table_;
+  FactoredStates& states_;
+  std::vector<Batch> batches_;
+};
+
+}  // namespace zero

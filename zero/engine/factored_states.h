@@ -1,0 +1,59 @@
+// The rows and columns of factored second moments (Adafactor): whole on every rank.
+//
+// Note [Factored states]
+// They are some thousandth of a matrix, and every slice of it needs all of its columns; so each
+// rank has all of them, and works out the same new ones (factor_exchange.h). They lie on the device
+// where the unit's states do, and else in the host's memory: a file on disk would be read and
+// written for a few bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/engine/model.h"
+#include "zero/engine/unit_plan.h"
+#include "zero/optim/factors.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class FactoredStates {
+ public:
+  /// As checkpoints name them, and PyTorch.
+  static constexpr std::array<std::string_view, 2> kNames{"row_var", "col_var"};
+
+  /// Zero-filled, charged to the optimizer's categories. `plans` has one a unit.
+  FactoredStates(const partition::Layout& layout, const std::vector<UnitPlan>& plans,
+                 const Model& model, const std::shared_ptr<Ledger>& ledger);
+
+  bool has(int64_t parameter) const { return entries_[static_cast<size_t>(parameter)].has_value(); }
+  /// Of a parameter that has them.
+  const optim::Factors& factors(int64_t parameter) const { return entry(parameter).factors; }
+  const at::Tensor& rows(int64_t parameter) const { return entry(parameter).values[0]; }
+  const at::Tensor& columns(int64_t parameter) const { return entry(parameter).values[1]; }
+  /// A state by name, in the shape that PyTorch gives it; undefined where there is none.
+  at::Tensor find(int64_t parameter, std::string_view state) const;
+  /// Sets all to 0.
+  void clear();
+
+ private:
+  struct Entry {
+    optim::Factors factors;
+    std::array<at::Tensor, 2> values;  // 1-D: of rows, of columns
+  };
+  const Entry& entry(int64_t parameter) const { return *entries_[static_cast<size_t>(parameter)]; }
+  std::vector<std::optional<Entry>> entries_;  // by parameter
+  std::array<at::Tensor, 2> memory_;           // of the device, of the host
+};
+
+/// The matrices of a parameter; none where its optimizer does not factor it.
+std::optional<optim::Factors> factors_of(const Model& model, int64_t parameter);
+
+}  // namespace zero

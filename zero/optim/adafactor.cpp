@@ -1,0 +1,303 @@
+// Adafactor (N. Shazeer and M. Stern, 1804.04235), as torch::optim::Adafactor and, with
+// `eps_added`, transformers'. Two passes: Note [Two passes] in passes.h. What comes between them
+// where the second moment is factored is in factors.cpp.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "zero/optim/algorithm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/optim/adafactor.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "zero/optim/norms-inl.h"
+
+#ifndef ZERO_OPTIM_ADAFACTOR_STEP_
+#define ZERO_OPTIM_ADAFACTOR_STEP_
+namespace zero::optim {
+
+/// The first pass over elements with second moments of their own.
+template <class Number>
+struct AdafactorDirection {
+  Number old, fresh;  ///< shares of the moment, and of the square
+  Number added;       ///< to a square
+  Number least;       ///< the moment counts as this at least
+
+  AdafactorDirection(const Adafactor& o, Moment moment) {
+    const double share = std::pow(static_cast<double>(moment.step), o.beta2_decay);
+    const double eps = o.first_eps();
+    old = static_cast<Number>(1 - share);
+    fresh = static_cast<Number>(share);
+    added = static_cast<Number>(o.eps_added ? eps : 0);
+    // So small a moment is 0 in fp32, by which nothing should be divided.
+    constexpr auto kNormal = static_cast<double>(std::numeric_limits<float>::min());
+    least = static_cast<Number>(o.eps_added ? 0 : std::max(kNormal, eps * eps));
+  }
+
+  Number apply(Number g, Number& moment) const {
+    moment = old * moment + fresh * (g * g + added);
+    return g / std::sqrt(least > moment ? least : moment);
+  }
+};
+
+/// The second pass. The gradient is the direction.
+template <class Number>
+struct AdafactorStep {
+  Number decay;        ///< factor of the weights, 1 - lr * weight_decay
+  Number coefficient;  ///< of the direction: -rate * ratio
+
+  AdafactorStep(const Adafactor& o, Moment moment)
+      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
+        coefficient(static_cast<Number>(-rate(o, moment) * moment.ratio)) {}
+
+  static double rate(const Adafactor& o, Moment moment) {
+    if (!o.relative_step) return moment.lr;
+    const auto step = static_cast<double>(moment.step);
+    const double most = o.warmup_init ? std::min(moment.lr, 1e-6 * step) : moment.lr;
+    return std::min(most, 1 / std::sqrt(step));
+  }
+
+  void apply(Number& p, Number g, std::array<Number, kMostStates>& /*state*/) const {
+    p *= decay;
+    p += coefficient * g;
+  }
+};
+
+}  // namespace zero::optim
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::optim::kernels::HWY_NAMESPACE {
+
+struct AdafactorFirst {
+  static constexpr bool kNormOfUpdate = true;
+  template <class D, class V>
+  static HWY_INLINE V apply(D d, const AdafactorDirection<float>& s, V /*p*/, V g, V& moment,
+                            V& /*none*/) {
+    const auto square = hn::Add(hn::Mul(g, g), hn::Set(d, s.added));
+    moment = hn::Add(hn::Mul(hn::Set(d, s.old), moment), hn::Mul(hn::Set(d, s.fresh), square));
+    const auto least = hn::Set(d, s.least);
+    return hn::Div(g, hn::Sqrt(hn::IfThenElse(hn::Gt(least, moment), least, moment)));
+  }
+};
+
+/// Where rows and columns have the moments, the direction is the gradient yet.
+struct AdafactorGradient {
+  static constexpr bool kNormOfUpdate = false;
+  template <class D, class V>
+  static HWY_INLINE V apply(D /*d*/, const AdafactorDirection<float>& /*s*/, V /*p*/, V g,
+                            V& /*none*/, V& /*none*/) {
+    return g;
+  }
+};
+
+struct AdafactorRule {
+  template <class D, class V>
+  static HWY_INLINE void apply(D d, const AdafactorStep<float>& s, V& p, V g, V& /*none*/,
+                               V& /*none*/) {
+    p = hn::Mul(p, hn::Set(d, s.decay));
+    p = hn::Add(p, hn::Mul(hn::Set(d, s.coefficient), g));
+  }
+};
+
+void adafactor_first(const AdafactorDirection<float>& step, float gradient_scale,
+                     const Range& range, Findings& findings, int64_t begin, int64_t end) {
+  first_elements<AdafactorFirst, 1>(step, gradient_scale, range, findings, begin, end);
+}
+
+void adafactor_gradient(const AdafactorDirection<float>& step, float gradient_scale,
+                        const Range& range, Findings& findings, int64_t begin, int64_t end) {
+  first_elements<AdafactorGradient, 0>(step, gradient_scale, range, findings, begin, end);
+}
+
+void adafactor_second(const AdafactorStep<float>& step, const Range& range, int64_t begin,
+                      int64_t end) {
+  update_elements<AdafactorRule, 0>(step, 1.0F, range, begin, end);
+}
+
+}  // namespace zero::optim::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero {
+
+namespace optim {
+
+namespace kernels {
+HWY_EXPORT(adafactor_first);
+HWY_EXPORT(adafactor_gradient);
+HWY_EXPORT(adafactor_second);
+}  // namespace kernels
+
+namespace {
+
+void first(const Adafactor& optimizer, Moment moment, float gradient_scale, const Range& range,
+           Findings& findings, int64_t begin, int64_t end) {
+  using namespace kernels;
+  const AdafactorDirection<float> step(optimizer, moment);
+  if (optimizer.factored) {
+    HWY_DYNAMIC_DISPATCH(adafactor_gradient)(step, gradient_scale, range, findings, begin, end);
+  } else {
+    HWY_DYNAMIC_DISPATCH(adafactor_first)(step, gradient_scale, range, findings, begin, end);
+  }
+}
+
+void first_reference(const Adafactor& optimizer, Moment moment, float gradient_scale,
+                     const Range& range, Findings& findings) {
+  const AdafactorDirection<float> step(optimizer, moment);
+  for (int64_t begin = 0; begin < range.numel; begin += ExactSum::kBlock) {
+    std::array<float, ExactSum::kBlock> weights{};
+    std::array<float, ExactSum::kBlock> direction{};
+    for (int64_t i = begin; i < std::min(range.numel, begin + ExactSum::kBlock); ++i) {
+      const auto at = static_cast<size_t>(i - begin);
+      const float g = gradient_at(range, i, gradient_scale);
+      weights[at] = weight_at(range, i);
+      direction[at] = optimizer.factored ? g : step.apply(g, range.state[0][i]);
+      if (findings.direction) findings.direction[i] = direction[at];
+    }
+    findings.norms.weights.add(sum_of_squares(weights));
+    if (!optimizer.factored) findings.norms.update.add(sum_of_squares(direction));
+  }
+}
+
+double ratio_of(const Adafactor& o, double weights, double update) {
+  const double scale = o.scale_parameter ? std::max(o.eps2, weights) : 1;
+  return scale / std::max(1.0, update / o.d);
+}
+
+double mean_root(const ExactSum& squares, int64_t numel) {
+  return std::sqrt(squares.value() / static_cast<double>(numel));
+}
+
+// Of elements with moments of their own.
+void exact(const Adafactor& optimizer, Moment moment, const ExactRange& range) {
+  const AdafactorDirection<double> first(optimizer, moment);
+  std::vector<double> direction(static_cast<size_t>(range.numel));
+  double weights = 0;
+  double update = 0;
+  for (int64_t i = 0; i < range.numel; ++i) {
+    auto& u = direction[static_cast<size_t>(i)];
+    u = first.apply(range.gradient[i], range.state[0][i]);
+    weights += range.weights[i] * range.weights[i];
+    update += u * u;
+  }
+  const auto numel = static_cast<double>(range.numel);
+  moment.ratio = ratio_of(optimizer, std::sqrt(weights / numel), std::sqrt(update / numel));
+  exact_update<AdafactorStep>(
+      optimizer, moment,
+      {.numel = range.numel, .weights = range.weights, .gradient = direction.data()});
+}
+
+/// Of transformers' keys: what its Adafactor does with eps then holds.
+template <auto member>
+constexpr auto kTransformers = Given<Adafactor, std::remove_cvref_t<decltype(Adafactor().*member)>>{
+    member, [](Adafactor& o, auto value) {
+      o.*member = value;
+      o.eps_added = true;
+    }};
+
+}  // namespace
+
+}  // namespace optim
+
+const optim::Algorithm<Adafactor>& Adafactor::algorithm() {
+  using optim::Ignored;
+  using optim::OnlyFalse;
+  static const optim::Algorithm<Adafactor> known{
+      .names = {{.name = "Adafactor"}},
+      .hyper_parameters =
+          {{.key = "lr",
+            .value = &Adafactor::lr,
+            .sentence = "Learning rate, and the most of a relative step; of `zero train` the peak",
+            .option = "--lr",
+            .least = 0},
+           {.key = "beta2_decay",
+            .value = &Adafactor::beta2_decay,
+            .sentence = "The share of a new square in step t is t to this power",
+            .most = 0},
+           {.key = "decay_rate",
+            .value = optim::kTransformers<&Adafactor::beta2_decay>,
+            .sentence = "The same, as transformers names it",
+            .most = 0,
+            .written = false},
+           {.key = "d",
+            .value = &Adafactor::d,
+            .sentence = "An update whose root of the mean square is above it is scaled down to it",
+            .least = 1e-30},
+           {.key = "clip_threshold",
+            .value = optim::kTransformers<&Adafactor::d>,
+            .sentence = "The same, as transformers names it",
+            .least = 1e-30,
+            .written = false},
+           {.key = "weight_decay",
+            .value = &Adafactor::weight_decay,
+            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
+            .details = "Weights are multiplied by 1 - lr weight_decay, as in PyTorch.",
+            .option = "--weight-decay",
+            .least = 0},
+           {.key = "scale_parameter",
+            .value = optim::kTransformers<&Adafactor::scale_parameter>,
+            .sentence = "The rate is multiplied by the root of the parameter's mean square"},
+           {.key = "relative_step",
+            .value = optim::kTransformers<&Adafactor::relative_step>,
+            .sentence = "The rate of step t is at most 1 / sqrt(t)"},
+           {.key = "warmup_init",
+            .value = optim::kTransformers<&Adafactor::warmup_init>,
+            .sentence = "With relative_step, it is at most t / 1000000 too"},
+           {.key = "eps_added",
+            .value = &Adafactor::eps_added,
+            .sentence = "The first eps is added to squares, as in the paper and in transformers",
+            .details = "PyTorch's is a least value. A key of transformers (decay_rate, "
+                       "clip_threshold, scale_parameter, relative_step, warmup_init) makes it "
+                       "true where it is left out."},
+           {.key = "eps",
+            .value = std::pair{&Adafactor::eps1, &Adafactor::eps2},
+            .sentence = "Of second moments, and the least root of a parameter's mean square",
+            .details = "null: 2^-23, or 1e-30 with `eps_added`.",
+            .least = 0},
+           {.key = "factored",
+            .value = &Adafactor::factored,
+            .sentence = "Matrices have second moments by rows and columns, not by elements"},
+           {.key = "beta1",
+            .value =
+                optim::Refused{"There is no first moment here: leave beta1 out, or use AdamW."},
+            .sentence = "There is no first moment"},
+           {.key = "foreach", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
+           {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
+      .state_names =
+          [](const Adafactor& o) {
+            return o.factored ? std::vector<std::string_view>{}
+                              : std::vector<std::string_view>{"variance"};
+          },
+      .check =
+          [](const Adafactor& o) {
+            if (o.first_eps() <= 0) optim::refuse("eps[0]", o.first_eps(), "above 0, or null");
+            if (o.warmup_init && !o.relative_step)
+              optim::refuse("warmup_init", 1, "false where relative_step is false");
+          },
+      .reach = optim::Reach::parameter,
+      .is_factored = [](const Adafactor& o) { return o.factored; },
+      .keeps_direction = true,
+      .first_pass = &optim::first,
+      .first_pass_reference = &optim::first_reference,
+      .ratio =
+          [](const Adafactor& optimizer, const optim::ParameterNorms& norms, int64_t numel) {
+            return optim::ratio_of(optimizer, optim::mean_root(norms.weights, numel),
+                                   optim::mean_root(norms.update, numel));
+          },
+      .update =
+          [](const Adafactor& optimizer, optim::Moment moment, float /*gradient_scale*/,
+             const optim::Range& range, int64_t begin, int64_t end) {
+            using namespace optim::kernels;
+            HWY_DYNAMIC_DISPATCH(adafactor_second)
+            (optim::AdafactorStep<float>(optimizer, moment), range, begin, end);
+          },
+      .update_reference = &optim::plain_update<optim::AdafactorStep, Adafactor>,
+      .update_exact = &optim::exact};
+  return known;
+}
+
+}  // namespace zero
+#endif
