@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/run_program.h"
+#include "zero/optim/factors.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/passes.h"
 
@@ -63,6 +64,7 @@ std::vector<double> weights_of(const Optimizer& optimizer) {
   const auto index = torch::arange(400, torch::kDouble);
   auto master = (index * 0.7 + 1).sin().to(torch::kFloat);
   std::vector<torch::Tensor> states;
+  const auto rows = torch::zeros({25}), columns = torch::zeros({16});
   for (size_t s = 0; s < state_names(optimizer).size(); ++s) states.push_back(torch::zeros({400}));
   for (int64_t step = 1; step <= 20; ++step) {
     const auto phase = 1.3 * static_cast<double>(step);
@@ -78,6 +80,16 @@ std::vector<double> weights_of(const Optimizer& optimizer) {
       orthogonalise(direction, muon->ns_steps);
       range.gradient = direction.const_data_ptr<float>();
       second_pass(optimizer, step, muon->lr, ratio(25, 16), range);
+    } else if (const auto* adafactor = std::get_if<Adafactor>(&optimizer);
+               adafactor && adafactor->factored) {
+      const auto direction = torch::zeros({25, 16});
+      Findings findings{.direction = direction.mutable_data_ptr<float>()};
+      first_pass(optimizer, step, 1, range, findings);
+      factored_directions(*adafactor, step, Factors({25, 16}, {16, 1}), findings.direction,
+                          rows.mutable_data_ptr<float>(), columns.mutable_data_ptr<float>(),
+                          findings.norms.update);
+      range.gradient = findings.direction;
+      second_pass(optimizer, step, adafactor->lr, ratio(optimizer, findings.norms, 400), range);
     } else {
       update(optimizer, step, lr(optimizer), 1, range);
     }
@@ -129,7 +141,29 @@ TEST(Peers, TwentyStepsEndAtTheWeightsOfPyTorchs) {
            {"AdamW", kAdamW, 2e-6},
            {"SGD", Sgd{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, 2e-6},
            {"Adagrad", Adagrad{.lr = 1e-2, .lr_decay = 0.01, .weight_decay = 0.1}, 2e-6},
+           {"Adafactor", Adafactor{.lr = 1e-1, .weight_decay = 0.1}, 2e-6},
+           {"AdafactorVector", Adafactor{.lr = 1e-1, .weight_decay = 0.1, .factored = false}, 2e-6},
+           {"AdafactorValues",
+            Adafactor{.lr = 1e-2, .beta2_decay = -0.6, .eps1 = 0.05, .eps2 = 0.5, .d = 1.05}, 2e-6},
            {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}, 3e-3}});
+}
+
+TEST(Peers, TwentyStepsEndAtTheWeightsOfTransformers) {
+  const Adafactor added{.eps_added = true};
+  auto vector = added;
+  vector.factored = false;
+  compare("transformers",
+          {{"Adafactor", added, 2e-6},
+           {"AdafactorVector", vector, 2e-6},
+           {"AdafactorWarmup",
+            Adafactor{.beta2_decay = -0.6, .d = 0.7, .warmup_init = true, .eps_added = true}, 2e-6},
+           {"AdafactorRate",
+            Adafactor{.lr = 1e-2,
+                      .eps1 = 1e-6,
+                      .scale_parameter = false,
+                      .relative_step = false,
+                      .eps_added = true},
+            2e-6}});
 }
 
 TEST(Peers, TwentyStepsEndAtTheWeightsOfDeepSpeeds) {
