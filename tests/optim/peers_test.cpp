@@ -1,6 +1,6 @@
-// 20 steps of PyTorch's and DeepSpeed's own optimizers, run by a Python that has them: that of
-// ZERO_TEST_TORCH, or of an environment beside the caches. Without one, or without some of them,
-// the tests are skipped, and say why.
+// 20 steps of PyTorch's, transformers' and DeepSpeed's own optimizers, run by a Python that has
+// them: that of ZERO_TEST_TORCH, or of an environment beside the caches. Without one, or without
+// some of them, the tests are skipped, and say why.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -45,9 +45,12 @@ void first_range(const Numbers& given, float gradient_scale, const Range& range,
   const auto* master = master_of<Weights>(range);
   const auto* gradient = static_cast<const typename Gradient::Stored*>(range.gradient);
   const auto* parameter = static_cast<const typename Weights::Parameter*>(range.parameter);
+  float* const first = range.state[0];
+  float* const second = range.state[1];
   const auto state_at = [&](int index, int64_t i) {
-    return index < kUsed ? range.state[static_cast<size_t>(index)] + i : nullptr;
+    return index < kUsed ? (index == 0 ? first : second) + i : nullptr;
   };
+  float* const to = findings.direction;
   HWY_ALIGN float weights[ExactSum::kBlock];
   HWY_ALIGN float direction[ExactSum::kBlock];
   const auto vector = [&](const typename Weights::Stored* p_at, float* m_at, float* v_at,
@@ -93,8 +96,7 @@ void first_range(const Numbers& given, float gradient_scale, const Range& range,
       to_weights.write(weights + (j - i), count);
       to_direction.write(direction + (j - i), count);
     }
-    if (findings.direction)
-      std::copy_n(direction, static_cast<size_t>(stop - i), findings.direction + i);
+    if (to != nullptr) std::copy_n(direction, static_cast<size_t>(stop - i), to + i);
     for (int64_t k = stop - i; k < ExactSum::kBlock; ++k) weights[k] = direction[k] = 0;
     findings.norms.weights.add(sum_of_squares(weights));
     if constexpr (Rule::kNormOfUpdate) findings.norms.update.add(sum_of_squares(direction));
