@@ -1,6 +1,6 @@
 #include "zero/engine/factored_states.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "zero/base/host_memory.h"
 #include "zero/optim/passes.h"

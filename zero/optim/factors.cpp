@@ -12,6 +12,7 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
