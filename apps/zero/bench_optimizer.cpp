@@ -19,6 +19,7 @@
 #include "apps/zero/plain_loops.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/optim/factors.h"
 #include "zero/optim/narrow.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/passes.h"
@@ -36,7 +37,8 @@ constexpr const char* kDescription =
     "the 16-bit weights are\n"
     "written too; with split master weights 26: two halves of 16 bits are read and written); SGD "
     "with momentum, Adagrad and Lion 20; LAMB 40 in two passes (24 and 16), Muon 28 "
-    "(16 and 12) without its matrix products. With moments in 8 bits AdamW has 16.25 (2 1/8 "
+    "(16 and 12) without its matrix products, Adafactor 40 (12, 16 for rows and columns of a "
+      "matrix and its directions, and 12). With moments in 8 bits AdamW has 16.25 (2 1/8 "
     "read and written for both).\n"
     "A streaming loop has an optimizer's very reads and writes, but hardly computes: the last "
     "column is the optimizer's speed over that\n"
@@ -197,6 +199,7 @@ class Arrays {
            second.gradient = found.direction;
            optim::second_pass(muon_, 2, 1e-3, 1, second);
          }},
+        {"Adafactor, fp32, factored", 40, [this] { update_factored(); }},
         {"squared norm, fp32", 4, [=, this] { optim::squared_norm(g, at::kFloat, numel_); }},
         {"squared norm, bf16", 2, [=, this] { optim::squared_norm(g16, at::kBFloat16, numel_); }},
         {"accumulate, bf16 into fp32", 10,
@@ -228,9 +231,29 @@ class Arrays {
             [n = numel_, pass = std::move(pass)] { at::parallel_for(0, n, 1 << 15, pass); }};
   }
 
+  // Of matrices with up to 1024 columns; what is left over stays.
+  void update_factored() {
+    const int64_t columns = std::min<int64_t>(numel_, 1024);
+    const int64_t rows = numel_ / columns;
+    optim::Findings found{.direction = v_.mutable_data_ptr<float>()};
+    auto range = sgd_;
+    range.state[0] = nullptr;
+    range.numel = rows * columns;
+    optim::first_pass(adafactor_, 2, 0.5, range, found);
+    optim::factored_directions(std::get<Adafactor>(adafactor_), 2,
+                               optim::Factors({rows, columns}, {columns, 1}), found.direction,
+                               row_var_.mutable_data_ptr<float>(),
+                               col_var_.mutable_data_ptr<float>(), found.norms.update);
+    range.gradient = found.direction;
+    optim::second_pass(adafactor_, 2, 1e-3, optim::ratio(adafactor_, found.norms, range.numel),
+                       range);
+  }
+
   int64_t numel_;
   at::Tensor p_, m_, v_, g_, g16_, p16_, lower_;
   at::Tensor count_ = at::ones({}, at::kFloat);
+  at::Tensor row_var_ = at::ones({numel_ / std::min<int64_t>(numel_, 1024)}, at::kFloat);
+  at::Tensor col_var_ = at::ones({std::min<int64_t>(numel_, 1024)}, at::kFloat);
   optim::Range fp32_, bf16_, split_;
   at::Tensor codes_;  // of both moments in 8 bits
   optim::Range sgd_, sgd16_;
@@ -241,6 +264,7 @@ class Arrays {
   Optimizer lion_ = Lion{};
   Optimizer lamb_ = Lamb{};
   Optimizer muon_ = Muon{};
+  Optimizer adafactor_ = Adafactor{};
 };
 
 Json measure(Arrays& arrays, const Options& options, int threads) {

@@ -333,7 +333,8 @@ TEST(Train, LearnsWithEachOptimizer) {
   for (const auto* section : {R"({"type": "Lamb", "params": {"lr": 0.01}})",
                               R"({"type": "Lion", "params": {"lr": 0.001}})",
                               R"({"type": "Adagrad", "params": {"lr": 0.01}})",
-                              R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})"}) {
+                              R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})",
+                              R"({"type": "Adafactor", "params": {"lr": 0.1}})"}) {
     write_file(folder / "config.json", std::string(R"({"optimizer": )") + section + "}");
     const std::string file = folder / "config.json";
     const auto outcome = folder.train(
