@@ -251,7 +251,8 @@ class Engine {
   /// The mean gradient over ranks and micro-batches so far, before clipping; undefined tensor where
   /// no rank has one. Between backward and step.
   at::Tensor gradient(std::string_view name);
-  /// An optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ...
+  /// An optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ... Where
+  /// Adafactor factors it, "row_var" or "col_var", whose last dimension, or the one before, is 1.
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
   void set_parameter(std::string_view name, const at::Tensor& value);
   void set_gradient(std::string_view name, const at::Tensor& value);
