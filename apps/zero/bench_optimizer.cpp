@@ -38,7 +38,7 @@ constexpr const char* kDescription =
     "written too; with split master weights 26: two halves of 16 bits are read and written); SGD "
     "with momentum, Adagrad and Lion 20; LAMB 40 in two passes (24 and 16), Muon 28 "
     "(16 and 12) without its matrix products, Adafactor 40 (12, 16 for rows and columns of a "
-      "matrix and its directions, and 12). With moments in 8 bits AdamW has 16.25 (2 1/8 "
+    "matrix and its directions, and 12). With moments in 8 bits AdamW has 16.25 (2 1/8 "
     "read and written for both).\n"
     "A streaming loop has an optimizer's very reads and writes, but hardly computes: the last "
     "column is the optimizer's speed over that\n"

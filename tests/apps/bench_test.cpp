@@ -229,11 +229,7 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
       EXPECT_EQ(r["bytes_per_element"], found->second) << name;
     }
   }
-<<<<<<< HEAD
-  EXPECT_EQ(seen.size(), 22u);
-=======
-  EXPECT_EQ(seen.size(), 18u);
->>>>>>> 9d6ae35 (zero bench optimizer has Adafactor; tests: zero train learns with it)
+  EXPECT_EQ(seen.size(), 37u);
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 

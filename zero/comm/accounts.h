@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "zero/base/ledger.h"
-#include "zero/comm/activity.h"
 #include "zero/base/timeline.h"
+#include "zero/comm/activity.h"
 #include "zero/comm/call_log.h"
 #include "zero/comm/traffic.h"
 #include "zero/comm/wait_clock.h"
@@ -15,10 +15,11 @@ namespace zero::comm {
 /// Made by a group, or shared by several of one rank; tensors and transports that count in them may
 /// outlive it.
 struct Accounts {
-  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();        ///< bytes by category
-  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();     ///< calls and bytes
-  std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();   ///< time spent waiting
-  std::shared_ptr<RankActivity> activity = std::make_shared<RankActivity>();  ///< what it does meanwhile
+  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();       ///< bytes by category
+  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();    ///< calls and bytes
+  std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();  ///< time spent waiting
+  std::shared_ptr<RankActivity> activity =
+      std::make_shared<RankActivity>();                               ///< what it does meanwhile
   std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();  ///< what happens when
   std::shared_ptr<CallLog> calls = std::make_shared<CallLog>();       ///< how long calls take
 };
