@@ -229,7 +229,7 @@ TEST_F(Bench, OptimizerCountsItsBytes) {
       EXPECT_EQ(r["bytes_per_element"], found->second) << name;
     }
   }
-  EXPECT_EQ(seen.size(), 37u);
+  EXPECT_EQ(seen.size(), 23u);
   for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
 }
 
