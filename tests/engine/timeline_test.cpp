@@ -305,6 +305,25 @@ TEST(StepProfileFile, HasAllRanksSpansInRowsThatNest) {
   EXPECT_EQ(first, 0) << "one clock";
 }
 
+TEST(StepProfileFile, HasRanksOfSeveralHosts) {
+  const TemporaryFolder folder;
+  const auto file = folder / "step.json";
+  run_in(kTwoByTwo, [&](std::shared_ptr<comm::Group> group) {
+    StepProfile profile(*group);
+    {
+      const Timeline::Scope phase(profile.timeline(), Activity::forward);
+      group->barrier();
+    }
+    profile.write(file);
+  });
+  const auto rows = rows_of(Json::parse(read_file(file, fail<Error>)));
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto name = "rank " + std::to_string(rank);
+    EXPECT_EQ(slices_of(rows.at(name + ", compute")), 2u) << "forward, and the wait in it";
+    EXPECT_EQ(slices_of(rows.at(name + ", control")), 1u);
+  }
+}
+
 TEST(StepProfileFile, ThatCannotBeWrittenFailsOnAllRanks) {
   comm::run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
     StepProfile profile(*group);
