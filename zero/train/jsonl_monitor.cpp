@@ -117,138 +117,138 @@ Json to_json(const comm::CallTimes& calls, int ranks) {
     object["algorithm_gb_per_s"] = calls.algorithm_bandwidth();
     object["bus_gb_per_s"] = calls.bus_bandwidth(ranks);
   }
-  Json to_json(const FlopsCount& count) {
-    return {{"parameters", count.parameters},
-            {"macs", count.macs},
-            {"flops", count.flops},
-            {"ms", finite(count.ms)}};
+  return object;
+}
+
+Json to_json(const FlopsCount& count) {
+  return {{"parameters", count.parameters},
+          {"macs", count.macs},
+          {"flops", count.flops},
+          {"ms", finite(count.ms)}};
+}
+
+/// All modules, each with those in it, parents first.
+void add_modules(const ModuleFlops& module, Json& all) {
+  Json object{{"module", module.name}};
+  object.update(to_json(module.total));
+  all.push_back(std::move(object));
+  for (const auto& child : module.children) add_modules(child, all);
+}
+
+Json to_json(const StepFlops& step) {
+  Json object{{"event", "flops"}, {"step", step.step}};
+  object.update(to_json(step.model.total));
+  object["flops_backward"] = step.backward_factor() * static_cast<double>(step.model.total.flops);
+  object["step_ms"] = finite(step.step_ms);
+  object["tokens_per_s"] = finite(step.tokens_per_s);
+  if (step.peak > 0) {
+    object["peak_flops_per_s"] = finite(step.peak);
+    object["mfu"] = finite(step.mfu());
+  }
+  add_modules(step.model, object["modules"] = Json::array());
+  return object;
+}
+
+template <class Report>
+Json per_rank(const std::vector<Report>& reports) {
+  Json array = Json::array();
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    Json object{{"rank", rank}};
+    object.update(to_json(reports[rank]));
+    array.push_back(std::move(object));
+  }
+  return array;
+}
+
+class JsonlMonitor final : public Monitor {
+ public:
+  JsonlMonitor(const std::string& path, bool append) : file_(path, "the log"), replaces_(!append) {}
+
+  void begin(const RunInfo& info) override {
+    Json object{{"event", "config"}};
+    object.update(Json::parse(info.config_json));
+    object["parameters"] = info.parameters;
+    object["world_size"] = info.ranks;
+    object["tokens_per_step"] = info.tokens_per_step();
+    object["train_tokens"] = info.train_tokens;
+    object["validation_tokens"] = info.validation_tokens;
+    object["first_step"] = info.first_step;
+    if (!info.changes.empty()) object["changes"] = info.changes;
+    if (!info.tiers.empty()) object["tiers"] = info.tiers;
+    write(object);
+  }
+  void step(const StepReport& report) override {
+    Json object{{"step", report.step},
+                {"loss", shortest(report.loss)},
+                {"grad_norm", finite(report.grad_norm)},
+                {"lr", finite(report.lr)},
+                {"step_ms", finite(report.step_ms)},
+                {"tokens_per_s", finite(report.tokens_per_s)},
+                {"comm_ms", finite(report.comm_ms)},
+                {"disk_ms", finite(report.disk_ms)},
+                {"memory_peak", report.memory_peak}};
+    if (!report.group_norms.empty()) {
+      auto& norms = object["group_norms"] = Json::array();
+      for (const double norm : report.group_norms) norms.push_back(finite(norm));
+    }
+    if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
+    if (report.breakdown) object["breakdown"] = to_json(*report.breakdown);
+    if (report.skipped) object["skipped"] = true;
+    if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
+    if (!report.notices.empty()) object["notices"] = report.notices;
+    write(object);
+    if (report.flops) write(to_json(report.flops->step));
+  }
+  void rewound(const RewindReport& report) override {
+    write(
+        {{"event", "rewind"}, {"from", report.from}, {"to", report.to}, {"reason", report.reason}});
+  }
+  void validation(const ValidationReport& report) override {
+    write({{"event", "validation"},
+           {"step", report.step},
+           {"loss", finite(report.loss)},
+           {"tokens", report.tokens}});
+  }
+  void profile(const ProfileReport& report) override {
+    write({{"event", "profile"},
+           {"step", report.step},
+           {"file", report.file},
+           {"spans", report.spans},
+           {"dropped", report.dropped}});
+  }
+  void memory(const std::vector<RankMemory>& ranks) override {
+    write({{"event", "memory"}, {"per_rank", per_rank(ranks)}});
+  }
+  void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
+    write({{"event", "traffic"}, {"steps", steps}, {"per_rank", per_rank(ranks)}});
+  }
+  void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
+    Json ops = Json::array();
+    for (const auto& each : calls) ops.push_back(to_json(each, ranks));
+    write({{"event", "comms"}, {"ops", std::move(ops)}});
+  }
+  void sample(const std::string& prompt, const std::string& text) override {
+    write({{"event", "sample"}, {"prompt", prompt}, {"text", text}});
+  }
+  void end(const EndReport& report) override {
+    write({{"event", "end"},
+           {"reason", report.reason},
+           {"steps", report.steps},
+           {"seconds", finite(report.seconds)},
+           {"model", report.model_file}});
   }
 
-  /// All modules, each with those in it, parents first.
-  void add_modules(const ModuleFlops& module, Json& all) {
-    Json object{{"module", module.name}};
-    object.update(to_json(module.total));
-    all.push_back(std::move(object));
-    for (const auto& child : module.children) add_modules(child, all);
+ private:
+  void write(const Json& object) {
+    // A model may produce bytes that are not UTF-8: they become U+FFFD.
+    const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (std::exchange(replaces_, false)) file_.clear();
+    file_.write(line);
   }
 
-  Json to_json(const StepFlops& step) {
-    Json object{{"event", "flops"}, {"step", step.step}};
-    object.update(to_json(step.model.total));
-    object["flops_backward"] = step.backward_factor() * static_cast<double>(step.model.total.flops);
-    object["step_ms"] = finite(step.step_ms);
-    object["tokens_per_s"] = finite(step.tokens_per_s);
-    if (step.peak > 0) {
-      object["peak_flops_per_s"] = finite(step.peak);
-      object["mfu"] = finite(step.mfu());
-    }
-    add_modules(step.model, object["modules"] = Json::array());
-    return object;
-  }
-
-  template <class Report>
-  Json per_rank(const std::vector<Report>& reports) {
-    Json array = Json::array();
-    for (size_t rank = 0; rank < reports.size(); ++rank) {
-      Json object{{"rank", rank}};
-      object.update(to_json(reports[rank]));
-      array.push_back(std::move(object));
-    }
-    return array;
-  }
-
-  class JsonlMonitor final : public Monitor {
-   public:
-    JsonlMonitor(const std::string& path, bool append)
-        : file_(path, "the log"), replaces_(!append) {}
-
-    void begin(const RunInfo& info) override {
-      Json object{{"event", "config"}};
-      object.update(Json::parse(info.config_json));
-      object["parameters"] = info.parameters;
-      object["world_size"] = info.ranks;
-      object["tokens_per_step"] = info.tokens_per_step();
-      object["train_tokens"] = info.train_tokens;
-      object["validation_tokens"] = info.validation_tokens;
-      object["first_step"] = info.first_step;
-      if (!info.changes.empty()) object["changes"] = info.changes;
-      if (!info.tiers.empty()) object["tiers"] = info.tiers;
-      write(object);
-    }
-    void step(const StepReport& report) override {
-      Json object{{"step", report.step},
-                  {"loss", shortest(report.loss)},
-                  {"grad_norm", finite(report.grad_norm)},
-                  {"lr", finite(report.lr)},
-                  {"step_ms", finite(report.step_ms)},
-                  {"tokens_per_s", finite(report.tokens_per_s)},
-                  {"comm_ms", finite(report.comm_ms)},
-                  {"disk_ms", finite(report.disk_ms)},
-                  {"memory_peak", report.memory_peak}};
-      if (!report.group_norms.empty()) {
-        auto& norms = object["group_norms"] = Json::array();
-        for (const double norm : report.group_norms) norms.push_back(finite(norm));
-      }
-      if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
-      if (report.breakdown) object["breakdown"] = to_json(*report.breakdown);
-      if (report.skipped) object["skipped"] = true;
-      if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
-      if (!report.notices.empty()) object["notices"] = report.notices;
-      write(object);
-      if (report.flops) write(to_json(report.flops->step));
-    }
-    void rewound(const RewindReport& report) override {
-      write({{"event", "rewind"},
-             {"from", report.from},
-             {"to", report.to},
-             {"reason", report.reason}});
-    }
-    void validation(const ValidationReport& report) override {
-      write({{"event", "validation"},
-             {"step", report.step},
-             {"loss", finite(report.loss)},
-             {"tokens", report.tokens}});
-    }
-    void profile(const ProfileReport& report) override {
-      write({{"event", "profile"},
-             {"step", report.step},
-             {"file", report.file},
-             {"spans", report.spans},
-             {"dropped", report.dropped}});
-    }
-    void memory(const std::vector<RankMemory>& ranks) override {
-      write({{"event", "memory"}, {"per_rank", per_rank(ranks)}});
-    }
-    void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
-      write({{"event", "traffic"}, {"steps", steps}, {"per_rank", per_rank(ranks)}});
-    }
-    void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
-      Json ops = Json::array();
-      for (const auto& each : calls) ops.push_back(to_json(each, ranks));
-      write({{"event", "comms"}, {"ops", std::move(ops)}});
-    }
-    void sample(const std::string& prompt, const std::string& text) override {
-      write({{"event", "sample"}, {"prompt", prompt}, {"text", text}});
-    }
-    void end(const EndReport& report) override {
-      write({{"event", "end"},
-             {"reason", report.reason},
-             {"steps", report.steps},
-             {"seconds", finite(report.seconds)},
-             {"model", report.model_file}});
-    }
-
-   private:
-    void write(const Json& object) {
-      // A model may produce bytes that are not UTF-8: they become U+FFFD.
-      const std::string line = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-      if (std::exchange(replaces_, false)) file_.clear();
-      file_.write(line);
-    }
-
-    ReportFile file_;
-    bool replaces_;  // what the file holds, by the first line
-  };
+  ReportFile file_;
+  bool replaces_;  // what the file holds, by the first line
+};
 
 }  // namespace
 

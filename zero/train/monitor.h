@@ -94,108 +94,107 @@ struct RewindReport {
   int64_t sample_then = 0;  ///< sequences that the run had taken at the checkpoint
   int64_t sample = 0;       ///< those that it has taken, those that led to the spike included
   std::string reason = {};  ///< the notice of that step
-  /// What `flops_profiler` counts of a step, and how it is to be told.
-  struct FlopsReport {
-    StepFlops step;
-    FlopsReportOptions options;
-    std::string file;  ///< that gets it; empty: the console
-  };
+};
 
-  struct StepReport {
-    int64_t step = 0;  ///< from 1
-    float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
-    double grad_norm = 0;
-    bool skipped = false;      ///< nothing was updated: a gradient was not finite, or
-    bool left_out = false;     ///< the loss was a spike (train.skip_spikes)
-    std::string anomaly = {};  ///< what made it so, where that was looked for
-    /// Sentences about what is unusual: a loss, a slow rank.
-    std::vector<std::string> notices = {};
-    std::optional<RewindReport> rewound = {};  ///< from where it goes on
-    std::vector<double> group_norms = {};  ///< of gradients, where train.group_norms asks for them
-    double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
-    double next_loss_scale = 0;
-    double lr = 0;
-    double step_ms = 0;
-    double tokens_per_s = 0;
-    double comm_ms = 0;                       ///< that rank 0 spent waiting for other ranks
-    double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
-    int64_t memory_peak = 0;                  ///< of rank 0, all categories together
-    std::optional<Breakdown> breakdown = {};  ///< of rank 0 (wall_clock_breakdown)
-    double comm_ms = 0;                       ///< that rank 0 spent waiting for other ranks
-    double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
-    int64_t memory_peak = 0;                  ///< of rank 0, all categories together
-    std::optional<FlopsReport> flops = {};    ///< of the step that they are counted of
-  };
+/// What `flops_profiler` counts of a step, and how it is to be told.
+struct FlopsReport {
+  StepFlops step;
+  FlopsReportOptions options;
+  std::string file;  ///< that gets it; empty: the console
+};
 
-  struct ValidationReport {
-    int64_t step = 0;
-    double loss = 0;
-    int64_t tokens = 0;
-  };
+struct StepReport {
+  int64_t step = 0;  ///< from 1
+  float loss = 0;    ///< nats per token: the mean over ranks and micro-batches
+  double grad_norm = 0;
+  bool skipped = false;      ///< nothing was updated: a gradient was not finite, or
+  bool left_out = false;     ///< the loss was a spike (train.skip_spikes)
+  std::string anomaly = {};  ///< what made it so, where that was looked for
+  /// Sentences about what is unusual: a loss, a slow rank.
+  std::vector<std::string> notices = {};
+  std::optional<RewindReport> rewound = {};  ///< from where it goes on
+  std::vector<double> group_norms = {};  ///< of gradients, where train.group_norms asks for them
+  double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
+  double next_loss_scale = 0;
+  double lr = 0;
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  double comm_ms = 0;                       ///< that rank 0 spent waiting for other ranks
+  double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
+  int64_t memory_peak = 0;                  ///< of rank 0, all categories together
+  std::optional<Breakdown> breakdown = {};  ///< of rank 0 (wall_clock_breakdown)
+  std::optional<FlopsReport> flops = {};    ///< of the step that they are counted of
+};
 
-  /// A file that `profile` has asked for is there.
-  struct ProfileReport {
-    int64_t step = 0;  ///< that it shows
-    std::string file;
-    int64_t spans = 0;
-    int64_t dropped = 0;  ///< that did not fit
-  };
+struct ValidationReport {
+  int64_t step = 0;
+  double loss = 0;
+  int64_t tokens = 0;
+};
 
-  struct EndReport {
-    int64_t steps = 0;
-    double seconds = 0;
-    std::string reason;  ///< "finished", or "stopped by SIGINT"
-    std::string model_file;
-  };
+/// A file that `profile` has asked for is there.
+struct ProfileReport {
+  int64_t step = 0;  ///< that it shows
+  std::string file;
+  int64_t spans = 0;
+  int64_t dropped = 0;  ///< that did not fit
+};
 
-  /// A sink of reports, on rank 0. Its functions may throw zero::Error (a full disk): the run then
-  /// stops on every rank.
-  class Monitor {
-   public:
-    virtual ~Monitor() = default;
-    virtual void begin(const RunInfo&) {}
-    /// Before the first step; indexed by rank.
-    virtual void initial_memory(const std::vector<RankMemory>&) {}
-    virtual void step(const StepReport&) {}
-    /// After the step that led to it. What was told of the steps behind `to` is void: files forget
-    /// it.
-    virtual void rewound(const RewindReport&) {}
-    virtual void validation(const ValidationReport&) {}
-    virtual void profile(const ProfileReport&) {}
-    /// After the last step; indexed by rank.
-    virtual void memory(const std::vector<RankMemory>&) {}
-    virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
-    /// With comms_logger: a call of rank 0, as it ends (verbose), and after the last step all.
-    virtual void call(const comm::CallTime&) {}
-    virtual void calls(const std::vector<comm::CallTimes>&, int /*ranks*/) {}
-    virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
-    virtual void end(const EndReport&) {}
-  };
+struct EndReport {
+  int64_t steps = 0;
+  double seconds = 0;
+  std::string reason;  ///< "finished", or "stopped by SIGINT"
+  std::string model_file;
+};
 
-  /// Tables, one line a step (every `log_every` of them), and a progress bar where stdout is a
-  /// terminal. What stdout does not take is lost, and the run goes on.
-  std::unique_ptr<Monitor> console_monitor(int64_t log_every);
+/// A sink of reports, on rank 0. Its functions may throw zero::Error (a full disk): the run then
+/// stops on every rank.
+class Monitor {
+ public:
+  virtual ~Monitor() = default;
+  virtual void begin(const RunInfo&) {}
+  /// Before the first step; indexed by rank.
+  virtual void initial_memory(const std::vector<RankMemory>&) {}
+  virtual void step(const StepReport&) {}
+  /// After the step that led to it. What was told of the steps behind `to` is void: files forget
+  /// it.
+  virtual void rewound(const RewindReport&) {}
+  virtual void validation(const ValidationReport&) {}
+  virtual void profile(const ProfileReport&) {}
+  /// After the last step; indexed by rank.
+  virtual void memory(const std::vector<RankMemory>&) {}
+  virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
+  /// With comms_logger: a call of rank 0, as it ends (verbose), and after the last step all.
+  virtual void call(const comm::CallTime&) {}
+  virtual void calls(const std::vector<comm::CallTimes>&, int /*ranks*/) {}
+  virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
+  virtual void end(const EndReport&) {}
+};
 
-  /// One JSON object a line in `file`: {"step": ...} for each step, {"event": ...} for the rest.
-  /// `append` continues an earlier log; else the first line takes its place. Numbers read back
-  /// bit-exactly; what JSON cannot hold (NaN, infinity) is null. Each line is written at once.
-  /// Throws ConfigError where the file cannot be opened, Error where the disk is full.
-  std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
+/// Tables, one line a step (every `log_every` of them), and a progress bar where stdout is a
+/// terminal. What stdout does not take is lost, and the run goes on.
+std::unique_ptr<Monitor> console_monitor(int64_t log_every);
 
-  /// An event file for TensorBoard in `folder`, which exists: the curves of zero/train/metrics.h,
-  /// the configuration and samples as texts. Each step is written at once. `append` continues an
-  /// earlier run: what it wrote beyond the step from which this one goes on is cut off its files,
-  /// and a new one is begun. Else its files go, with the first event. Throws Error that names the
-  /// file.
-  std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, bool append);
+/// One JSON object a line in `file`: {"step": ...} for each step, {"event": ...} for the rest.
+/// `append` continues an earlier log; else the first line takes its place. Numbers read back
+/// bit-exactly; what JSON cannot hold (NaN, infinity) is null. Each line is written at once.
+/// Throws ConfigError where the file cannot be opened, Error where the disk is full.
+std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
 
-  /// What FLOPs are counted goes to `file`, in place of what it holds. Throws ConfigError where it
-  /// cannot be opened.
-  std::unique_ptr<Monitor> flops_monitor(const std::string& file);
+/// An event file for TensorBoard in `folder`, which exists: the curves of zero/train/metrics.h,
+/// the configuration and samples as texts. Each step is written at once. `append` continues an
+/// earlier run: what it wrote beyond the step from which this one goes on is cut off its files,
+/// and a new one is begun. Else its files go, with the first event. Throws Error that names the
+/// file.
+std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, bool append);
 
-  /// A file for each metric in `folder`, which exists, as DeepSpeed's csv_monitor writes them:
-  /// Train_Samples_lr.csv begins with "step,lr", and has a line "SAMPLES,LR" for each step.
-  /// Likewise.
-  std::unique_ptr<Monitor> csv_monitor(const std::string& folder, bool append);
+/// What FLOPs are counted goes to `file`, in place of what it holds. Throws ConfigError where it
+/// cannot be opened.
+std::unique_ptr<Monitor> flops_monitor(const std::string& file);
+
+/// A file for each metric in `folder`, which exists, as DeepSpeed's csv_monitor writes them:
+/// Train_Samples_lr.csv begins with "step,lr", and has a line "SAMPLES,LR" for each step.
+/// Likewise.
+std::unique_ptr<Monitor> csv_monitor(const std::string& folder, bool append);
 
 }  // namespace zero::train

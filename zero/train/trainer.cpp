@@ -517,495 +517,493 @@ void Trainer::write_profile() {
                            .spans = written.spans,
                            .dropped = written.dropped};
   report([&](Monitor& monitor) { monitor.profile(told); });
-  void Trainer::measure_products() {
-    if (!options_.flops_profiler.enabled) return;
-    comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
-    try {
-      const auto& config = engine_->config();
-      product_speed_ =
-          best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()));
-    } catch (const OutOfMemory&) {
-      product_speed_ = 0;  // a device that the run fills: its report has no MFU
-    }
-  }
+}
 
-  std::unique_ptr<FlopsProfiler> Trainer::profiler_of(int64_t step) const {
-    const auto& settings = options_.flops_profiler;
-    const bool is_it = settings.enabled && group_->rank() == 0 &&
-                       step == std::min(first_step_ + settings.profile_step, options_.steps);
-    return is_it ? std::make_unique<FlopsProfiler>(model_->module()) : nullptr;
-  }
-
-  FlopsReport Trainer::flops_of(const StepReport& report, const FlopsProfiler& profiler) const {
-    const auto& settings = options_.flops_profiler;
-    return {.step = {.step = report.step,
-                     .ranks = group_->size(),
-                     .recompute_factor = settings.recompute_fwd_factor,
-                     .step_ms = report.step_ms,
-                     .tokens_per_s = report.tokens_per_s,
-                     .peak = product_speed_,
-                     .model = profiler.profile()},
-            .options = {.module_depth = settings.module_depth,
-                        .top_modules = settings.top_modules,
-                        .detailed = settings.detailed},
-            .file = settings.output_file};
-  }
-
-  void Trainer::seed_dropout(int64_t step) const {
-    at::manual_seed(dropout_seed(options_.seed, step, group_->rank()));
-  }
-
-  // Note [A step that is not finite]
-  // Where a loss is infinite or NaN, or a gradient that no loss scale accounts for, nothing was
-  // updated. So the step can be run again with every operator watched: the same tokens, random
-  // numbers and weights, and backward with the same collectives; then its gradients are dropped.
-  // Where no rank's operators, losses and gradients show anything, what is left is the sum over
-  // ranks and micro-batches. `detect_anomaly` watches from the start, for what does not come twice
-  // and for steps that cannot be run again.
-  std::string Trainer::find_anomaly(int64_t step) {
-    const bool watches = watch_.has_value();
-    if (watches) {
-      if (auto found = watch_->agree(); !found.empty()) return found;
-    }
+void Trainer::measure_products() {
+  if (!options_.flops_profiler.enabled) return;
+  comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
+  try {
     const auto& config = engine_->config();
-    const char* changes = config.update_in_backward ? "update_in_backward"
-                          : config.offload_optimizer.delayed_update_after > 0
-                              ? "delayed_update_after"
-                              : nullptr;
-    if (changes != nullptr) {
-      return fmt::format("With {} the step cannot be run again to find what made it{}.", changes,
-                         watches ? ", and no operator of it has" : "; --detect-anomaly watches it");
-    }
-    engine_->zero_grad();
-    train_loader_->restore(step_data_);
-    seed_dropout(step);
-    if (!watches) watch_.emplace(*engine_, named_tensors(model_->module()));
-    pass_micro_batches();
-    auto found = watch_->agree();
-    if (found.empty()) found = watch_->check_sums();
-    engine_->zero_grad();
-    if (!watches) watch_.reset();
-    if (!found.empty()) return found;
-    return "The step was run again to find what made it, and everything was finite: it does not "
-           "come "
-           "every time. --detect-anomaly watches from the start.";
+    product_speed_ = best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()));
+  } catch (const OutOfMemory&) {
+    product_speed_ = 0;  // a device that the run fills: its report has no MFU
   }
+}
 
-  void Trainer::fail_not_finite(const std::string& what, const std::string& advice) {
-    const auto found = find_anomaly(step_ + 1);
-    comm::agree_on_rank_zero<NotFinite>(*group_, "The step", [&] {
-      throw NotFinite(fmt::format("{} {} {}{}", what, found,
-                                  last_update_ > 0
-                                      ? fmt::format("The last good step was {}.", last_update_)
-                                      : "No step before it has updated the weights.",
-                                  advice.empty() ? "" : " " + advice));
-    });
-    throw NotFinite(what);  // not reached: rank 0 has thrown
+std::unique_ptr<FlopsProfiler> Trainer::profiler_of(int64_t step) const {
+  const auto& settings = options_.flops_profiler;
+  const bool is_it = settings.enabled && group_->rank() == 0 &&
+                     step == std::min(first_step_ + settings.profile_step, options_.steps);
+  return is_it ? std::make_unique<FlopsProfiler>(model_->module()) : nullptr;
+}
+
+FlopsReport Trainer::flops_of(const StepReport& report, const FlopsProfiler& profiler) const {
+  const auto& settings = options_.flops_profiler;
+  return {.step = {.step = report.step,
+                   .ranks = group_->size(),
+                   .recompute_factor = settings.recompute_fwd_factor,
+                   .step_ms = report.step_ms,
+                   .tokens_per_s = report.tokens_per_s,
+                   .peak = product_speed_,
+                   .model = profiler.profile()},
+          .options = {.module_depth = settings.module_depth,
+                      .top_modules = settings.top_modules,
+                      .detailed = settings.detailed},
+          .file = settings.output_file};
+}
+
+void Trainer::seed_dropout(int64_t step) const {
+  at::manual_seed(dropout_seed(options_.seed, step, group_->rank()));
+}
+
+// Note [A step that is not finite]
+// Where a loss is infinite or NaN, or a gradient that no loss scale accounts for, nothing was
+// updated. So the step can be run again with every operator watched: the same tokens, random
+// numbers and weights, and backward with the same collectives; then its gradients are dropped.
+// Where no rank's operators, losses and gradients show anything, what is left is the sum over
+// ranks and micro-batches. `detect_anomaly` watches from the start, for what does not come twice
+// and for steps that cannot be run again.
+std::string Trainer::find_anomaly(int64_t step) {
+  const bool watches = watch_.has_value();
+  if (watches) {
+    if (auto found = watch_->agree(); !found.empty()) return found;
   }
-
-  void Trainer::pass_micro_batches() {
-    if (watch_) watch_->begin_step();
-    if (engine_->config().layer_major_accumulation) {
-      std::vector<at::Tensor> tokens;
-      std::vector<at::Tensor> targets;
-      for (size_t i = 0; i < losses_.size(); ++i) {
-        auto batch = train_loader_->next();
-        tokens.push_back(std::move(batch.tokens));
-        targets.push_back(std::move(batch.targets));
-      }
-      const auto model = cast(model_->layers(std::move(tokens), std::move(targets)),
-                              engine_->config().autocast_dtype());
-      if (watch_) watch_->begin_micro_batch(0);
-      const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
-      for (size_t i = 0; i < losses_.size(); ++i) {
-        losses_[i] = losses[i].item<float>();
-        if (watch_) watch_->add_loss(static_cast<int64_t>(i) + 1, losses_[i]);
-      }
-      return;
-    }
-    for (size_t i = 0; i < losses_.size(); ++i) {
-      const auto batch = train_loader_->next();
-      const auto number = static_cast<int64_t>(i) + 1;
-      if (watch_) watch_->begin_micro_batch(number);
-      const auto loss = [&] {
-        const Autocast casts(engine_->config().autocast_dtype());
-        const Timeline::Scope forward(*group_->accounts().timeline, Activity::forward);
-        return model_->loss(batch.tokens, batch.targets);
-      }();
-      engine_->backward(loss);
-      losses_[i] = loss.item<float>();
-      if (watch_) watch_->add_loss(number, losses_[i]);
-      if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
-    }
+  const auto& config = engine_->config();
+  const char* changes = config.update_in_backward                           ? "update_in_backward"
+                        : config.offload_optimizer.delayed_update_after > 0 ? "delayed_update_after"
+                                                                            : nullptr;
+  if (changes != nullptr) {
+    return fmt::format("With {} the step cannot be run again to find what made it{}.", changes,
+                       watches ? ", and no operator of it has" : "; --detect-anomaly watches it");
   }
+  engine_->zero_grad();
+  train_loader_->restore(step_data_);
+  seed_dropout(step);
+  if (!watches) watch_.emplace(*engine_, named_tensors(model_->module()));
+  pass_micro_batches();
+  auto found = watch_->agree();
+  if (found.empty()) found = watch_->check_sums();
+  engine_->zero_grad();
+  if (!watches) watch_.reset();
+  if (!found.empty()) return found;
+  return "The step was run again to find what made it, and everything was finite: it does not "
+         "come "
+         "every time. --detect-anomaly watches from the start.";
+}
 
-  Trainer::Exchange Trainer::exchange(const std::vector<float>& losses, double lr) {
-    // Each rank's numbers: the losses of its micro-batches, the signal it received, whether its
-    // monitors failed, and its time in the step before.
-    const auto k = static_cast<int64_t>(losses.size());
-    float* mine = exchange_mine_.data_ptr<float>();
-    std::copy(losses.begin(), losses.end(), mine);
-    mine[k] = signals_ != nullptr ? static_cast<float>(signals_->received()) : 0;
-    mine[k + 1] = monitor_failure_ ? 1 : 0;
-    mine[k + 2] = last_time_.busy_ms;
-    mine[k + 3] = last_time_.disk_ms;
-    group_->all_gather_control(exchange_all_, exchange_mine_, "losses");
+void Trainer::fail_not_finite(const std::string& what, const std::string& advice) {
+  const auto found = find_anomaly(step_ + 1);
+  comm::agree_on_rank_zero<NotFinite>(*group_, "The step", [&] {
+    throw NotFinite(fmt::format("{} {} {}{}", what, found,
+                                last_update_ > 0
+                                    ? fmt::format("The last good step was {}.", last_update_)
+                                    : "No step before it has updated the weights.",
+                                advice.empty() ? "" : " " + advice));
+  });
+  throw NotFinite(what);  // not reached: rank 0 has thrown
+}
 
-    const float* all = exchange_all_.data_ptr<float>();
-    const auto of_rank = [&](int rank) { return all + rank * (k + kOthers); };
-    Exchange result;
-    for (int rank = 0; rank < group_->size(); ++rank) {
-      if (of_rank(rank)[k + 1] != 0) comm::share_failure(*group_, "Reporting", monitor_failure_);
-      if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
-      rank_times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 2], of_rank(rank)[k + 3]};
-    }
-    if (rank_times_.front().busy_ms > 0) {
-      if (auto slow = stragglers_.add(rank_times_); !slow.empty())
-        result.notices.push_back(std::move(slow));
-    }
-    // The same order at every stage, so that the mean is the same bit for bit.
-    double sum = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      for (int rank = 0; rank < group_->size(); ++rank) {
-        sum += of_rank(rank)[i];
-        all_losses_[static_cast<size_t>(i * group_->size() + rank)] = of_rank(rank)[i];
-      }
-    }
-    result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
-    if (!std::isfinite(result.mean_loss)) {
-      comm::agree_on_rank_zero(*group_, "The step", [&] {
-        for (auto& monitor : monitors_)
-          monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
-      });
-      fail_not_finite(fmt::format("The loss of step {} is {}: the run has diverged{}.", step_ + 1,
-                                  result.mean_loss,
-                                  engine_->config().update_in_backward
-                                      ? ", and update_in_backward may have updated weights in it"
-                                      : ", and nothing was updated in it"),
-                      "A lower --lr, a longer --warmup or --clip may help.");
-    }
-    watch_loss(result, lr);
-    return result;
-  }
-
-  void Trainer::watch_loss(Exchange & exchange, double lr) {
-    const LossSample sample{
-        .loss = exchange.mean_loss,
-        .grad_norm = last_norm_,
-        .loss_scale = engine_->config().scales_loss() ? engine_->loss_scale() : 0,
-        .lr = lr};
-    auto spike = spikes_.add(sample, all_losses_, group_->size());
-    if (spike.empty()) return;
-    exchange.leaves_out = options_.skip_spikes || options_.rewind_spikes;
-    if (options_.rewind_spikes) exchange.rewinds_to = rewind_target();
-    if (exchange.rewinds_to) {
-      spike += fmt::format(
-          " Training goes back to the checkpoint of step {}, and on with the data that follow.",
-          *exchange.rewinds_to);
-    } else if (exchange.leaves_out) {
-      spike += " The step is left out.";
-      if (options_.rewind_spikes)
-        spike += fmt::format(" No checkpoint is at least {} steps old.", *options_.rewind_spikes);
-    }
-    exchange.notices.push_back(std::move(spike));
-  }
-
-  // Rank 0 looks, as it alone removes checkpoints.
-  std::optional<int64_t> Trainer::rewind_target() {
-    const int64_t spike = step_ + 1;
-    const auto found = at::full({1}, int64_t{-1}, at::kLong);
-    if (group_->rank() == 0) {
-      *found.mutable_data_ptr<int64_t>() =
-          folder_.last_checkpoint(spike - *options_.rewind_spikes).value_or(-1);
-    }
-    group_->broadcast(found, 0, "checkpoint to go back to").wait();
-    const int64_t step = *found.const_data_ptr<int64_t>();
-    if (step < 0) return std::nullopt;
-    constexpr int64_t kMost = 3;
-    rewinds_ = {.count = spike > rewinds_.until ? 1 : rewinds_.count + 1,
-                .until = std::max(rewinds_.until, spike)};
-    if (rewinds_.count > kMost) {
-      comm::agree_on_rank_zero(*group_, "Going back", [&] {
-        throw Error(fmt::format(
-            "The loss has become a spike {} times up to step {}, each time with other data: going "
-            "back does not help. A lower --lr, a longer --warmup or --clip may. The newest "
-            "checkpoint, for --resume, is of step {}.",
-            rewinds_.count, rewinds_.until, folder_.last_checkpoint().value()));
-      });
-    }
-    return step;
-  }
-
-  // Note [Going back]
-  // Weights, states, the schedule and what is known of losses are the checkpoint's; the data go on.
-  // The checkpoint's record then says so too, in one piece, before anything newer is removed: a run
-  // that is killed and resumed does not meet the same data again.
-  RewindReport Trainer::rewind(int64_t step) {
-    RewindReport report{.from = step_, .to = step, .sample = train_loader_->state().sample};
-    auto then = progress_at(folder_, step);
-    report.sample_then = then.sample;
-    engine_->load(folder_.checkpoint(step));
-    step_ = step;
-    last_update_ = step;
-    last_norm_ = then.grad_norm;
-    spikes_.restore(then.losses);
-    then.loader = train_loader_->state();
-    then.rewinds = rewinds_;
-    comm::agree_on_rank_zero(*group_, "Going back", [&] {
-      write_record(then);
-      folder_.keep_checkpoints(0, step);
-    });
-    return report;
-  }
-
-  void Trainer::write_record(const Progress& progress) {
-    OutputFile marker(folder_.checkpoint(progress.step) / RunFolder::kMarker,
-                      fail<CheckpointError>);
-    const auto text = checkpoint_record(settings_, progress);
-    marker.write(text.data(), text.size());
-    marker.commit();
-  }
-
-  void Trainer::check_replicas() {
-    const auto diverged = engine_->diverged_parameters();
-    if (diverged.empty()) return;
-    comm::agree_on_rank_zero(*group_, "The check of replicas", [&] {
-      throw Error(fmt::format(
-          "Before the update of step {} ranks do not hold the same parameters: {}. Either memory "
-          "of "
-          "theirs is faulty, or a program writes to parameters on one rank alone. {} Resume from a "
-          "checkpoint of before; --check-replicas {} narrows down when it happens.",
-          step_ + 1, text_of(diverged),
-          step_ >= options_.check_replicas
-              ? fmt::format("Before the update of step {} they were the same.",
-                            step_ + 1 - options_.check_replicas)
-              : "This was the first check of this run.",
-          std::max<int64_t>(1, options_.check_replicas / 10)));
-    });
-  }
-
-  void Trainer::report_validation() {
-    if (options_.eval_tokens == 0 || stop_signal_ != 0) return;
-    if (const auto validation = validate())
-      report([&](Monitor& monitor) { monitor.validation(*validation); });
-  }
-
-  bool Trainer::agree_to_stop() {
-    if (signals_ == nullptr) return false;
-    const auto mine = at::empty({1}, at::kInt);
-    const auto all = at::empty({group_->size()}, at::kInt);
-    *mine.mutable_data_ptr<int32_t>() = signals_->received();
-    group_->all_gather_control(all, mine, "signals");
-    for (int rank = 0; rank < group_->size() && stop_signal_ == 0; ++rank) {
-      stop_signal_ = all.const_data_ptr<int32_t>()[rank];
-    }
-    return stop_signal_ != 0;
-  }
-
-  std::optional<ValidationReport> Trainer::validate() {
-    // Else it would pass uncounted. A delayed one is not for these weights.
-    if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
-    const EvaluationMode evaluation(model_->module());
-    const int64_t count = validation_->sequences();
-    const int64_t ranks = group_->size();
-    double sum = 0;
-    for (int64_t done = 0; done < count;) {
-      if (agree_to_stop()) return std::nullopt;
-      const int64_t rows = std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
-      const auto losses = validate_pass(done + group_->rank() * rows, rows);
-      for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
-        sum += losses[static_cast<size_t>(row)];
-      done += ranks * rows;
-    }
-    return ValidationReport{
-        .step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
-  }
-
-  std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
+void Trainer::pass_micro_batches() {
+  if (watch_) watch_->begin_step();
+  if (engine_->config().layer_major_accumulation) {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> targets;
-    for (int64_t row = first; row < first + rows; ++row) {
-      // Every rank passes as many sequences, since parameters are gathered together.
-      auto sequence = validation_->read(std::min(row, validation_->sequences() - 1));
-      tokens.push_back(std::move(sequence.tokens));
-      targets.push_back(std::move(sequence.targets));
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      auto batch = train_loader_->next();
+      tokens.push_back(std::move(batch.tokens));
+      targets.push_back(std::move(batch.targets));
     }
-    const Autocast casts(engine_->config().autocast_dtype());
-    const auto model = model_->layers(std::move(tokens), std::move(targets));
-    auto values = model.inputs();
-    for (const auto& layer : model.layers) {
-      for (auto& value : values) value = layer(value);
+    const auto model = cast(model_->layers(std::move(tokens), std::move(targets)),
+                            engine_->config().autocast_dtype());
+    if (watch_) watch_->begin_micro_batch(0);
+    const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      losses_[i] = losses[i].item<float>();
+      if (watch_) watch_->add_loss(static_cast<int64_t>(i) + 1, losses_[i]);
     }
-    const auto mine = at::empty({rows}, at::kFloat);
-    for (int64_t i = 0; i < rows; ++i) {
-      mine.mutable_data_ptr<float>()[i] =
-          model.loss(std::exchange(values[static_cast<size_t>(i)], {}), i).item<float>();
+    return;
+  }
+  for (size_t i = 0; i < losses_.size(); ++i) {
+    const auto batch = train_loader_->next();
+    const auto number = static_cast<int64_t>(i) + 1;
+    if (watch_) watch_->begin_micro_batch(number);
+    const auto loss = [&] {
+      const Autocast casts(engine_->config().autocast_dtype());
+      const Timeline::Scope forward(*group_->accounts().timeline, Activity::forward);
+      return model_->loss(batch.tokens, batch.targets);
+    }();
+    engine_->backward(loss);
+    losses_[i] = loss.item<float>();
+    if (watch_) watch_->add_loss(number, losses_[i]);
+    if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
+  }
+}
+
+Trainer::Exchange Trainer::exchange(const std::vector<float>& losses, double lr) {
+  // Each rank's numbers: the losses of its micro-batches, the signal it received, whether its
+  // monitors failed, and its time in the step before.
+  const auto k = static_cast<int64_t>(losses.size());
+  float* mine = exchange_mine_.data_ptr<float>();
+  std::copy(losses.begin(), losses.end(), mine);
+  mine[k] = signals_ != nullptr ? static_cast<float>(signals_->received()) : 0;
+  mine[k + 1] = monitor_failure_ ? 1 : 0;
+  mine[k + 2] = last_time_.busy_ms;
+  mine[k + 3] = last_time_.disk_ms;
+  group_->all_gather_control(exchange_all_, exchange_mine_, "losses");
+
+  const float* all = exchange_all_.data_ptr<float>();
+  const auto of_rank = [&](int rank) { return all + rank * (k + kOthers); };
+  Exchange result;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (of_rank(rank)[k + 1] != 0) comm::share_failure(*group_, "Reporting", monitor_failure_);
+    if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
+    rank_times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 2], of_rank(rank)[k + 3]};
+  }
+  if (rank_times_.front().busy_ms > 0) {
+    if (auto slow = stragglers_.add(rank_times_); !slow.empty())
+      result.notices.push_back(std::move(slow));
+  }
+  // The same order at every stage, so that the mean is the same bit for bit.
+  double sum = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      sum += of_rank(rank)[i];
+      all_losses_[static_cast<size_t>(i * group_->size() + rank)] = of_rank(rank)[i];
     }
-    const auto all = at::empty({group_->size() * rows}, at::kFloat);
-    group_->all_gather_control(all, mine, "validation losses");
-    const auto* begin = all.const_data_ptr<float>();
-    return {begin, begin + all.numel()};
   }
-
-  int Trainer::finish(double seconds) {
-    traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
-    if (profile_) write_profile();
-    report_validation();
-    const auto memory = collect_memory(*engine_);
-    const auto traffic = traffic_->collect();
-    auto& calls = *group_->accounts().calls;
-    calls.stop();
-    report([&](Monitor& monitor) {
-      monitor.memory(memory);
-      monitor.traffic(traffic, traffic_->steps());
-      if (options_.comms_logger.enabled) monitor.calls(calls.times(), group_->size());
+  result.mean_loss = static_cast<float>(sum / static_cast<double>(k * group_->size()));
+  if (!std::isfinite(result.mean_loss)) {
+    comm::agree_on_rank_zero(*group_, "The step", [&] {
+      for (auto& monitor : monitors_)
+        monitor->step({.step = step_ + 1, .loss = result.mean_loss, .grad_norm = NAN});
     });
-    save_weights();
-    if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
-    const EndReport end{.steps = step_,
-                        .seconds = seconds,
-                        .reason = stop_signal_ != 0
-                                      ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
-                                      : "finished",
-                        .model_file = folder_.model()};
-    report([&](Monitor& monitor) { monitor.end(end); });
-    comm::share_failure(*group_, "Reporting", monitor_failure_);
-    return stop_signal_;
+    fail_not_finite(fmt::format("The loss of step {} is {}: the run has diverged{}.", step_ + 1,
+                                result.mean_loss,
+                                engine_->config().update_in_backward
+                                    ? ", and update_in_backward may have updated weights in it"
+                                    : ", and nothing was updated in it"),
+                    "A lower --lr, a longer --warmup or --clip may help.");
   }
+  watch_loss(result, lr);
+  return result;
+}
 
-  void Trainer::report(const std::function<void(Monitor&)>& what) {
-    if (monitor_failure_) return;
-    try {
-      for (auto& monitor : monitors_) what(*monitor);
-    } catch (...) {
-      monitor_failure_ = std::current_exception();  // the others learn of it at the next exchange
+void Trainer::watch_loss(Exchange& exchange, double lr) {
+  const LossSample sample{.loss = exchange.mean_loss,
+                          .grad_norm = last_norm_,
+                          .loss_scale = engine_->config().scales_loss() ? engine_->loss_scale() : 0,
+                          .lr = lr};
+  auto spike = spikes_.add(sample, all_losses_, group_->size());
+  if (spike.empty()) return;
+  exchange.leaves_out = options_.skip_spikes || options_.rewind_spikes;
+  if (options_.rewind_spikes) exchange.rewinds_to = rewind_target();
+  if (exchange.rewinds_to) {
+    spike += fmt::format(
+        " Training goes back to the checkpoint of step {}, and on with the data that follow.",
+        *exchange.rewinds_to);
+  } else if (exchange.leaves_out) {
+    spike += " The step is left out.";
+    if (options_.rewind_spikes)
+      spike += fmt::format(" No checkpoint is at least {} steps old.", *options_.rewind_spikes);
+  }
+  exchange.notices.push_back(std::move(spike));
+}
+
+// Rank 0 looks, as it alone removes checkpoints.
+std::optional<int64_t> Trainer::rewind_target() {
+  const int64_t spike = step_ + 1;
+  const auto found = at::full({1}, int64_t{-1}, at::kLong);
+  if (group_->rank() == 0) {
+    *found.mutable_data_ptr<int64_t>() =
+        folder_.last_checkpoint(spike - *options_.rewind_spikes).value_or(-1);
+  }
+  group_->broadcast(found, 0, "checkpoint to go back to").wait();
+  const int64_t step = *found.const_data_ptr<int64_t>();
+  if (step < 0) return std::nullopt;
+  constexpr int64_t kMost = 3;
+  rewinds_ = {.count = spike > rewinds_.until ? 1 : rewinds_.count + 1,
+              .until = std::max(rewinds_.until, spike)};
+  if (rewinds_.count > kMost) {
+    comm::agree_on_rank_zero(*group_, "Going back", [&] {
+      throw Error(fmt::format(
+          "The loss has become a spike {} times up to step {}, each time with other data: going "
+          "back does not help. A lower --lr, a longer --warmup or --clip may. The newest "
+          "checkpoint, for --resume, is of step {}.",
+          rewinds_.count, rewinds_.until, folder_.last_checkpoint().value()));
+    });
+  }
+  return step;
+}
+
+// Note [Going back]
+// Weights, states, the schedule and what is known of losses are the checkpoint's; the data go on.
+// The checkpoint's record then says so too, in one piece, before anything newer is removed: a run
+// that is killed and resumed does not meet the same data again.
+RewindReport Trainer::rewind(int64_t step) {
+  RewindReport report{.from = step_, .to = step, .sample = train_loader_->state().sample};
+  auto then = progress_at(folder_, step);
+  report.sample_then = then.sample;
+  engine_->load(folder_.checkpoint(step));
+  step_ = step;
+  last_update_ = step;
+  last_norm_ = then.grad_norm;
+  spikes_.restore(then.losses);
+  then.loader = train_loader_->state();
+  then.rewinds = rewinds_;
+  comm::agree_on_rank_zero(*group_, "Going back", [&] {
+    write_record(then);
+    folder_.keep_checkpoints(0, step);
+  });
+  return report;
+}
+
+void Trainer::write_record(const Progress& progress) {
+  OutputFile marker(folder_.checkpoint(progress.step) / RunFolder::kMarker, fail<CheckpointError>);
+  const auto text = checkpoint_record(settings_, progress);
+  marker.write(text.data(), text.size());
+  marker.commit();
+}
+
+void Trainer::check_replicas() {
+  const auto diverged = engine_->diverged_parameters();
+  if (diverged.empty()) return;
+  comm::agree_on_rank_zero(*group_, "The check of replicas", [&] {
+    throw Error(fmt::format(
+        "Before the update of step {} ranks do not hold the same parameters: {}. Either memory "
+        "of "
+        "theirs is faulty, or a program writes to parameters on one rank alone. {} Resume from a "
+        "checkpoint of before; --check-replicas {} narrows down when it happens.",
+        step_ + 1, text_of(diverged),
+        step_ >= options_.check_replicas
+            ? fmt::format("Before the update of step {} they were the same.",
+                          step_ + 1 - options_.check_replicas)
+            : "This was the first check of this run.",
+        std::max<int64_t>(1, options_.check_replicas / 10)));
+  });
+}
+
+void Trainer::report_validation() {
+  if (options_.eval_tokens == 0 || stop_signal_ != 0) return;
+  if (const auto validation = validate())
+    report([&](Monitor& monitor) { monitor.validation(*validation); });
+}
+
+bool Trainer::agree_to_stop() {
+  if (signals_ == nullptr) return false;
+  const auto mine = at::empty({1}, at::kInt);
+  const auto all = at::empty({group_->size()}, at::kInt);
+  *mine.mutable_data_ptr<int32_t>() = signals_->received();
+  group_->all_gather_control(all, mine, "signals");
+  for (int rank = 0; rank < group_->size() && stop_signal_ == 0; ++rank) {
+    stop_signal_ = all.const_data_ptr<int32_t>()[rank];
+  }
+  return stop_signal_ != 0;
+}
+
+std::optional<ValidationReport> Trainer::validate() {
+  // Else it would pass uncounted. A delayed one is not for these weights.
+  if (engine_->config().offload_optimizer.delayed_update_after == 0) traffic_->complete_update();
+  const EvaluationMode evaluation(model_->module());
+  const int64_t count = validation_->sequences();
+  const int64_t ranks = group_->size();
+  double sum = 0;
+  for (int64_t done = 0; done < count;) {
+    if (agree_to_stop()) return std::nullopt;
+    const int64_t rows = std::min(micro_batch_of(options_), at::ceil_div(count - done, ranks));
+    const auto losses = validate_pass(done + group_->rank() * rows, rows);
+    for (int64_t row = 0; row < ranks * rows && done + row < count; ++row)
+      sum += losses[static_cast<size_t>(row)];
+    done += ranks * rows;
+  }
+  return ValidationReport{
+      .step = step_, .loss = sum / static_cast<double>(count), .tokens = validation_->tokens()};
+}
+
+std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
+  std::vector<at::Tensor> tokens;
+  std::vector<at::Tensor> targets;
+  for (int64_t row = first; row < first + rows; ++row) {
+    // Every rank passes as many sequences, since parameters are gathered together.
+    auto sequence = validation_->read(std::min(row, validation_->sequences() - 1));
+    tokens.push_back(std::move(sequence.tokens));
+    targets.push_back(std::move(sequence.targets));
+  }
+  const Autocast casts(engine_->config().autocast_dtype());
+  const auto model = model_->layers(std::move(tokens), std::move(targets));
+  auto values = model.inputs();
+  for (const auto& layer : model.layers) {
+    for (auto& value : values) value = layer(value);
+  }
+  const auto mine = at::empty({rows}, at::kFloat);
+  for (int64_t i = 0; i < rows; ++i) {
+    mine.mutable_data_ptr<float>()[i] =
+        model.loss(std::exchange(values[static_cast<size_t>(i)], {}), i).item<float>();
+  }
+  const auto all = at::empty({group_->size() * rows}, at::kFloat);
+  group_->all_gather_control(all, mine, "validation losses");
+  const auto* begin = all.const_data_ptr<float>();
+  return {begin, begin + all.numel()};
+}
+
+int Trainer::finish(double seconds) {
+  traffic_->complete_update();  // a delayed one too: the weights that are saved are validated
+  if (profile_) write_profile();
+  report_validation();
+  const auto memory = collect_memory(*engine_);
+  const auto traffic = traffic_->collect();
+  auto& calls = *group_->accounts().calls;
+  calls.stop();
+  report([&](Monitor& monitor) {
+    monitor.memory(memory);
+    monitor.traffic(traffic, traffic_->steps());
+    if (options_.comms_logger.enabled) monitor.calls(calls.times(), group_->size());
+  });
+  save_weights();
+  if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
+  const EndReport end{.steps = step_,
+                      .seconds = seconds,
+                      .reason = stop_signal_ != 0
+                                    ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
+                                    : "finished",
+                      .model_file = folder_.model()};
+  report([&](Monitor& monitor) { monitor.end(end); });
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
+  return stop_signal_;
+}
+
+void Trainer::report(const std::function<void(Monitor&)>& what) {
+  if (monitor_failure_) return;
+  try {
+    for (auto& monitor : monitors_) what(*monitor);
+  } catch (...) {
+    monitor_failure_ = std::current_exception();  // the others learn of it at the next exchange
+  }
+}
+
+void Trainer::report_run() {
+  const auto run = describe();
+  const auto memory = collect_memory(*engine_);
+  // Nothing refuses the run any more: the earlier one may go, and its log does with the first
+  // line.
+  comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
+    if (options_.overwrite) folder_.keep_checkpoints(0, -1);
+    folder_.remove_left_overs();
+    if (options_.resume) folder_.cut_log(step_);
+  });
+  report([&](Monitor& monitor) {
+    monitor.begin(run);
+    monitor.initial_memory(memory);
+  });
+  comm::share_failure(*group_, "Reporting", monitor_failure_);
+}
+
+int64_t Trainer::tokens_per_step() const {
+  return group_->size() * engine_->config().gradient_accumulation_steps * micro_batch_of(options_) *
+         options_.seq;
+}
+
+RunInfo Trainer::describe() const {
+  const auto& config = engine_->config();
+  const auto& sizes = model_->config();
+  RunInfo run;
+  run.model_name = options_.model;
+  run.parameters = engine_->parameter_count();
+  run.model_description = sizes.description();
+  run.vocabulary = sizes.vocab_size();
+  run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";
+  if (config.autocast.enabled)
+    run.dtype += config.scales_loss() ? ", autocast fp16" : ", autocast bf16";
+  run.stage = config.stage;
+  run.ranks = group_->size();
+  run.threads = at::get_num_threads();
+  run.micro_batch = micro_batch_of(options_);
+  run.sequence = options_.seq;
+  run.accumulate = config.gradient_accumulation_steps;
+  run.steps = options_.steps;
+  run.first_step = first_step_;
+  run.first_sample = train_loader_->state().sample;
+  run.changes = changes_;
+  run.tiers = tiers_reason_;
+  run.optimizer = describe_optimizer(model_->module(), *settings_.settings.engine.optimizer,
+                                     options_.decay_all);
+  run.data = options_.data;
+  run.train_tokens = data_.train.size();
+  run.validation_tokens = data_.validation.size();
+  using Json = nlohmann::ordered_json;
+  auto settings = settings_.settings;
+  settings.engine = config;  // with the tiers that a budget chose
+  auto engine = Json::parse(settings.dump());
+  auto train = engine.at("train");
+  engine.erase("train");
+  run.config_json = Json{{"engine", std::move(engine)},
+                         {"train", std::move(train)},
+                         {"model", Json::parse(sizes.to_json())}}
+                        .dump();
+  return run;
+}
+
+void Trainer::sample() {
+  const bool as_text = data_.by_bytes || !data_.tokenizer.empty();
+  const auto tokenizer =
+      data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
+  const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
+  const EvaluationMode evaluation(model_->module());
+  // The model's vocabulary may be larger than the text's: what has no text is never drawn.
+  const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size();
+  const auto tokens =
+      generate(prompt,
+               [&](const at::Tensor& seen) {
+                 const Autocast casts(engine_->config().autocast_dtype());
+                 return model_->logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
+               },
+               {.tokens = options_.sample_tokens,
+                .context = options_.seq,
+                .temperature = options_.temperature,
+                .top_k = options_.top_k.value_or(0),
+                .seed = static_cast<uint64_t>(options_.seed),
+                .stop = [&] { return agree_to_stop(); }});
+  report([&](Monitor& monitor) {
+    if (as_text) {
+      monitor.sample(options_.prompt, tokenizer.decode(tokens));
+    } else {
+      monitor.sample("tokens 0", fmt::format(" {}", fmt::join(tokens, " ")));
     }
-  }
+  });
+}
 
-  void Trainer::report_run() {
-    const auto run = describe();
-    const auto memory = collect_memory(*engine_);
-    // Nothing refuses the run any more: the earlier one may go, and its log does with the first
-    // line.
-    comm::agree_on_rank_zero(*group_, "Making room in the run folder", [&] {
-      if (options_.overwrite) folder_.keep_checkpoints(0, -1);
-      folder_.remove_left_overs();
-      if (options_.resume) folder_.cut_log(step_);
-    });
-    report([&](Monitor& monitor) {
-      monitor.begin(run);
-      monitor.initial_memory(memory);
-    });
-    comm::share_failure(*group_, "Reporting", monitor_failure_);
-  }
+void Trainer::save_weights() { write_weights(*engine_, *model_, folder_); }
 
-  int64_t Trainer::tokens_per_step() const {
-    return group_->size() * engine_->config().gradient_accumulation_steps *
-           micro_batch_of(options_) * options_.seq;
-  }
+void Trainer::save_checkpoint() {
+  const auto path = folder_.checkpoint(step_);
+  traffic_->complete_update();  // as saving does, uncounted
+  engine_->save(path);
+  comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
+    write_record({.step = step_,
+                  .loader = train_loader_->state(),
+                  .sample = train_loader_->state().sample,
+                  .losses = spikes_.samples(),
+                  .grad_norm = last_norm_,
+                  .rewinds = rewinds_});
+    // The newest; where training may go back, those that are not old enough yet, and one that is.
+    const auto oldest = options_.rewind_spikes
+                            ? folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes)
+                            : step_;
+    folder_.keep_checkpoints(oldest.value_or(0), step_);
+  });
+}
 
-  RunInfo Trainer::describe() const {
-    const auto& config = engine_->config();
-    const auto& sizes = model_->config();
-    RunInfo run;
-    run.model_name = options_.model;
-    run.parameters = engine_->parameter_count();
-    run.model_description = sizes.description();
-    run.vocabulary = sizes.vocab_size();
-    run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";
-    if (config.autocast.enabled)
-      run.dtype += config.scales_loss() ? ", autocast fp16" : ", autocast bf16";
-    run.stage = config.stage;
-    run.ranks = group_->size();
-    run.threads = at::get_num_threads();
-    run.micro_batch = micro_batch_of(options_);
-    run.sequence = options_.seq;
-    run.accumulate = config.gradient_accumulation_steps;
-    run.steps = options_.steps;
-    run.first_step = first_step_;
-    run.first_sample = train_loader_->state().sample;
-    run.changes = changes_;
-    run.tiers = tiers_reason_;
-    run.optimizer = describe_optimizer(model_->module(), *settings_.settings.engine.optimizer,
-                                       options_.decay_all);
-    run.data = options_.data;
-    run.train_tokens = data_.train.size();
-    run.validation_tokens = data_.validation.size();
-    using Json = nlohmann::ordered_json;
-    auto settings = settings_.settings;
-    settings.engine = config;  // with the tiers that a budget chose
-    auto engine = Json::parse(settings.dump());
-    auto train = engine.at("train");
-    engine.erase("train");
-    run.config_json = Json{{"engine", std::move(engine)},
-                           {"train", std::move(train)},
-                           {"model", Json::parse(sizes.to_json())}}
-                          .dump();
-    return run;
-  }
-
-  void Trainer::sample() {
-    const bool as_text = data_.by_bytes || !data_.tokenizer.empty();
-    const auto tokenizer =
-        data_.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(data_.tokenizer);
-    const auto prompt = as_text ? tokenizer.encode(options_.prompt) : std::vector<int64_t>{0};
-    const EvaluationMode evaluation(model_->module());
-    // The model's vocabulary may be larger than the text's: what has no text is never drawn.
-    const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size();
-    const auto tokens =
-        generate(prompt,
-                 [&](const at::Tensor& seen) {
-                   const Autocast casts(engine_->config().autocast_dtype());
-                   return model_->logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
-                 },
-                 {.tokens = options_.sample_tokens,
-                  .context = options_.seq,
-                  .temperature = options_.temperature,
-                  .top_k = options_.top_k.value_or(0),
-                  .seed = static_cast<uint64_t>(options_.seed),
-                  .stop = [&] { return agree_to_stop(); }});
-    report([&](Monitor& monitor) {
-      if (as_text) {
-        monitor.sample(options_.prompt, tokenizer.decode(tokens));
-      } else {
-        monitor.sample("tokens 0", fmt::format(" {}", fmt::join(tokens, " ")));
-      }
-    });
-  }
-
-  void Trainer::save_weights() { write_weights(*engine_, *model_, folder_); }
-
-  void Trainer::save_checkpoint() {
-    const auto path = folder_.checkpoint(step_);
-    traffic_->complete_update();  // as saving does, uncounted
-    engine_->save(path);
-    comm::agree_on_rank_zero(*group_, "Writing a checkpoint", [&] {
-      write_record({.step = step_,
-                    .loader = train_loader_->state(),
-                    .sample = train_loader_->state().sample,
-                    .losses = spikes_.samples(),
-                    .grad_norm = last_norm_,
-                    .rewinds = rewinds_});
-      // The newest; where training may go back, those that are not old enough yet, and one that is.
-      const auto oldest = options_.rewind_spikes
-                              ? folder_.last_checkpoint(step_ + 1 - *options_.rewind_spikes)
-                              : step_;
-      folder_.keep_checkpoints(oldest.value_or(0), step_);
-    });
-  }
-
-  void Trainer::resume() {
-    auto point = resume_point(folder_, settings_);
-    const auto& progress = point.progress;
-    engine_->load(folder_.checkpoint(progress.step));
-    train_loader_->restore(progress.loader);
-    step_ = progress.step;
-    spikes_.restore(progress.losses);
-    last_norm_ = progress.grad_norm;
-    rewinds_ = progress.rewinds;
-    first_step_ = step_ + 1;
-    last_update_ = step_;
-    changes_ = std::move(point.changes);
-  }
+void Trainer::resume() {
+  auto point = resume_point(folder_, settings_);
+  const auto& progress = point.progress;
+  engine_->load(folder_.checkpoint(progress.step));
+  train_loader_->restore(progress.loader);
+  step_ = progress.step;
+  spikes_.restore(progress.losses);
+  last_norm_ = progress.grad_norm;
+  rewinds_ = progress.rewinds;
+  first_step_ = step_ + 1;
+  last_update_ = step_;
+  changes_ = std::move(point.changes);
+}
 
 }  // namespace zero::train
