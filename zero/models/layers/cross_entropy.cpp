@@ -61,7 +61,8 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
                          const at::Tensor& targets, bool need_hidden, bool need_weight,
                          const LinearCrossEntropyOptions& settings, double factor) {
-  const auto weight = parameter.to(hidden.scalar_type());  // cast under autocast alone
+  const bool casts = parameter.scalar_type() != hidden.scalar_type();  // under autocast alone
+  const auto weight = casts ? parameter.to(hidden.scalar_type()) : parameter;
   const int64_t rows = hidden.size(0);
   const int64_t vocabulary = weight.size(0);
   const auto options = hidden.options();

@@ -37,7 +37,8 @@ struct Gradients {
 // them for itself, so that no copy of a weight lives from forward to backward, and their gradients
 // go in fp32 to where they are collected.
 at::Tensor as(const at::Tensor& tensor, const at::Tensor& x) {
-  return tensor.defined() ? tensor.to(x.scalar_type()) : tensor;
+  const bool casts = tensor.defined() && tensor.scalar_type() != x.scalar_type();
+  return casts ? tensor.to(x.scalar_type()) : tensor;
 }
 
 // Not differentiable; the weight's and the bias's where they are collected.
@@ -116,8 +117,8 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
     keep(context, x, weight, bias, transposed);
-    return product(tanh_gelu_values(x), in_out(as(weight, x), transposed),
-                   as(bias.value_or(at::Tensor()), x));
+    const auto y = tanh_gelu_values(x);
+    return product(y, in_out(as(weight, x), transposed), as(bias.value_or(at::Tensor()), x));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
