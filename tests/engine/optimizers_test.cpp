@@ -348,6 +348,46 @@ TEST(Adafactor, FactorsTheLastTwoDimensionsWhateverTheStorage) {
   }
 }
 
+// A unit without elements comes first in its batch: the others lie in slices all the same.
+struct Empty : nn::Module {
+  explicit Empty(bool more) {
+    all = {register_parameter("none", torch::zeros({0, 5})),
+           register_parameter("bias", torch::full({7}, 0.3))};
+    if (more)
+      all.push_back(register_parameter("large", torch::sin(torch::arange(40 * 60)).view({40, 60})));
+  }
+  at::Tensor loss(int rank) {
+    auto sum = torch::zeros({});
+    for (const auto& p : all) sum = sum + (p.to(at::kFloat) - 0.1 * (rank + 1)).pow(2).sum();
+    return sum;
+  }
+  std::vector<at::Tensor> all;
+};
+
+TEST(TwoPasses, AUnitWithoutElementsChangesNothing) {
+  const auto after = [](const Optimizer& optimizer, int stage, bool more) {
+    return of_rank_zero(2, [&](auto group) {
+      auto module = std::make_shared<Empty>(more);
+      Engine engine(module, optimizer, config(stage), group);
+      for (int i = 0; i < 3; ++i) {
+        engine.backward(module->loss(group->rank()));
+        engine.step();
+      }
+      return weights(engine);
+    });
+  };
+  for (const Optimizer& optimizer :
+       {Optimizer(Adafactor{.lr = 0.1}), Optimizer(Lamb{.lr = 0.1}), Optimizer(Muon{.lr = 0.1})}) {
+    for (const bool more : {false, true}) {
+      const auto expected = after(optimizer, 0, more);
+      for (const int stage : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << optim::name(optimizer) << ", stage " << stage);
+        expect_equal(after(optimizer, stage, more), expected);
+      }
+    }
+  }
+}
+
 TEST(Adafactor, AParameterWithoutAGradientKeepsItsRowsAndColumns) {
   const auto after = [](int stage) {
     return of_rank_zero(2, [&](auto group) {

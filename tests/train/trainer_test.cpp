@@ -219,6 +219,7 @@ TEST_F(TrainerTest, AfterASpikeTrainingGoesBackToACheckpointAndOnWithOtherData) 
   options_.sample_tokens = 0;
   options_.csv_monitor = {.enabled = true, .output_path = folder_ / "csv", .job_name = ""};
   options_.tensorboard = {.enabled = true, .output_path = folder_ / "events", .job_name = ""};
+  options_.wandb = {.enabled = true, .output_path = folder_ / "wandb"};
   std::unique_ptr<Trainer> trainer;
   auto owned = std::make_unique<Spoiler>(trainer, std::vector<int64_t>{33});
   const auto& heard = *owned;

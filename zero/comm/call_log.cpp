@@ -26,6 +26,8 @@ double CallTimes::bus_bandwidth(int ranks) const {
 
 void CallLog::start(std::function<bool(Collective)> wanted,
                     std::function<void(const CallTime&)> told) {
+  const std::lock_guard lock(mutex_);
+  times_.clear();
   wanted_ = std::move(wanted);
   told_ = std::move(told);
   on_ = true;

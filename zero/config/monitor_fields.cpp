@@ -2,7 +2,10 @@
 // zero/train/monitors.h.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -38,6 +41,23 @@ void add_files(All& all, MonitorSettings ProgramSettings::*monitor, const std::s
            &MonitorSettings::job_name);
 }
 
+/// Throws ConfigError where no collective is called so, here or in DeepSpeed.
+void check_collective(const std::string& name) {
+  constexpr std::array<std::string_view, 6> kHere{"all_gather", "reduce_scatter", "all_reduce",
+                                                  "broadcast",  "all_to_all",     "control"};
+  constexpr std::array<std::string_view, 8> kOfDeepSpeed{
+      "reduce", "send", "recv", "isend", "irecv", "gather", "scatter", "inference_all_reduce"};
+  const bool here = std::any_of(kHere.begin(), kHere.end(),
+                                [&](std::string_view known) { return name.starts_with(known); });
+  const bool there =
+      std::find(kOfDeepSpeed.begin(), kOfDeepSpeed.end(), name) != kOfDeepSpeed.end();
+  if (here || there || name.ends_with("barrier")) return;
+  throw ConfigError(fmt::format(
+      "comms_logger.prof_ops holds \"{}\", which is no collective. They are \"all_gather\", "
+      "\"reduce_scatter\", \"all_reduce\", \"broadcast\", \"all_to_all\" and \"control\".",
+      name));
+}
+
 void add_comms_logger(All& all) {
   Rows rows(all, Part::program, "comms_logger", &Settings::program, &ProgramSettings::comms_logger);
   rows.add("enabled",
@@ -68,6 +88,7 @@ void add_comms_logger(All& all) {
             op.dump()));
       }
       chosen.push_back(op.get<std::string>());
+      check_collective(chosen.back());
     }
   };
   all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };

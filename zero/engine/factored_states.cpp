@@ -1,5 +1,6 @@
 #include "zero/engine/factored_states.h"
 
+#include <ATen/ops/zeros.h>
 #include <utility>
 
 #include "zero/base/host_memory.h"
@@ -30,7 +31,10 @@ FactoredStates::FactoredStates(const partition::Layout& layout, const std::vecto
     entries_[static_cast<size_t>(p)] = Entry{*std::move(factors), {}};
   }
   for (const size_t at : {0, 1}) {
-    if (numel[at] == 0) continue;
+    if (numel[at] == 0) {  // of matrices without elements
+      memory_[at] = at::zeros({0}, at::TensorOptions(at::kFloat));
+      continue;
+    }
     memory_[at] = host_zeros(numel[at], at::kFloat, ledger,
                              at == 0 ? Category::optimizer : Category::host_optimizer);
   }

@@ -30,6 +30,7 @@ TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, c
       table_(table),
       model_(model),
       group_(*placement.shards),
+      sliced_(placement.sharded.optimizer && placement.shards->size() > 1),
       factors_(group_, layout, table, factored),
       ratio_(static_cast<size_t>(model.size()), 1.0),
       directions_(static_cast<size_t>(layout.unit_count())) {
@@ -43,13 +44,12 @@ TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, c
   size_t factor_batches = 0;
   for (const auto& batch : batches_) {
     const auto kind = reach(batch.front());
-    const bool is_sliced = sliced(batch.front());
     deals_.push_back(kind == Reach::matrix ? deal(batch) : Deal{});
-    shared_.push_back(kind != Reach::matrix && is_sliced ? find_shared(batch)
-                                                         : std::vector<int64_t>{});
+    shared_.push_back(kind != Reach::matrix && sliced_ ? find_shared(batch)
+                                                       : std::vector<int64_t>{});
     factor_batch_.push_back(factor_batches);
     if (kind == Reach::factors) {
-      factors_.add_batch(batch, is_sliced);
+      factors_.add_batch(batch, sliced_);
       for (const int64_t bytes : factors_.gathered_bytes(factor_batches++))
         gathered_bytes_.push_back(bytes);
     }
@@ -57,16 +57,12 @@ TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, c
       gathered_bytes_.push_back(group_.size() * static_cast<int64_t>(shared_.back().size()) *
                                 kNormsWords * 8);
     }
-    if (kind == Reach::matrix && is_sliced) {
+    if (kind == Reach::matrix && sliced_) {
       for (const int64_t u : batch) gathered_bytes_.push_back(layout.unit(u).numel * 4);
       gathered_bytes_.push_back(group_.size() * deals_.back().numel * 4);
     }
   }
   if (factor_batches > 0) turns_.resize(ratio_.size());
-}
-
-bool TwoPasses::sliced(int64_t unit) const {
-  return table_.plan(unit).owned.size() != layout_.unit(unit).numel;
 }
 
 std::vector<int64_t> TwoPasses::find_shared(const std::vector<int64_t>& batch) const {
@@ -249,7 +245,7 @@ void TwoPasses::exchange_matrices(const std::vector<int64_t>& batch, const Deal&
     ratio_[static_cast<size_t>(matrix.parameter)] =
         optim::ratio(parameter.size(0), parameter.size(1));
   }
-  if (!sliced(batch.front())) {
+  if (!sliced_) {
     for (const auto& matrix : deal.matrices) make_orthogonal(directions_[unit_of(matrix)], matrix);
     return;
   }

@@ -71,7 +71,6 @@ class TwoPasses {
     std::vector<Matrix> matrices;
     int64_t numel = 0;  ///< that an owner sends
   };
-  bool sliced(int64_t unit) const;
   std::vector<int64_t> find_shared(const std::vector<int64_t>& batch) const;
   Deal deal(const std::vector<int64_t>& batch) const;
   void make_batches();
@@ -83,6 +82,7 @@ class TwoPasses {
   const StateTable& table_;
   const Model& model_;
   comm::Group& group_;                    // that shards
+  bool sliced_;                           // units lie in slices on its ranks
   std::vector<optim::Reach> reach_;       // by unit
   std::vector<uint8_t> keeps_direction_;  // by unit
   std::vector<std::vector<int64_t>> batches_;

@@ -227,10 +227,12 @@ Sides sides(const Factors& factors) {
 }
 
 /// Calls work(part, elements) for parts of the elements, each a multiple of a block, on threads.
-/// The number of parts depends on the threads.
+/// The number of parts depends on the threads, and on how many sums each of them keeps: all
+/// together as much memory as the elements. Sums are exact, so it changes no result.
 constexpr int64_t kLeastPart = 1 << 14;
-int64_t parts_of(Interval elements) {
-  return std::clamp<int64_t>(elements.size() / kLeastPart, 1, at::get_num_threads());
+int64_t parts_of(Interval elements, int64_t sums) {
+  const int64_t least = std::max(kLeastPart, 2 * sums);
+  return std::clamp<int64_t>(elements.size() / least, 1, at::get_num_threads());
 }
 template <class Work>
 void for_each_part(Interval elements, int64_t parts, const Work& work) {
@@ -268,7 +270,7 @@ void raise_exponents(const Factors& factors, Interval elements, const float* val
   using namespace kernels;
   const auto side = sides(factors);
   const auto all = factors.part(elements);
-  const int64_t parts = parts_of(elements);
+  const int64_t parts = parts_of(elements, all.size());
   const auto scratch = at::zeros({parts * all.size()}, at::TensorOptions(at::kInt));
   auto* bits = reinterpret_cast<uint32_t*>(scratch.mutable_data_ptr<int32_t>());
   const auto of_part = [&](int64_t index) { return ByPart(all, bits + index * all.size()); };
@@ -307,7 +309,7 @@ void add_squares(const Factors& factors, Interval elements, const float* values,
   using namespace kernels;
   const auto side = sides(factors);
   const auto all = factors.part(elements);
-  const int64_t parts = parts_of(elements);
+  const int64_t parts = parts_of(elements, all.size());
   const auto scratch = at::zeros({(parts + 1) * all.size()}, at::TensorOptions(at::kDouble));
   auto* numbers = scratch.mutable_data_ptr<double>();
   ByPart units(all, numbers);
@@ -415,7 +417,7 @@ void make_directions(const Adafactor& optimizer, const Factors& factors, Interva
   const auto side = sides(factors);
   const float limit = limit_of(optimizer);
   std::mutex mutex;
-  for_each_part(elements, parts_of(elements), [&](int64_t /*index*/, Interval mine) {
+  for_each_part(elements, parts_of(elements, 0), [&](int64_t /*index*/, Interval mine) {
     ExactSum sum;
     for (int64_t begin = mine.begin; begin < mine.end; begin += kChunk) {
       const Interval chunk{begin, std::min(begin + kChunk, mine.end)};

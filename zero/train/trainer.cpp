@@ -272,22 +272,45 @@ Settings completed(Settings settings) {
   return settings;
 }
 
-/// Throws ConfigError where no profile would be written.
-void check_profile(const Options& options) {
+/// Throws ConfigError where no profile would be written in a run that has done `done` steps.
+void check_profile(const Options& options, int64_t done) {
   if (options.profile.empty()) return;
   const std::filesystem::path file(options.profile);
-  const auto folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
-  if (!std::filesystem::is_directory(folder) || std::filesystem::is_directory(file)) {
+  std::error_code ignored;
+  const auto type = std::filesystem::status(file, ignored).type();
+  if (type != std::filesystem::file_type::not_found &&
+      type != std::filesystem::file_type::regular) {
     throw ConfigError(fmt::format(
-        "The profile is to be written to {}, which is a folder, or in none that is there. Give "
-        "another --profile FILE.",
+        "The profile is to be written to {}, which is no regular file. Give another --profile "
+        "FILE.",
         options.profile));
   }
-  if (options.profile_step > options.steps) {
+  const auto folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+  const bool of_the_run =
+      std::filesystem::absolute(folder).lexically_normal() ==
+      std::filesystem::absolute(options.out).lexically_normal();  // may yet be made
+  if (!of_the_run && !std::filesystem::is_directory(folder, ignored)) {
     throw ConfigError(fmt::format(
-        "The profile is to be of step {} (train.profile_step), but the run has {}. Give a smaller "
-        "--profile-step, or more --steps.",
-        options.profile_step, options.steps));
+        "The profile is to be written to {}, but the folder {} is not there. Give another "
+        "--profile FILE.",
+        options.profile, folder.string()));
+  }
+  if (options.profile_step > options.steps - done) {
+    throw ConfigError(fmt::format(
+        "The profile is to be of step {} (train.profile_step), but the run has {}{}. Give a "
+        "smaller --profile-step, or more --steps.",
+        options.profile_step, options.steps - done, done > 0 ? " left" : ""));
+  }
+}
+
+/// Throws ConfigError where the profile's file cannot be written; leaves what is there. To be
+/// called once the run's folder is there.
+void probe_profile(const Options& options) {
+  if (options.profile.empty()) return;
+  try {
+    const OutputFile probe(options.profile, fail<ConfigError>);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{} Give another --profile FILE.", error.what()));
   }
 }
 
@@ -312,19 +335,23 @@ void check_run(const Settings& given, int ranks) {
   const RunFolder folder(options.out);
   folder.check(options.overwrite, options.resume);
   check_monitors(options);
-  check_profile(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   (void)schedule_of(settings);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
+  int64_t done = 0;
   if (options.resume) {
-    loader.restore(resume_point(folder, run_settings(settings, data, ranks)).progress.loader);
+    const auto progress = resume_point(folder, run_settings(settings, data, ranks)).progress;
+    loader.restore(progress.loader);
+    done = progress.step;
   }
+  check_profile(options, done);
   if (options.eval_tokens > 0)
     (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
   const auto size = step_size(settings, *model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks);
   folder.make();
+  probe_profile(options);
   (void)make_monitors(options);  // their folders
 }
 
@@ -348,8 +375,10 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
   comm::agree_on_rank_zero(*group_, "Opening the run folder", [&] {
     folder_.check(options_.overwrite, options_.resume);
     check_monitors(options_);
+    const int64_t done = options_.resume ? resume_point(folder_, settings_).progress.step : 0;
+    check_profile(options_, done);
     folder_.make();
-    if (options_.resume) (void)resume_point(folder_, settings_);
+    probe_profile(options_);
     monitors_ = std::move(more);
     monitors_.push_back(console_monitor(options_.log_every));
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
@@ -393,6 +422,14 @@ int Trainer::train() {
     ~Watch() { watched = nullptr; }
   } watch{signals_};
   signals_ = &signals;
+  // The group outlives this.
+  const struct Measuring {
+    const comm::Accounts& accounts;
+    ~Measuring() {
+      accounts.calls->stop();
+      accounts.timeline->measure(false);
+    }
+  } measuring{group_->accounts()};
   report_run();
   start_measuring();
   measure_products();

@@ -170,12 +170,14 @@ class WandbMonitor final : public Monitor {
       for (const auto& file : wandb_files(folder_)) fs::remove_all(file.parent_path(), ignored);
     }
     if (!file_) start();
-    const auto settings = Json::parse(run_.config_json);
-    record(record_fields::kConfig, [&](Writer& config) {
-      for (const auto& [key, value] : settings.items())
-        item(config, item_fields::kKey, key, text_of(value));
-    });
-    flush();
+    configuration();
+  }
+  void rewound(const RewindReport& report) override {
+    step_ = report.to;
+    run_.first_step = report.to + 1;
+    run_.first_sample = report.sample;
+    go_on();
+    configuration();  // which the cut may have taken
   }
   void step(const StepReport& report) override {
     step_ = report.step;
@@ -206,6 +208,15 @@ class WandbMonitor final : public Monitor {
   }
 
  private:
+  void configuration() {
+    const auto settings = Json::parse(run_.config_json);
+    record(record_fields::kConfig, [&](Writer& config) {
+      for (const auto& [key, value] : settings.items())
+        item(config, item_fields::kKey, key, text_of(value));
+    });
+    flush();
+  }
+
   /// The newest run, cut back to the step from which this one goes on.
   void go_on() {
     auto files = wandb_files(folder_);
@@ -258,6 +269,7 @@ class WandbMonitor final : public Monitor {
     for (const std::string_view axis : {"step", "samples"}) metric(metric_fields::kName, axis, {});
     metric(metric_fields::kPattern, "Train/Steps/*", "step");
     metric(metric_fields::kPattern, "Validation/Steps/*", "step");
+    metric(metric_fields::kPattern, "Train/Breakdown/*", "step");
     metric(metric_fields::kPattern, "Train/Samples/*", "samples");
   }
 
