@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <thread>
 #include <utility>
@@ -116,7 +115,7 @@ Span span_of(Activity activity, std::string_view label, int64_t begin, int64_t e
             .bytes = bytes,
             .activity = activity,
             .training = training};
-  std::memcpy(span.text.data(), label.data(), std::min(label.size(), span.text.size()));
+  std::copy_n(label.begin(), std::min(label.size(), span.text.size()), span.text.begin());
   return span;
 }
 
