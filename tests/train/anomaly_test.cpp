@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/run_program.h"
+#include "tests/train/tiny_run.h"
 #include "zero/base/not_finite.h"
 #include "zero/train/trainer.h"
 
@@ -42,24 +43,11 @@ struct Told {
 class Anomaly : public testing::Test {
  protected:
   Anomaly() {
-    std::string text;
-    for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i % 10) + "\n";
-    test::write_file(folder_ / "text.txt", text);
-    test::write_file(
-        folder_ / "tiny.json",
+    options_ = tiny_run(
+        folder_, "line ",
         R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 32,
         "vocab_size": 256, "embd_pdrop": 0.1, "attn_pdrop": 0.0, "resid_pdrop": 0.1})");
-    options_.model = folder_ / "tiny.json";
-    options_.data = folder_ / "text.txt";
-    options_.out = folder_ / "run";
     options_.overwrite = true;
-    options_.seq = 16;
-    options_.steps = 4;
-    options_.warmup = 0;
-    options_.eval_tokens = 0;
-    options_.sample_tokens = 0;
-    options_.threads = 1;
-    options_.micro_batch_size = 2;
     config_.gradient_accumulation_steps = 2;
     config_.unit_bytes = 4096;
   }

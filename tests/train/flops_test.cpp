@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/run_program.h"
+#include "tests/train/tiny_run.h"
 #include "zero/train/trainer.h"
 
 namespace zero::train {
@@ -32,23 +33,10 @@ class Listener final : public Monitor {
 class Flops : public testing::Test {
  protected:
   Flops() {
-    std::string text;
-    for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i % 10) + "\n";
-    test::write_file(folder_ / "text.txt", text);
-    test::write_file(folder_ / "tiny.json",
-                     R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2,
+    options_ = tiny_run(folder_, "line ",
+                        R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2,
         "n_positions": 32, "vocab_size": 256, "embd_pdrop": 0.1, "attn_pdrop": 0.0})");
-    options_.model = folder_ / "tiny.json";
-    options_.data = folder_ / "text.txt";
-    options_.out = folder_ / "run";
     options_.overwrite = true;
-    options_.seq = 16;
-    options_.steps = 4;
-    options_.warmup = 0;
-    options_.eval_tokens = 0;
-    options_.sample_tokens = 0;
-    options_.threads = 1;
-    options_.micro_batch_size = 2;
     options_.flops_profiler.enabled = true;
     config_.gradient_accumulation_steps = 2;
     config_.unit_bytes = 4096;

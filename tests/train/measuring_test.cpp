@@ -11,6 +11,7 @@
 
 #include "tests/support/message_of.h"
 #include "tests/support/run_program.h"
+#include "tests/train/tiny_run.h"
 #include "zero/base/error.h"
 #include "zero/train/metrics.h"
 #include "zero/train/monitor.h"
@@ -27,25 +28,10 @@ using Json = nlohmann::json;
 class Measuring : public ::testing::Test {
  protected:
   Measuring() {
-    std::string text;
-    for (int i = 0; i < 300; ++i)
-      text += "a line to learn, number " + std::to_string(i % 10) + "\n";
-    test::write_file(folder_ / "text.txt", text);
-    test::write_file(
-        folder_ / "tiny.json",
+    settings_.program = tiny_run(
+        folder_, "a line to learn, number ",
         R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
         "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");
-    auto& options = settings_.program;
-    options.model = folder_ / "tiny.json";
-    options.data = folder_ / "text.txt";
-    options.out = folder_ / "run";
-    options.seq = 16;
-    options.steps = 4;
-    options.warmup = 0;
-    options.eval_tokens = 0;
-    options.sample_tokens = 0;
-    options.threads = 1;
-    options.micro_batch_size = 2;
     settings_.engine.stage = 2;
   }
 

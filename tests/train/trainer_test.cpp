@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/support/run_program.h"
+#include "tests/train/tiny_run.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
@@ -56,25 +57,13 @@ std::vector<std::unique_ptr<Monitor>> monitors(std::unique_ptr<MonitorTypes>... 
 class TrainerTest : public ::testing::Test {
  protected:
   TrainerTest() {
-    std::string text;
-    for (int i = 0; i < 300; ++i)
-      text += "a line to learn, number " + std::to_string(i % 10) + "\n";
-    test::write_file(folder_ / "text.txt", text);
-    test::write_file(
-        folder_ / "tiny.json",
+    options_ = tiny_run(
+        folder_, "a line to learn, number ",
         R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
         "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");
-    options_.model = folder_ / "tiny.json";
-    options_.data = folder_ / "text.txt";
-    options_.out = folder_ / "run";
-    options_.seq = 16;
-    options_.steps = 4;
-    options_.warmup = 0;
     options_.eval_every = 2;
     options_.eval_tokens = 64;
     options_.sample_tokens = 5;
-    options_.threads = 1;
-    options_.micro_batch_size = 2;
     config_.gradient_accumulation_steps = 2;
   }
 

@@ -1,16 +1,14 @@
 // The norm of each parameter group's gradient.
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/engine/engine_impl.h"
+#include "zero/engine/exact_exchange.h"
 #include "zero/optim/exact_sum.h"
 
 namespace zero {
@@ -18,7 +16,6 @@ namespace zero {
 namespace {
 
 using optim::ExactSum;
-using Words = std::array<int64_t, ExactSum::kWords>;
 
 /// `values`, fp32 and contiguous, begin at a multiple of ExactSum::kBlock of their parameter.
 void add_squares(ExactSum& sum, const at::Tensor& values) {
@@ -63,26 +60,11 @@ std::vector<double> Engine::group_norms() {
                   array.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
     }
   }
-  constexpr auto kWords = static_cast<int64_t>(ExactSum::kWords);
-  const auto count = static_cast<int64_t>(sums.size());
-  auto mine = at::empty({count * kWords}, at::kLong);
-  auto all = at::empty({shards.size() * mine.numel()}, at::kLong);
-  for (int64_t g = 0; g < count; ++g) {
-    std::ranges::copy(std::bit_cast<Words>(sums[static_cast<size_t>(g)]),
-                      mine.mutable_data_ptr<int64_t>() + g * kWords);
-  }
-  shards.all_gather_control(all, mine, "norms of parameter groups");
+  add_over_ranks(sums, shards.size(), [&](const at::Tensor& all, const at::Tensor& mine) {
+    shards.all_gather_control(all, mine, "norms of parameter groups");
+  });
   std::vector<double> norms;
-  for (int64_t g = 0; g < count; ++g) {
-    ExactSum sum;
-    for (int rank = 0; rank < shards.size(); ++rank) {
-      Words theirs{};
-      std::copy_n(all.const_data_ptr<int64_t>() + (rank * count + g) * kWords, kWords,
-                  theirs.begin());
-      sum.add(std::bit_cast<ExactSum>(theirs));
-    }
-    norms.push_back(std::sqrt(sum.value()) * impl.mean_scale());
-  }
+  for (const auto& sum : sums) norms.push_back(std::sqrt(sum.value()) * impl.mean_scale());
   return norms;
 }
 

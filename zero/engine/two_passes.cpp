@@ -4,12 +4,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <type_traits>
 #include <utility>
 
 #include "zero/base/device_limit.h"
+#include "zero/engine/exact_exchange.h"
 
 namespace zero {
 
@@ -202,26 +201,12 @@ void TwoPasses::exchange(const std::vector<int64_t>& batch) {
 
 void TwoPasses::exchange_norms(const std::vector<int64_t>& shared) {
   if (shared.empty()) return;
-  const auto count = static_cast<int64_t>(shared.size());
-  auto mine = at::empty({count * kNormsWords}, at::kLong);
-  auto all = at::empty({group_.size() * mine.numel()}, at::kLong);
-  const auto place = [&](const at::Tensor& tensor, int64_t index) {
-    return tensor.mutable_data_ptr<int64_t>() + index * kNormsWords;
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    const auto& norms = norms_[static_cast<size_t>(shared[static_cast<size_t>(i)])];
-    std::ranges::copy(std::bit_cast<std::array<int64_t, kNormsWords>>(norms), place(mine, i));
-  }
-  group_.all_gather(all, mine, "norms of parameters and updates").wait();
-  for (int64_t i = 0; i < count; ++i) {
-    optim::ParameterNorms sum;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      std::array<int64_t, kNormsWords> theirs{};
-      std::copy_n(place(all, rank * count + i), kNormsWords, theirs.begin());
-      sum.add(std::bit_cast<optim::ParameterNorms>(theirs));
-    }
-    norms_[static_cast<size_t>(shared[static_cast<size_t>(i)])] = sum;
-  }
+  std::vector<optim::ParameterNorms> sums;
+  for (const int64_t p : shared) sums.push_back(norms_[static_cast<size_t>(p)]);
+  add_over_ranks(sums, group_.size(), [&](const at::Tensor& all, const at::Tensor& mine) {
+    group_.all_gather(all, mine, "norms of parameters and updates").wait();
+  });
+  for (size_t i = 0; i < shared.size(); ++i) norms_[static_cast<size_t>(shared[i])] = sums[i];
 }
 
 // Of an array of all elements of its unit.
