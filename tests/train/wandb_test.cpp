@@ -89,6 +89,7 @@ TEST(Wandb, ItsPackageReadsTheNumbersOfTheLogWithEachStepOnce) {
   EXPECT_EQ(read["metrics"], (Json{{"step", ""},
                                    {"samples", ""},
                                    {"Train/Steps/*", "step"},
+                                   {"Train/Breakdown/*", "step"},
                                    {"Validation/Steps/*", "step"},
                                    {"Train/Samples/*", "samples"}}));
   EXPECT_EQ(read["exits"], Json::array({0})) << "that of the first start is cut off";
