@@ -238,7 +238,8 @@ void Engine::Impl::move_in() {
 
 void Engine::Impl::start() {
   gather->start(model.parameters());
-  model.settle(gather->pager() != nullptr, *reduce);
+  make_pass();
+  model.settle(gather->pager() != nullptr, *pass);
   if (spends_budget()) {
     // What the construction held is not what a step holds.
     group().ledger()->reset_peaks();
@@ -347,26 +348,47 @@ void Engine::accumulate(int64_t micro_batches,
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
   const Timeline::Scope phase(*group().accounts().timeline, Activity::backward);
-  model.check();
-  model.hook();
-  schedule->begin_pass(holds);
-  reduce->begin_backward(holds, shared);
-  if (timing.in_backward) update->begin();
-  try {
-    passes();
+  pass->run(holds, shared, passes);
+}
+
+void Engine::Impl::make_pass() {
+  const auto begin = [this](bool holds, const std::vector<int64_t>& shared) {
+    model.check();
+    model.hook();
+    schedule->begin_pass(holds);
+    reduce->begin_backward(holds, shared);
+    scaled = false;
+    if (timing.in_backward) update->begin();
+  };
+  const auto end = [this] {
     schedule->end_pass();
     reduce->end_backward();
     passed = true;
-  } catch (...) {
+  };
+  const auto fail = [this] {
     reduce->abandon_backward();
-    if (!timing.in_backward) {
-      reduce->clear();
-      micro_batches = 0;
-      passed = false;
-    }
-    throw;
-  }
+    if (timing.in_backward) return;
+    reduce->clear();
+    micro_batches = 0;
+    passed = false;
+  };
+  pass = std::make_unique<BackwardPass>(
+      *reduce, BackwardPass::Steps{begin, end, fail, [this] { check_unmarked(); }});
 }
+
+void Engine::Impl::check_unmarked() {
+  if (!config.scales_loss() || scaled) return;
+  throw Error(
+      "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
+      "Call engine.backward(loss), or engine.scale(loss).backward().");
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  impl_->scaled = true;
+  return impl_->config.scales_loss() ? loss * impl_->loss_factor() : loss;
+}
+
+void Engine::rehook() { impl_->model.hook(); }
 
 // The square root of the sum over all units and as many parts as ranks, in that order, of each
 // part's sum of squares: the same at every stage, and with replicas.
@@ -441,9 +463,11 @@ StepResult Engine::step(bool update) {
   impl.model.check();
   if (impl.reduce->only_foreign()) {
     throw Error(
-        "Engine::step without Engine::backward: the gradients since the last step came from other "
-        "backward passes, and were dropped. Call engine.backward(loss) in the place of "
-        "loss.backward(); or Engine::zero_grad, where nothing was to be learnt from them.");
+        "Engine::step without a backward pass for it: the gradients since the last step came in "
+        "passes of other engines (engine.backward of a loss that goes through this model), and "
+        "were "
+        "dropped. Call engine.backward(loss) of this engine; or Engine::zero_grad, where nothing "
+        "was to be learnt from them.");
   }
   const int64_t k = impl.config.gradient_accumulation_steps;
   impl.passed = false;
@@ -524,6 +548,8 @@ void Engine::zero_grad() {
   impl.passed = false;
 }
 
+bool Engine::passed() const { return impl_->passed; }
+int64_t Engine::micro_batches() const { return impl_->micro_batches; }
 void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
 BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }
 
@@ -536,6 +562,15 @@ OptimizerGroup& Engine::Impl::parameter_group(size_t index) const {
 }
 
 void Engine::complete_update() { impl_->complete_update("Engine::complete_update"); }
+void Engine::set_gradient_clipping(double norm) {
+  if (!(norm >= 0)) {
+    throw ConfigError(fmt::format(
+        "Engine::set_gradient_clipping was given {}; the largest norm is a number above 0, or 0 to "
+        "clip nothing.",
+        norm));
+  }
+  impl_->config.gradient_clipping = norm;
+}
 void Engine::set_lr(double lr, size_t index) { impl_->parameter_group(index).lr = lr; }
 double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
 void Engine::set_betas(double beta1, double beta2, size_t index) {

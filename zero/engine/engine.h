@@ -5,7 +5,7 @@
 //   zero::Engine engine(model, zero::AdamW{.lr = 3e-4}, config, group);
 //   for (auto& batch : loader) {
 //     auto loss = model->forward(batch);
-//     engine.backward(loss);
+//     engine.backward(loss);  // or loss.backward()
 //     engine.step();  // a no-op until the accumulation boundary
 //   }
 //   engine.save("checkpoint");
@@ -182,12 +182,23 @@ class Engine {
   /// the same place on all ranks, training can go on with less. (With update_in_backward some
   /// weights have changed: load a checkpoint.)
   ///
-  /// Gradients that reach these parameters in another backward pass (of another engine whose loss
-  /// goes through this model, as a GAN's generator's) are no part of the step: they are dropped as
-  /// they come, at every stage. To train two parts of a model by one loss give one engine two
-  /// parameter groups. A `step` that has nothing but such gradients throws an Error, since then
-  /// loss.backward() was meant to be this function.
+  /// LibTorch's `loss.backward()` does the same, at the first gradient, for every engine that it
+  /// brings gradients to: Note [Passes] in backward_pass.h. It cannot scale the loss (`scale`), and
+  /// is in no phase of the timeline.
+  ///
+  /// Gradients that another engine's `backward` brings to these parameters (a GAN's generator's,
+  /// whose loss goes through this model) are no part of the step: they are dropped as they come, at
+  /// every stage. To train two parts of a model by one loss give one engine two parameter groups,
+  /// or call loss.backward(). A `step` that has nothing but such gradients throws an Error.
   void backward(const at::Tensor& loss);
+  /// For `engine.scale(loss).backward()`: the loss times what `backward` begins with, as the loss
+  /// is scaled now. Throws nothing; without it loss.backward() of a loss that is to be scaled
+  /// (Config::scales_loss) throws Error.
+  at::Tensor scale(const at::Tensor& loss);
+  /// Takes the gradients also of parameters on which the program has set a post-accumulate hook
+  /// since the last pass; that hook is called before. Each pass does so when it begins; before
+  /// loss.backward() it is needed where the hook is on the parameter whose gradient comes first.
+  void rehook();
   /// Several backward passes as one, for a model whose micro-batches all pass one layer before the
   /// next (train/layer_major.h does that for any model that shows its layers). `passes` runs
   /// torch's backward as often as it needs for `micro_batches` micro-batches, and calls
@@ -223,6 +234,9 @@ class Engine {
   /// whatever reads or writes states by name does so itself. Collective.
   void complete_update();
 
+  /// The largest norm of the mean gradient from the next step on; 0: none is clipped. The same on
+  /// every rank. Throws ConfigError for a negative one.
+  void set_gradient_clipping(double norm);
   /// The learning rate of group `index` from the next update on.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
@@ -235,6 +249,11 @@ class Engine {
   /// Error elsewhere, ConfigError with update_in_backward. The same on every rank, and bit for
   /// bit where the gradients are. Collective.
   std::vector<double> group_norms();
+
+  /// A backward pass has ended since the last `step` or `zero_grad`.
+  bool passed() const;
+  /// Micro-batches that `step` has counted since the last boundary.
+  int64_t micro_batches() const;
 
   /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on
   /// every rank.
@@ -257,6 +276,12 @@ class Engine {
   void set_parameter(std::string_view name, const at::Tensor& value);
   void set_gradient(std::string_view name, const at::Tensor& value);
   void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
+
+  /// Updates that a parameter has had, which Adam's correction of its moments depends on. Not
+  /// collective.
+  int64_t parameter_steps(std::string_view name) const;
+  /// Sets them, the same on every rank; `steps` becomes the most of any parameter. Between steps.
+  void set_parameter_steps(std::string_view name, int64_t count);
 
   /// Calls `visit` with each full parameter in registration order, in the model's dtype, on rank 0
   /// only; the tensor is valid during the call. Needs memory for one unit. Collective.

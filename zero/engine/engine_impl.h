@@ -9,6 +9,7 @@
 
 #include "zero/base/device_limit.h"
 #include "zero/base/owner_process.h"
+#include "zero/engine/backward_pass.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/factored_states.h"
 #include "zero/engine/gather.h"
@@ -62,8 +63,11 @@ struct Engine::Impl {
   double mean_scale() const;
 
   // The step (engine.cpp).
+  void make_pass();
   /// Gradients of what `passes` runs go to the table.
   void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
+  /// A pass that the user has begun by himself: throws Error where its gradients would be wrong.
+  void check_unmarked();
   double global_norm(bool& finite);
 
   // Writes to parameters, the user's and the engine's (writes.cpp).
@@ -142,10 +146,12 @@ struct Engine::Impl {
   std::unique_ptr<FactoredStates> factored;
   std::unique_ptr<GatherFlow> gather;
   std::unique_ptr<ReduceFlow> reduce;
+  std::unique_ptr<BackwardPass> pass;  // between the model's hooks and `reduce`
   std::unique_ptr<UpdateFlow> update;
   std::unique_ptr<UpdateSchedule> schedule;  // ends first: its updates use all of the above
   int64_t micro_batches = 0;                 // since the last boundary
   bool passed = false;                       // since the last micro-batch was counted
+  bool scaled = false;                       // Engine::scale since the last pass
   int64_t steps = 0;
   std::vector<uint8_t> frozen_written;  // by unit, by any rank's user, in this step
   std::optional<LossScale> loss_scale;  // where losses are scaled

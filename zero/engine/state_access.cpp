@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/engine/engine_impl.h"
@@ -129,6 +131,22 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
   }
   return pick(impl_->full(u, impl_->table->read(u, *cell)), impl_->layout.segment_of(i),
               impl_->model.parameter(i));
+}
+
+int64_t Engine::parameter_steps(std::string_view name) const {
+  return impl_->update->steps()[static_cast<size_t>(impl_->model.index_of(name))];
+}
+
+void Engine::set_parameter_steps(std::string_view name, int64_t count) {
+  if (count < 0) {
+    throw ConfigError(fmt::format(
+        "Engine::set_parameter_steps: parameter '{}' cannot have had {} updates.", name, count));
+  }
+  const int64_t i = impl_->model.index_of(name);
+  impl_->complete_update("Engine::set_parameter_steps");
+  auto& counts = impl_->update->steps();
+  counts[static_cast<size_t>(i)] = count;
+  impl_->steps = *std::max_element(counts.begin(), counts.end());
 }
 
 void Engine::set_optimizer_state(std::string_view name, std::string_view state,

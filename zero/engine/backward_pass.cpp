@@ -1,0 +1,119 @@
+#include "zero/engine/backward_pass.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
+
+namespace zero {
+
+namespace {
+
+// The pass that an engine has marked on this thread. Autograd runs the graphs of CPU tensors on the
+// thread that calls it.
+thread_local const BackwardPass* marked_here = nullptr;
+
+}  // namespace
+
+// What autograd holds to call back. Where it goes without having been called, the pass has thrown.
+// The engine may be gone by then.
+class BackwardPass::Ending {
+ public:
+  explicit Ending(BackwardPass& pass) : pass_(&pass) {}
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+  ~Ending() {
+    if (auto* pass = std::exchange(pass_, nullptr)) pass->fail_unmarked();
+  }
+  void complete() {
+    if (auto* pass = std::exchange(pass_, nullptr)) pass->end_unmarked();
+  }
+  void forget() { pass_ = nullptr; }
+
+ private:
+  BackwardPass* pass_;
+};
+
+BackwardPass::BackwardPass(GradientSink& sink, Steps steps)
+    : sink_(sink), steps_(std::move(steps)) {}
+
+BackwardPass::~BackwardPass() {
+  if (const auto ending = ending_.lock()) ending->forget();
+}
+
+void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
+                       const std::function<void()>& passes) {
+  {
+    const std::lock_guard lock(mutex_);
+    // One that autograd has not let go of yet has thrown.
+    if (const auto ending = ending_.lock()) {
+      ending->forget();
+      ending_.reset();
+      steps_.fail();
+    }
+    steps_.begin(holds, shared);
+    marked_ = true;
+  }
+  const auto* outer = std::exchange(marked_here, this);
+  try {
+    passes();
+    steps_.end();
+  } catch (...) {
+    marked_here = outer;
+    marked_ = false;
+    steps_.fail();
+    throw;
+  }
+  marked_here = outer;
+  marked_ = false;
+}
+
+void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
+  if (variable.grad().defined()) begin_unmarked();
+  sink_.arrive(parameter, variable);
+}
+
+at::Tensor BackwardPass::place(int64_t parameter) {
+  begin_unmarked();
+  return sink_.place(parameter);
+}
+
+// Unless a pass is under way, or it is another engine's, or there is none.
+void BackwardPass::begin_unmarked() {
+  if (marked_here != nullptr || torch::autograd::get_current_graph_task_id() < 0) return;
+  const std::lock_guard lock(mutex_);
+  if (marked_ || !ending_.expired()) return;
+  steps_.check_unmarked();
+  const auto ending = std::make_shared<Ending>(*this);
+  torch::autograd::Engine::get_default_engine().queue_callback([ending] { ending->complete(); });
+  ending_ = ending;
+  try {
+    steps_.begin(false, {});
+  } catch (...) {
+    ending->forget();
+    ending_.reset();
+    throw;
+  }
+}
+
+void BackwardPass::end_unmarked() {
+  const std::lock_guard lock(mutex_);
+  ending_.reset();
+  try {
+    steps_.end();
+  } catch (...) {
+    steps_.fail();
+    throw;
+  }
+}
+
+void BackwardPass::fail_unmarked() noexcept {
+  const std::lock_guard lock(mutex_);
+  ending_.reset();
+  try {
+    steps_.fail();
+  } catch (const std::exception&) {  // what the pass has thrown is what the user sees
+  }
+}
+
+}  // namespace zero
