@@ -1,0 +1,21 @@
+"""ZeRO stages 0 to 3 for ordinary PyTorch loops.
+
+    opt = libzero.shard(model, torch.optim.AdamW(model.parameters(), lr=3e-4), stage=3)
+    loss.backward(); opt.step(); opt.zero_grad()
+
+docs/python.md tells the rest."""
+
+from . import _torch_release  # first: says which torch is needed
+import torch  # noqa: F401  before the extension, which uses its libraries
+
+from ._C import CheckpointError, CommError, ConfigError, Error, Group, NotFinite, OutOfMemory, StoreError
+from ._build import checkpoint, init
+from ._compile import backend
+from ._group import group
+from ._shard import Gathered, ShardedOptimizer, gathered, shard
+
+__all__ = [
+    "CheckpointError", "CommError", "ConfigError", "Error", "Gathered", "Group", "NotFinite", "OutOfMemory",
+    "ShardedOptimizer", "StoreError", "backend", "checkpoint", "gathered", "group", "init", "shard",
+]  # fmt: skip
+__version__ = _torch_release.version

@@ -1,0 +1,488 @@
+"""`shard`: a model and a torch optimizer go in, a torch optimizer whose states are partitioned over ranks comes out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import _C, _options, _tensor, _zero1
+from ._C import ConfigError, Error
+from ._config import text_of
+from ._group import group as _group
+
+# The optimizer that a parameter belongs to, while both live.
+_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def owner_of(parameter: torch.Tensor) -> ShardedOptimizer | None:
+    """The optimizer that `shard` made for this parameter, while it is open."""
+    reference = _owners.get(parameter)
+    optimizer = reference() if reference is not None else None
+    return optimizer if optimizer is not None and optimizer.open else None
+
+
+def shard(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    config: dict[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    group: _C.Group | None = None,
+    lenient: bool = False,
+    native: bool = True,
+    **keywords: Any,
+) -> ShardedOptimizer:
+    """Shards `model`'s states over the ranks, and returns the optimizer that trains it.
+
+        opt = libzero.shard(model, torch.optim.AdamW(model.parameters(), lr=3e-4), stage=3)
+        for x, y in loader:
+            loss = loss_of(model(x), y)
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+
+    `optimizer` says what is to be done (its groups and their hyper-parameters) and is used no more; None: what the
+    configuration's `optimizer` section says. AdamW, Adam, SGD and Adagrad run as the engine's own. Any other, and all
+    with `native=False`, runs as it is, with each rank updating its part of the parameters (ZeRO-1): at stages 0 and 1
+    alone.
+
+    `config`: a dict or a file with DeepSpeed's keys; `keywords`: top-level keys, `stage=3` for
+    zero_optimization.stage, `bf16=True` for bf16.enabled. `lenient`: what libzero does not have becomes a warning.
+
+    All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
+    stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
+    CommError; the model is then as it was."""
+    return ShardedOptimizer(model, optimizer, text_of(config, keywords), group or _group(), lenient, native)
+
+
+class _Empty(torch.optim.Optimizer):
+    """Stands in where the configuration names the optimizer."""
+
+    def __init__(self, model: torch.nn.Module, lr: float) -> None:
+        super().__init__([p for p in model.parameters() if p.requires_grad], {"lr": lr})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """What `shard` returns: a torch.optim.Optimizer with the groups of the one that it was given, so that torch's
+    learning-rate schedulers act on it. Made by `shard`.
+
+    Functions marked "collective" talk to the other ranks: all ranks call them, in the same order."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        config: str,
+        group: _C.Group,
+        lenient: bool,
+        native: bool,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"libzero.shard was given a {type(optimizer).__name__} as the optimizer; it must be a "
+                "torch.optim.Optimizer over the model's parameters, or None."
+            )
+        if isinstance(optimizer, ShardedOptimizer):
+            raise ConfigError("libzero.shard was given an optimizer that it made itself. Give it torch's own.")
+        if optimizer is not None and any(optimizer.state.values()):
+            raise ConfigError(
+                "The torch optimizer has stepped already, and its states would be lost. Give libzero.shard a new one, "
+                "then load the states: opt.load_state_dict(old.state_dict())."
+            )
+        _tensor.install()
+        self.group = group
+        self._model = weakref.ref(model)
+        named = list(model.named_parameters(remove_duplicate=False))
+        names = {id(parameter): name for name, parameter in reversed(named)}
+        groups = _options.groups_of(optimizer, names) if optimizer is not None and native else None
+        self._zero1: _zero1.PartitionedUpdates | None = None
+        if optimizer is not None and groups is None:
+            self._zero1 = _zero1.PartitionedUpdates(optimizer, group)
+            groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
+        weak = self._model
+
+        def again() -> list[tuple[str, torch.Tensor]] | None:
+            alive = weak()
+            return None if alive is None else list(alive.named_parameters(remove_duplicate=False))
+
+        self._engine = _C.Engine(
+            named, list(model.named_buffers(remove_duplicate=False)), again, groups or [], config, lenient, group
+        )
+        if group.rank == 0:
+            for text in self._engine.warnings:
+                warnings.warn(text, stacklevel=4)
+        self._states = _options.STATES.get(type(optimizer), ())
+        if optimizer is None:
+            optimizer = _Empty(model, self._engine.lr(0))
+        self._kind = type(optimizer).__name__
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._fixed = [_options.fixed_of(each) for each in self.param_groups]
+        self._betas = [each.get("betas") for each in self.param_groups]
+        self._names = names
+        self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
+        for parameter in model.parameters():
+            _owners[parameter] = weakref.ref(self)
+        _tensor.guard(optimizer, self)
+
+    # --- Training.
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """`loss.backward()`, with the loss scaled where it must be (fp16). Collective at stages 2 and 3, as
+        loss.backward() is."""
+        self._engine.backward(loss)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """For `opt.scale(loss).backward()` in fp16; the loss itself where nothing is scaled."""
+        return self._engine.scale(loss)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates the parameters from the gradients since the last call. With gradient_accumulation_steps of k in the
+        configuration it counts a micro-batch, and updates at every k-th call. Without that key any number of backward
+        passes may come before it. Returns what `closure` returned. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._follow_groups()
+        if self._zero1 is not None:
+            self._zero1.before_step(self)
+        self._result = self._engine.step()
+        if self._zero1 is not None:
+            self._zero1.after_step(self, self._result)
+        return loss
+
+    def _follow_groups(self) -> None:
+        for index, group in enumerate(self.param_groups):
+            if self._zero1 is not None:
+                continue
+            self._engine.set_lr(float(group["lr"]), index)
+            if group.get("betas") != self._betas[index]:
+                self._betas[index] = group["betas"]
+                self._engine.set_betas(float(group["betas"][0]), float(group["betas"][1]), index)
+            now = _options.fixed_of(group)
+            for key, value in self._fixed[index].items():
+                if now.get(key) != value:
+                    raise Error(
+                        f"'{key}' of parameter group {index} was changed from {value!r} to {now.get(key)!r}; of a "
+                        "sharded optimizer only `lr` and `betas` may change. Set it before libzero.shard."
+                    )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last `step`; in the middle of an accumulation those of all its micro-batches.
+        Right behind `step` there is nothing to drop, and what it has counted stays."""
+        if self._engine.passed:
+            self._engine.zero_grad()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clips the gradients to this norm from the next `step` on, and returns the norm of those of now, before
+        clipping. For each step's norm alone `grad_norm` costs nothing. Collective."""
+        self._engine.set_gradient_clipping(float(max_norm))
+        norms = torch.tensor(self._engine.group_norms(), dtype=torch.float64)
+        return norms.pow(2).sum().sqrt().to(torch.float32)
+
+    def set_gradient_clipping(self, max_norm: float) -> None:
+        """The largest gradient norm from the next `step` on; 0: nothing is clipped."""
+        self._engine.set_gradient_clipping(float(max_norm))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if "_fixed" in self.__dict__:
+            raise Error(
+                "A parameter group cannot be added to a sharded optimizer. Make the torch optimizer with all groups, "
+                "then call libzero.shard."
+            )
+        super().add_param_group(param_group)
+
+    # --- What a step was.
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the mean gradient over all ranks in the last update, before clipping."""
+        return self._result["grad_norm"] if self._result["boundary"] else None
+
+    @property
+    def updated(self) -> bool:
+        """The last `step` has changed the weights: it was no micro-batch in the middle of an accumulation, and no
+        gradient was infinite or NaN."""
+        return bool(self._result["updated"])
+
+    @property
+    def steps(self) -> int:
+        """Updates so far."""
+        return int(self._engine.steps)
+
+    @property
+    def loss_scale(self) -> float:
+        """The loss scale of the next step; 1 where losses are not scaled."""
+        return float(self._engine.loss_scale)
+
+    # --- States by name.
+
+    def name_of(self, parameter: str | torch.Tensor) -> str:
+        """The name of a parameter that is given by its tensor (or by its name)."""
+        if isinstance(parameter, str):
+            return parameter
+        try:
+            return self._names[id(parameter)]
+        except KeyError:
+            raise ConfigError(
+                "The tensor is no parameter of the model that was given to libzero.shard."
+            ) from None
+
+    def parameter(self, parameter: str | torch.Tensor) -> torch.Tensor:
+        """A whole parameter in fp32 (the master weights). Collective."""
+        return self._engine.parameter(self.name_of(parameter))
+
+    def set_parameter(self, parameter: str | torch.Tensor, value: torch.Tensor) -> None:
+        """Sets it, to the same value on every rank. Collective."""
+        self._engine.set_parameter(self.name_of(parameter), value)
+
+    def gradient(self, parameter: str | torch.Tensor) -> torch.Tensor | None:
+        """The whole mean gradient over ranks so far, in fp32, before clipping; None where no rank has one. Between
+        backward and `step`. Collective."""
+        return self._engine.gradient(self.name_of(parameter))
+
+    def set_gradient(self, parameter: str | torch.Tensor, value: torch.Tensor) -> None:
+        """Puts a mean gradient in the place of what backward has brought. Collective."""
+        self._engine.set_gradient(self.name_of(parameter), value)
+
+    def optimizer_state(self, parameter: str | torch.Tensor, state: str) -> torch.Tensor:
+        """A whole state of the optimizer, by torch's name ("exp_avg"). Collective."""
+        return self._engine.optimizer_state(self.name_of(parameter), state)
+
+    def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
+        """Sets it. Collective."""
+        self._engine.set_optimizer_state(self.name_of(parameter), state, value)
+
+    def gathered(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor] | None = None,
+        write: bool = False,
+        modifier_rank: int | None = None,
+    ) -> Gathered:
+        """`with opt.gathered(parameters): ...`: they are whole on this rank inside, for code that reaches for their
+        memory; all of the model's without `parameters`. With `write` what is written there counts on leaving, which
+        is collective: `modifier_rank`'s values for all, or else the same on every rank."""
+        return Gathered(self._engine, _list_of(parameters), write, modifier_rank)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """What `model.state_dict()` of a model that is not sharded holds, on rank 0; {} on the others. Needs memory
+        for the whole model there. Collective."""
+        model = self._model()
+        if model is None:
+            raise Error("The model is gone: its state dict cannot be made.")
+        values: dict[str, torch.Tensor] = {}
+
+        def keep(name: str, value: torch.Tensor) -> None:
+            values[name] = value.detach().clone()
+
+        self._engine.visit_parameters(keep)
+        if self.group.rank != 0:
+            return {}
+        by_tensor = {id(parameter): name for name, parameter in model.named_parameters()}
+        whole = model.state_dict(keep_vars=True)
+        return {
+            name: values[by_tensor[id(value)]] if id(value) in by_tensor else _plain(value)
+            for name, value in whole.items()
+        }
+
+    # --- Saving.
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """In torch's own format, which torch's optimizer of the same kind loads: whole on rank 0, without states on
+        the others. `save` writes shards, and needs no memory for the whole. Collective."""
+        if self._zero1 is not None:
+            return self._zero1.state_dict(self)
+        first = self.group.rank == 0
+        packed = super().state_dict()
+        packed["state"] = {}
+        index = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                name = self.name_of(parameter)
+                steps = self._engine.parameter_steps(name) if parameter.requires_grad else 0
+                if steps:
+                    states: dict[str, Any] = {"step": torch.tensor(float(steps))}
+                    for state in self._state_names(group):
+                        value = self._engine.optimizer_state(name, state)
+                        if first:
+                            states[state] = value
+                    if first:
+                        packed["state"][index] = states
+                index += 1
+        return packed
+
+    def _state_names(self, group: dict[str, Any]) -> Sequence[str]:
+        if self._kind == "SGD" and not group["momentum"]:
+            return ()
+        if not self._states:
+            raise Error(
+                "state_dict of an optimizer that the configuration has chosen has no torch format. Use "
+                "opt.save(folder) or opt.save_full(file)."
+            )
+        return self._states
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict`, or torch's own optimizer of the same kind, has saved: rank 0's counts, whatever the
+        others give. Collective."""
+        if self._zero1 is not None:
+            self._zero1.load_state_dict(self, state_dict)
+            return
+        _zero1.check_groups(self, state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"]):
+            for key, value in saved.items():
+                if key == "lr" or key == "betas" or key == "initial_lr":
+                    group[key] = value
+        index = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._load_states(self.name_of(parameter), parameter, group, state_dict["state"].get(index, {}))
+                index += 1
+
+    def _load_states(
+        self, name: str, parameter: torch.Tensor, group: dict[str, Any], states: dict[str, Any]
+    ) -> None:
+        if not parameter.requires_grad:
+            return
+        count = torch.tensor([float(states.get("step", 1 if states else 0))], dtype=torch.float64)
+        self.group.broadcast(count, 0, "load_state_dict")
+        steps = int(count.item())
+        for state in self._state_names(group) if steps else ():
+            value = torch.zeros(parameter.shape)
+            if self.group.rank == 0 and states.get(state) is not None:
+                value.copy_(states[state])
+            flat = value.view(-1)
+            self.group.broadcast(flat, 0, "load_state_dict")
+            self._engine.set_optimizer_state(name, state, value)
+        self._engine.set_parameter_steps(name, steps)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.
+        Collective."""
+        self._engine.save(os.fspath(folder))
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """What `save` wrote at as many ranks and the same stage. Collective."""
+        self._engine.load(os.fspath(folder))
+
+    def save_full(self, file: str | os.PathLike[str]) -> None:
+        """Weights and states, whole, to one safetensors file, which loads at any stage and number of ranks.
+        Collective."""
+        self._engine.save_full(os.fspath(file))
+
+    def load_full(self, file: str | os.PathLike[str]) -> None:
+        """What `save_full` wrote. Collective."""
+        self._engine.load_full(os.fspath(file))
+
+    def load_weights(self, file: str | os.PathLike[str]) -> None:
+        """The parameters in any safetensors file; the optimizer begins anew. Collective."""
+        self._engine.load_weights(os.fspath(file))
+
+    # --- Accounts.
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes of this rank: by the formula of ZeRO ("formula", and "host" for what lies in the host tier), and as
+        counted ("now" and "peak" by category)."""
+        counted = self.group.memory()
+        return {
+            "formula": self._engine.memory_formula(),
+            "host": self._engine.host_memory_formula(),
+            "now": {name: both[0] for name, both in counted.items()},
+            "peak": {name: both[1] for name, both in counted.items()},
+        }
+
+    def traffic(self) -> dict[str, Any]:
+        """Bytes that this rank sends: by the formula in a step ("formula"), and as counted since the group was made
+        ("sent", by collective)."""
+        return {"formula": self._engine.traffic_formula(), "sent": self.group.traffic()}
+
+    def diverged_parameters(self) -> list[str]:
+        """The parameters that ranks should hold the same of and do not, by checksums. Collective."""
+        return self._engine.diverged_parameters()
+
+    # --- The end.
+
+    @property
+    def open(self) -> bool:
+        return "_engine" in self.__dict__ and self._engine.open
+
+    def close(self) -> None:
+        """Ends the sharding. At stages 0 to 2 the parameters stay whole; at stage 3 they are gone, and using one says
+        so: export them before. Collective at stage 3. Happens by itself when the optimizer goes."""
+        self._engine.close()
+
+    def __enter__(self) -> ShardedOptimizer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self.open:
+            return f"ShardedOptimizer({self._kind}, closed)"
+        return f"ShardedOptimizer({self._kind}, rank {self.group.rank} of {self.group.size}, {self.steps} steps)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Error(
+            "A sharded optimizer cannot be pickled or copied: its states are on all ranks. Use opt.state_dict(), "
+            "opt.save(folder) or opt.save_full(file)."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _list_of(parameters: torch.Tensor | Iterable[torch.Tensor] | None) -> list[torch.Tensor]:
+    if parameters is None:
+        return []
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+class Gathered:
+    """What `gathered` returns: a context manager."""
+
+    def __init__(
+        self, engine: _C.Engine, parameters: list[torch.Tensor], write: bool, modifier_rank: int | None
+    ) -> None:
+        self._engine, self._parameters, self._write, self._rank = engine, parameters, write, modifier_rank
+        self._scope: _C.Gathered | None = None
+
+    def __enter__(self) -> Gathered:
+        self._scope = self._engine.gathered(self._parameters, self._write, self._rank)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.close()
+
+
+def gathered(
+    parameters: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
+    write: bool = False,
+    modifier_rank: int | None = None,
+) -> Gathered:
+    """As `opt.gathered`, of the optimizer that the parameters (or a module's) belong to."""
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.parameters()
+    wanted = _list_of(parameters)
+    owners = {id(owner): owner for owner in map(owner_of, wanted) if owner is not None}
+    if len(owners) != 1:
+        raise ConfigError(
+            f"libzero.gathered was given parameters of {len(owners)} sharded models; they must be of one."
+            + ("" if owners else " Give the model to libzero.shard first.")
+        )
+    return next(iter(owners.values())).gathered(wanted, write, modifier_rank)

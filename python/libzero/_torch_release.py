@@ -1,0 +1,3 @@
+"""Which torch this package was built for."""
+
+version = "0.1.0"

@@ -1,0 +1,41 @@
+// What the binding's files share.
+//
+// Note [GIL]
+// A call of the engine may wait for other ranks, and autograd's threads need the GIL for hooks that
+// are written in Python: so every such call runs without it. An exception of such a hook crosses
+// C++ as python_error, and arrives in Python as itself.
+#pragma once
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+
+namespace zero::python {
+
+namespace py = pybind11;
+
+/// What `f` returns; it is called without the GIL.
+template <class F>
+auto released(F&& f) {
+  try {
+    const py::gil_scoped_release no_gil;
+    return std::forward<F>(f)();
+  } catch (python_error& error) {
+    error.restore();
+    throw py::error_already_set();
+  }
+}
+
+/// For a smart pointer whose object's end may wait for other ranks.
+template <class Pointer>
+void reset_released(Pointer& pointer) {
+  released([&] { pointer.reset(); });
+}
+
+void bind_errors(py::module_& module);
+void bind_group(py::module_& module);
+void bind_engine(py::module_& module);
+void bind_tensors(py::module_& module);
+
+}  // namespace zero::python

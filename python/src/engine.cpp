@@ -1,0 +1,275 @@
+// zero::Engine over tensors that Python's torch has made.
+#include "zero/engine/engine.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding.h"
+#include "zero/base/error.h"
+#include "zero/config/settings.h"
+#include "zero/engine/gathered.h"
+#include "zero/paging/pager.h"
+
+namespace zero::python {
+
+namespace {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+/// Names of parameters, and a configuration's `optimizer` section as JSON text.
+using Groups = std::vector<std::pair<std::vector<std::string>, std::string>>;
+
+Optimizer optimizer_of(const std::string& section) {
+  return *Config::parse("{\"optimizer\": " + section + "}", 1).optimizer;
+}
+
+/// Warnings of reading a configuration, which `parse` adds to `warnings`.
+Config parsed(const std::string& text, bool lenient, int ranks,
+              std::vector<std::string>& warnings) {
+  ReadOptions options;
+  options.lenient = lenient;
+  options.warn = [&](std::string_view warning) { warnings.emplace_back(warning); };
+  return Config::parse(text, ranks, "the configuration", options);
+}
+
+class PyEngine {
+ public:
+  PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
+           const std::string& config, bool lenient, const std::shared_ptr<comm::Group>& group) {
+    NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again)};
+    released([&] {
+      auto settings = parsed(config, lenient, group->size(), warnings);
+      std::vector<ParameterGroup> made;
+      for (const auto& [names, section] : groups)
+        made.push_back({.names = names, .optimizer = optimizer_of(section)});
+      if (made.empty()) {
+        if (!settings.optimizer) {
+          throw ConfigError(
+              "libzero.shard was given no optimizer, and the configuration has no `optimizer` "
+              "section. Pass a torch optimizer over the model's parameters, or add "
+              "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-4}}}.");
+        }
+        made.push_back({{}, *settings.optimizer});
+      }
+      engine_ = std::make_unique<Engine>(std::move(tensors), std::move(made), settings, group);
+    });
+  }
+  PyEngine(const PyEngine&) = delete;
+  PyEngine& operator=(const PyEngine&) = delete;
+  /// Where the interpreter ends while other ranks have failed, there is nobody to meet: `close` is
+  /// the place for that.
+  ~PyEngine() { close(); }
+
+  Engine& get() const {
+    if (!engine_) {
+      throw Error(
+          "This optimizer was closed (close(), or the end of its `with` block): its states are "
+          "gone.");
+    }
+    return *engine_;
+  }
+  bool open() const { return engine_ != nullptr; }
+  void close() {
+    if (engine_) reset_released(engine_);
+  }
+
+  std::vector<std::string> warnings;
+
+ private:
+  // `again` lists the module's parameters as they are now, or returns None once it is gone.
+  static std::function<NamedTensors()> lister(const py::function& again) {
+    // Dropped where the engine ends, without the GIL.
+    const std::shared_ptr<py::function> held(new py::function(again), [](py::function* function) {
+      const py::gil_scoped_acquire gil;
+      delete function;
+    });
+    return [held]() -> NamedTensors {
+      const py::gil_scoped_acquire gil;
+      const py::object list = (*held)();
+      if (list.is_none()) return {};
+      return {list.cast<Named>(), {}};
+    };
+  }
+
+  std::unique_ptr<Engine> engine_;
+};
+
+struct PyGathered {
+  std::unique_ptr<Gathered> scope;
+  ~PyGathered() {
+    if (scope) reset_released(scope);
+  }
+};
+
+py::dict dict_of(const StepResult& result) {
+  py::dict all;
+  all["boundary"] = result.boundary;
+  all["updated"] = result.updated;
+  all["grad_norm"] = result.grad_norm;
+  all["step"] = result.step;
+  all["loss_scale"] = result.loss_scale;
+  return all;
+}
+
+py::dict dict_of(const TrafficFormula& formula) {
+  py::dict all;
+  all["all_gather"] = formula.all_gather;
+  all["reduce_scatter"] = formula.reduce_scatter;
+  all["all_reduce"] = formula.all_reduce;
+  all["all_gather_link"] = formula.all_gather_link;
+  all["reduce_scatter_link"] = formula.reduce_scatter_link;
+  all["all_reduce_link"] = formula.all_reduce_link;
+  all["disk_read"] = formula.disk_read;
+  all["disk_written"] = formula.disk_written;
+  return all;
+}
+
+py::dict dict_of(const partition::LayoutMemory& memory) {
+  py::dict all;
+  all["parameters"] = memory.parameters;
+  all["gradients"] = memory.gradients;
+  all["optimizer"] = memory.optimizer;
+  return all;
+}
+
+py::object pager_of(PyEngine& self) {
+  const auto* pager = self.get().pager();
+  if (pager == nullptr) return py::none();
+  const auto counts = pager->counts();
+  py::dict all;
+  all["touches"] = counts.touches;
+  all["gathers"] = counts.gathers;
+  all["live_bytes"] = pager->live_bytes();
+  return all;
+}
+
+std::unique_ptr<PyGathered> gathered(PyEngine& self, const std::vector<at::Tensor>& parameters,
+                                     bool write, std::optional<int> modifier_rank) {
+  auto made = std::make_unique<PyGathered>();
+  released([&] {
+    made->scope = std::make_unique<Gathered>(
+        self.get(), parameters, write ? Gathered::Access::write : Gathered::Access::read,
+        modifier_rank);
+  });
+  return made;
+}
+
+void visit(PyEngine& self, const py::function& function) {
+  released([&] {
+    self.get().visit_parameters([&](const std::string& name, const at::Tensor& value) {
+      const py::gil_scoped_acquire gil;
+      function(name, value);
+    });
+  });
+}
+
+/// A function of the engine's that may wait for other ranks.
+template <class Result, class... Arguments>
+auto waiting(Result (Engine::*function)(Arguments...)) {
+  return [function](PyEngine& self, Arguments... arguments) -> Result {
+    return released([&] { return (self.get().*function)(arguments...); });
+  };
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  module.def(
+      "resolve",
+      [](const std::string& text, int ranks, bool lenient) {
+        std::vector<std::string> warnings;
+        const auto config = parsed(text, lenient, ranks, warnings);
+        return py::make_tuple(config.dump(), warnings);
+      },
+      py::arg("text"), py::arg("ranks"), py::arg("lenient"));
+  py::class_<PyGathered>(module, "Gathered").def("close", [](PyGathered& self) {
+    released([&] {
+      if (self.scope) self.scope->close();
+      self.scope.reset();
+    });
+  });
+  py::class_<PyEngine>(module, "Engine")
+      .def(py::init<Named, Named, const py::function&, const Groups&, const std::string&, bool,
+                    const std::shared_ptr<comm::Group>&>(),
+           py::arg("parameters"), py::arg("buffers"), py::arg("again"), py::arg("groups"),
+           py::arg("config"), py::arg("lenient"), py::arg("group"))
+      .def_readonly("warnings", &PyEngine::warnings)
+      .def_property_readonly("open", &PyEngine::open)
+      .def("close", &PyEngine::close)
+      .def("backward", waiting(&Engine::backward))
+      .def("scale", waiting(&Engine::scale))
+      .def("rehook", [](PyEngine& self) { self.get().rehook(); })
+      .def("step",
+           [](PyEngine& self) { return dict_of(released([&] { return self.get().step(); })); })
+      .def_property_readonly("passed", [](PyEngine& self) { return self.get().passed(); })
+      .def_property_readonly("micro_batches",
+                             [](PyEngine& self) { return self.get().micro_batches(); })
+      .def("zero_grad", waiting(&Engine::zero_grad))
+      .def("complete_update", waiting(&Engine::complete_update))
+      .def("set_lr", [](PyEngine& self, double lr, size_t index) { self.get().set_lr(lr, index); })
+      .def("lr", [](PyEngine& self, size_t index) { return self.get().lr(index); })
+      .def("set_betas", [](PyEngine& self, double beta1, double beta2,
+                           size_t index) { self.get().set_betas(beta1, beta2, index); })
+      .def("set_gradient_clipping",
+           [](PyEngine& self, double norm) { self.get().set_gradient_clipping(norm); })
+      .def("group_norms", waiting(&Engine::group_norms))
+      .def("set_buffer_policy",
+           [](PyEngine& self, const std::string& policy) {
+             if (policy != "per_rank" && policy != "rank_0" && policy != "average") {
+               throw ConfigError("The policy of buffers is \"" + policy +
+                                 "\"; it must be \"per_rank\", \"rank_0\" or \"average\".");
+             }
+             self.get().set_buffer_policy(policy == "rank_0"    ? BufferPolicy::rank_0
+                                          : policy == "average" ? BufferPolicy::average
+                                                                : BufferPolicy::per_rank);
+           })
+      .def("parameter", waiting(&Engine::parameter))
+      .def("set_parameter", waiting(&Engine::set_parameter))
+      .def("gradient",
+           [](PyEngine& self, std::string_view name) -> std::optional<at::Tensor> {
+             auto gradient = released([&] { return self.get().gradient(name); });
+             if (!gradient.defined()) return {};
+             return gradient;
+           })
+      .def("set_gradient", waiting(&Engine::set_gradient))
+      .def("optimizer_state", waiting(&Engine::optimizer_state))
+      .def("set_optimizer_state", waiting(&Engine::set_optimizer_state))
+      .def("parameter_steps",
+           [](PyEngine& self, std::string_view name) { return self.get().parameter_steps(name); })
+      .def("set_parameter_steps", waiting(&Engine::set_parameter_steps))
+      .def("visit_parameters", &visit)
+      .def("gathered", &gathered, py::arg("parameters"), py::arg("write"),
+           py::arg("modifier_rank"), py::keep_alive<0, 1>())
+      .def("save", waiting(&Engine::save))
+      .def("load", waiting(&Engine::load))
+      .def("save_full", waiting(&Engine::save_full))
+      .def("load_full", waiting(&Engine::load_full))
+      .def("load_weights", waiting(&Engine::load_weights))
+      .def("diverged_parameters",
+           [](PyEngine& self) {
+             const auto found = released([&] { return self.get().diverged_parameters(); });
+             std::vector<std::string> names;
+             for (const auto& each : found) names.push_back(each.parameter);
+             return names;
+           })
+      .def_property_readonly("config", [](PyEngine& self) { return self.get().config().dump(); })
+      .def_property_readonly("steps", [](PyEngine& self) { return self.get().steps(); })
+      .def_property_readonly("loss_scale", [](PyEngine& self) { return self.get().loss_scale(); })
+      .def_property_readonly("parameter_count",
+                             [](PyEngine& self) { return self.get().parameter_count(); })
+      .def_property_readonly("parameter_names",
+                             [](PyEngine& self) { return self.get().parameter_names(); })
+      .def("memory_formula", [](PyEngine& self) { return dict_of(self.get().memory_formula()); })
+      .def("host_memory_formula",
+           [](PyEngine& self) { return dict_of(self.get().host_memory_formula()); })
+      .def(
+          "traffic_formula",
+          [](PyEngine& self, bool updated) { return dict_of(self.get().traffic_formula(updated)); },
+          py::arg("updated") = true)
+      .def("pager", &pager_of);
+}
+
+}  // namespace zero::python
