@@ -13,9 +13,10 @@ _SWITCHED = ("bf16", "fp16")
 
 def text_of(config: dict[str, Any] | str | os.PathLike[str] | None, keywords: dict[str, Any]) -> str:
     """As JSON text. Keywords are top-level keys of the configuration and count more than the same key of `config`;
-    `stage=3` stands for zero_optimization.stage, and a bool for {"enabled": ...} of bf16 and fp16."""
+    `stage=3` stands for zero_optimization.stage, and a bool for {"enabled": ...} of bf16 and fp16. A configuration has
+    DeepSpeed's defaults; without one gradients are not clipped."""
     if config is None:
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"gradient_clipping": 0}  # as in PyTorch: nothing is clipped unasked
     elif isinstance(config, dict):
         settings = dict(config)
     else:

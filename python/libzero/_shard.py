@@ -52,7 +52,8 @@ def shard(
     alone.
 
     `config`: a dict or a file with DeepSpeed's keys; `keywords`: top-level keys, `stage=3` for
-    zero_optimization.stage, `bf16=True` for bf16.enabled. `lenient`: what libzero does not have becomes a warning.
+    zero_optimization.stage, `bf16=True` for bf16.enabled. A configuration that does not say otherwise clips gradients
+    to a norm of 1, as DeepSpeed does; keywords alone clip nothing. `lenient`: what libzero does not have becomes a warning.
 
     All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
@@ -94,7 +95,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         if isinstance(optimizer, ShardedOptimizer):
             raise ConfigError("libzero.shard was given an optimizer that it made itself. Give it torch's own.")
-        if optimizer is not None and any(optimizer.state.values()):
+        if optimizer is not None and any(
+            states and float(states.get("step", 1)) > 0 for states in optimizer.state.values()
+        ):
             raise ConfigError(
                 "The torch optimizer has stepped already, and its states would be lost. Give libzero.shard a new one, "
                 "then load the states: opt.load_state_dict(old.state_dict())."

@@ -30,7 +30,7 @@ def install() -> None:
 def _copying(method: Any) -> Any:
     # These reach for the memory without an operator: they get a copy.
     def wrapped(self: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        if _C.is_sharded(self):
+        if _C.is_sharded(self) and not _C.is_gathered(self):
             with torch.no_grad():
                 copy = self.detach().clone()
             self = torch.nn.Parameter(copy, self.requires_grad) if type(self) is torch.nn.Parameter else copy

@@ -35,11 +35,38 @@ Config parsed(const std::string& text, bool lenient, int ranks,
   return Config::parse(text, ranks, "the configuration", options);
 }
 
+// Torch's bindings make a RuntimeError of what they do not know: so an error of libzero's that
+// leaves through torch does so as Python's exception.
+template <class Error>
+void raise_as(const Error& error, const char* name) {
+  const py::gil_scoped_acquire gil;
+  PyErr_SetString(py::module_::import("libzero._C").attr(name).ptr(), error.what());
+  python_error raised;
+  raised.persist();
+  throw raised;
+}
+
+void rethrow() {
+  try {
+    throw;
+  } catch (const ConfigError& error) {
+    raise_as(error, "ConfigError");
+  } catch (const CommError& error) {
+    raise_as(error, "CommError");
+  } catch (const StoreError& error) {
+    raise_as(error, "StoreError");
+  } catch (const OutOfMemory& error) {
+    raise_as(error, "OutOfMemory");
+  } catch (const Error& error) {
+    raise_as(error, "Error");
+  }
+}
+
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
            const std::string& config, bool lenient, const std::shared_ptr<comm::Group>& group) {
-    NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again)};
+    NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again), &rethrow};
     released([&] {
       auto settings = parsed(config, lenient, group->size(), warnings);
       std::vector<ParameterGroup> made;
@@ -241,8 +268,8 @@ void bind_engine(py::module_& module) {
            [](PyEngine& self, std::string_view name) { return self.get().parameter_steps(name); })
       .def("set_parameter_steps", waiting(&Engine::set_parameter_steps))
       .def("visit_parameters", &visit)
-      .def("gathered", &gathered, py::arg("parameters"), py::arg("write"),
-           py::arg("modifier_rank"), py::keep_alive<0, 1>())
+      .def("gathered", &gathered, py::arg("parameters"), py::arg("write"), py::arg("modifier_rank"),
+           py::keep_alive<0, 1>())
       .def("save", waiting(&Engine::save))
       .def("load", waiting(&Engine::load))
       .def("save_full", waiting(&Engine::save_full))

@@ -49,6 +49,10 @@ void bind_tensors(py::module_& module) {
     return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
            paging::page_of(tensor) != nullptr;
   });
+  module.def("is_gathered", [](const at::Tensor& tensor) {
+    const auto* page = paging::page_of(tensor);
+    return page != nullptr && page->pager->pinned(page->unit);
+  });
   py::class_<Pins>(module, "Pins").def("release", [](Pins& pins) {
     released([&] { pins.held.clear(); });
   });

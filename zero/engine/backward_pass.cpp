@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "zero/base/error.h"
+
 namespace zero {
 
 namespace {
@@ -26,7 +28,7 @@ class BackwardPass::Ending {
     if (auto* pass = std::exchange(pass_, nullptr)) pass->fail_unmarked();
   }
   void complete() {
-    if (auto* pass = std::exchange(pass_, nullptr)) pass->end_unmarked();
+    if (auto* pass = std::exchange(pass_, nullptr)) pass->leaving([&] { pass->end_unmarked(); });
   }
   void forget() { pass_ = nullptr; }
 
@@ -68,14 +70,29 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
   marked_ = false;
 }
 
+// What `f` throws leaves through LibTorch.
+template <class F>
+std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
+  try {
+    return f();
+  } catch (const Error&) {
+    if (steps_.rethrow) steps_.rethrow();
+    throw;
+  }
+}
+
 void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
-  if (variable.grad().defined()) begin_unmarked();
-  sink_.arrive(parameter, variable);
+  leaving([&] {
+    if (variable.grad().defined()) begin_unmarked();
+    sink_.arrive(parameter, variable);
+  });
 }
 
 at::Tensor BackwardPass::place(int64_t parameter) {
-  begin_unmarked();
-  return sink_.place(parameter);
+  return leaving([&] {
+    begin_unmarked();
+    return sink_.place(parameter);
+  });
 }
 
 // Unless a pass is under way, or it is another engine's, or there is none.

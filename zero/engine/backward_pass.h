@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "zero/engine/model.h"
@@ -38,6 +39,8 @@ class BackwardPass final : public GradientSink {
     std::function<void()> fail;
     /// A pass that nobody has marked is to begin: throws where it may not.
     std::function<void()> check_unmarked;
+    /// As NamedTensors::rethrow.
+    std::function<void()> rethrow{};
   };
 
   /// Gradients of a pass go to `sink`, which outlives this; so do those that come in none.
@@ -55,6 +58,8 @@ class BackwardPass final : public GradientSink {
 
  private:
   class Ending;
+  template <class F>
+  std::invoke_result_t<F> leaving(F&& f);
   void begin_unmarked();
   void end_unmarked();
   void fail_unmarked() noexcept;

@@ -164,15 +164,16 @@ void Engine::Impl::make_gather() {
   };
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
-      GatherFlow::Options{.live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
-                          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-                          .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
-                          .slice_bytes = slice_bytes,
-                          .wire = chosen(links.weights),
-                          .frozen_wire = chosen(links.frozen_weights),
-                          .complete = [this](int64_t unit, bool beforehand) {
-                            return schedule->complete(unit, beforehand);
-                          }});
+      GatherFlow::Options{
+          .live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
+          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
+          .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
+          .slice_bytes = slice_bytes,
+          .wire = chosen(links.weights),
+          .frozen_wire = chosen(links.frozen_weights),
+          .complete = [this](int64_t unit,
+                             bool beforehand) { return schedule->complete(unit, beforehand); },
+          .rethrow = model.rethrow()});
 }
 
 void Engine::Impl::make_reduce() {
@@ -373,7 +374,8 @@ void Engine::Impl::make_pass() {
     passed = false;
   };
   pass = std::make_unique<BackwardPass>(
-      *reduce, BackwardPass::Steps{begin, end, fail, [this] { check_unmarked(); }});
+      *reduce,
+      BackwardPass::Steps{begin, end, fail, [this] { check_unmarked(); }, model.rethrow()});
 }
 
 void Engine::Impl::check_unmarked() {

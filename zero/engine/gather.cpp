@@ -79,7 +79,8 @@ void GatherFlow::start(const std::vector<at::Tensor>& parameters) {
   pager_ = std::make_unique<paging::Pager>(
       layout_, parameters, *this, group_.ledger(),
       paging::PagerOptions{.budget_bytes = options_.live_bytes,
-                           .prefetch_bytes = options_.prefetch_bytes});
+                           .prefetch_bytes = options_.prefetch_bytes,
+                           .rethrow = options_.rethrow});
   for (int64_t u = 0; u < layout_.unit_count(); ++u) publish(u);
 }
 

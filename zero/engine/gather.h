@@ -64,6 +64,8 @@ class GatherFlow final : public paging::UnitSource {
     /// Called before a slice on disk is read for a gather: completes its update. To be asked
     /// `beforehand`, it does not wait, and says whether the slice may be read.
     std::function<bool(int64_t unit, bool beforehand)> complete;
+    /// As PagerOptions::rethrow.
+    std::function<void()> rethrow{};
   };
 
   /// `table` outlives this.

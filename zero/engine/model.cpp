@@ -105,7 +105,7 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
 };
 
 Model::Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups)
-    : list_again_(std::move(tensors.again)) {
+    : list_again_(std::move(tensors.again)), rethrow_(std::move(tensors.rethrow)) {
   take_names(tensors);
   assign_groups(groups);
 }

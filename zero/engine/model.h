@@ -91,6 +91,9 @@ class Model {
   /// Its module has running statistics in fp32, and computes in that: Note [Buffers].
   bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
 
+  /// As NamedTensors::rethrow.
+  const std::function<void()>& rethrow() const { return rethrow_; }
+
   /// By parameter group.
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
   /// By parameter: its group.
@@ -191,6 +194,7 @@ class Model {
   std::vector<Optimizer> optimizers_;
   std::vector<size_t> group_of_;
   std::function<NamedTensors()> list_again_;
+  std::function<void()> rethrow_;
   std::vector<int64_t> versions_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // of tied ones
   GradientSink* sink_ = nullptr;

@@ -19,6 +19,10 @@ struct NamedTensors {
   /// once the module is gone. Null where that cannot be known (a module that was given by
   /// reference).
   std::function<NamedTensors()> again = {};
+  /// Called in the handler of an exception that leaves through LibTorch (an operator on a sharded
+  /// parameter, a backward pass): may throw it as something else, which the program's language
+  /// knows. Null: it leaves as it is.
+  std::function<void()> rethrow = {};
 };
 
 /// The parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a

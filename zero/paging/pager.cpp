@@ -86,6 +86,15 @@ Pager::Pin Pager::pin(int64_t unit) {
 }
 
 Pager::Pin Pager::touch(std::span<const int64_t> units, bool differentiable) {
+  try {
+    return touched(units, differentiable);
+  } catch (const Error&) {
+    if (options_.rethrow) options_.rethrow();
+    throw;
+  }
+}
+
+Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
   std::unique_lock lock(mutex_);
   counts_.touches += static_cast<int64_t>(units.size());
   Pin pin(this, {}, Plan::kNever);
@@ -334,6 +343,11 @@ std::vector<int64_t> Pager::dirty() const {
 void Pager::release_all() {
   std::lock_guard lock(mutex_);
   evict_all();
+}
+
+bool Pager::pinned(int64_t unit) const {
+  const std::lock_guard lock(mutex_);
+  return state(unit).pins > 0;
 }
 
 void Pager::check_unpinned() const {

@@ -66,6 +66,9 @@ struct PagerOptions {
   /// Bytes that may be gathered ahead of their use, within the budget.
   int64_t prefetch_bytes = 0;
   Category category = Category::gathered_units;
+  /// Called in the handler of what a touch throws: may throw it as something else. Null: it leaves
+  /// as it is.
+  std::function<void()> rethrow{};
 };
 
 /// Counts since construction.
@@ -125,6 +128,8 @@ class Pager {
   /// The same, which stay written.
   std::vector<int64_t> dirty() const;
 
+  /// Something keeps it present: an operator under way, a scope.
+  bool pinned(int64_t unit) const;
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();
   /// Throws Error naming a pinned unit's first parameter, if there is one.
@@ -167,6 +172,7 @@ class Pager {
     std::list<int64_t>::iterator recency;  // valid while present
   };
 
+  Pin touched(std::span<const int64_t> units, bool differentiable);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);

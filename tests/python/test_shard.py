@@ -1,0 +1,405 @@
+"""libzero.shard in plain loops, on one, two and three ranks: against PyTorch itself, between stages, over saves."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import support
+
+support.need("torch", "libzero")
+import torch  # noqa: E402
+
+import libzero  # noqa: E402
+
+Optimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
+
+class Net(torch.nn.Module):
+    """Layers whose sizes nothing divides, a tied weight, a norm with statistics, a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.a = torch.nn.Linear(7, 33)
+        self.norm = torch.nn.LayerNorm(33)
+        self.b = torch.nn.Linear(33, 33)
+        self.tied = torch.nn.Linear(33, 33)
+        self.tied.weight = self.b.weight
+        self.frozen = torch.nn.Linear(33, 33).requires_grad_(False)
+        self.c = torch.nn.Linear(33, 3)
+        self.register_buffer("shift", torch.full((3,), 0.25))
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.b(self.norm(self.a(x))))
+        return self.c(torch.tanh(self.frozen(torch.tanh(self.tied(h))))) + self.shift
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(6, 7, generator=generator), torch.randn(6, 3, generator=generator)
+
+
+def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    return torch.nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
+
+
+def grouped(kind: Any, **options: Any) -> Optimizer:
+    """Two groups with rates of their own; no decay for vectors."""
+
+    def make(model: torch.nn.Module) -> torch.optim.Optimizer:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return kind(
+            [
+                {"params": [p for p in trained if p.dim() > 1]},
+                {"params": [p for p in trained if p.dim() < 2], "lr": 2e-2, "weight_decay": 0.0},
+            ],
+            lr=1e-2,
+            weight_decay=0.05,
+            **options,
+        )
+
+    return make
+
+
+OPTIMIZERS = {
+    "AdamW": grouped(torch.optim.AdamW, betas=(0.8, 0.95)),
+    "Adam": grouped(torch.optim.Adam),
+    "SGD": grouped(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "SGD without momentum": grouped(torch.optim.SGD),
+    "Adagrad": grouped(torch.optim.Adagrad, lr_decay=0.01, initial_accumulator_value=0.1),
+}
+SMALL = {"unit_bytes": 1500, "stage3_max_live_parameters": 0}
+
+
+FIXED = 10**9  # the cycle of a schedule that changes no rate: those are not in saves
+
+
+def settings(stage: int, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **SMALL}, "gradient_clipping": 0, **more}
+
+
+def train(opt: libzero.ShardedOptimizer, model: torch.nn.Module, first: int, steps: int, cycle: int = 10) -> list[Any]:
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, cycle)
+    seen = []
+    for step in range(first, first + steps):
+        loss = loss_of(model, opt.group.rank, step)
+        loss.backward()
+        assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+        opt.step()
+        opt.zero_grad()
+        scheduler.step()
+        seen.append((loss.item(), opt.grad_norm))
+    return seen
+
+
+def plain(make: Optimizer, ranks: int, steps: int, clip: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """PyTorch alone, with the batches of all ranks."""
+    model = Net()
+    optimizer = make(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    norms = []
+    for step in range(steps):
+        (sum(loss_of(model, rank, step) for rank in range(ranks)) / ranks).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return norms, model.state_dict()
+
+
+def test_equals_pytorch_and_every_stage() -> None:
+    group = libzero.group()
+    for name, make in OPTIMIZERS.items():
+        norms, weights = plain(make, group.size, 6, 0.5)
+        first: Any = None
+        for stage in range(4):
+            model = Net()
+            opt = libzero.shard(model, make(model), settings(stage), gradient_clipping=0.5)
+            seen = train(opt, model, 0, 6)
+            got = opt.full_state_dict()
+            bits = (seen, {key: value.clone() for key, value in got.items()})
+            if first is None:
+                first = bits
+                for mine, theirs in zip(seen, norms):
+                    assert abs(mine[1] - theirs) <= 1e-5 * theirs, (name, mine, theirs)
+                if group.rank == 0:
+                    assert list(got) == list(weights), "the names, in PyTorch's order"
+                    for key, value in weights.items():
+                        torch.testing.assert_close(got[key], value, rtol=2e-5, atol=2e-6, msg=f"{name}: {key}")
+            support.equal(bits, first, f"{name}, stage {stage}")
+            assert opt.memory()["formula"]["optimizer"] == opt.memory()["now"]["optimizer"]
+            opt.close()
+
+
+def test_accumulation_by_the_configuration_and_by_hand() -> None:
+    group = libzero.group()
+    for stage in range(4):
+        runs = []
+        for by_hand in (False, True):
+            model = Net()
+            keys = {} if by_hand else {"gradient_accumulation_steps": 4}
+            opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(stage, **keys))
+            norms = []
+            for step in range(12):
+                loss = loss_of(model, group.rank, step)
+                (loss / 4 if by_hand else loss).backward()
+                if not by_hand or step % 4 == 3:
+                    opt.step()
+                    opt.zero_grad()  # in the middle of an accumulation there is nothing to drop
+                if step % 4 == 3:
+                    norms.append(opt.grad_norm)
+                    assert opt.updated
+                elif not by_hand:
+                    assert opt.grad_norm is None and not opt.updated
+            assert opt.steps == 3
+            runs.append((norms, opt.full_state_dict()))
+            opt.close()
+        for mine, theirs in zip(runs[0][0], runs[1][0]):
+            assert abs(mine - theirs) <= 1e-6 * theirs, (stage, mine, theirs)
+
+
+def test_zero_grad_drops_what_came() -> None:
+    group = libzero.group()
+    for stage in range(4):
+        runs = []
+        for disturbed in (False, True):
+            model = Net()
+            opt = libzero.shard(model, OPTIMIZERS["SGD"](model), settings(stage))
+            for step in range(3):
+                opt.zero_grad()
+                if disturbed:
+                    loss_of(model, group.rank, 50 + step).backward()
+                    opt.zero_grad()
+                loss_of(model, group.rank, step).backward()
+                opt.step()
+            runs.append(opt.full_state_dict())
+            opt.close()
+        support.equal(runs[0], runs[1], f"stage {stage}")
+
+
+def test_precisions_are_equal_at_every_stage() -> None:
+    group = libzero.group()
+    for precision in ({"bf16": True}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
+        first: Any = None
+        for stage in range(4):
+            model = Net()
+            opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(stage), **precision)
+            seen = []
+            for step in range(4):
+                loss = loss_of(model, group.rank, step)
+                if step == 0:
+                    opt.scale(loss).backward()
+                else:
+                    opt.backward(loss)
+                opt.step()
+                seen.append((loss.item(), opt.grad_norm, opt.loss_scale))
+            bits = (seen, opt.full_state_dict())
+            first = first or bits
+            support.equal(bits, first, f"{precision}, stage {stage}")
+            if "fp16" in precision:
+                support.raises(libzero.Error, "scale(loss)", lambda: loss_of(model, group.rank, 9).backward())
+            opt.close()
+
+
+def test_state_dicts_go_to_torch_and_back() -> None:
+    group = libzero.group()
+    for name, make in OPTIMIZERS.items():
+        model = Net()
+        opt = libzero.shard(model, make(model), settings(3))
+        train(opt, model, 0, 3)
+        states, weights = opt.state_dict(), opt.full_state_dict()
+        after = train(opt, model, 3, 2)
+        expected = opt.full_state_dict()
+        opt.close()
+        if group.rank == 0:
+            reference = Net()
+            reference.load_state_dict(weights)
+            optimizer = make(reference)
+            optimizer.load_state_dict(copy.deepcopy(states))  # torch keeps the tensors of the steps
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+            for step in range(3, 5):
+                (sum(loss_of(reference, rank, step) for rank in range(group.size)) / group.size).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+            for key, value in reference.state_dict().items():
+                torch.testing.assert_close(expected[key], value, rtol=2e-5, atol=2e-6, msg=f"{name}: {key}")
+            states = torch.load(support.through_a_file(states), weights_only=True)
+        for stage in (0, 2):
+            again = Net()
+            opt = libzero.shard(again, make(again), settings(stage))
+            for key, value in support.from_rank_0(weights, Net().state_dict()).items():
+                if key in opt._engine.parameter_names:
+                    opt.set_parameter(key, value)
+            opt.load_state_dict(states)
+            assert opt.steps == 3
+            support.equal((train(opt, again, 3, 2), opt.full_state_dict()), (after, expected), f"{name}, stage {stage}")
+            opt.close()
+
+
+def test_saves_go_on_at_other_stages() -> None:
+    group = libzero.group()
+    with support.shared_folder() as folder:
+        model = Net()
+        opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(3))
+        train(opt, model, 0, 3, FIXED)
+        opt.save(folder / "sharded")
+        opt.save_full(folder / "full.safetensors")
+        after = (train(opt, model, 3, 2, FIXED), opt.full_state_dict())
+        opt.close()
+        for stage, load in ((3, "sharded"), (0, "full.safetensors"), (1, "full.safetensors"), (3, "full.safetensors")):
+            again = Net()
+            opt = libzero.shard(again, OPTIMIZERS["AdamW"](again), settings(stage))
+            opt.load(folder / load) if load == "sharded" else opt.load_full(folder / load)
+            support.equal((train(opt, again, 3, 2, FIXED), opt.full_state_dict()), after, f"{load}, stage {stage}")
+            opt.close()
+        again = Net()
+        opt = libzero.shard(again, OPTIMIZERS["AdamW"](again), settings(2))
+        support.raises(libzero.CheckpointError, "nowhere", lambda: opt.load_full(folder / "nowhere.safetensors"))
+        opt.load_weights(folder / "full.safetensors")
+        assert opt.steps == 0
+        opt.close()
+        group.barrier()
+
+
+def test_configurations() -> None:
+    make = OPTIMIZERS["AdamW"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "ds_config.json"
+        file.write_text(
+            '{ // as DeepSpeed takes it\n"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,\n'
+            '"optimizer": {"type": "AdamW", "params": {"lr": 0.02, "betas": [0.8, 0.9]}},\n'
+            '"zero_optimization": {"stage": 2,},\n}\n'
+        )
+        model = Net()
+        with libzero.shard(model, None, file) as opt:
+            resolved = json.loads(opt._engine.config)
+            assert resolved["zero_optimization"]["stage"] == 2 and resolved["gradient_accumulation_steps"] == 3
+            assert opt.param_groups[0]["lr"] == 0.02
+        support.raises(
+            libzero.ConfigError, "keywords cannot be added", lambda: libzero.shard(Net(), None, file, stage=3)
+        )
+        file.write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
+        model = Net()
+        with libzero.shard(model, make(model), str(file), stage=3, bf16=False, gradient_clipping=2.0) as opt:
+            resolved = json.loads(opt._engine.config)
+            assert resolved["zero_optimization"]["stage"] == 3 and resolved["gradient_clipping"] == 2.0
+            assert model.a.weight.dtype == torch.float32
+        for config, clips in ((file, 1.0), ({"zero_optimization": {"stage": 0}}, 1.0), (None, 0.0)):
+            model = Net()
+            with libzero.shard(model, make(model), config) as opt:
+                assert json.loads(opt._engine.config)["gradient_clipping"] == clips
+    support.raises(libzero.ConfigError, "no_such_file", lambda: libzero.shard(Net(), None, "no_such_file.json"))
+    support.raises(libzero.ConfigError, "optimizer", lambda: libzero.shard(Net(), None, stage=1))
+    support.raises(libzero.ConfigError, "gradient_clipping", lambda: libzero.shard(Net(), None, gradient_cliping=1.0))
+    model = Net()
+    support.raises(libzero.ConfigError, "stage", lambda: libzero.shard(model, make(model), stage=7))
+    support.raises(libzero.ConfigError, "torch.nn.Module", lambda: libzero.shard(make(model), make(model)))  # type: ignore[arg-type]
+    support.raises(libzero.ConfigError, "torch.optim.Optimizer", lambda: libzero.shard(model, 3))  # type: ignore[arg-type]
+    support.raises(
+        libzero.ConfigError, "2 parameters", lambda: libzero.shard(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
+    )
+    support.raises(
+        libzero.ConfigError, "amsgrad", lambda: libzero.shard(model, torch.optim.AdamW(model.parameters(), amsgrad=True))
+    )
+    assert torch.equal(model.a.weight, Net().a.weight), "what was refused has changed nothing"
+    stepped = make(model)
+    loss_of(model, 0, 0).backward()
+    stepped.step()
+    support.raises(libzero.ConfigError, "stepped already", lambda: libzero.shard(model, stepped))
+
+
+def test_hyper_parameters_may_change_or_say_so() -> None:
+    group = libzero.group()
+    model = Net()
+    opt = libzero.shard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), settings(2))
+    opt.param_groups[0]["betas"] = (0.5, 0.6)
+    loss_of(model, group.rank, 0).backward()
+    opt.step()
+    opt.param_groups[0]["weight_decay"] = 0.5
+    loss_of(model, group.rank, 1).backward()
+    support.raises(libzero.Error, "weight_decay", opt.step)
+    opt.param_groups[0]["weight_decay"] = 1e-2
+    opt.step()
+    support.raises(libzero.Error, "parameter group", lambda: opt.add_param_group({"params": [torch.zeros(1)]}))
+    assert opt.steps == 2
+    opt.close()
+
+
+def test_clipping_as_torch_does() -> None:
+    group = libzero.group()
+    for stage in range(4):
+        runs = []
+        for by_call in (False, True):
+            model = Net()
+            keys = {} if by_call else {"gradient_clipping": 0.1}
+            opt = libzero.shard(model, OPTIMIZERS["SGD"](model), settings(stage, **keys))
+            for step in range(3):
+                loss_of(model, group.rank, step).backward()
+                if by_call:
+                    norm = opt.clip_grad_norm_(0.1).item()
+                opt.step()
+                if by_call:
+                    assert abs(norm - opt.grad_norm) <= 1e-6 * norm, (norm, opt.grad_norm)
+            runs.append(opt.full_state_dict())
+            opt.close()
+        support.equal(runs[0], runs[1], f"stage {stage}")
+
+
+def test_states_by_name() -> None:
+    group = libzero.group()
+    for stage in range(4):
+        model = Net()
+        with libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(stage)) as opt:
+            loss_of(model, group.rank, 0).backward()
+            gradient = opt.gradient(model.a.weight)
+            reference = Net()
+            (sum(loss_of(reference, rank, 0) for rank in range(group.size)) / group.size).backward()
+            torch.testing.assert_close(gradient, reference.a.weight.grad, rtol=1e-5, atol=1e-7)
+            opt.set_gradient("a.weight", torch.zeros_like(gradient))
+            opt.step()
+            assert not opt.optimizer_state("a.weight", "exp_avg").any()
+            opt.set_parameter(model.a.weight, torch.ones(33, 7))
+            assert torch.equal(opt.parameter("a.weight"), torch.ones(33, 7))
+            with libzero.gathered(model.a.weight, write=True):
+                model.a.weight.data.numpy()[:] = 2.0
+            assert torch.equal(opt.parameter("a.weight"), torch.full((33, 7), 2.0))
+            support.raises(libzero.ConfigError, "a.weight", lambda: opt.parameter("a.weigth"))
+            support.raises(libzero.ConfigError, "no parameter", lambda: opt.parameter(torch.zeros(1)))
+            assert opt.diverged_parameters() == []
+            sent = opt.traffic()
+            assert set(sent["formula"]) >= {"all_gather", "reduce_scatter", "all_reduce"}
+    support.raises(libzero.ConfigError, "0 sharded models", lambda: libzero.gathered(Net()))
+
+
+def test_two_models_in_one_loss() -> None:
+    group = libzero.group()
+    for stage in range(4):
+        models = [Net(), Net()]
+        opts = [libzero.shard(model, OPTIMIZERS["SGD"](model), settings(stage)) for model in models]
+        for step in range(2):
+            sum(loss_of(model, group.rank, step + i) for i, model in enumerate(models)).backward()
+            for opt in opts:
+                opt.step()
+        alone = Net()
+        with libzero.shard(alone, OPTIMIZERS["SGD"](alone), settings(stage)) as opt:
+            for step in range(2):
+                loss_of(alone, group.rank, step + 1).backward()
+                opt.step()
+            support.equal(opts[1].full_state_dict(), opt.full_state_dict(), f"stage {stage}")
+        for opt in opts:
+            opt.close()
+
+
+if __name__ == "__main__":
+    support.run(globals(), ranks=(1, 2, 3), argv=sys.argv[1:], here=os.path.abspath(__file__))
