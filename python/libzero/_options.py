@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from ._C import ConfigError
 # Hyper-parameters that may change while training (schedulers change them), by torch's names.
 FOLLOWED = ("lr", "betas")
 
-# What each native optimizer calls a parameter's states, as torch does.
-STATES = {
-    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
-    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
-    torch.optim.SGD: ("momentum_buffer",),
-    torch.optim.Adagrad: ("sum",),
-}
+def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], parameter: torch.Tensor) -> tuple[str, ...]:
+    """The states of a parameter besides its step, by torch's names, which are the engine's."""
+    if kind in (torch.optim.AdamW, torch.optim.Adam):
+        return ("exp_avg", "exp_avg_sq")
+    if kind is torch.optim.SGD:
+        return ("momentum_buffer",) if group["momentum"] else ()
+    if kind is torch.optim.Adagrad:
+        return ("sum",)
+    if kind is torch.optim.Adafactor:
+        return ("row_var", "col_var") if parameter.dim() > 1 else ("variance",)
+    return ("momentum_buffer",)
 
 
 def _refuse(group: dict[str, Any], kind: str, **only: Any) -> None:
@@ -61,16 +66,31 @@ def section_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[
         _refuse(group, "Adagrad", maximize=False, differentiable=False)
         keys = ("lr_decay", "weight_decay", "eps", "initial_accumulator_value")
         return {"type": "Adagrad", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
+    if kind is torch.optim.Adafactor:
+        _refuse(group, "Adafactor", maximize=False)
+        keys = ("beta2_decay", "eps", "d", "weight_decay")
+        return {"type": "Adafactor", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
+    if kind is getattr(torch.optim, "Muon", None):
+        _refuse(group, "Muon", adjust_lr_fn=None, ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7)
+        keys = ("momentum", "nesterov", "ns_steps", "weight_decay")
+        return {"type": "Muon", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
     return None
 
 
-def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[tuple[list[str], str]] | None:
-    """Its groups, by the names of their parameters (`names`: by id), as the engine takes them; None where the engine
+def groups_of(
+    optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+) -> list[tuple[list[str], str]] | None:
+    """Their groups, by the names of their parameters (`names`: by id), as the engine takes them; None where the engine
     has no such optimizer."""
     groups = []
-    for group in optimizer.param_groups:
+    for optimizer, group in ((each, group) for each in optimizers for group in each.param_groups):
         section = section_of(optimizer, group)
         if section is None:
+            if len(optimizers) > 1:
+                raise ConfigError(
+                    f"libzero has no {type(optimizer).__name__} of its own, and of several optimizers each must be "
+                    "AdamW, Adam, SGD, Adagrad, Adafactor or Muon."
+                )
             return None
         unknown = sum(id(parameter) not in names for parameter in group["params"])
         if unknown:

@@ -29,7 +29,7 @@ def owner_of(parameter: torch.Tensor) -> ShardedOptimizer | None:
 
 def shard(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     config: dict[str, Any] | str | os.PathLike[str] | None = None,
     *,
     group: _C.Group | None = None,
@@ -46,10 +46,10 @@ def shard(
             opt.step()
             opt.zero_grad()
 
-    `optimizer` says what is to be done (its groups and their hyper-parameters) and is used no more; None: what the
-    configuration's `optimizer` section says. AdamW, Adam, SGD and Adagrad run as the engine's own. Any other, and all
-    with `native=False`, runs as it is, with each rank updating its part of the parameters (ZeRO-1): at stages 0 and 1
-    alone.
+    `optimizer` says what is to be done (its groups and their hyper-parameters) and is used no more; several, as Muon
+    for matrices and AdamW for the rest, become one; None: what the configuration's `optimizer` section says. AdamW,
+    Adam, SGD, Adagrad, Adafactor and Muon run as the engine's own. Any other, and all with `native=False`, runs as it
+    is, with each rank updating its part of the parameters (ZeRO-1): at stages 0 and 1 alone.
 
     `config`: a dict or a file with DeepSpeed's keys; `keywords`: top-level keys, `stage=3` for
     zero_optimization.stage, `bf16=True` for bf16.enabled. A configuration that does not say otherwise clips gradients
@@ -58,7 +58,8 @@ def shard(
     All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was."""
-    return ShardedOptimizer(model, optimizer, text_of(config, keywords), group or _group(), lenient, native)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    return ShardedOptimizer(model, optimizers, text_of(config, keywords), group or _group(), lenient, native)
 
 
 class _Empty(torch.optim.Optimizer):
@@ -80,7 +81,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer] | None,
         config: str,
         group: _C.Group,
         lenient: bool,
@@ -88,29 +89,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"libzero.shard was given a {type(optimizer).__name__} as the optimizer; it must be a "
-                "torch.optim.Optimizer over the model's parameters, or None."
-            )
-        if isinstance(optimizer, ShardedOptimizer):
-            raise ConfigError("libzero.shard was given an optimizer that it made itself. Give it torch's own.")
-        if optimizer is not None and any(
-            states and float(states.get("step", 1)) > 0 for states in optimizer.state.values()
-        ):
-            raise ConfigError(
-                "The torch optimizer has stepped already, and its states would be lost. Give libzero.shard a new one, "
-                "then load the states: opt.load_state_dict(old.state_dict())."
-            )
+        _check(optimizers)
         _tensor.install()
         self.group = group
         self._model = weakref.ref(model)
         named = list(model.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in reversed(named)}
-        groups = _options.groups_of(optimizer, names) if optimizer is not None and native else None
+        groups = _options.groups_of(optimizers, names) if optimizers and native else None
         self._zero1: _zero1.PartitionedUpdates | None = None
-        if optimizer is not None and groups is None:
-            self._zero1 = _zero1.PartitionedUpdates(optimizer, group)
+        if optimizers and groups is None:
+            self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group)
             groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
         weak = self._model
 
@@ -124,18 +112,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if group.rank == 0:
             for text in self._engine.warnings:
                 warnings.warn(text, stacklevel=4)
-        self._states = _options.STATES.get(type(optimizer), ())
-        if optimizer is None:
-            optimizer = _Empty(model, self._engine.lr(0))
-        self._kind = type(optimizer).__name__
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        if not optimizers:
+            optimizers = [_Empty(model, self._engine.lr(0))]
+        self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
+        super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
         self._fixed = [_options.fixed_of(each) for each in self.param_groups]
         self._betas = [each.get("betas") for each in self.param_groups]
         self._names = names
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
         for parameter in model.parameters():
             _owners[parameter] = weakref.ref(self)
-        _tensor.guard(optimizer, self)
+        for each in optimizers:
+            _tensor.guard(each, self)
 
     # --- Training.
 
@@ -311,13 +299,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         packed = super().state_dict()
         packed["state"] = {}
         index = 0
-        for group in self.param_groups:
+        for kind, group in zip(self._kinds, self.param_groups):
             for parameter in group["params"]:
                 name = self.name_of(parameter)
                 steps = self._engine.parameter_steps(name) if parameter.requires_grad else 0
                 if steps:
                     states: dict[str, Any] = {"step": torch.tensor(float(steps))}
-                    for state in self._state_names(group):
+                    for state in _state_names(kind, group, parameter):
                         value = self._engine.optimizer_state(name, state)
                         if first:
                             states[state] = value
@@ -325,16 +313,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         packed["state"][index] = states
                 index += 1
         return packed
-
-    def _state_names(self, group: dict[str, Any]) -> Sequence[str]:
-        if self._kind == "SGD" and not group["momentum"]:
-            return ()
-        if not self._states:
-            raise Error(
-                "state_dict of an optimizer that the configuration has chosen has no torch format. Use "
-                "opt.save(folder) or opt.save_full(file)."
-            )
-        return self._states
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -349,21 +327,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 if key == "lr" or key == "betas" or key == "initial_lr":
                     group[key] = value
         index = 0
-        for group in self.param_groups:
+        for kind, group in zip(self._kinds, self.param_groups):
             for parameter in group["params"]:
-                self._load_states(self.name_of(parameter), parameter, group, state_dict["state"].get(index, {}))
+                if parameter.requires_grad:
+                    wanted = _state_names(kind, group, parameter)
+                    self._load_states(self.name_of(parameter), wanted, state_dict["state"].get(index, {}))
                 index += 1
 
-    def _load_states(
-        self, name: str, parameter: torch.Tensor, group: dict[str, Any], states: dict[str, Any]
-    ) -> None:
-        if not parameter.requires_grad:
-            return
+    def _load_states(self, name: str, wanted: Sequence[str], states: dict[str, Any]) -> None:
         count = torch.tensor([float(states.get("step", 1 if states else 0))], dtype=torch.float64)
         self.group.broadcast(count, 0, "load_state_dict")
         steps = int(count.item())
-        for state in self._state_names(group) if steps else ():
-            value = torch.zeros(parameter.shape)
+        for state in wanted if steps else ():
+            value = torch.zeros_like(self._engine.optimizer_state(name, state))
             if self.group.rank == 0 and states.get(state) is not None:
                 value.copy_(states[state])
             flat = value.view(-1)
@@ -434,14 +410,42 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         if not self.open:
-            return f"ShardedOptimizer({self._kind}, closed)"
-        return f"ShardedOptimizer({self._kind}, rank {self.group.rank} of {self.group.size}, {self.steps} steps)"
+            return "ShardedOptimizer(closed)"
+        kinds = " + ".join(dict.fromkeys(kind.__name__ for kind in self._kinds))
+        return f"ShardedOptimizer({kinds}, rank {self.group.rank} of {self.group.size}, {self.steps} steps)"
 
     def __getstate__(self) -> dict[str, Any]:
         raise Error(
             "A sharded optimizer cannot be pickled or copied: its states are on all ranks. Use opt.state_dict(), "
             "opt.save(folder) or opt.save_full(file)."
         )
+
+
+def _check(optimizers: Sequence[torch.optim.Optimizer] | None) -> None:
+    if optimizers is None:
+        return
+    if not isinstance(optimizers, (list, tuple)) or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+        raise ConfigError(
+            f"libzero.shard was given a {type(optimizers).__name__} as the optimizer; it must be a "
+            "torch.optim.Optimizer over the model's parameters, several in a list, or None."
+        )
+    for each in optimizers:
+        if isinstance(each, ShardedOptimizer):
+            raise ConfigError("libzero.shard was given an optimizer that it made itself. Give it torch's own.")
+        if any(states and float(states.get("step", 1)) > 0 for states in each.state.values()):
+            raise ConfigError(
+                "The torch optimizer has stepped already, and its states would be lost. Give libzero.shard a new one, "
+                "then load the states: opt.load_state_dict(old.state_dict())."
+            )
+
+
+def _state_names(kind: type, group: dict[str, Any], parameter: torch.Tensor) -> Sequence[str]:
+    if kind is _Empty:
+        raise Error(
+            "state_dict of an optimizer that the configuration has chosen has no torch format. Use opt.save(folder) "
+            "or opt.save_full(file)."
+        )
+    return _options.states_of(kind, group, parameter)
 
 
 def _plain(value: Any) -> Any:

@@ -76,6 +76,7 @@ OPTIMIZERS = {
     "Adam": grouped(torch.optim.Adam),
     "SGD": grouped(torch.optim.SGD, momentum=0.9, nesterov=True),
     "SGD without momentum": grouped(torch.optim.SGD),
+    "Adafactor": grouped(torch.optim.Adafactor, beta2_decay=-0.6),
     "Adagrad": grouped(torch.optim.Adagrad, lr_decay=0.01, initial_accumulator_value=0.1),
 }
 SMALL = {"unit_bytes": 1500, "stage3_max_live_parameters": 0}
@@ -125,6 +126,7 @@ def test_equals_pytorch_and_every_stage() -> None:
         for stage in range(4):
             model = Net()
             opt = libzero.shard(model, make(model), settings(stage), gradient_clipping=0.5)
+            assert type(make(model)).__name__ in repr(opt)
             seen = train(opt, model, 0, 6)
             got = opt.full_state_dict()
             bits = (seen, {key: value.clone() for key, value in got.items()})
@@ -380,6 +382,49 @@ def test_states_by_name() -> None:
             sent = opt.traffic()
             assert set(sent["formula"]) >= {"all_gather", "reduce_scatter", "all_reduce"}
     support.raises(libzero.ConfigError, "0 sharded models", lambda: libzero.gathered(Net()))
+
+
+def test_several_optimizers_become_one() -> None:
+    group = libzero.group()
+
+    def make(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [
+            torch.optim.Muon([p for p in trained if p.dim() == 2], lr=1e-2, weight_decay=0.05),
+            torch.optim.AdamW([p for p in trained if p.dim() < 2], lr=1e-3),
+        ]
+
+    reference = Net()
+    both = make(reference)
+    for step in range(5):
+        (sum(loss_of(reference, rank, step) for rank in range(group.size)) / group.size).backward()
+        for each in both:
+            each.step()
+            each.zero_grad()
+    first: Any = None
+    for stage in range(4):
+        model = Net()
+        both = make(model)
+        schedulers = [torch.optim.lr_scheduler.ConstantLR(each, factor=1.0) for each in both]
+        with libzero.shard(model, both, settings(stage)) as opt:
+            seen = []
+            for step in range(5):
+                loss = loss_of(model, group.rank, step)
+                loss.backward()
+                opt.step()
+                opt.zero_grad()
+                for scheduler in schedulers:
+                    scheduler.step()
+                seen.append((loss.item(), opt.grad_norm))
+            bits = (seen, opt.full_state_dict())
+            first = first or bits
+            support.equal(bits, first, f"stage {stage}")
+            if group.rank == 0:
+                for key, value in reference.state_dict().items():  # Muon's products are of bf16 in PyTorch
+                    torch.testing.assert_close(bits[1][key], value, rtol=1e-2, atol=3e-3, msg=key)
+    model = Net()
+    mixed = [*make(model)[:1], torch.optim.RMSprop(p for p in model.parameters() if p.dim() < 2)]
+    support.raises(libzero.ConfigError, "RMSprop", lambda: libzero.shard(model, mixed))
 
 
 def test_two_models_in_one_loss() -> None:
