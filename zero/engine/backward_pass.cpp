@@ -88,11 +88,10 @@ void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
   });
 }
 
+// A place does not begin a pass: torch::autograd::grad may ask for it, whose gradients are the
+// user's own.
 at::Tensor BackwardPass::place(int64_t parameter) {
-  return leaving([&] {
-    begin_unmarked();
-    return sink_.place(parameter);
-  });
+  return leaving([&] { return sink_.place(parameter); });
 }
 
 // Unless a pass is under way, or it is another engine's, or there is none.

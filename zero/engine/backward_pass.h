@@ -3,11 +3,10 @@
 // Note [Passes]
 // Engine::backward and Engine::accumulate say where their pass begins and ends. A pass that the
 // user starts (`loss.backward()`) does not: it begins with the first gradient that comes for a
-// parameter, or the first place that a backward function asks for, and ends where autograd calls
-// back at the end of the graph that this gradient is of. That is the whole pass, unless the first
-// gradient comes in a pass inside it: where the last layers of a model are recomputed by reentrant
-// checkpoints, each of those is a pass of its own. The sums are the same; sharded gradients then
-// cost a reduction more for each.
+// parameter, and ends where autograd calls back at the end of the graph that this gradient is of.
+// That is the whole pass, unless the first gradient comes in a pass inside it: where the last
+// layers of a model are recomputed by reentrant checkpoints, each of those is a pass of its own.
+// The sums are the same; sharded gradients then cost a reduction more for each.
 //
 // A pass that another engine has marked is that engine's alone: what it brings to these parameters
 // is dropped (a GAN's generator, whose loss goes through the discriminator). One that nobody has

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -87,8 +88,8 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   check_memory(available);
   limit_device();
   model.take_over();
-  model.own_storages();
-  model.broadcast(group());
+  model.make_dense();
+  if (group().size() > 1) model.synchronize_buffers(BufferPolicy::rank_0, group());
   try {
     make_table();
     make_factored();
@@ -216,17 +217,28 @@ void Engine::Impl::make_updates() {
 }
 
 void Engine::Impl::move_in() {
+  const auto take = [&](int64_t i) {
+    const auto& parameter = model.parameter(i);
+    const int64_t u = layout.unit_of(i);
+    const auto& plan = table->plan(u);
+    const auto original = flat_view(parameter);
+    // The master weights come from the original values, not from the rounded ones.
+    if (plan.own_master()) table->set_master(i, original);
+    if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
+    gather->take(i, parameter);
+  };
   const auto move = [&] {
+    std::exception_ptr failed;  // on this rank alone: the others' broadcasts go on
     for (int64_t i = 0; i < model.size(); ++i) {
-      const auto& parameter = model.parameter(i);
-      const int64_t u = layout.unit_of(i);
-      const auto& plan = table->plan(u);
-      const auto original = flat_view(parameter);
-      // The master weights come from the original values, not from the rounded ones.
-      if (plan.own_master()) table->set_master(i, original);
-      if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
-      gather->take(i, parameter);
+      model.settle_values(i, group());
+      if (failed) continue;
+      try {
+        take(i);
+      } catch (const StoreError&) {
+        failed = std::current_exception();
+      }
     }
+    if (failed) std::rethrow_exception(failed);
     model.tie();
     for (int64_t u = 0; u < layout.unit_count(); ++u) table->follow(u);
   };

@@ -340,23 +340,17 @@ void Model::take_over() {
   }
 }
 
-void Model::own_storages() {
-  std::set<const c10::StorageImpl*> storages;
+void Model::make_dense() const {
   for (const auto& tensor : parameters_) {
-    const bool own = dense(tensor) && tensor.storage_offset() == 0 &&
-                     tensor.storage().nbytes() == tensor.nbytes() &&
-                     storages.insert(storage_of(tensor)).second;
-    if (own) continue;
-    tensor.set_data(dense(tensor) ? tensor.detach().clone(at::MemoryFormat::Preserve)
-                                  : tensor.detach().contiguous().clone());
-    storages.insert(storage_of(tensor));
+    if (!dense(tensor)) tensor.set_data(tensor.detach().contiguous().clone());
   }
 }
 
-void Model::broadcast(comm::Group& group) const {
-  if (group.size() == 1) return;
-  for (int64_t i = 0; i < size(); ++i) group.broadcast(flat_view(parameter(i)), 0, name(i)).wait();
-  synchronize_buffers(BufferPolicy::rank_0, group);
+void Model::settle_values(int64_t index, comm::Group& group) const {
+  const auto& tensor = parameter(index);
+  const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
+  if (!own) tensor.set_data(tensor.detach().clone(at::MemoryFormat::Preserve));
+  if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
 }
 
 namespace {

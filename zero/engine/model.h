@@ -113,10 +113,11 @@ class Model {
   /// Takes the parameters, with their values, from the engines that have them. Collective where
   /// those have updates under way.
   void take_over();
-  /// Gives each parameter a dense storage of its own.
-  void own_storages();
-  /// Gives rank 0's values of parameters and buffers to all. Collective.
-  void broadcast(comm::Group& group) const;
+  /// Makes each parameter dense.
+  void make_dense() const;
+  /// Gives a parameter a storage of its own, with rank 0's values: one after the other as they are
+  /// taken, since the model may lie in files that are larger than memory. Collective.
+  void settle_values(int64_t index, comm::Group& group) const;
   /// The first tensor of each parameter has been moved: those tied to it follow.
   void tie() const;
   /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
