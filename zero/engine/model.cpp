@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
@@ -350,7 +351,14 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
   const auto& tensor = parameter(index);
   const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
   if (!own) tensor.set_data(tensor.detach().clone(at::MemoryFormat::Preserve));
-  if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
+  if (group.size() == 1) return;
+  // What is to be written over may lie in a file that is mapped: a write would copy its pages, and
+  // those would stay until the last parameter of the file is taken.
+  if (group.rank() != 0) {
+    auto memory = c10::GetAllocator(at::kCPU)->allocate(tensor.nbytes());
+    tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+  }
+  group.broadcast(flat_view(tensor), 0, name(index)).wait();
 }
 
 namespace {
