@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Each installs what it needs, builds, and does its job.
 # LIBTORCH=DIR uses an existing LibTorch; LIBTORCH_VERSION=X installs another pinned release.
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup build asan tsan fuzz lint format clean
+.PHONY: help demo test setup build python asan tsan fuzz lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 16
@@ -12,6 +12,7 @@ demo: build ## train a small GPT-2 on the King James Bible, stage 3 on 2 ranks, 
 test: setup ## build everything, and run every test
 	-@scripts/monitors_environment.sh # without it its test is skipped, and says so
 	-@scripts/trace_environment.sh # likewise
+	-@scripts/python_environment.sh # likewise; 3 GB
 	@scripts/build.sh release
 	@scripts/test.sh release
 
@@ -20,6 +21,10 @@ setup: ## install system packages (apt) and LibTorch (PyPI): only what is missin
 
 build: setup ## build the library and the program build/release/zero, without the tests
 	@scripts/build.sh release zero_program
+
+python: setup ## build the Python package in build/release/python, and install PyTorch for it (3 GB, in the cache folder)
+	@scripts/python_environment.sh
+	@scripts/build.sh release zero_python
 
 asan: setup ## build with AddressSanitizer and UBSan, and run every test that is not long
 	@scripts/build.sh asan

@@ -9,6 +9,13 @@ libtorch_cache=${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/libzero
 # LIBTORCH=DIR: an existing LibTorch; nothing is downloaded.
 LIBTORCH_ROOT=$(realpath -m "${LIBTORCH:-$libtorch_cache/libtorch-$LIBTORCH_VERSION}")
 export LIBTORCH_ROOT
+# The Python of scripts/python_environment.sh. The Python package is built for it where it has the torch of the LibTorch above.
+python_environment=$libtorch_cache/python/bin/python
+# shellcheck disable=SC2034
+python_options=(-DZERO_BUILD_PYTHON=OFF)
+if [[ -z ${LIBTORCH:-} ]] && compgen -G "$libtorch_cache/python/lib/python3*/site-packages/torch-$LIBTORCH_VERSION.dist-info" >/dev/null; then
+  python_options=(-DZERO_BUILD_PYTHON=ON -DPython_EXECUTABLE="$python_environment")
+fi
 
 # A compiler needs up to 1.5 GB: jobs are the cores, or fewer where memory is short.
 job_count() {

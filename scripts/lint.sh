@@ -3,11 +3,13 @@
 # About 15 seconds of one core for each file. It rejects g++'s precompiled headers, so it has a build folder of its own, only configured.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-log=$(cmake --preset lint -DLIBTORCH_ROOT="$LIBTORCH_ROOT" 2>&1) || {
+log=$(cmake --preset lint -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_options[@]}" 2>&1) || {
   printf '%s\n' "$log" >&2
   exit 1
 }
-if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' ':!examples'); else files=("$@"); fi
+left_out=(':!examples')
+if [[ ${python_options[*]} == *=OFF ]]; then left_out+=(':!python'); fi
+if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' "${left_out[@]}"); else files=("$@"); fi
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
 # Where clang-tidy is killed by a signal xargs would leave out the rest; hence the shell between them.

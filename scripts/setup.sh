@@ -13,6 +13,7 @@ packages=(
   libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libxxhash-dev
   nlohmann-json3-dev
   libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin python3-venv      # tests and benchmarks
+  python3-dev                                                              # the Python package
   bible-kjv                                                                # the text of `make demo`
 )
 if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16 libomp-16-dev); fi

@@ -5,11 +5,13 @@
 
 docs/python.md tells the rest."""
 
-from . import _torch_release  # first: says which torch is needed
-import torch  # noqa: F401  before the extension, which uses its libraries
+from . import _torch_release
+
+_torch_release.check()  # first, and torch before the extension, which uses its libraries
 
 from ._C import CheckpointError, CommError, ConfigError, Error, Group, NotFinite, OutOfMemory, StoreError
 from ._build import checkpoint, init
+from ._built import VERSION as __version__
 from ._compile import backend
 from ._group import group
 from ._shard import Gathered, ShardedOptimizer, gathered, shard
@@ -18,4 +20,3 @@ __all__ = [
     "CheckpointError", "CommError", "ConfigError", "Error", "Gathered", "Group", "NotFinite", "OutOfMemory",
     "ShardedOptimizer", "StoreError", "backend", "checkpoint", "gathered", "group", "init", "shard",
 ]  # fmt: skip
-__version__ = _torch_release.version

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs PyTorch (the release of the LibTorch that libzero is built with), Hugging Face's transformers, peft and accelerate and scikit-build-core,
+# into a virtual environment outside of the checkout, for tests/python: 3 GB to download and 5 GB on disk, since
+# PyTorch's wheel brings its CUDA libraries, which are not used.
+#
+#   scripts/python_environment.sh      prints the environment's Python
+#
+# What is there already is kept; remove the folder to start afresh.
+# shellcheck source=scripts/env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+environment=$libtorch_cache/python
+requirements=scripts/python-environment.txt
+# Not by imports, which take seconds.
+missing='
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for line in open(sys.argv[1]):
+    name, _, pinned = line.partition("#")[0].strip().partition("==")
+    try:
+        if name and version(name) != pinned: print(name)
+    except PackageNotFoundError:
+        print(name)'
+
+if [[ ! -x $python_environment || -n $("$python_environment" -c "$missing" $requirements) ]]; then
+  say "Installing PyTorch and transformers to $environment" >&2
+  python3 -m venv "$environment" || die "Python's module venv is missing: as root, run: apt-get install python3-venv"
+  # All are named, so that nothing is looked for; pip's own temporary files go there too: /tmp may be small.
+  mkdir -p "$environment/tmp"
+  TMPDIR=$environment/tmp "$python_environment" -m pip install --quiet --progress-bar off --no-cache-dir --disable-pip-version-check --no-deps \
+    --requirement $requirements >&2 || die "pip could not install them; run it again"
+  rmdir "$environment/tmp"
+  [[ -z $("$python_environment" -c "$missing" $requirements) ]] || die "not all of $requirements is installed in $environment"
+fi
+echo "$python_environment"
