@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Each installs what it needs, builds, and does its job.
 # LIBTORCH=DIR uses an existing LibTorch; LIBTORCH_VERSION=X installs another pinned release.
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup build python asan tsan fuzz lint format clean
+.PHONY: help demo test setup build python wheel asan tsan fuzz lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 16
@@ -25,6 +25,9 @@ build: setup ## build the library and the program build/release/zero, without th
 python: setup ## build the Python package in build/release/python, and install PyTorch for it (3 GB, in the cache folder)
 	@scripts/python_environment.sh
 	@scripts/build.sh release zero_python
+
+wheel: setup ## build the wheel of the Python package in build/wheel
+	@scripts/wheel.sh
 
 asan: setup ## build with AddressSanitizer and UBSan, and run every test that is not long
 	@scripts/build.sh asan

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs PyTorch (the release of the LibTorch that libzero is built with), Hugging Face's transformers, peft and accelerate and scikit-build-core,
-# into a virtual environment outside of the checkout, for tests/python: 3 GB to download and 5 GB on disk, since
+# into a virtual environment outside of the checkout, for tests/python and scripts/wheel.sh: 3 GB to download and 5 GB on disk, since
 # PyTorch's wheel brings its CUDA libraries, which are not used.
 #
 #   scripts/python_environment.sh      prints the environment's Python
