@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 import weakref
@@ -9,22 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _C, _options, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import text_of
 from ._group import group as _group
-
-# The optimizer that a parameter belongs to, while both live.
-_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-def owner_of(parameter: torch.Tensor) -> ShardedOptimizer | None:
-    """The optimizer that `shard` made for this parameter, while it is open."""
-    reference = _owners.get(parameter)
-    optimizer = reference() if reference is not None else None
-    return optimizer if optimizer is not None and optimizer.open else None
+from ._tensor import owner_of
 
 
 def shard(
@@ -98,8 +89,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = _options.groups_of(optimizers, names) if optimizers and native else None
         self._zero1: _zero1.PartitionedUpdates | None = None
         if optimizers and groups is None:
-            self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group)
-            groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
+            if len(optimizers) > 1:
+                raise ConfigError("native=False takes one torch optimizer, with several parameter groups where needed.")
+            settings = json.loads(_C.resolve(config, group.size, lenient)[0])
+            stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
+            _zero1.check(optimizers[0], model, native, stage, fp16)
+            self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
+            groups, config = [([], '{"type": "SGD", "params": {"lr": 0.0}}')], _zero1.engine_config(settings)
         weak = self._model
 
         def again() -> list[tuple[str, torch.Tensor]] | None:
@@ -119,9 +115,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._fixed = [_options.fixed_of(each) for each in self.param_groups]
         self._betas = [each.get("betas") for each in self.param_groups]
         self._names = names
+        self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
-        for parameter in model.parameters():
-            _owners[parameter] = weakref.ref(self)
+        if self._zero1 is not None:
+            self._zero1.start()
+        _tensor.own(model.parameters(), self)
         for each in optimizers:
             _tensor.guard(each, self)
 
@@ -178,13 +176,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the gradients to this norm from the next `step` on, and returns the norm of those of now, before
         clipping. For each step's norm alone `grad_norm` costs nothing. Collective."""
-        self._engine.set_gradient_clipping(float(max_norm))
+        self.set_gradient_clipping(max_norm)
         norms = torch.tensor(self._engine.group_norms(), dtype=torch.float64)
         return norms.pow(2).sum().sqrt().to(torch.float32)
 
     def set_gradient_clipping(self, max_norm: float) -> None:
         """The largest gradient norm from the next `step` on; 0: nothing is clipped."""
         self._engine.set_gradient_clipping(float(max_norm))
+        if self._zero1 is not None:
+            self._zero1.set_gradient_clipping(float(max_norm))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "_fixed" in self.__dict__:
@@ -206,6 +206,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The last `step` has changed the weights: it was no micro-batch in the middle of an accumulation, and no
         gradient was infinite or NaN."""
         return bool(self._result["updated"])
+
+    @property
+    def pending(self) -> bool:
+        """Gradients wait for `step`: a backward pass has ended since the last update."""
+        return bool(self._engine.passed or self._engine.micro_batches > 0)
 
     @property
     def steps(self) -> int:
@@ -230,8 +235,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "The tensor is no parameter of the model that was given to libzero.shard."
             ) from None
 
+    def _tensor_of(self, parameter: str | torch.Tensor) -> torch.Tensor:
+        model = self._model()
+        if isinstance(parameter, torch.Tensor) or model is None:
+            return parameter  # type: ignore[return-value]
+        named = dict(model.named_parameters(remove_duplicate=False))
+        if parameter not in named:
+            raise ConfigError(f"The model has no parameter '{parameter}'.")
+        return named[parameter]
+
+    def _refuse_partitioned(self, function: str) -> None:
+        if self._zero1 is not None:
+            self._zero1.refuse(function)
+
     def parameter(self, parameter: str | torch.Tensor) -> torch.Tensor:
         """A whole parameter in fp32 (the master weights). Collective."""
+        if self._zero1 is not None:
+            master = self._zero1.parameter(self._tensor_of(parameter), self.group)
+            if master is not None:
+                return master
         return self._engine.parameter(self.name_of(parameter))
 
     def set_parameter(self, parameter: str | torch.Tensor, value: torch.Tensor) -> None:
@@ -249,10 +271,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def optimizer_state(self, parameter: str | torch.Tensor, state: str) -> torch.Tensor:
         """A whole state of the optimizer, by torch's name ("exp_avg"). Collective."""
+        if self._zero1 is not None:
+            name = self.name_of(parameter)
+            return self._zero1.optimizer_state(self._tensor_of(parameter), name, state, self.group)
         return self._engine.optimizer_state(self.name_of(parameter), state)
 
     def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
         """Sets it. Collective."""
+        self._refuse_partitioned("set_optimizer_state")
         self._engine.set_optimizer_state(self.name_of(parameter), state, value)
 
     def gathered(
@@ -264,7 +290,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """`with opt.gathered(parameters): ...`: they are whole on this rank inside, for code that reaches for their
         memory; all of the model's without `parameters`. With `write` what is written there counts on leaving, which
         is collective: `modifier_rank`'s values for all, or else the same on every rank."""
-        return Gathered(self._engine, _list_of(parameters), write, modifier_rank)
+        wanted = _list_of(parameters)
+        model = self._model()
+        whole = wanted or (list(model.parameters()) if model is not None else [])
+        return Gathered(self._engine, wanted, whole, write, modifier_rank)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """What `model.state_dict()` of a model that is not sharded holds, on rank 0; {} on the others. Needs memory
@@ -350,24 +379,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.
         Collective."""
+        self._refuse_partitioned("save")
         self._engine.save(os.fspath(folder))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """What `save` wrote at as many ranks and the same stage. Collective."""
+        self._refuse_partitioned("load")
         self._engine.load(os.fspath(folder))
 
     def save_full(self, file: str | os.PathLike[str]) -> None:
         """Weights and states, whole, to one safetensors file, which loads at any stage and number of ranks.
         Collective."""
+        self._refuse_partitioned("save_full")
         self._engine.save_full(os.fspath(file))
 
     def load_full(self, file: str | os.PathLike[str]) -> None:
         """What `save_full` wrote. Collective."""
+        self._refuse_partitioned("load_full")
         self._engine.load_full(os.fspath(file))
 
     def load_weights(self, file: str | os.PathLike[str]) -> None:
         """The parameters in any safetensors file; the optimizer begins anew. Collective."""
         self._engine.load_weights(os.fspath(file))
+        if self._zero1 is not None:
+            self._zero1.restart()
 
     # --- Accounts.
 
@@ -378,6 +413,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {
             "formula": self._engine.memory_formula(),
             "host": self._engine.host_memory_formula(),
+            **({"partitioned": self._zero1.memory()} if self._zero1 is not None else {}),
             "now": {name: both[0] for name, both in counted.items()},
             "peak": {name: both[1] for name, both in counted.items()},
         }
@@ -392,6 +428,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._engine.diverged_parameters()
 
     # --- The end.
+
+    @property
+    def paged(self) -> bool:
+        """Parameters are sharded (stage 3), and their bytes come and go."""
+        return self._paged
+
+    @property
+    def runs_inner(self) -> bool:
+        """The torch optimizer is making the update."""
+        return self._zero1 is not None and self._zero1.running
 
     @property
     def open(self) -> bool:
@@ -461,19 +507,28 @@ def _list_of(parameters: torch.Tensor | Iterable[torch.Tensor] | None) -> list[t
 class Gathered:
     """What `gathered` returns: a context manager."""
 
+    # `parameters`: as the engine takes them, none for all; `whole`: what they are.
     def __init__(
-        self, engine: _C.Engine, parameters: list[torch.Tensor], write: bool, modifier_rank: int | None
+        self,
+        engine: _C.Engine,
+        parameters: list[torch.Tensor],
+        whole: list[torch.Tensor],
+        write: bool,
+        modifier_rank: int | None,
     ) -> None:
-        self._engine, self._parameters, self._write, self._rank = engine, parameters, write, modifier_rank
+        self._engine, self._parameters, self._whole = engine, parameters, whole
+        self._write, self._rank = write, modifier_rank
         self._scope: _C.Gathered | None = None
 
     def __enter__(self) -> Gathered:
         self._scope = self._engine.gathered(self._parameters, self._write, self._rank)
+        self._release = _tensor.hold(self._whole)
         return self
 
     def __exit__(self, *exception: object) -> None:
         scope, self._scope = self._scope, None
         if scope is not None:
+            self._release()
             scope.close()
 
 

@@ -1,25 +1,336 @@
-"""ZeRO-1 around any torch optimizer (1910.02054, section 5.1)."""
+"""ZeRO-1 around any torch optimizer (1910.02054, section 5.1).
+
+Note [Partitioned updates]
+The engine keeps parameters and gradients whole on every rank (its stage 0), reduces, clips and looks for what is not
+finite; its own update changes nothing. The torch optimizer itself makes the update: while it steps, its groups hold
+the parameters that this rank owns, with their mean gradients, and so its states are of those alone. Then the owners
+send the new values to all. With bf16 the optimizer updates fp32 masters, which the owners keep.
+
+At stage 0 each rank owns all parameters, and nothing is sent."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _C
-from ._C import ConfigError
+from . import _C, _tensor
+from ._C import ConfigError, Error
 
 if TYPE_CHECKING:
     from ._shard import ShardedOptimizer
+
+# New values travel in buffers of this many bytes.
+_BUCKET_BYTES = 32 << 20
+
+
+def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module, native: bool, stage: int, fp16: bool) -> None:
+    """Throws ConfigError for an optimizer that cannot be run so."""
+    kind = type(optimizer).__name__
+    if stage > 1:
+        why = "libzero has none of its own" if native else "with native=False torch's is run"
+        raise ConfigError(
+            f"{kind} at stage {stage}: {why}, and runs it as it is, at stages 0 and 1. Use stage 1; or, for stages 2 "
+            "and 3, AdamW, Adam, SGD or Adagrad with native=True, or an `optimizer` section of the configuration "
+            "(which also has Adafactor, Lamb, Lion and Muon) and optimizer=None."
+        )
+    if fp16:
+        raise ConfigError(f"{kind} with fp16: torch's optimizers are run in fp32 and bf16. Use bf16=True.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("LBFGS updates all parameters by one line search: it cannot be sharded. Use another optimizer.")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigError("SparseAdam needs sparse gradients, which libzero makes dense. Use Adam or AdamW.")
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise ConfigError(
+                f"'{name}' makes sparse gradients (sparse=True), which libzero makes dense, and {kind} would update all "
+                "of its rows. Make it with sparse=False."
+            )
+    mine = {id(parameter) for parameter in model.parameters()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    unknown = sum(id(parameter) not in mine for parameter in given)
+    if unknown:
+        raise ConfigError(
+            f"The optimizer has {unknown} parameters that the model does not have. Make it over model.parameters() of "
+            "the model that you give to libzero.shard."
+        )
+    theirs = {id(parameter) for parameter in given}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in theirs:
+            raise ConfigError(f"Parameter '{name}' is in no group of the optimizer. Add it to one, or freeze it.")
+
+
+def engine_config(settings: dict[str, Any]) -> str:
+    """The configuration of the engine below: Note [Partitioned updates]."""
+    changed = json.loads(json.dumps(settings))
+    changed.setdefault("zero_optimization", {})["stage"] = 0
+    if changed.get("bf16", {}).get("enabled"):  # the optimizer's masters are the ones
+        changed["bf16"]["bf16_master_weights_and_grads"] = True
+    return json.dumps(changed)
+
+
+class _Item:
+    """A parameter of the optimizer's."""
+
+    def __init__(self, parameter: torch.Tensor, owner: int) -> None:
+        self.parameter = parameter
+        self.owner = owner
+        self.updated = parameter  # by the optimizer: the parameter, or its fp32 master
+        self.original: torch.Tensor | None = None  # before it became bf16
 
 
 class PartitionedUpdates:
     """Each rank updates the parameters that it owns, with the mean gradients, and sends them to all."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, group: _C.Group) -> None:
-        raise ConfigError(
-            f"libzero has no {type(optimizer).__name__} of its own yet; it has AdamW, Adam, SGD and Adagrad."
+    def __init__(self, optimizer: torch.optim.Optimizer, group: _C.Group, settings: dict[str, Any]) -> None:
+        self.running = False
+        self._optimizer = optimizer
+        self._rank = group.rank
+        self._stage = int(settings["zero_optimization"]["stage"])
+        self._micro_batches = int(settings["gradient_accumulation_steps"])
+        self._clipping = float(settings["gradient_clipping"])
+        self._gradients: list[tuple[_Item, torch.Tensor]] = []
+        parameters = [parameter for each in optimizer.param_groups for parameter in each["params"]]
+        owners = _deal(parameters, group.size) if self._stage else [group.rank] * len(parameters)
+        self._items = [_Item(*pair) for pair in zip(parameters, owners)]
+        if settings["bf16"]["enabled"]:
+            self._keep_originals(group)
+
+    def _keep_originals(self, group: _C.Group) -> None:
+        for item in self._items:
+            if item.parameter.dtype != torch.float32:
+                continue
+            value = item.parameter.detach().clone(memory_format=torch.contiguous_format)
+            group.broadcast(value.view(-1), 0, "masters of the optimizer")
+            if item.owner == self._rank:
+                item.original = value
+
+    def start(self) -> None:
+        """The engine has taken the parameters over."""
+        for item in self._items:
+            if item.owner == self._rank and item.parameter.dtype != torch.float32:
+                value = item.original if item.original is not None else item.parameter.detach().float()
+                item.updated = torch.nn.Parameter(value, item.parameter.requires_grad)
+            item.original = None
+
+    def set_gradient_clipping(self, max_norm: float) -> None:
+        self._clipping = max_norm
+
+    # --- A step.
+
+    def before_step(self, sharded: ShardedOptimizer) -> None:
+        """Takes the mean gradients at the end of an accumulation. Collective."""
+        self._gradients.clear()
+        engine = sharded._engine
+        trained = [item for item in self._items if item.parameter.requires_grad]
+        if engine.micro_batches + 1 < self._micro_batches or not trained or not engine.passed:
+            return
+        for item in trained:
+            # The first call completes the sums, on all ranks; the others are local.
+            if item is not trained[0] and item.owner != self._rank:
+                continue
+            gradient = engine.gradient(sharded.name_of(item.parameter))
+            if gradient is not None and item.owner == self._rank:
+                self._gradients.append((item, gradient))
+
+    def after_step(self, sharded: ShardedOptimizer, result: dict[str, Any]) -> None:
+        """Updates what this rank owns, unless a gradient was not finite, and sends it. Collective."""
+        gradients, self._gradients = self._gradients, []
+        if not result["updated"]:
+            return
+        norm = result["grad_norm"]
+        factor = self._clipping / (norm + 1e-6) if 0 < self._clipping < norm else 1.0
+        with sharded.gathered(write=True):
+            self._follow_writes()
+            for item, gradient in gradients:
+                if factor < 1:
+                    gradient.mul_(factor)
+                _tensor.set_grad(item.updated, gradient)
+            del gradients
+            try:
+                with self._owned():
+                    self._optimizer.step()
+            finally:
+                for item in self._items:
+                    _tensor.set_grad(item.updated, None)
+            for item in self._items:
+                if item.updated is not item.parameter:
+                    item.parameter.copy_(item.updated)
+            if self._stage:
+                self._send(sharded.group)
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        # The optimizer's groups hold what this rank owns.
+        groups = self._optimizer.param_groups
+        whole = [group["params"] for group in groups]
+        items = iter(self._items)
+        self.running = True
+        try:
+            for group in groups:
+                mine = [item for item in (next(items) for _ in group["params"]) if item.owner == self._rank]
+                group["params"] = [item.updated for item in mine]
+            yield
+        finally:
+            self.running = False
+            for group, parameters in zip(groups, whole):
+                group["params"] = parameters
+
+    def _follow_writes(self) -> None:
+        # What the program has written to a parameter goes to its master, unless that rounds to it.
+        for item in self._items:
+            if item.updated is not item.parameter:
+                rounded = item.updated.detach().to(item.parameter.dtype)
+                if not torch.equal(rounded, item.parameter.detach()):
+                    item.updated.data.copy_(item.parameter)
+
+    def _send(self, group: _C.Group) -> None:
+        for owner in range(group.size):
+            for bucket in _buckets([item.parameter for item in self._items if item.owner == owner]):
+                values = [parameter.detach() for parameter in bucket]
+                if owner == group.rank:
+                    flat = torch.cat([value.reshape(-1) for value in values])
+                else:
+                    flat = torch.empty(sum(value.numel() for value in values), dtype=values[0].dtype)
+                group.broadcast(flat, owner, "new parameters")
+                if owner != group.rank:
+                    for value, piece in zip(values, flat.split([value.numel() for value in values])):
+                        value.copy_(piece.view(value.shape))
+
+    # --- States.
+
+    def memory(self) -> int:
+        """Bytes of the optimizer's states and masters on this rank."""
+        tensors = [value for state in self._optimizer.state.values() for value in state.values()]
+        tensors += [item.updated for item in self._items if item.updated is not item.parameter]
+        return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor))
+
+    def parameter(self, parameter: torch.Tensor, group: _C.Group) -> torch.Tensor | None:
+        """Its fp32 master, where it has one. Collective."""
+        item = self._item(parameter)
+        if parameter.dtype == torch.float32:
+            return None
+        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape)
+        if self._stage:
+            group.broadcast(value.view(-1), item.owner, "parameter")
+        return value
+
+    def optimizer_state(self, parameter: torch.Tensor, name: str, state: str, group: _C.Group) -> torch.Tensor:
+        """Collective."""
+        states = self._state_of(self._item(parameter), group)
+        if not isinstance(states.get(state), torch.Tensor):
+            known = ", ".join(key for key, value in states.items() if isinstance(value, torch.Tensor)) or "none"
+            raise ConfigError(f"Parameter '{name}' has no optimizer state '{state}'; it has {known}.")
+        return states[state]
+
+    def _item(self, parameter: torch.Tensor) -> _Item:
+        for item in self._items:
+            if item.parameter is parameter:
+                return item
+        raise ConfigError("The parameter is in no group of the optimizer.")
+
+    def _state_of(self, item: _Item, group: _C.Group) -> dict[str, Any]:
+        mine = self._optimizer.state.get(item.updated, {}) if item.owner == self._rank else {}
+        return _send_object(dict(mine), item.owner, group) if self._stage else dict(mine)
+
+    def state_dict(self, sharded: ShardedOptimizer) -> dict[str, Any]:
+        """As the torch optimizer's, whole on rank 0. Collective."""
+        packed = torch.optim.Optimizer.state_dict(sharded)
+        packed["state"] = {}
+        for index, item in enumerate(self._items):
+            states = self._state_of(item, sharded.group)
+            if states and self._rank == 0:
+                packed["state"][index] = states
+        return packed
+
+    def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
+        """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
+        check_groups(sharded, state_dict)
+        group = sharded.group
+        groups = _send_object(state_dict["param_groups"], 0, group)
+        states: list[dict[str, Any]] = []
+        for index in range(len(self._items)):
+            saved = _send_object(state_dict["state"].get(index, {}) if self._rank == 0 else {}, 0, group)
+            states.append(saved if self._items[index].owner == self._rank else {})
+        mine = self._optimizer.param_groups
+        whole = [each["params"] for each in mine]
+        packed: dict[str, Any] = {"state": {}, "param_groups": []}
+        items = iter(zip(self._items, states))
+        position = 0
+        for saved_group in groups:
+            indices = []
+            for item, saved in (next(items) for _ in saved_group["params"]):
+                if item.owner != self._rank:
+                    continue
+                if saved:
+                    packed["state"][position] = saved
+                indices.append(position)
+                position += 1
+            packed["param_groups"].append({**saved_group, "params": indices})
+        with self._owned():
+            self._optimizer.load_state_dict(packed)  # which makes new groups
+        loaded, self._optimizer.param_groups = self._optimizer.param_groups, mine
+        for each, new, parameters in zip(mine, loaded, whole):
+            each.update({**new, "params": parameters})
+
+    def restart(self) -> None:
+        """The weights are others: states begin anew."""
+        self._optimizer.state.clear()
+        for item in self._items:
+            if item.updated is not item.parameter:
+                item.updated.data.copy_(item.parameter)
+
+    def refuse(self, function: str) -> None:
+        raise Error(
+            f"{function} does not have the states of {type(self._optimizer).__name__}, which torch keeps. Use "
+            "opt.state_dict() and opt.full_state_dict(), which are whole on rank 0, and torch.save."
         )
+
+
+def _deal(parameters: list[torch.Tensor], ranks: int) -> list[int]:
+    """The owner of each: the largest first, to the rank that has the fewest bytes so far (then the lowest)."""
+    owners = [0] * len(parameters)
+    loads = [0] * ranks
+    for index in sorted(range(len(parameters)), key=lambda i: -parameters[i].numel()):
+        owner = loads.index(min(loads))
+        owners[index] = owner
+        loads[owner] += parameters[index].numel()
+    return owners
+
+
+def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for parameter in sorted(parameters, key=lambda each: str(each.dtype)):
+        added = parameter.numel() * parameter.element_size()
+        if bucket and (size + added > _BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += added
+    if bucket:
+        yield bucket
+
+
+def _send_object(value: Any, root: int, group: _C.Group) -> Any:
+    """`root`'s value, on every rank. Collective."""
+    content = torch.empty(0, dtype=torch.uint8)
+    if group.rank == root:
+        file = io.BytesIO()
+        torch.save(value, file)
+        content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    if group.size == 1:
+        return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
+    size = torch.tensor([content.numel()], dtype=torch.int64)
+    group.broadcast(size, root, "size of states")
+    if group.rank != root:
+        content = torch.empty(int(size.item()), dtype=torch.uint8)
+    group.broadcast(content, root, "states")
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
 
 
 def check_groups(sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:

@@ -1,73 +1,174 @@
-"""For test scripts that run on several ranks: `python test_x.py [CASE ...]` starts them itself, under `zero launch`.
+"""How a test script starts its ranks, and what the scripts share.
 
-A case is a function whose name begins with test_; parts of names choose among them. The program's path is in
-ZERO_PROGRAM (default: build/release/zero). Exit status 77: something that the tests need is not installed."""
+    from support import expect, main, ranks, train  # first: finds libzero in this tree
+
+    import libzero
+
+    @ranks(1, 2)
+    def test_it(group): ...
+
+    main()
+
+Run alone, the script starts itself under `zero launch` for each number of ranks, and runs there what is for so many.
+The environment variable ZERO_PROGRAM names the program `zero`. Arguments: names of tests, all without."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-_RANKS = "LIBZERO_TEST_RANKS"
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT / "python"))
+_SIZE = "LIBZERO_TEST_RANKS"  # set where this process is a rank
+_tests: list[tuple[Callable[..., None], tuple[int, ...], bool]] = []
 
 
-def need(*packages: str) -> None:
-    """Ends the script with status 77 where one cannot be imported."""
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as error:
-            print(f"skipped: {error}; scripts/python_environment.sh installs what the tests need")
-            sys.exit(77)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+def ranks(*sizes: int, alone: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test for these numbers of ranks, which gets the group. `alone`: in processes of its own, where it makes the
+    group itself (its argument is None)."""
+
+    def add(test: Callable[..., None]) -> Callable[..., None]:
+        _tests.append((test, sizes, alone))
+        return test
+
+    return add
 
 
-def launch(ranks: int, command: Sequence[str], timeout: float = 280, **variables: str) -> int:
-    """Runs a Python script on so many ranks; its exit status."""
-    program = os.environ.get("ZERO_PROGRAM", "build/release/zero")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    whole = [program, "launch", "-n", str(ranks), "--", sys.executable, *command]
-    return subprocess.run(whole, env=environment, timeout=timeout, check=False).returncode
+def main() -> None:
+    """Runs the script's tests. Ends the process: 1 where one has failed, 77 where torch is missing."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    wanted = sys.argv[1:]
+    chosen = [test for test in _tests if not wanted or test[0].__name__ in wanted]
+    if _SIZE in os.environ:
+        _run(chosen, int(os.environ[_SIZE]))
+        return
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("skipped: this Python has no torch (scripts/python_environment.sh)")
+        sys.exit(77)
+    failed = []
+    for size in sorted({size for _, sizes, _ in chosen for size in sizes}):
+        here = [test for test in chosen if size in test[1]]
+        together = [test.__name__ for test, _, alone in here if not alone]
+        for names in [together] * bool(together) + [[test.__name__] for test, _, alone in here if alone]:
+            if launch(size, [sys.argv[0], *names]).returncode != 0:
+                failed.append(f"{', '.join(names)} on {size} ranks")
+    if failed:
+        print("failed: " + "; ".join(failed))
+        sys.exit(1)
+    print(f"{Path(sys.argv[0]).stem}: {len(chosen)} tests passed")
 
 
-def run(names: dict[str, Any], ranks: Sequence[int], argv: Sequence[str], here: str) -> None:
-    """Runs the cases of a script, all of them on each number of ranks."""
-    cases = {
-        name: case
-        for name, case in names.items()
-        if name.startswith("test_") and callable(case) and (not argv or any(part in name for part in argv))
-    }
-    if _RANKS not in os.environ:
-        failed = [count for count in ranks if launch(count, [here, *argv], **{_RANKS: str(count)}) != 0]
-        print(f"{len(cases)} cases on {', '.join(map(str, ranks))} ranks: " + (f"FAILED on {failed}" if failed else "passed"))
-        sys.exit(1 if failed else 0)
+def launch(size: int, arguments: list[str], **keywords: Any) -> subprocess.CompletedProcess[Any]:
+    """Runs a Python script with its arguments on so many ranks."""
+    command = [program(), "launch", "-n", str(size), "--", sys.executable, *arguments]
+    return subprocess.run(command, env={**environment(), _SIZE: str(size)}, timeout=600, **keywords)
+
+
+def program() -> str:
+    """The program `zero`."""
+    return os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))
+
+
+def environment() -> dict[str, str]:
+    """Of a Python process that finds libzero, with one thread."""
+    path = os.pathsep.join([str(_ROOT / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _run(tests: list[tuple[Callable[..., None], tuple[int, ...], bool]], size: int) -> None:
     import torch
 
-    import libzero
-
     torch.set_num_threads(1)
-    first = libzero.group(timeout=60).rank == 0
-    for name, case in cases.items():
+    for test, sizes, alone in tests:
+        if size not in sizes:
+            continue
+        group = None
+        if not alone:
+            import libzero
+
+            group = libzero.group(timeout=60)
         start = time.monotonic()
         try:
-            case()
+            test(group)
         except BaseException:
-            traceback.print_exc()
-            print(f"FAILED {name} on rank {libzero.group().rank}", flush=True)
-            os._exit(1)  # the launcher ends the others
-        if first:
-            print(f"passed {name} on {os.environ[_RANKS]} ranks in {time.monotonic() - start:.1f} s", flush=True)
+            print(f"{test.__name__} failed:")
+            traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+            os._exit(1)  # peers may be waiting
+        if group is None or group.rank == 0:
+            print(f"{test.__name__} on {size} ranks: passed ({time.monotonic() - start:.1f} s)")
+
+
+@contextlib.contextmanager
+def expect(kind: type[BaseException], *words: str) -> Iterator[None]:
+    """What is inside must raise this, with a text that has all the words."""
+    try:
+        yield
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{type(error).__name__} says '{error}', without {missing}"
+        return
+    raise AssertionError(f"nothing was raised; expected {kind.__name__} about {', '.join(words)}")
+
+
+def mlp(seed: int = 0) -> Any:
+    """A small model, the same at each call."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+
+
+def batch(rank: int, step: int) -> Any:
+    """A micro-batch, other on each rank and step."""
+    import torch
+
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def train(model: Any, optimizer: Any, steps: int = 3, first: int = 0, each: Any = None) -> list[Any]:
+    """Losses and gradient norms of a plain loop, which calls `each(step)` before each update."""
+    seen: list[Any] = []
+    for step in range(first, first + steps):
+        loss = model(batch(optimizer.group.rank, step)).pow(2).mean()
+        loss.backward()
+        if each is not None:
+            each(step)
+        optimizer.step()
+        seen.append((loss.item(), optimizer.grad_norm))
+        optimizer.zero_grad()
+    return seen
+
+
+def weights(optimizer: Any) -> dict[str, Any]:
+    """All parameters, whole. Collective."""
+    return {name: optimizer.parameter(name) for name in optimizer._engine.parameter_names}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit: of numbers, tensors, and lists, tuples and dicts of these."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def equal(got: Any, expected: Any, where: str) -> None:
@@ -88,6 +189,7 @@ def equal(got: Any, expected: Any, where: str) -> None:
         assert got == expected, f"{where}: {got} is not {expected}"
 
 
+
 def raises(kind: type[BaseException], part: str, function: Callable[[], Any]) -> str:
     """The message of what `function` throws, which must be of this kind and have this part."""
     try:
@@ -98,6 +200,7 @@ def raises(kind: type[BaseException], part: str, function: Callable[[], Any]) ->
     raise AssertionError(f"no {kind.__name__} with '{part}'")
 
 
+
 def through_a_file(value: Any) -> io.BytesIO:
     """What torch.save writes of it, to be loaded."""
     import torch
@@ -106,6 +209,7 @@ def through_a_file(value: Any) -> io.BytesIO:
     torch.save(value, file)
     file.seek(0)
     return file
+
 
 
 def from_rank_0(tensors: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +226,9 @@ def from_rank_0(tensors: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]
     return values
 
 
+
 @contextlib.contextmanager
-def shared_folder() -> Iterator[pathlib.Path]:
+def shared_folder() -> Iterator[Path]:
     """A folder that all ranks have, as long as rank 0 is inside."""
     import torch
 
@@ -134,7 +239,7 @@ def shared_folder() -> Iterator[pathlib.Path]:
     text = torch.zeros(256, dtype=torch.uint8)
     text[: len(made)] = torch.tensor(list(made.encode()), dtype=torch.uint8)
     group.broadcast(text, 0, "folder")
-    folder = pathlib.Path(bytes(text.tolist()).rstrip(b"\0").decode())
+    folder = Path(bytes(text.tolist()).rstrip(b"\0").decode())
     try:
         yield folder
     finally:

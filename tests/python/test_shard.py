@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import support
+from support import main, ranks
 
-support.need("torch", "libzero")
-import torch  # noqa: E402
-
-import libzero  # noqa: E402
+import libzero
 
 Optimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -118,8 +116,8 @@ def plain(make: Optimizer, ranks: int, steps: int, clip: float) -> tuple[list[fl
     return norms, model.state_dict()
 
 
-def test_equals_pytorch_and_every_stage() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_equals_pytorch_and_every_stage(group: Any) -> None:
     for name, make in OPTIMIZERS.items():
         norms, weights = plain(make, group.size, 6, 0.5)
         first: Any = None
@@ -143,8 +141,8 @@ def test_equals_pytorch_and_every_stage() -> None:
             opt.close()
 
 
-def test_accumulation_by_the_configuration_and_by_hand() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_accumulation_by_the_configuration_and_by_hand(group: Any) -> None:
     for stage in range(4):
         runs = []
         for by_hand in (False, True):
@@ -170,8 +168,8 @@ def test_accumulation_by_the_configuration_and_by_hand() -> None:
             assert abs(mine - theirs) <= 1e-6 * theirs, (stage, mine, theirs)
 
 
-def test_zero_grad_drops_what_came() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_zero_grad_drops_what_came(group: Any) -> None:
     for stage in range(4):
         runs = []
         for disturbed in (False, True):
@@ -189,8 +187,8 @@ def test_zero_grad_drops_what_came() -> None:
         support.equal(runs[0], runs[1], f"stage {stage}")
 
 
-def test_precisions_are_equal_at_every_stage() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_precisions_are_equal_at_every_stage(group: Any) -> None:
     for precision in ({"bf16": True}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
         first: Any = None
         for stage in range(4):
@@ -213,8 +211,8 @@ def test_precisions_are_equal_at_every_stage() -> None:
             opt.close()
 
 
-def test_state_dicts_go_to_torch_and_back() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_state_dicts_go_to_torch_and_back(group: Any) -> None:
     for name, make in OPTIMIZERS.items():
         model = Net()
         opt = libzero.shard(model, make(model), settings(3))
@@ -249,8 +247,8 @@ def test_state_dicts_go_to_torch_and_back() -> None:
             opt.close()
 
 
-def test_saves_go_on_at_other_stages() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_saves_go_on_at_other_stages(group: Any) -> None:
     with support.shared_folder() as folder:
         model = Net()
         opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(3))
@@ -274,7 +272,8 @@ def test_saves_go_on_at_other_stages() -> None:
         group.barrier()
 
 
-def test_configurations() -> None:
+@ranks(1, 2, 3)
+def test_configurations(group: Any) -> None:
     make = OPTIMIZERS["AdamW"]
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "ds_config.json"
@@ -321,8 +320,8 @@ def test_configurations() -> None:
     support.raises(libzero.ConfigError, "stepped already", lambda: libzero.shard(model, stepped))
 
 
-def test_hyper_parameters_may_change_or_say_so() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_hyper_parameters_may_change_or_say_so(group: Any) -> None:
     model = Net()
     opt = libzero.shard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), settings(2))
     opt.param_groups[0]["betas"] = (0.5, 0.6)
@@ -338,8 +337,8 @@ def test_hyper_parameters_may_change_or_say_so() -> None:
     opt.close()
 
 
-def test_clipping_as_torch_does() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_clipping_as_torch_does(group: Any) -> None:
     for stage in range(4):
         runs = []
         for by_call in (False, True):
@@ -358,8 +357,8 @@ def test_clipping_as_torch_does() -> None:
         support.equal(runs[0], runs[1], f"stage {stage}")
 
 
-def test_states_by_name() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_states_by_name(group: Any) -> None:
     for stage in range(4):
         model = Net()
         with libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(stage)) as opt:
@@ -384,8 +383,8 @@ def test_states_by_name() -> None:
     support.raises(libzero.ConfigError, "0 sharded models", lambda: libzero.gathered(Net()))
 
 
-def test_several_optimizers_become_one() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_several_optimizers_become_one(group: Any) -> None:
 
     def make(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -427,8 +426,8 @@ def test_several_optimizers_become_one() -> None:
     support.raises(libzero.ConfigError, "RMSprop", lambda: libzero.shard(model, mixed))
 
 
-def test_two_models_in_one_loss() -> None:
-    group = libzero.group()
+@ranks(1, 2, 3)
+def test_two_models_in_one_loss(group: Any) -> None:
     for stage in range(4):
         models = [Net(), Net()]
         opts = [libzero.shard(model, OPTIMIZERS["SGD"](model), settings(stage)) for model in models]
@@ -446,5 +445,4 @@ def test_two_models_in_one_loss() -> None:
             opt.close()
 
 
-if __name__ == "__main__":
-    support.run(globals(), ranks=(1, 2, 3), argv=sys.argv[1:], here=os.path.abspath(__file__))
+main()
