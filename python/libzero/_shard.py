@@ -189,8 +189,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "_fixed" in self.__dict__:
             raise Error(
-                "A parameter group cannot be added to a sharded optimizer. Make the torch optimizer with all groups, "
-                "then call libzero.shard."
+                "A parameter group cannot be added to a sharded optimizer. Make the torch optimizer with all groups "
+                "before libzero.shard."
             )
         super().add_param_group(param_group)
 

@@ -274,9 +274,12 @@ def _paged() -> bool:
 
 def _enter_autocast(method: Any, self: torch.autocast) -> Any:
     result = method(self)
-    hooked = self._enabled and not torch.compiler.is_compiling() and _paged()
-    if hooked:
+    hooked = False
+    if self._enabled and not torch.compiler.is_compiling() and _paged():
         torch.set_autocast_cache_enabled(False)
+        # Hooks that are there are those of an outer scope, or the program's (a checkpoint recomputes): they stay.
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    if hooked:
         torch._C._autograd._push_saved_tensors_default_hooks(_pack, _unpack)
     _hooked_scopes(self).append(hooked)
     return result

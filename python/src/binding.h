@@ -9,6 +9,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace zero::python {
@@ -32,6 +34,12 @@ template <class Pointer>
 void reset_released(Pointer& pointer) {
   released([&] { pointer.reset(); });
 }
+
+/// In the handler of an error of libzero's that leaves through torch: throws it as Python's
+/// exception (NamedTensors::rethrow).
+void rethrow_for_python();
+/// A message of libzero's with Python's names in the place of those of C++.
+std::string python_text(std::string_view message);
 
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);

@@ -1,6 +1,8 @@
 // zero::Engine over tensors that Python's torch has made.
 #include "zero/engine/engine.h"
 
+#include <c10/core/StorageImpl.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,38 +37,12 @@ Config parsed(const std::string& text, bool lenient, int ranks,
   return Config::parse(text, ranks, "the configuration", options);
 }
 
-// Torch's bindings make a RuntimeError of what they do not know: so an error of libzero's that
-// leaves through torch does so as Python's exception.
-template <class Error>
-void raise_as(const Error& error, const char* name) {
-  const py::gil_scoped_acquire gil;
-  PyErr_SetString(py::module_::import("libzero._C").attr(name).ptr(), error.what());
-  python_error raised;
-  raised.persist();
-  throw raised;
-}
-
-void rethrow() {
-  try {
-    throw;
-  } catch (const ConfigError& error) {
-    raise_as(error, "ConfigError");
-  } catch (const CommError& error) {
-    raise_as(error, "CommError");
-  } catch (const StoreError& error) {
-    raise_as(error, "StoreError");
-  } catch (const OutOfMemory& error) {
-    raise_as(error, "OutOfMemory");
-  } catch (const Error& error) {
-    raise_as(error, "Error");
-  }
-}
-
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
            const std::string& config, bool lenient, const std::shared_ptr<comm::Group>& group) {
-    NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again), &rethrow};
+    NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again),
+                         &rethrow_for_python};
     released([&] {
       auto settings = parsed(config, lenient, group->size(), warnings);
       std::vector<ParameterGroup> made;
@@ -81,8 +57,16 @@ class PyEngine {
         }
         made.push_back({{}, *settings.optimizer});
       }
-      engine_ = std::make_unique<Engine>(std::move(tensors), std::move(made), settings, group);
+      try {
+        engine_ = std::make_unique<Engine>(tensors, std::move(made), settings, group);
+      } catch (...) {
+        tell_in_python(tensors);
+        throw;
+      }
     });
+    tell_in_python(tensors);
+    for (const auto& [name, tensor] : tensors.parameters)
+      storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl());
   }
   PyEngine(const PyEngine&) = delete;
   PyEngine& operator=(const PyEngine&) = delete;
@@ -100,12 +84,27 @@ class PyEngine {
   }
   bool open() const { return engine_ != nullptr; }
   void close() {
-    if (engine_) reset_released(engine_);
+    if (!engine_) return;
+    reset_released(engine_);
+    for (auto& weak : storages_) {
+      if (const auto storage = weak.lock(); storage.defined()) tell_in_python(*storage);
+    }
+    storages_.clear();
   }
 
   std::vector<std::string> warnings;
 
  private:
+  // What a reach for absent bytes says.
+  static void tell_in_python(c10::StorageImpl& storage) {
+    auto& message = storage.get_extra_meta().custom_data_ptr_error_msg_;
+    if (message) message = python_text(*message);
+  }
+  static void tell_in_python(const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors.parameters)
+      tell_in_python(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  }
+
   // `again` lists the module's parameters as they are now, or returns None once it is gone.
   static std::function<NamedTensors()> lister(const py::function& again) {
     // Dropped where the engine ends, without the GIL.
@@ -122,6 +121,7 @@ class PyEngine {
   }
 
   std::unique_ptr<Engine> engine_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
 struct PyGathered {

@@ -91,6 +91,7 @@ def _run(tests: list[tuple[Callable[..., None], tuple[int, ...], bool]], size: i
     import torch
 
     torch.set_num_threads(1)
+    failed = False
     for test, sizes, alone in tests:
         if size not in sizes:
             continue
@@ -106,9 +107,14 @@ def _run(tests: list[tuple[Callable[..., None], tuple[int, ...], bool]], size: i
             print(f"{test.__name__} failed:")
             traceback.print_exc(file=sys.stdout)
             sys.stdout.flush()
-            os._exit(1)  # peers may be waiting
+            failed = True
+            if size > 1:
+                os._exit(1)  # peers may be waiting
+            continue
         if group is None or group.rank == 0:
             print(f"{test.__name__} on {size} ranks: passed ({time.monotonic() - start:.1f} s)")
+    if failed:
+        sys.exit(1)
 
 
 @contextlib.contextmanager
