@@ -15,6 +15,7 @@ The environment variable ZERO_PROGRAM names the program `zero`. Arguments: names
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import shutil
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(_ROOT / "python"))
+if importlib.util.find_spec("libzero") is None:
+    sys.path.insert(0, str(_ROOT / "build/release/python"))  # ctest has it in PYTHONPATH
 _SIZE = "LIBZERO_TEST_RANKS"  # set where this process is a rank
 _tests: list[tuple[Callable[..., None], tuple[int, ...], bool]] = []
 
@@ -83,8 +85,7 @@ def program() -> str:
 
 def environment() -> dict[str, str]:
     """Of a Python process that finds libzero, with one thread."""
-    path = os.pathsep.join([str(_ROOT / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
 def _run(tests: list[tuple[Callable[..., None], tuple[int, ...], bool]], size: int) -> None:
