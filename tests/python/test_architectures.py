@@ -359,7 +359,7 @@ def compare_stages(case: Case) -> tuple[bool, str]:
     # Forward and backward gather every unit anew in each pass.
     if runs[3].gathers < 2 * len(runs[3].losses) or runs[3].touches < runs[3].gathers:
         return False, f"stage 3 did not page: {runs[3].gathers} gathers"
-    if runs[0].losses[0] == runs[0].losses[-1]:
+    if len(set(runs[0].losses)) == 1:
         return False, "the loss does not change: nothing is trained"
     apart = f", 2 and 3 {far:.0e} from them" if far else ""
     return True, f"stages equal{apart}; {runs[3].gathers} gathers"

@@ -1,0 +1,315 @@
+"""accelerate's Accelerator over sharded states.
+
+Note [Accelerate and libzero]
+Accelerate starts a process group of torch.distributed (gloo) from what torchrun or `zero launch` has put into the
+environment, unless the program has one. It gives each rank its batches and carries `gather`; libzero's own group
+beside it carries parameters, gradients and states. `prepare` puts what libzero.shard returns in the place of the
+optimizer, leaves the model as it is (no DistributedDataParallel, no autocast), and gives schedulers the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DynamoBackend
+except ImportError as error:
+    raise ImportError("libzero.hf needs accelerate, and transformers for the Trainer: pip install accelerate") from error
+
+from . import _C
+from ._C import CheckpointError, ConfigError
+from ._config import text_of
+from ._group import group as _group
+from ._shard import ShardedOptimizer, owner_of, shard
+
+# What of a configuration accelerate or the Trainer decides.
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu")
+_OURS = ("stage", "bf16", "fp16", "zero_optimization")
+
+
+def settings_of(
+    config: dict[str, Any] | str | os.PathLike[str] | None,
+    keywords: dict[str, Any],
+    *,
+    precision: str,
+    micro_batches: int,
+    clipping: float | None = None,
+) -> dict[str, Any]:
+    """The configuration for `shard` where the loop is not the user's: without batch sizes, which the loop counts
+    itself, and with `precision` ("bf16", "fp16", "no") and `clipping` where it leaves them open, or says "auto".
+
+    Throws ConfigError for what would contradict the loop."""
+    text = text_of(config, keywords)
+    try:
+        settings = _without_auto(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"The configuration is no plain JSON: {error}.") from error
+    for section in ("optimizer", "scheduler"):
+        if section in settings:
+            raise ConfigError(
+                f"The configuration has the section `{section}`, which comes from the program here. Take the section "
+                "out, and say it in TrainingArguments, or by what you give to prepare()."
+            )
+    counted = settings.pop("gradient_accumulation_steps", micro_batches)
+    if counted != micro_batches:
+        raise ConfigError(
+            f"The configuration has gradient_accumulation_steps={counted}, the program {micro_batches}. Take the key "
+            "out of the configuration."
+        )
+    for key in _SIZES:
+        settings.pop(key, None)
+    for name in ("bf16", "fp16"):
+        section = settings.setdefault(name, {})
+        asked = precision == name
+        if section.setdefault("enabled", asked) != asked and precision != "no":
+            raise ConfigError(f"mixed precision is '{precision}', but the configuration says {name}.enabled={not asked}.")
+    if clipping is not None:
+        settings.setdefault("gradient_clipping", clipping)
+    return settings
+
+
+def _without_auto(value: Any) -> Any:
+    # "auto" stands for what the Trainer decides, in configurations for its DeepSpeed integration.
+    if isinstance(value, dict):
+        return {key: _without_auto(each) for key, each in value.items() if each != "auto"}
+    return value
+
+
+class LibzeroOptimizer(AcceleratedOptimizer):
+    """What `prepare` makes of an optimizer."""
+
+    def __init__(self, sharded: ShardedOptimizer, clipping: float) -> None:
+        super().__init__(sharded, device_placement=False)
+        self._clipping = clipping
+        self._stepped = False
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        if self.gradient_state.sync_gradients:
+            self._stepped = True
+            # accelerator.clip_grad_norm_ is for one step, as torch's is.
+            self.optimizer.set_gradient_clipping(self._clipping)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        return self._stepped and not self.optimizer.updated
+
+
+class LibzeroAccelerator(Accelerator):
+    """See `libzero.hf.accelerator`."""
+
+    _replaced: list[tuple[torch.optim.Optimizer, ShardedOptimizer]]
+    _given: list[torch.nn.Module]
+    _config: dict[str, Any]
+    libzero_group: _C.Group
+
+    def __init__(
+        self, *arguments: Any, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any
+    ) -> None:
+        ours = {key: keywords.pop(key) for key in _OURS if key in keywords}
+        keywords.setdefault("cpu", True)
+        super().__init__(*arguments, **keywords)
+        settings = settings_of(
+            config, ours, precision=self.mixed_precision, micro_batches=self.gradient_accumulation_steps
+        )
+        self._begin(settings)
+
+    @classmethod
+    def adopt(cls, accelerator: Accelerator, settings: dict[str, Any]) -> None:
+        """Makes an Accelerator that exists into one of these."""
+        accelerator.__class__ = cls
+        accelerator._begin(settings)
+
+    def _begin(self, settings: dict[str, Any]) -> None:
+        self._config = settings
+        self._replaced, self._given = [], []
+        self.native_amp = False  # parameters are in bf16 themselves: no autocast
+        self.libzero_group = _group()
+        if self.device.type != "cpu":
+            raise ConfigError(
+                f"accelerate has chosen the device '{self.device}'; libzero trains on CPUs. Use cpu=True, or "
+                "use_cpu=True in TrainingArguments."
+            )
+        if (self.num_processes, self.process_index) != (self.libzero_group.size, self.libzero_group.rank):
+            raise ConfigError(
+                f"accelerate takes this process for {self.process_index} of {self.num_processes}, libzero for rank "
+                f"{self.libzero_group.rank} of {self.libzero_group.size}. Use cpu=True, or use_cpu=True in "
+                "TrainingArguments, and start the program by torchrun or `zero launch`."
+            )
+        if self.state.dynamo_plugin.backend != DynamoBackend.NO:
+            raise ConfigError(
+                "accelerate is to compile the model. Compile it yourself, before prepare(): "
+                "torch.compile(model, backend=libzero.backend)."
+            )
+        self.register_load_state_pre_hook(self._load_models)
+
+    # --- prepare.
+
+    def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
+        """As Accelerator.prepare. Collective where an optimizer is among the objects: its model must be among them
+        too, or have been prepared before."""
+        self._given = [each for each in objects if isinstance(each, torch.nn.Module)]
+        try:
+            return super().prepare(*objects, device_placement=device_placement)
+        finally:
+            self._given = []
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
+        if getattr(optimizer, "_is_accelerate_prepared", False):
+            return super().prepare_optimizer(optimizer, device_placement)
+        sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else self._shard(optimizer)
+        prepared = LibzeroOptimizer(sharded, json.loads(sharded._engine.config).get("gradient_clipping", 0.0))
+        self._optimizers.append(prepared)
+        return prepared
+
+    def _shard(self, optimizer: torch.optim.Optimizer) -> ShardedOptimizer:
+        wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in self._given + self._models:
+            if wanted <= {id(parameter) for parameter in model.parameters()}:
+                sharded = shard(model, optimizer, self._config, group=self.libzero_group)
+                self._replaced.append((optimizer, sharded))
+                return sharded
+        raise ConfigError(
+            "prepare() was given an optimizer without the model whose parameters it has. Give both to one call: "
+            "model, optimizer = accelerator.prepare(model, optimizer)."
+        )
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        for old, sharded in self._replaced:
+            if getattr(scheduler, "optimizer", None) is old:
+                _follow(scheduler, sharded)
+        return super().prepare_scheduler(scheduler)
+
+    def sharded(self, model: torch.nn.Module | None = None) -> ShardedOptimizer | None:
+        """What libzero.shard has returned for a model, or for the only one; None where nothing is sharded."""
+        if model is not None:
+            return next((owner for owner in map(owner_of, model.parameters()) if owner is not None), None)
+        found = [each.optimizer for each in self._optimizers if isinstance(each, LibzeroOptimizer)]
+        return found[0] if len(found) == 1 else None
+
+    # --- Training.
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        only = self.sharded()
+        super().backward(only.scale(loss) if only is not None else loss, **keywords)
+
+    def clip_grad_norm_(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clips the gradients of the next step, of all parameters that are trained with these. Returns their norm.
+        Collective."""
+        wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        owner = next((owner for owner in map(owner_of, wanted) if owner is not None), None)
+        if owner is None:
+            return super().clip_grad_norm_(wanted, max_norm, norm_type)
+        if norm_type != 2:
+            raise ConfigError(f"clip_grad_norm_ was called with norm_type={norm_type}; libzero clips by the 2-norm.")
+        return owner.clip_grad_norm_(0.0 if math.isinf(max_norm) else float(max_norm))
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if any(owner_of(parameter) is not None for parameter in wanted):
+            raise ConfigError("libzero does not clip gradients by value. Use accelerator.clip_grad_norm_.")
+        super().clip_grad_value_(wanted, clip_value)
+
+    # --- States.
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
+        """The whole fp32 weights on rank 0, {} on the others. Collective."""
+        owner = self.sharded(model)
+        if owner is None:
+            return super().get_state_dict(model, unwrap)
+        return OrderedDict(owner.full_state_dict())
+
+    def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **keywords: Any) -> Any:
+        """As Accelerator.save_state: whole weights and states in torch's format, by rank 0, which a run at any stage
+        and number of ranks loads, and one without libzero. Collective."""
+        saved = super().save_state(output_dir, safe_serialization, **keywords)
+        self.wait_for_everyone()
+        return saved
+
+    def _load_models(self, models: list[torch.nn.Module], folder: str) -> None:
+        # Takes all of accelerate's models, so that it loads none itself: writing to parameters would make all of a
+        # model present, and would round to bf16.
+        for index, model in enumerate(models):
+            ending = f"_{index}" if index else ""
+            file = os.path.join(folder, f"model{ending}.safetensors")
+            if os.path.exists(file):
+                load_weights(model, [file])
+            else:
+                file = os.path.join(folder, f"pytorch_model{ending}.bin")
+                _set_all(model, torch.load(file, map_location="cpu", mmap=True))
+        models.clear()
+
+
+def _follow(scheduler: Any, sharded: ShardedOptimizer) -> None:
+    # The groups are the same objects already. What torch wraps around `step` counts calls, for a warning.
+    old, scheduler.optimizer = scheduler.optimizer, sharded
+    if hasattr(old.step, "_wrapped_by_lr_sched") and not hasattr(sharded.step, "_wrapped_by_lr_sched"):
+        step = sharded.step
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            sharded._opt_called = True  # type: ignore[attr-defined]
+            return step(*arguments, **keywords)
+
+        counted._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        sharded.step = counted  # type: ignore[method-assign]
+
+
+def load_weights(model: torch.nn.Module, files: list[str]) -> None:
+    """Sets a model's parameters and buffers from safetensors files, one after the other. A parameter that none of
+    them has, under any of its names, is an error unless it is frozen. Collective where the model is sharded."""
+    from safetensors import safe_open
+
+    with contextlib.ExitStack() as stack:
+        where: dict[str, Any] = {}
+        for file in files:
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+            where.update((name, opened) for name in opened.keys())
+        _set_all(model, _Lazy(where))
+
+
+class _Lazy(dict):  # type: ignore[type-arg]
+    """Names to open files; gives tensors."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return super().__getitem__(name).get_tensor(name)
+
+
+@torch.no_grad()
+def _set_all(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+    owner = next((owner for owner in map(owner_of, model.parameters()) if owner is not None), None)
+    for parameter, names in _named(model.named_parameters(remove_duplicate=False)):
+        name = next((name for name in names if name in values), None)
+        if name is None:
+            if parameter.requires_grad:
+                raise CheckpointError(f"The saved weights have no '{names[0]}'.")
+        elif owner is not None:
+            owner.set_parameter(parameter, values[name].to(torch.float32).view(parameter.shape))
+        else:
+            parameter.copy_(values[name])
+    for buffer, names in _named(model.named_buffers(remove_duplicate=False)):
+        name = next((name for name in names if name in values), None)
+        if name is not None:
+            buffer.copy_(values[name])
+
+
+def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, list[str]]]:
+    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, tensor in pairs:
+        found.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return iter(found.values())

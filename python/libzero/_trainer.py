@@ -1,0 +1,164 @@
+"""transformers' Trainer over sharded states."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from typing import Any
+
+import torch
+
+try:
+    from transformers import Trainer
+except ImportError as error:
+    raise ImportError("LibzeroTrainer needs transformers: pip install transformers accelerate") from error
+
+from ._C import ConfigError
+from ._accelerate import LibzeroAccelerator, LibzeroOptimizer, load_weights, settings_of
+from ._shard import ShardedOptimizer, gathered
+
+STATES_NAME = "libzero.safetensors"
+GROUPS_NAME = "libzero_groups.pt"
+OPTIMIZER_NAME, SCHEDULER_NAME = "optimizer.pt", "scheduler.pt"
+
+
+def _followed(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in ("lr", "betas", "initial_lr") if key in group}
+
+
+class LibzeroTrainer(Trainer):
+    """A Trainer whose model's states are sharded over the ranks. Takes what Trainer takes, and
+
+    `config`: as libzero.shard; a configuration for the Trainer's DeepSpeed integration does, its "auto" being what
+    TrainingArguments say. `bf16`, `max_grad_norm`, accumulation and the optimizer are TrainingArguments'.
+
+    Started by torchrun or `zero launch`, with use_cpu=True. `per_device_train_batch_size` is that of a rank.
+    Checkpoints resume at any stage and number of ranks; so do those of a plain Trainer. `save_model` and every
+    checkpoint need memory for the whole model on rank 0."""
+
+    def __init__(
+        self, *arguments: Any, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any
+    ) -> None:
+        self._given_config = config
+        super().__init__(*arguments, **keywords)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        arguments = self.args
+        for name in ("deepspeed", "fsdp", "torch_compile", "auto_find_batch_size", "bf16_full_eval", "fp16_full_eval"):
+            if getattr(arguments, name, None):
+                raise ConfigError(f"TrainingArguments have `{name}`, which a LibzeroTrainer cannot have. Take it out.")
+        settings = settings_of(
+            self._given_config,
+            {},
+            precision=arguments.mixed_precision,
+            micro_batches=arguments.gradient_accumulation_steps,
+            clipping=arguments.max_grad_norm or 0.0,
+        )
+        if settings["gradient_clipping"] != (arguments.max_grad_norm or 0.0):
+            raise ConfigError(
+                f"The configuration has gradient_clipping={settings['gradient_clipping']}, TrainingArguments have "
+                f"max_grad_norm={arguments.max_grad_norm}. Take the key out of the configuration."
+            )
+        self._input_dtype = next(
+            (dtype for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if settings[name]["enabled"]),
+            None,
+        )
+        super().create_accelerator_and_postprocess()
+        LibzeroAccelerator.adopt(self.accelerator, settings)
+
+    @property
+    def sharded(self) -> ShardedOptimizer | None:
+        """What libzero.shard has returned; None before training."""
+        return self.optimizer.optimizer if isinstance(self.optimizer, LibzeroOptimizer) else None
+
+    # --- Training.
+
+    def _prepare_input(self, data: Any) -> Any:
+        data = super()._prepare_input(data)
+        if isinstance(data, torch.Tensor) and data.is_floating_point() and self._input_dtype is not None:
+            return data.to(self._input_dtype)
+        return data
+
+    # The engine clips and takes the norm in its step: nothing to be done before.
+    def _clip_grad_norm(self, model: torch.nn.Module) -> None:
+        return None
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> None:
+        return None
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *arguments: Any, **keywords: Any) -> None:
+        grad_norm = self.sharded.grad_norm if self.sharded is not None else None
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **keywords)
+
+    # --- Saving and loading. All ranks take part; rank 0 writes.
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As Trainer.save_model: what from_pretrained reads, in fp32. Collective."""
+        if self.sharded is None:
+            super().save_model(output_dir, _internal_call)
+            return
+        self._save(output_dir, state_dict=self.sharded.full_state_dict())
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        assert self.sharded is not None
+        os.makedirs(output_dir, exist_ok=True)
+        if self.sharded._zero1 is None:
+            # A scheduler's state has no learning rates: those are in the groups.
+            self.sharded.save_full(os.path.join(output_dir, STATES_NAME))
+            states, name = [_followed(group) for group in self.sharded.param_groups], GROUPS_NAME
+        else:
+            states, name = self.sharded.state_dict(), OPTIMIZER_NAME
+        if self.args.should_save:
+            torch.save(states, os.path.join(output_dir, name))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # a checkpoint is whole where this returns, on every rank
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self.sharded is None:
+            return
+        whole = os.path.join(checkpoint, STATES_NAME)
+        if os.path.exists(whole) and self.sharded._zero1 is None:
+            self.sharded.load_full(whole)
+            groups = torch.load(os.path.join(checkpoint, GROUPS_NAME), weights_only=True)
+            for group, saved in zip(self.sharded.param_groups, groups, strict=True):
+                group.update(saved)
+            self.lr_scheduler.load_state_dict(
+                torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True)
+            )
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if self.sharded is None:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        elif not self._load_whole(resume_from_checkpoint):
+            with gathered(self._trained(), write=True):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if not self._load_whole(self.state.best_model_checkpoint):
+            with gathered(self._trained(), write=True):  # an adapter
+                super()._load_best_model()
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _load_whole(self, folder: str) -> bool:
+        """The weights of a model that `save_model` wrote; whether there are such."""
+        index = os.path.join(folder, "model.safetensors.index.json")
+        if os.path.exists(index):
+            with open(index, encoding="utf-8") as file:
+                names = sorted(set(json.load(file)["weight_map"].values()))
+            files = [os.path.join(folder, name) for name in names]
+        else:
+            files = glob.glob(os.path.join(glob.escape(folder), "model.safetensors"))
+        if files:
+            load_weights(self.model, files)
+        return bool(files)

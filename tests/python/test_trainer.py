@@ -1,0 +1,355 @@
+"""LibzeroTrainer and the accelerate plugin: a tiny GPT-2 on random tokens.
+
+Run alone it starts its ranks itself, by `zero launch` and by torchrun (ZERO_PROGRAM, default build/release/zero)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+try:
+    import accelerate
+    import torch
+    import transformers
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+
+SAMPLES, LENGTH, VOCABULARY = 64, 16, 128
+
+
+class Tokens(torch.utils.data.Dataset):
+    """Random tokens, the last few of them without a label: ranks have different counts."""
+
+    def __init__(self, seed: int, samples: int = SAMPLES, whole: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(VOCABULARY, (samples, LENGTH), generator=generator)
+        self.lengths = torch.randint(LENGTH if whole else 4, LENGTH + 1, (samples,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        labels = self.ids[index].clone()
+        labels[self.lengths[index] :] = -100
+        return {"input_ids": self.ids[index], "labels": labels}
+
+
+def gpt2() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def settings(stage: int) -> dict[str, Any]:
+    # As for the Trainer's DeepSpeed integration, with its "auto".
+    return {
+        "zero_optimization": {
+            "stage": stage, "stage3_max_live_parameters": 0, "unit_bytes": 16384, "reduce_bucket_size": "auto",
+        },
+        "bf16": {"enabled": "auto"},
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }  # fmt: skip
+
+
+def sums(state: dict[str, torch.Tensor]) -> list[str]:
+    import hashlib
+
+    return [hashlib.sha256(state[name].contiguous().numpy().tobytes()).hexdigest()[:16] for name in sorted(state)]
+
+
+# --- What a rank does. Each job returns what it has seen, as JSON; rank 0's counts.
+
+
+def arguments(folder: str, per_rank: int, **more: Any) -> Any:
+    given = dict(
+        output_dir=folder, use_cpu=True, per_device_train_batch_size=per_rank, per_device_eval_batch_size=per_rank,
+        max_steps=6, logging_steps=1, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.5,
+        save_strategy="no", report_to=[], disable_tqdm=True, seed=3, dataloader_num_workers=0,
+    )  # fmt: skip
+    return transformers.TrainingArguments(**{**given, **more})
+
+
+def seen_by(trainer: Any) -> dict[str, Any]:
+    history = trainer.state.log_history
+    keys = ("loss", "grad_norm", "learning_rate", "eval_loss")
+    return {key: [each[key] for each in history if key in each] for key in keys}
+
+
+def trainer_job(
+    folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, **more: Any
+) -> dict[str, Any]:
+    """One run of LibzeroTrainer, or of Trainer with stage None."""
+    model = model or gpt2()
+    common = dict(train_dataset=Tokens(1), eval_dataset=Tokens(2, 32, whole=True))
+    if stage is None:
+        trainer = transformers.Trainer(model, arguments(folder, 8 // size, **more), **common)
+    else:
+        import libzero.hf
+
+        trainer = libzero.hf.LibzeroTrainer(
+            model, arguments(folder, 8 // size, **more), config=settings(stage), **common
+        )
+    trainer.train(resume_from_checkpoint=resume or None)
+    seen = seen_by(trainer)
+    seen["evaluated"] = [trainer.evaluate()["eval_loss"]]
+    predicted = trainer.predict(Tokens(5, 14))
+    assert predicted.predictions.shape == (14, LENGTH, VOCABULARY), predicted.predictions.shape
+    seen["predicted"] = [float(abs(predicted.predictions).sum())]
+    seen["best"] = trainer.state.best_model_checkpoint
+    trainer.save_model(os.path.join(folder, "final"))
+    if stage is not None:
+        assert trainer.sharded is not None
+        seen["weights"] = sums(trainer.sharded.full_state_dict())
+        if "gradient_accumulation_steps" in more:
+            del seen["weights"]  # the last bits of a sum over micro-batches depend on the stage
+        if stage == 3:
+            pager = trainer.sharded._engine.pager()
+            assert pager["gathers"] > 100 and pager["live_bytes"] == 0, pager
+    return seen
+
+
+def accelerate_job(folder: str, size: int, stage: int | None = None, resume: str = "", steps: int = 6) -> dict[str, Any]:
+    """A loop over accelerate, with micro-batches; plain Accelerator with stage None."""
+    if stage is None:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    else:
+        import libzero.hf
+
+        accelerator = libzero.hf.accelerator(settings(stage), gradient_accumulation_steps=2)
+    model = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # accelerate steps a scheduler once for each process.
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / size))
+    generator = torch.Generator().manual_seed(4)
+    loader = torch.utils.data.DataLoader(Tokens(1, 128), batch_size=8 // size, shuffle=True, generator=generator)
+    optimizer, model, loader, scheduler = accelerator.prepare(optimizer, model, loader, scheduler)
+    if resume:
+        accelerator.load_state(resume)
+        loader = accelerator.skip_first_batches(loader, 6)
+    seen: dict[str, Any] = {"loss": [], "grad_norm": [], "lr": [], "mine": []}
+    for batch in loader:
+        with accelerator.accumulate(model):
+            # Of one length, so that means over ranks are means over the batch.
+            loss = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
+            accelerator.backward(loss)
+            seen["loss"].append(accelerator.gather(loss.detach().reshape(1)).mean().item())
+            seen["mine"].append(batch["input_ids"].sum().item())
+            if accelerator.sync_gradients:
+                seen["grad_norm"].append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            seen["lr"].append(scheduler.get_last_lr()[0])
+            if len(seen["lr"]) == 3 and not resume:
+                accelerator.save_state(os.path.join(folder, "state"))
+        if len(seen["lr"]) == steps:
+            break
+    everyone = accelerator.gather(torch.tensor([seen["mine"]]))
+    assert size == 1 or not torch.equal(everyone[0], everyone[-1]), "ranks have the same batches"
+    accelerator.unwrap_model(model).save_pretrained(
+        os.path.join(folder, "pretrained"), is_main_process=accelerator.is_main_process, save_function=accelerator.save,
+        state_dict=accelerator.get_state_dict(model),
+    )  # fmt: skip
+    accelerator.save_model(model, os.path.join(folder, "saved"))
+    accelerator.wait_for_everyone()
+    if stage is not None:
+        whole = accelerator.get_state_dict(model)
+        seen["weights"] = sums(whole)
+        if accelerator.is_main_process:
+            loaded = transformers.GPT2LMHeadModel.from_pretrained(os.path.join(folder, "pretrained"))
+            assert sums(dict(loaded.state_dict())) == seen["weights"]
+    del seen["mine"]
+    return seen
+
+
+def refusals_job(folder: str, size: int) -> dict[str, Any]:
+    """What cannot be is said."""
+    import libzero.hf
+
+    def said(function: Any) -> str:
+        try:
+            function()
+        except libzero.ConfigError as error:
+            return str(error)
+        raise AssertionError("nothing was refused")
+
+    def trainer(config: dict[str, Any], **more: Any) -> Any:
+        return libzero.hf.LibzeroTrainer(gpt2(), arguments(folder, 4, **more), config=config)
+
+    return {
+        "clipping": said(lambda: trainer({"gradient_clipping": 2.0})),
+        "micro-batches": said(lambda: trainer({"gradient_accumulation_steps": 4})),
+        "optimizer": said(lambda: trainer({"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}})),
+        "full eval": said(lambda: trainer({}, bf16_full_eval=True)),
+        "model": said(lambda: libzero.hf.accelerator().prepare(torch.optim.SGD(gpt2().parameters(), lr=1.0))),
+    }
+
+
+def rank(folder: str, jobs: dict[str, Any]) -> None:
+    """Runs the jobs, one after the other, and writes what they have seen."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    seen = {}
+    for name, (kind, given) in jobs.items():
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        if given.pop("lora", False):
+            import peft
+
+            settings = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+            given["model"] = peft.get_peft_model(gpt2(), settings)
+        job = {"trainer": trainer_job, "accelerate": accelerate_job, "refusals": refusals_job}[kind]
+        print(f"job {name}", flush=True)
+        seen[name] = job(os.path.join(folder, name), size, **given)
+    if os.environ.get("RANK", "0") == "0":
+        with open(os.path.join(folder, "seen.json"), "w", encoding="utf-8") as file:
+            json.dump(seen, file)
+
+
+# --- What starts them.
+
+Seen = dict[str, Any]
+Jobs = dict[str, tuple[str, dict[str, Any]]]
+
+
+def start(folder: str, ranks: int, by: str, jobs: Jobs) -> dict[str, Seen]:
+    program = os.environ.get("ZERO_PROGRAM", "build/release/zero")
+    tail = [__file__, "--rank", folder, json.dumps(jobs)]
+    if by.endswith("beside a group"):
+        tail.insert(1, "--group")
+    if by == "python":
+        command = [sys.executable, *tail]
+    elif by.startswith("torchrun"):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *tail]
+    else:
+        command = [program, "launch", "-n", str(ranks), "--", sys.executable, *tail]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    started = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}", flush=True)
+        raise ChildProcessError(f"FAILED: {by}, {ranks} ranks, exit status {done.returncode}")
+    print(f"{len(jobs)} jobs by {by} on {ranks} ranks: {time.monotonic() - started:.0f} s", flush=True)
+    with open(os.path.join(folder, "seen.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+class Checks:
+    def __init__(self) -> None:
+        self.count = self.failed = 0
+
+    def holds(self, name: str, holds: bool, *seen: Any) -> None:
+        self.count, self.failed = self.count + 1, self.failed + (not holds)
+        print(f"{'ok    ' if holds else 'FAILED'} {name}", flush=True)
+        for each in () if holds else seen:
+            print(f"       {each}", flush=True)
+
+    def equal(self, name: str, a: Seen, b: Seen, but: tuple[str, ...] = ()) -> None:
+        keys = [key for key in b if key not in but]
+        differ = [key for key in keys if a.get(key) != b[key]]
+        self.holds(f"{name}: the same bits", not differ, *[(key, a.get(key), b[key]) for key in differ])
+
+    def near(self, name: str, a: Seen, b: Seen, keys: tuple[str, ...], last: int = 0) -> None:
+        """Within 1e-5, relative; of the `last` numbers of each, where given."""
+        pairs = [pair for key in keys for pair in zip(a[key][-last:], b[key][-last:], strict=True)]
+        far = max(abs(x - y) / max(abs(y), 1e-30) for x, y in pairs)
+        self.holds(f"{name}: {far:.1e} apart", far < 1e-5, *[(a[key], b[key]) for key in keys])
+
+
+NUMBERS = ("loss", "grad_norm", "learning_rate", "eval_loss", "evaluated", "predicted")
+CHECKPOINTS = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
+BEST = {
+    "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 3e-2,
+    "load_best_model_at_end": True,
+}  # fmt: skip
+BF16 = {"bf16": True, "gradient_accumulation_steps": 2, "max_steps": 3}
+
+
+def check_all(checks: Checks, folder: str) -> None:
+    checkpoint, state = os.path.join(folder, "stage 3", "checkpoint-3"), os.path.join(folder, "accelerate 3", "state")
+    of_plain = os.path.join(folder, "plain", "checkpoint-3")
+    plain = start(folder, 1, "python", {"plain": ("trainer", CHECKPOINTS), "accelerate": ("accelerate", {})})
+    jobs: Jobs = {f"stage {stage}": ("trainer", {"stage": stage, **CHECKPOINTS}) for stage in (0, 3)}
+    jobs |= {f"accelerate {stage}": ("accelerate", {"stage": stage}) for stage in (0, 1, 2, 3)}
+    jobs |= {f"resumed {stage}": ("trainer", {"stage": stage, "resume": checkpoint}) for stage in (2, 3)}
+    jobs["plain, resumed"] = ("trainer", {"stage": 3, "resume": of_plain})
+    jobs["accelerate, resumed"] = ("accelerate", {"stage": 2, "resume": state, "steps": 3})
+    for stage in (0, 3):
+        jobs[f"bf16 {stage}"] = ("trainer", {"stage": stage, **BF16})
+        jobs[f"best {stage}"] = ("trainer", {"stage": stage, **BEST})
+        jobs[f"LoRA, best {stage}"] = ("trainer", {"stage": stage, "lora": True, **BEST})
+    two = start(folder, 2, "zero launch", jobs)
+
+    checks.equal("Trainer, stages 3 and 0 on 2 ranks", two["stage 3"], two["stage 0"], but=("best",))
+    checks.near("Trainer, stage 0 on 2 ranks and plain Trainer", two["stage 0"], plain["plain"], NUMBERS)
+    for stage in (2, 3):
+        resumed = two[f"resumed {stage}"]
+        checks.equal(f"Trainer, resumed at stage {stage}", resumed, two["stage 3"], but=("best", "eval_loss"))
+    checks.near(
+        "Trainer, plain Trainer's checkpoint resumed at stage 3", two["plain, resumed"], plain["plain"], NUMBERS[:3]
+    )
+    for name in ("bf16", "best", "LoRA, best"):
+        checks.equal(f"Trainer, {name}, stages 3 and 0", two[f"{name} 3"], two[f"{name} 0"], but=("best",))
+    for name in ("best 0", "best 3", "LoRA, best 3"):
+        seen = two[name]
+        best, last = min(seen["eval_loss"]), seen["eval_loss"][-1]
+        found = abs(seen["evaluated"][0] - best) <= 1e-6 * best and (best != last or "LoRA" in name)
+        checks.holds(f"Trainer, {name}: the best model is loaded at the end", found, seen)
+
+    # With micro-batches the pairs add in different orders.
+    checks.equal("accelerate, stages 1 and 0 on 2 ranks", two["accelerate 1"], two["accelerate 0"])
+    checks.equal("accelerate, stages 3 and 2 on 2 ranks", two["accelerate 3"], two["accelerate 2"])
+    numbers = ("loss", "grad_norm", "lr")
+    checks.near("accelerate, stages 3 and 0", two["accelerate 3"], two["accelerate 0"], numbers)
+    checks.near("accelerate, stage 3 and plain accelerate", two["accelerate 3"], plain["accelerate"], numbers)
+    resumed = {"weights": two["accelerate, resumed"]["weights"]}
+    checks.equal("accelerate, load_state at stage 2 of a state of stage 3", resumed, resumed | {
+        "weights": two["accelerate 3"]["weights"]})  # fmt: skip
+
+    jobs = {"one": ("trainer", {"stage": 0, "resume": checkpoint}), "refusals": ("refusals", {})}
+    jobs["accelerate, one"] = ("accelerate", {"stage": 0, "resume": state, "steps": 3})
+    one = start(folder, 1, "zero launch", jobs)
+    checks.near("Trainer, resumed on 1 rank at stage 0", one["one"], two["stage 3"], NUMBERS[:3])
+    checks.near("accelerate, load_state on 1 rank", one["accelerate, one"], two["accelerate 3"], numbers, last=3)
+    for name, text in one["refusals"].items():
+        checks.holds(f"refused: {name}", len(text) > 40, text)
+
+    both: Jobs = {"trainer": ("trainer", {"stage": 3, **CHECKPOINTS}), "accelerate": ("accelerate", {"stage": 3})}
+    for by in ("torchrun", "torchrun beside a group", "zero launch beside a group"):
+        more: Jobs = {"DDP": ("accelerate", {})} if by == "torchrun" else {}
+        seen = start(folder, 2, by, both | more)
+        checks.equal(f"Trainer by {by}", seen["trainer"], two["stage 3"], but=("best",))
+        checks.equal(f"accelerate by {by}", seen["accelerate"], two["accelerate 3"])
+        if more:
+            checks.near("accelerate with DistributedDataParallel", two["accelerate 0"], seen["DDP"], numbers)
+
+
+def main() -> int:
+    checks = Checks()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            check_all(checks, folder)
+        except ChildProcessError as error:
+            checks.holds(str(error), False)
+    print(f"{checks.count - checks.failed} of {checks.count} checks passed")
+    return 1 if checks.failed else 0
+
+
+if __name__ == "__main__":
+    if "--group" in sys.argv:
+        sys.argv.remove("--group")
+        torch.distributed.init_process_group("gloo")
+    if sys.argv[1:2] == ["--rank"]:
+        rank(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        sys.exit(main())
