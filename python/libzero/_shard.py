@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _C, _options, _tensor, _zero1
+from . import _C, _compile, _options, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import text_of
 from ._group import group as _group
@@ -82,6 +82,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check(optimizers)
         _tensor.install()
+        _compile.install()
         self.group = group
         self._model = weakref.ref(model)
         named = list(model.named_parameters(remove_duplicate=False))
@@ -125,16 +126,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     # --- Training.
 
+    @_compile.untraced
     def backward(self, loss: torch.Tensor) -> None:
         """`loss.backward()`, with the loss scaled where it must be (fp16). Collective at stages 2 and 3, as
         loss.backward() is."""
         self._engine.backward(loss)
 
+    @_compile.untraced
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """For `opt.scale(loss).backward()` in fp16; the loss itself where nothing is scaled."""
         return self._engine.scale(loss)
 
     @torch.no_grad()
+    @_compile.untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Updates the parameters from the gradients since the last call. With gradient_accumulation_steps of k in the
         configuration it counts a micro-batch, and updates at every k-th call. Without that key any number of backward
@@ -151,6 +155,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._zero1.after_step(self, self._result)
         return loss
 
+    @_compile.untraced
     def _follow_groups(self) -> None:
         for index, group in enumerate(self.param_groups):
             if self._zero1 is not None:
@@ -167,12 +172,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         "sharded optimizer only `lr` and `betas` may change. Set it before libzero.shard."
                     )
 
+    @_compile.untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last `step`; in the middle of an accumulation those of all its micro-batches.
         Right behind `step` there is nothing to drop, and what it has counted stays."""
         if self._engine.passed:
             self._engine.zero_grad()
 
+    @_compile.untraced
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the gradients to this norm from the next `step` on, and returns the norm of those of now, before
         clipping. For each step's norm alone `grad_norm` costs nothing. Collective."""
