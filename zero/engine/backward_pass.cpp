@@ -101,8 +101,7 @@ void BackwardPass::begin_unmarked() {
   if (marked_ || !ending_.expired()) return;
   steps_.check_unmarked();
   const auto ending = std::make_shared<Ending>(*this);
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [ending] { crossing([&] { ending->complete(); }); });
+  torch::autograd::Engine::get_default_engine().queue_callback([ending] { ending->complete(); });
   ending_ = ending;
   try {
     steps_.begin(false, {});
