@@ -319,7 +319,8 @@ def _pack(tensor: torch.Tensor) -> Any:
         leaf = getattr(node.next_functions[0][0], "variable", None)
         if leaf is not None and _C.is_sharded(leaf) and leaf.shape == base.shape:
             return _Cast(leaf, tensor)
-    return tensor, None if tensor.is_inference() else tensor._version
+    # Detached: an operator's own result would hold the graph that holds it.
+    return tensor.detach(), None if tensor.is_inference() else tensor._version
 
 
 def _unpack(packed: Any) -> torch.Tensor:
