@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "zero/base/broken_pipe.h"
 #include "zero/base/error.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/backend_rail.h"
@@ -98,6 +99,7 @@ class Line {
  public:
   Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
        const std::string& address, milliseconds timeout) {
+    const BrokenPipeScope survives;  // Gloo's thread, too
     auto options = c10::make_intrusive<ProcessGroupGloo::Options>(timeout);
     options->threads = 0;  // they would run collectives
     options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(address, false));
@@ -112,6 +114,7 @@ class Line {
   // Posts under a lock: Gloo counts its calls without one.
   template <class Post>
   std::unique_ptr<Piece> post(const Post& post) {
+    const BrokenPipeScope survives;
     const std::lock_guard lock(posting_);
     return post(*gloo_);
   }
@@ -120,6 +123,7 @@ class Line {
     return canaries_[static_cast<size_t>(host)]->trouble();
   }
   void close() {
+    const BrokenPipeScope survives;
     const std::lock_guard lock(asking_);
     for (const auto& canary : canaries_) {
       if (canary) canary->close();  // one that is broken already closes no other

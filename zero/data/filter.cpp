@@ -15,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "zero/base/broken_pipe.h"
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/base/thread.h"
@@ -108,12 +109,8 @@ void run_filter(const std::vector<std::string>& command, const FilterInput& inpu
 
   std::exception_ptr input_failure;
   const auto feed_all = [&] {
-    // A program that ends early must not end this one: the signal stays blocked in this thread, and
-    // write fails instead.
-    sigset_t broken_pipe;
-    sigemptyset(&broken_pipe);
-    sigaddset(&broken_pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+    // A program that ends early must not end this one.
+    const BrokenPipeScope survives;
     try {
       feed(in.write.get(), input);
     } catch (...) {
