@@ -11,6 +11,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 environment=$libtorch_cache/python
 requirements=scripts/python-environment.txt
+pinned=$(sed -n 's/^torch==//p' $requirements)
+[[ -z ${LIBTORCH:-} && $LIBTORCH_VERSION == "$pinned" ]] ||
+  die "the tests of the Python package need torch $pinned, and this is another LibTorch: they are left out (scripts/wheel.sh builds the package for it)"
 # Not by imports, which take seconds.
 missing='
 import sys

@@ -41,7 +41,7 @@ def check() -> None:
     if release(torch.__version__) != needed:
         raise ImportError(
             f"libzero was built with torch {needed}, and {sys.executable} has torch {torch.__version__}. Install the one that it needs: "
-            f"pip install 'torch=={needed}.*'; or build libzero with yours: LIBTORCH={os.path.dirname(os.path.dirname(torch.__file__))} scripts/wheel.sh"
+            f"pip install 'torch=={needed}.*'; or build libzero with yours: PYTHON={sys.executable} LIBTORCH={os.path.dirname(os.path.dirname(torch.__file__))} scripts/wheel.sh"
         )
     own = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     for other in sorted(mapped("libtorch_cpu.so")):
