@@ -415,7 +415,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def memory(self) -> dict[str, Any]:
         """Bytes of this rank: by the formula of ZeRO ("formula", and "host" for what lies in the host tier), and as
-        counted ("now" and "peak" by category)."""
+        counted ("now" and "peak" by category). "partitioned": what a torch optimizer keeps that runs as it is."""
         counted = self.group.memory()
         return {
             "formula": self._engine.memory_formula(),
@@ -427,8 +427,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def traffic(self) -> dict[str, Any]:
         """Bytes that this rank sends: by the formula in a step ("formula"), and as counted since the group was made
-        ("sent", by collective)."""
-        return {"formula": self._engine.traffic_formula(), "sent": self.group.traffic()}
+        ("sent", by collective). "partitioned": the new parameters, of a torch optimizer that runs as it is."""
+        return {
+            "formula": self._engine.traffic_formula(),
+            **({"partitioned": self._zero1.sent()} if self._zero1 is not None else {}),
+            "sent": self.group.traffic(),
+        }
 
     def diverged_parameters(self) -> list[str]:
         """The parameters that ranks should hold the same of and do not, by checksums. Collective."""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _installed = False
 
-# The optimizer that a parameter belongs to, while both live.
+# The optimizers that `shard` made and that live.
+_optimizers: weakref.WeakSet[ShardedOptimizer] = weakref.WeakSet()
+# The one that a parameter belongs to, while both live.
 _owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
 # The ids of its keys and of some that are gone: a quick no for most tensors.
 _ids: set[int] = set()
@@ -49,6 +51,7 @@ _data = torch._C.TensorBase.data
 
 def own(parameters: Iterable[torch.Tensor], optimizer: ShardedOptimizer) -> None:
     """`parameters` belong to `optimizer` from now on."""
+    _optimizers.add(optimizer)
     reference = weakref.ref(optimizer)
     for parameter in parameters:
         _owners[parameter] = reference
@@ -105,6 +108,7 @@ def install() -> None:
         setattr(tensor, name, _copying(getattr(tensor, name), read_only=True))
     for name, instead in _REFUSED.items():
         setattr(tensor, name, _refusing(name, getattr(tensor, name), instead))
+    _wrap(tensor, "__deepcopy__", _deepcopy)
     _wrap(tensor, "register_post_accumulate_grad_hook", _register_hook)
     _wrap(torch.nn.Module, "zero_grad", _zero_grad)
     _wrap(torch.nn.Module, "_apply", _apply)
@@ -239,6 +243,15 @@ def _copying(method: Any, read_only: bool = False) -> Any:
     return functools.update_wrapper(wrapped, method)
 
 
+def _deepcopy(method: Any, self: torch.Tensor, memo: dict[int, Any]) -> Any:
+    if not _absent(self):
+        return method(self, memo)
+    if id(self) not in memo:
+        with torch.no_grad():
+            memo[id(self)] = _like(self, _data.__get__(self).clone())
+    return memo[id(self)]
+
+
 def _like(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(copy, tensor.requires_grad)
@@ -267,9 +280,7 @@ def _refusing(name: str, method: Any, instead: str) -> Any:
 
 
 def _paged() -> bool:
-    return any(
-        (optimizer := reference()) is not None and optimizer.open and optimizer.paged for reference in set(_owners.values())
-    )
+    return any(optimizer.open and optimizer.paged for optimizer in _optimizers)
 
 
 def _enter_autocast(method: Any, self: torch.autocast) -> Any:

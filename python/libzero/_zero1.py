@@ -41,14 +41,14 @@ def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module, native: bool
     if fp16:
         raise ConfigError(f"{kind} with fp16: torch's optimizers are run in fp32 and bf16. Use bf16=True.")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("LBFGS updates all parameters by one line search: it cannot be sharded. Use another optimizer.")
+        raise ConfigError("LBFGS updates all parameters by one line search: it cannot be sharded. Use AdamW or SGD.")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam needs sparse gradients, which libzero makes dense. Use Adam or AdamW.")
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ConfigError(
-                f"'{name}' makes sparse gradients (sparse=True), which libzero makes dense, and {kind} would update all "
-                "of its rows. Make it with sparse=False."
+                f"'{name}' makes sparse gradients (sparse=True), which libzero makes dense, and {kind} would update "
+                "all of its rows. Make it with sparse=False."
             )
     mine = {id(parameter) for parameter in model.parameters()}
     given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -127,7 +127,7 @@ class PartitionedUpdates:
         self._gradients.clear()
         engine = sharded._engine
         trained = [item for item in self._items if item.parameter.requires_grad]
-        if engine.micro_batches + 1 < self._micro_batches or not trained or not engine.passed:
+        if engine.micro_batches + 1 < self._micro_batches:
             return
         for item in trained:
             # The first call completes the sums, on all ranks; the others are local.
@@ -209,6 +209,11 @@ class PartitionedUpdates:
         tensors += [item.updated for item in self._items if item.updated is not item.parameter]
         return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor))
 
+    def sent(self) -> int:
+        """Bytes of new values that this rank sends after an update, beside what the engine sends."""
+        mine = [item.parameter for item in self._items if item.owner == self._rank]
+        return sum(each.numel() * each.element_size() for each in mine) if self._stage else 0
+
     def parameter(self, parameter: torch.Tensor, group: _C.Group) -> torch.Tensor | None:
         """Its fp32 master, where it has one. Collective."""
         item = self._item(parameter)
@@ -249,9 +254,9 @@ class PartitionedUpdates:
 
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
-        check_groups(sharded, state_dict)
         group = sharded.group
-        groups = _send_object(state_dict["param_groups"], 0, group)
+        groups = _send_object(state_dict["param_groups"] if self._rank == 0 else None, 0, group)
+        check_groups(sharded, {"param_groups": groups})
         states: list[dict[str, Any]] = []
         for index in range(len(self._items)):
             saved = _send_object(state_dict["state"].get(index, {}) if self._rank == 0 else {}, 0, group)

@@ -136,6 +136,7 @@ void bind_errors(py::module_& module) {
        {"ConfigError", "CommError", "CheckpointError", "StoreError", "OutOfMemory", "NotFinite"})
     add(name, error);
   py::register_exception_translator(&translate);
+  module.def("python_text", &python_text);
 }
 
 }  // namespace zero::python

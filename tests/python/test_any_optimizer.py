@@ -97,6 +97,10 @@ def test_states_are_parted(group):
     assert int(all_ranks.sum()) == total
     largest = 4 * max(p.numel() for p in model.parameters())
     assert int(all_ranks.max()) - int(all_ranks.min()) <= largest + 4 * 6
+    before = opt.traffic()["sent"]["broadcast"]["bytes"]
+    train(model, opt, 2)
+    traffic = opt.traffic()
+    assert traffic["sent"]["broadcast"]["bytes"] - before == 2 * traffic["partitioned"] > 0
     whole = libzero.shard(other := mlp(), torch.optim.RMSprop(other.parameters(), lr=1e-2), stage=0)
     train(other, whole, 1)
     assert whole.memory()["partitioned"] == total
@@ -170,7 +174,8 @@ def test_not_finite_is_left_out(group):
 @ranks(1, 2, 3)
 def test_bf16_has_masters(group):
     model, plain = mlp(), mlp()
-    opt = libzero.shard(model, torch.optim.RMSprop(model.parameters(), lr=1e-3), stage=1, bf16=True, gradient_clipping=0)
+    old = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    opt = libzero.shard(model, old, stage=1, bf16=True, gradient_clipping=0)
     reference = torch.optim.RMSprop(plain.parameters(), lr=1e-3)
     for step in range(4):
         model(batch(group.rank, step).bfloat16()).float().pow(2).mean().backward()
@@ -262,6 +267,25 @@ def test_frozen_unused_tied(group):
     train(model, opt, 3, each=step_reference)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
     assert all(torch.equal(p, q) for p, q in zip(model.unused.parameters(), before))
+    opt.close()
+
+
+@ranks(2)
+def test_one_rank_without_gradients(group):
+    model, plain = mlp(), mlp()
+    opt = libzero.shard(model, torch.optim.RMSprop(model.parameters(), lr=1e-2), stage=1, gradient_clipping=0)
+    reference = torch.optim.RMSprop(plain.parameters(), lr=1e-2)
+    for step in range(2):
+        (plain(batch(1, step)).pow(2).mean() / 2).backward()  # the mean of it and of none
+        reference.step()
+        reference.zero_grad()
+        if group.rank == 1:
+            model(batch(1, step)).pow(2).mean().backward()
+        opt.step()
+        assert opt.updated
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
+    opt.step()  # nothing on any rank
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
     opt.close()
 
 

@@ -4,10 +4,9 @@ import copy
 import gc
 import io
 import os
+import pathlib
 import pickle
-import signal
-import subprocess
-import sys
+import re
 import tempfile
 import threading
 import time
@@ -414,6 +413,7 @@ def test_copies_where_memory_is_wanted(group):
                 back = back if isinstance(back, nn.Parameter) else back[2].weight
                 assert isinstance(back, nn.Parameter) and back.requires_grad and torch.equal(back, q)
             assert torch.equal(pickle.loads(pickle.dumps(w)), q)
+            assert same(dict(copy.deepcopy(model.state_dict())), dict(plain.state_dict()))
             twin = copy.deepcopy(model)
             assert torch.equal(twin[2].weight, q) and twin[2].weight.data_ptr()
             loss_of(twin, group).backward()
@@ -431,8 +431,8 @@ def test_gathered_is_memory(group):
         plain = mlp()
         w = model[2].weight
         for reach in (
-            lambda: w.data_ptr(), lambda: w.untyped_storage().data_ptr(), lambda: torch.utils.dlpack.to_dlpack(w.detach()),
-            lambda: w.detach().__dlpack__(), lambda: safetensors.torch.save(model.state_dict()),
+            lambda: w.data_ptr(), lambda: w.untyped_storage().data_ptr(), lambda: w.detach().__dlpack__(),
+            lambda: torch.utils.dlpack.to_dlpack(w.detach()), lambda: safetensors.torch.save(model.state_dict()),
         ):  # fmt: skip
             if opt.paged:
                 with expect(RuntimeError, "libzero.gathered"):
@@ -577,10 +577,39 @@ def test_autocast_is_still_torchs(group):
     compiled = torch.compile(model, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(compiled(x), model(x))
+
+    @torch.compile(backend="aot_eager")
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().sum()
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(x).float().sum()
+    assert torch.equal(inside(x), expected)
     opt.close()
 
 
 # --- Errors, threads, the end.
+
+
+@ranks(1)
+def test_messages_name_python(group):
+    root = pathlib.Path(__file__).parents[2] / "zero"
+    if not root.is_dir():
+        return
+    literals = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s+"(?:[^"\\\n]|\\.)*")*')
+    seen = 0
+    for file in [*root.glob("engine/*.cpp"), *root.glob("engine/*.h"), *root.glob("paging/*.cpp")]:
+        if file.name in ("flops_profiler.cpp", "operator_cost.cpp", "anomaly_watch.cpp", "step_profile.cpp"):
+            continue  # names of operators, and classes that Python does not have
+        code = "\n".join(line for line in file.read_text().splitlines() if not line.lstrip().startswith(("//", "#")))
+        for found in literals.findall(code):
+            text = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', found))
+            told = libzero._C.python_text(text)
+            seen += told != text
+            for word in ("Engine", "zero::", "set_data", "Module::"):
+                assert word not in told, (file.name, told)
+    assert seen > 40
 
 
 @ranks(2, alone=True)
@@ -601,22 +630,20 @@ def test_hook_raises_on_one_rank(_):
     with expect(Mine if group.rank == 1 else libzero.CommError, "from the hook" if group.rank == 1 else "rank 1"):
         loss.backward()
         opt.step()
-    os._exit(0)
 
 
 @ranks(2, alone=True)
 def test_forward_raises_on_one_rank(_):
     group = libzero.group(timeout=5)
-    model, opt = sharded(2)
+    model, opt = sharded(3, one_sided_gather=False)  # so that forward waits for the others
     train(model, opt, 1)
     try:
         if group.rank == 1:
             raise KeyError("from the data")
         with expect(libzero.CommError, "rank 1"):
-            train(model, opt, 1)
+            model(batch(0, 0))
     except KeyError:
         time.sleep(7)
-    os._exit(0)
 
 
 @ranks(2)
