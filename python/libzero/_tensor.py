@@ -8,6 +8,7 @@ parameter that `shard` was given:
 - Tensor.data. What is written to torch's own alias leaves no trace in the parameter's version, by which the engine
   notices writes: a sharded parameter's alias shares the version.
 - Module.zero_grad, Module._apply (`to`, `half`), Tensor.share_memory_, register_post_accumulate_grad_hook.
+- data_ptr and __dlpack__ outside `gathered`: errors at stage 3.
 - repr, tolist, numpy, pickling: they reach for the memory without an operator, and get a copy at stage 3.
 - torch.autocast: Note [Autocast].
 
@@ -106,8 +107,9 @@ def install() -> None:
         setattr(tensor, name, _copying(getattr(tensor, name)))
     for name in ("numpy", "__array__"):
         setattr(tensor, name, _copying(getattr(tensor, name), read_only=True))
-    for name, instead in _REFUSED.items():
-        setattr(tensor, name, _refusing(name, getattr(tensor, name), instead))
+    for name, instead in _ADDRESSES.items():
+        setattr(tensor, name, _address(getattr(tensor, name), instead))
+    _wrap(tensor, "share_memory_", _share_memory)
     _wrap(tensor, "__deepcopy__", _deepcopy)
     _wrap(tensor, "register_post_accumulate_grad_hook", _register_hook)
     _wrap(torch.nn.Module, "zero_grad", _zero_grad)
@@ -258,22 +260,34 @@ def _like(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
     return copy.requires_grad_(tensor.requires_grad)
 
 
-_REFUSED = {
-    "share_memory_": "Its memory is the engine's. Share the model before libzero.shard, or share a copy (p.clone()).",
+# Also where the bytes are there by chance: the address would be another's soon. Inside operators they are held.
+_ADDRESSES = {
+    "data_ptr": "The address holds inside `with libzero.gathered(p):`; opt.parameter(p) is a copy.",
     "__dlpack__": "Use a copy (p.detach().clone()), or do so inside `with libzero.gathered(p):`.",
 }
 
 
-def _refusing(name: str, method: Any, instead: str) -> Any:
+def _address(method: Any, instead: str) -> Any:
     def wrapped(self: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        refused = _absent(self) if name == "__dlpack__" else owner_of(self) is not None or _C.is_sharded(self)
-        if refused:
-            owner = owner_of(self)
-            which = f"parameter '{owner.name_of(self)}'" if owner is not None else "a parameter"
-            raise Error(f"{name}() of {which} that is sharded. {instead}")
+        if _C.is_sharded(self) and not _C.is_gathered(self):
+            raise Error(f"{method.__name__}() of {_described(self)}, whose bytes come and go (stage 3). {instead}")
         return method(self, *arguments, **keywords)
 
     return functools.update_wrapper(wrapped, method)
+
+
+def _share_memory(method: Any, self: torch.Tensor) -> torch.Tensor:
+    if _C.is_sharded(self) or owner_of(self) is not None:
+        raise Error(
+            f"share_memory_() of {_described(self)}: its memory is libzero's. Share the model before libzero.shard, or "
+            "share a copy (p.clone())."
+        )
+    return method(self)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    owner = owner_of(tensor)
+    return f"parameter '{owner.name_of(tensor)}'" if owner is not None else "a sharded parameter"
 
 
 # --- Autocast.

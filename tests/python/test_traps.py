@@ -441,6 +441,10 @@ def test_gathered_is_memory(group):
                 reach()
         with expect(libzero.Error, "'0.weight'", "libzero.shard"):
             model.share_memory()
+        model(batch(group.rank, 0))  # whatever stays gathered
+        if opt.paged:
+            with expect(libzero.Error, "'2.weight'", "libzero.gathered(p)", "opt.parameter(p)"):
+                w.data_ptr()
         with libzero.gathered(model):
             assert w.data_ptr() and w.untyped_storage().data_ptr()
             w.detach().numpy()  # the memory itself
