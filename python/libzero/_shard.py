@@ -295,8 +295,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         modifier_rank: int | None = None,
     ) -> Gathered:
         """`with opt.gathered(parameters): ...`: they are whole on this rank inside, for code that reaches for their
-        memory; all of the model's without `parameters`. With `write` what is written there counts on leaving, which
-        is collective: `modifier_rank`'s values for all, or else the same on every rank."""
+        memory; all of the model's without `parameters`. With `write` or `modifier_rank` what is written there counts
+        on leaving, which is collective: `modifier_rank`'s values for all, or else the same on every rank."""
         wanted = _list_of(parameters)
         model = self._model()
         whole = wanted or (list(model.parameters()) if model is not None else [])
@@ -528,7 +528,7 @@ class Gathered:
         modifier_rank: int | None,
     ) -> None:
         self._engine, self._parameters, self._whole = engine, parameters, whole
-        self._write, self._rank = write, modifier_rank
+        self._write, self._rank = write or modifier_rank is not None, modifier_rank
         self._scope: _C.Gathered | None = None
 
     def __enter__(self) -> Gathered:

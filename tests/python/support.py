@@ -78,6 +78,18 @@ def launch(size: int, arguments: list[str], **keywords: Any) -> subprocess.Compl
     return subprocess.run(command, env={**environment(), _SIZE: str(size)}, timeout=600, **keywords)
 
 
+def under_launcher(size: int) -> None:
+    """Goes on as one of so many ranks: a script that was started alone runs again under `zero launch`, and ends with
+    that run's status; 77 where torch or transformers is missing."""
+    if _SIZE in os.environ:
+        return
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            print(f"skipped: this Python has no {package} (scripts/python_environment.sh)")
+            sys.exit(77)
+    sys.exit(launch(size, sys.argv).returncode)
+
+
 def program() -> str:
     """The program `zero`."""
     return os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))

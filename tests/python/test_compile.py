@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import ranks
+import support
 
 
 def in_new_caches() -> None:
@@ -26,7 +26,7 @@ def in_new_caches() -> None:
 
 if "LIBZERO_TEST_CACHE" not in os.environ:
     in_new_caches()
-ranks.under_launcher(2)
+support.under_launcher(2)
 
 import torch  # noqa: E402
 import torch.nn as nn  # noqa: E402
