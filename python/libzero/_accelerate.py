@@ -110,6 +110,7 @@ class LibzeroAccelerator(Accelerator):
     _replaced: list[tuple[torch.optim.Optimizer, ShardedOptimizer]]
     _given: list[torch.nn.Module]
     _config: dict[str, Any]
+    _saves_masters = False
     libzero_group: _C.Group
 
     def __init__(
@@ -229,16 +230,25 @@ class LibzeroAccelerator(Accelerator):
     # --- States.
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """The whole fp32 weights on rank 0, {} on the others. Collective."""
+        """The whole weights, in the model's dtype, on rank 0; {} on the others. Collective."""
         owner = self.sharded(model)
         if owner is None:
             return super().get_state_dict(model, unwrap)
-        return OrderedDict(owner.full_state_dict())
+        state = OrderedDict(owner.full_state_dict())
+        if self._saves_masters:
+            for parameter, names in _named(model.named_parameters(remove_duplicate=False)):
+                value = owner.parameter(parameter)
+                state.update((name, value) for name in names if name in state)
+        return state
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **keywords: Any) -> Any:
-        """As Accelerator.save_state: whole weights and states in torch's format, by rank 0, which a run at any stage
-        and number of ranks loads, and one without libzero. Collective."""
-        saved = super().save_state(output_dir, safe_serialization, **keywords)
+        """As Accelerator.save_state: whole fp32 weights and states in torch's format, by rank 0, which a run at any
+        stage and number of ranks loads, and one without libzero. Collective."""
+        self._saves_masters = True
+        try:
+            saved = super().save_state(output_dir, safe_serialization, **keywords)
+        finally:
+            self._saves_masters = False
         self.wait_for_everyone()
         return saved
 

@@ -94,7 +94,7 @@ class LibzeroTrainer(Trainer):
     # --- Saving and loading. All ranks take part; rank 0 writes.
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As Trainer.save_model: what from_pretrained reads, in fp32. Collective."""
+        """As Trainer.save_model: what from_pretrained reads, in the dtype that is trained in. Collective."""
         if self.sharded is None:
             super().save_model(output_dir, _internal_call)
             return

@@ -14,6 +14,7 @@ from typing import Any
 
 try:
     import accelerate
+    import safetensors.torch
     import torch
     import transformers
 except ImportError as error:
@@ -63,7 +64,7 @@ def settings(stage: int) -> dict[str, Any]:
 def sums(state: dict[str, torch.Tensor]) -> list[str]:
     import hashlib
 
-    return [hashlib.sha256(state[name].contiguous().numpy().tobytes()).hexdigest()[:16] for name in sorted(state)]
+    return [hashlib.sha256(state[name].contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16] for name in sorted(state)]
 
 
 # --- What a rank does. Each job returns what it has seen, as JSON; rank 0's counts.
@@ -109,26 +110,30 @@ def trainer_job(
     if stage is not None:
         assert trainer.sharded is not None
         seen["weights"] = sums(trainer.sharded.full_state_dict())
-        if "gradient_accumulation_steps" in more:
-            del seen["weights"]  # the last bits of a sum over micro-batches depend on the stage
         if stage == 3:
             pager = trainer.sharded._engine.pager()
             assert pager["gathers"] > 100 and pager["live_bytes"] == 0, pager
     return seen
 
 
-def accelerate_job(folder: str, size: int, stage: int | None = None, resume: str = "", steps: int = 6) -> dict[str, Any]:
+def accelerate_job(
+    folder: str, size: int, stage: int | None = None, resume: str = "", steps: int = 6, bf16: bool = False,
+    own_schedule: bool = False,
+) -> dict[str, Any]:
     """A loop over accelerate, with micro-batches; plain Accelerator with stage None."""
+    common: dict[str, Any] = dict(gradient_accumulation_steps=2, step_scheduler_with_optimizer=not own_schedule)
     if stage is None:
-        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        accelerator = accelerate.Accelerator(cpu=True, **common)
     else:
         import libzero.hf
 
-        accelerator = libzero.hf.accelerator(settings(stage), gradient_accumulation_steps=2)
+        accelerator = libzero.hf.accelerator(
+            settings(stage), mixed_precision="bf16" if bf16 else None, **common
+        )
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a scheduler once for each process.
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / size))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / (1 if own_schedule else size)))
     generator = torch.Generator().manual_seed(4)
     loader = torch.utils.data.DataLoader(Tokens(1, 128), batch_size=8 // size, shuffle=True, generator=generator)
     optimizer, model, loader, scheduler = accelerator.prepare(optimizer, model, loader, scheduler)
@@ -146,7 +151,8 @@ def accelerate_job(folder: str, size: int, stage: int | None = None, resume: str
             if accelerator.sync_gradients:
                 seen["grad_norm"].append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
             optimizer.step()
-            scheduler.step()
+            if accelerator.sync_gradients or not own_schedule:
+                scheduler.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             seen["lr"].append(scheduler.get_last_lr()[0])
@@ -166,8 +172,10 @@ def accelerate_job(folder: str, size: int, stage: int | None = None, resume: str
         whole = accelerator.get_state_dict(model)
         seen["weights"] = sums(whole)
         if accelerator.is_main_process:
-            loaded = transformers.GPT2LMHeadModel.from_pretrained(os.path.join(folder, "pretrained"))
-            assert sums(dict(loaded.state_dict())) == seen["weights"]
+            for name in ("pretrained", "saved"):
+                file = os.path.join(folder, name, "model.safetensors")
+                saved = safetensors.torch.load_file(file)
+                assert sums(saved) == sums({name: whole[name] for name in saved}), name
     del seen["mine"]
     return seen
 
@@ -259,9 +267,9 @@ class Checks:
         differ = [key for key in keys if a.get(key) != b[key]]
         self.holds(f"{name}: the same bits", not differ, *[(key, a.get(key), b[key]) for key in differ])
 
-    def near(self, name: str, a: Seen, b: Seen, keys: tuple[str, ...], last: int = 0) -> None:
-        """Within 1e-5, relative; of the `last` numbers of each, where given."""
-        pairs = [pair for key in keys for pair in zip(a[key][-last:], b[key][-last:], strict=True)]
+    def near(self, name: str, a: Seen, b: Seen, keys: tuple[str, ...]) -> None:
+        """Within 1e-5, relative."""
+        pairs = [pair for key in keys for pair in zip(a[key], b[key], strict=True)]
         far = max(abs(x - y) / max(abs(y), 1e-30) for x, y in pairs)
         self.holds(f"{name}: {far:.1e} apart", far < 1e-5, *[(a[key], b[key]) for key in keys])
 
@@ -272,7 +280,7 @@ BEST = {
     "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 3e-2,
     "load_best_model_at_end": True,
 }  # fmt: skip
-BF16 = {"bf16": True, "gradient_accumulation_steps": 2, "max_steps": 3}
+MICRO_BATCHES = {"bf16": True, "gradient_accumulation_steps": 2, "max_steps": 3}
 
 
 def check_all(checks: Checks, folder: str) -> None:
@@ -284,10 +292,15 @@ def check_all(checks: Checks, folder: str) -> None:
     jobs |= {f"resumed {stage}": ("trainer", {"stage": stage, "resume": checkpoint}) for stage in (2, 3)}
     jobs["plain, resumed"] = ("trainer", {"stage": 3, "resume": of_plain})
     jobs["accelerate, resumed"] = ("accelerate", {"stage": 2, "resume": state, "steps": 3})
+    jobs["accelerate, own schedule"] = ("accelerate", {"stage": 3, "own_schedule": True})
+    jobs["accelerate bf16"] = ("accelerate", {"stage": 3, "bf16": True})
+    state_bf16 = os.path.join(folder, "accelerate bf16", "state")
+    jobs["accelerate bf16, resumed"] = ("accelerate", {"stage": 2, "bf16": True, "resume": state_bf16, "steps": 3})
     for stage in (0, 3):
-        jobs[f"bf16 {stage}"] = ("trainer", {"stage": stage, **BF16})
+        jobs[f"bf16 {stage}"] = ("trainer", {"stage": stage, "bf16": True})
         jobs[f"best {stage}"] = ("trainer", {"stage": stage, **BEST})
         jobs[f"LoRA, best {stage}"] = ("trainer", {"stage": stage, "lora": True, **BEST})
+    jobs |= {f"micro-batches {stage}": ("trainer", {"stage": stage, **MICRO_BATCHES}) for stage in (2, 3)}
     two = start(folder, 2, "zero launch", jobs)
 
     checks.equal("Trainer, stages 3 and 0 on 2 ranks", two["stage 3"], two["stage 0"], but=("best",))
@@ -300,6 +313,7 @@ def check_all(checks: Checks, folder: str) -> None:
     )
     for name in ("bf16", "best", "LoRA, best"):
         checks.equal(f"Trainer, {name}, stages 3 and 0", two[f"{name} 3"], two[f"{name} 0"], but=("best",))
+    checks.equal("Trainer, bf16, 2 micro-batches, stages 3 and 2", two["micro-batches 3"], two["micro-batches 2"])
     for name in ("best 0", "best 3", "LoRA, best 3"):
         seen = two[name]
         best, last = min(seen["eval_loss"]), seen["eval_loss"][-1]
@@ -312,15 +326,18 @@ def check_all(checks: Checks, folder: str) -> None:
     numbers = ("loss", "grad_norm", "lr")
     checks.near("accelerate, stages 3 and 0", two["accelerate 3"], two["accelerate 0"], numbers)
     checks.near("accelerate, stage 3 and plain accelerate", two["accelerate 3"], plain["accelerate"], numbers)
-    resumed = {"weights": two["accelerate, resumed"]["weights"]}
-    checks.equal("accelerate, load_state at stage 2 of a state of stage 3", resumed, resumed | {
-        "weights": two["accelerate 3"]["weights"]})  # fmt: skip
+    for kind, whole in (("", two["accelerate 3"]), (" bf16", two["accelerate bf16"])):
+        resumed = two[f"accelerate{kind}, resumed"]
+        whole = {"weights": whole["weights"], "loss": whole["loss"][6:]}
+        checks.equal(f"accelerate{kind}, load_state at stage 2 of a state of stage 3", resumed, whole)
 
     jobs = {"one": ("trainer", {"stage": 0, "resume": checkpoint}), "refusals": ("refusals", {})}
-    jobs["accelerate, one"] = ("accelerate", {"stage": 0, "resume": state, "steps": 3})
+    state = os.path.join(folder, "accelerate, own schedule", "state")
+    jobs["accelerate, one"] = ("accelerate", {"stage": 0, "resume": state, "steps": 3, "own_schedule": True})
     one = start(folder, 1, "zero launch", jobs)
     checks.near("Trainer, resumed on 1 rank at stage 0", one["one"], two["stage 3"], NUMBERS[:3])
-    checks.near("accelerate, load_state on 1 rank", one["accelerate, one"], two["accelerate 3"], numbers, last=3)
+    whole = {key: value[-len(one["accelerate, one"][key]) :] for key, value in two["accelerate, own schedule"].items()}
+    checks.near("accelerate, load_state on 1 rank", one["accelerate, one"], whole, numbers)
     for name, text in one["refusals"].items():
         checks.holds(f"refused: {name}", len(text) > 40, text)
 
