@@ -42,7 +42,7 @@ def settings_of(
     *,
     precision: str,
     micro_batches: int,
-    clipping: float | None = None,
+    clipping: float,
 ) -> dict[str, Any]:
     """The configuration for `shard` where the loop is not the user's: without batch sizes, which the loop counts
     itself, and with `precision` ("bf16", "fp16", "no") and `clipping` where it leaves them open, or says "auto".
@@ -72,8 +72,7 @@ def settings_of(
         asked = precision == name
         if section.setdefault("enabled", asked) != asked and precision != "no":
             raise ConfigError(f"mixed precision is '{precision}', but the configuration says {name}.enabled={not asked}.")
-    if clipping is not None:
-        settings.setdefault("gradient_clipping", clipping)
+    settings.setdefault("gradient_clipping", clipping)  # without the key the engine clips to 1, as DeepSpeed does
     return settings
 
 
@@ -120,7 +119,11 @@ class LibzeroAccelerator(Accelerator):
         keywords.setdefault("cpu", True)
         super().__init__(*arguments, **keywords)
         settings = settings_of(
-            config, ours, precision=self.mixed_precision, micro_batches=self.gradient_accumulation_steps
+            config,
+            ours,
+            precision=self.mixed_precision,
+            micro_batches=self.gradient_accumulation_steps,
+            clipping=0.0,  # accelerator.clip_grad_norm_ clips
         )
         self._begin(settings)
 
