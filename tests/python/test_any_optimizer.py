@@ -54,7 +54,7 @@ def follow(model, make, steps=4, groups=lambda m: list(m.parameters()), **keywor
     """Trains it, and a copy with the optimizer alone that gets the mean gradients. Returns both optimizers."""
     plain = copy.deepcopy(model)
     reference = make(groups(plain))
-    opt = libzero.shard(model, make(groups(model)), gradient_clipping=0, **keywords)
+    opt = libzero.shard(model, make(groups(model)), gradient_clipping=0, native=False, **keywords)
 
     def step_reference(step):
         for p, q in zip(model.parameters(), plain.parameters()):
@@ -82,7 +82,7 @@ def test_bits(group):
             opt.close()
     opt, _ = follow(no_vectors(), lambda p: torch.optim.Muon(p, lr=1e-2), stage=1)
     opt.close()
-    opt, _ = follow(mlp(), lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True), stage=1, native=False)
+    opt, _ = follow(mlp(), lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True), stage=1)
     opt.close()
 
 
