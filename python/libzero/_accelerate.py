@@ -23,7 +23,7 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DynamoBackend
 except ImportError as error:
-    raise ImportError("libzero.hf needs accelerate, and transformers for the Trainer: pip install accelerate") from error
+    raise ImportError("libzero.hf needs accelerate: pip install accelerate") from error
 
 from . import _C
 from ._C import CheckpointError, ConfigError
@@ -71,7 +71,10 @@ def settings_of(
         section = settings.setdefault(name, {})
         asked = precision == name
         if section.setdefault("enabled", asked) != asked and precision != "no":
-            raise ConfigError(f"mixed precision is '{precision}', but the configuration says {name}.enabled={not asked}.")
+            raise ConfigError(
+                f"The program asks for mixed precision '{precision}', but the configuration says {name}.enabled="
+                f"{str(not asked).lower()}. Take the section out of the configuration."
+            )
     settings.setdefault("gradient_clipping", clipping)  # without the key the engine clips to 1, as DeepSpeed does
     return settings
 

@@ -113,8 +113,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         "Qwen3Moe", head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2
     ),
     "DeepSeek-V3": lambda: decoder(
-        "DeepseekV3", num_key_value_heads=4, moe_intermediate_size=48, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
-        q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, first_k_dense_replace=1,
+        "DeepseekV3", num_key_value_heads=4, moe_intermediate_size=48, n_routed_experts=4, num_experts_per_tok=2,
+        n_group=2, topk_group=1, q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16,
+        v_head_dim=16, first_k_dense_replace=1,
     ),  # fmt: skip
     "Gemma": lambda: decoder("Gemma", head_dim=16),
     "Gemma-2": lambda: decoder("Gemma2", head_dim=16, sliding_window=8),

@@ -64,7 +64,8 @@ def settings(stage: int) -> dict[str, Any]:
 def sums(state: dict[str, torch.Tensor]) -> list[str]:
     import hashlib
 
-    return [hashlib.sha256(state[name].contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16] for name in sorted(state)]
+    bits = [state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in sorted(state)]
+    return [hashlib.sha256(each).hexdigest()[:16] for each in bits]
 
 
 # --- What a rank does. Each job returns what it has seen, as JSON; rank 0's counts.
@@ -86,7 +87,8 @@ def seen_by(trainer: Any) -> dict[str, Any]:
 
 
 def trainer_job(
-    folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, **more: Any
+    folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, evaluate_first: bool = False,
+    **more: Any,
 ) -> dict[str, Any]:
     """One run of LibzeroTrainer, or of Trainer with stage None."""
     model = model or gpt2()
@@ -99,6 +101,8 @@ def trainer_job(
         trainer = libzero.hf.LibzeroTrainer(
             model, arguments(folder, 8 // size, **more), config=settings(stage), **common
         )
+    if evaluate_first:
+        trainer.evaluate()
     trainer.train(resume_from_checkpoint=resume or None)
     seen = seen_by(trainer)
     seen["evaluated"] = [trainer.evaluate()["eval_loss"]]
@@ -133,7 +137,8 @@ def accelerate_job(
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a scheduler once for each process.
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / (1 if own_schedule else size)))
+    divisor = 1 if own_schedule else size
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / divisor))
     generator = torch.Generator().manual_seed(4)
     loader = torch.utils.data.DataLoader(Tokens(1, 128), batch_size=8 // size, shuffle=True, generator=generator)
     optimizer, model, loader, scheduler = accelerator.prepare(optimizer, model, loader, scheduler)
@@ -298,7 +303,8 @@ def check_all(checks: Checks, folder: str) -> None:
     state_bf16 = os.path.join(folder, "accelerate bf16", "state")
     jobs["accelerate bf16, resumed"] = ("accelerate", {"stage": 2, "bf16": True, "resume": state_bf16, "steps": 3})
     for stage in (0, 3):
-        jobs[f"bf16 {stage}"] = ("trainer", {"stage": stage, "bf16": True})
+        jobs[f"bf16 {stage}"] = ("trainer", {"stage": stage, "bf16": True, "evaluate_first": True})
+        jobs[f"fp16 {stage}"] = ("trainer", {"stage": stage, "fp16": True})
         jobs[f"best {stage}"] = ("trainer", {"stage": stage, **BEST})
         jobs[f"LoRA, best {stage}"] = ("trainer", {"stage": stage, "lora": True, **BEST})
     jobs |= {f"micro-batches {stage}": ("trainer", {"stage": stage, **MICRO_BATCHES}) for stage in (2, 3)}
@@ -312,7 +318,7 @@ def check_all(checks: Checks, folder: str) -> None:
     checks.near(
         "Trainer, plain Trainer's checkpoint resumed at stage 3", two["plain, resumed"], plain["plain"], NUMBERS[:3]
     )
-    for name in ("bf16", "best", "LoRA, best"):
+    for name in ("bf16", "fp16", "best", "LoRA, best"):
         checks.equal(f"Trainer, {name}, stages 3 and 0", two[f"{name} 3"], two[f"{name} 0"], but=("best",))
     checks.equal("Trainer, bf16, 2 micro-batches, stages 3 and 2", two["micro-batches 3"], two["micro-batches 2"])
     for name in ("best 0", "best 3", "LoRA, best 3"):
@@ -335,10 +341,12 @@ def check_all(checks: Checks, folder: str) -> None:
     jobs = {"one": ("trainer", {"stage": 0, "resume": checkpoint}), "refusals": ("refusals", {})}
     state = os.path.join(folder, "accelerate, own schedule", "state")
     jobs["accelerate, one"] = ("accelerate", {"stage": 0, "resume": state, "steps": 3, "own_schedule": True})
+    jobs["accelerate without libzero"] = ("accelerate", {"resume": state, "steps": 3, "own_schedule": True})
     one = start(folder, 1, "zero launch", jobs)
     checks.near("Trainer, resumed on 1 rank at stage 0", one["one"], two["stage 3"], NUMBERS[:3])
     whole = {key: value[-len(one["accelerate, one"][key]) :] for key, value in two["accelerate, own schedule"].items()}
-    checks.near("accelerate, load_state on 1 rank", one["accelerate, one"], whole, numbers)
+    for name in ("accelerate, one", "accelerate without libzero"):
+        checks.near(f"{name}: load_state on 1 rank", one[name], whole, numbers)
     for name, text in one["refusals"].items():
         checks.holds(f"refused: {name}", len(text) > 40, text)
 
