@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _C, _compile, _options, _tensor, _zero1
+from . import _C, _compile, _dropped, _options, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import text_of
 from ._group import group as _group
@@ -103,9 +103,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             alive = weak()
             return None if alive is None else list(alive.named_parameters(remove_duplicate=False))
 
+        _dropped.end_gone(group)
         self._engine = _C.Engine(
             named, list(model.named_buffers(remove_duplicate=False)), again, groups or [], config, lenient, group
         )
+        _dropped.keep(self, self._engine, group)
         if group.rank == 0:
             for text in self._engine.warnings:
                 warnings.warn(text, stacklevel=4)
