@@ -10,7 +10,7 @@ rank. Each round runs all of them in turn; ratios are taken within a round. Memo
 step`, the engine with libzero's own model in C++, runs in the same rounds: what it is faster by is the cost of Python and of
 transformers' model code together. Exit status 1 where losses disagree.
 
-Needs the release build, the Python package (scripts/python_environment.sh and `make python`, or a wheel in the environment), and
+Needs the release build, the Python package (`make python`), and
 an environment with torch, transformers and, for its modes, DeepSpeed: benchmarks/python/setup.sh. Any python3 runs this file.
 """
 
@@ -57,8 +57,7 @@ class Comparison(peers.Comparison):
             chosen = self.environment if name.startswith("libzero") else self.peer_environment
             environment = {**chosen, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(peers.free_port()),
                            "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-            if o.package:
-                environment["PYTHONPATH"] = str(o.package)
+            environment["PYTHONPATH"] = str(o.package)
             command = [o.python, HERE / "rank.py", "--mode", name, "--out", out, "--model", o.model, "--dtype", o.dtype,
                        "--micro-batch", o.micro_batch, "--seq", o.seq, "--steps", steps, "--seed", o.seed]
             processes = [self.start(command, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, out, rank)
@@ -80,7 +79,7 @@ class Comparison(peers.Comparison):
         """A round of `zero bench step`."""
         o = self.options
         file = self.work / "bench.json"
-        command = [o.zero, "bench", "step", "--model", "gpt2" if o.model == "gpt2" else "gpt2-nano", "--dtype", o.dtype,
+        command = [o.zero, "bench", "step", "--model", "gpt2", "--dtype", o.dtype,
                    "--micro-batch", o.micro_batch, "--seq", o.seq, "--nproc", o.ranks, "--threads", 1, "--rounds", 1,
                    "--steps", max(2, o.steps - peers.WARM_UP), "--warmup", peers.WARM_UP, "--json", file]
         subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL, env=self.environment)
@@ -100,20 +99,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
     parser.add_argument("--memory-steps", type=int, default=3, help="of the run that measures memory; 0: none [3]")
     parser.add_argument("--modes", type=peers.words, default=MODES, help="with commas between [all]: " + ", ".join(MODES))
-    parser.add_argument("--no-cpp", action="store_true", help="without `zero bench step`")
+    parser.add_argument("--no-cpp", action="store_true", help="without `zero bench step`, which runs beside gpt2 alone")
     parser.add_argument("--allocator", choices=("tcmalloc", "glibc"), default="tcmalloc", help="of the others [tcmalloc]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--zero", type=Path, default=ROOT / "build/release/zero", help="the program [build/release/zero]")
-    parser.add_argument("--package", type=Path, default=ROOT / "python", help="folder with the package libzero [python]; '' if installed")
+    parser.add_argument("--package", type=Path, default=ROOT / "build/release/python", help="folder with the package libzero [build/release/python]")
     parser.add_argument("--python", type=Path, default=peers.CACHE / "peers/bin/python", help="that of setup.sh")
     parser.add_argument("--json", type=Path, help="where to write everything that was measured")
     options = parser.parse_args()
+    options.no_cpp |= options.model != "gpt2"
     unknown = [mode for mode in options.modes if mode not in MODES]
     if unknown:
         parser.error(f"--modes: {', '.join(unknown)}: not among {', '.join(MODES)}")
     if options.steps < peers.WARM_UP + 2 or options.rounds < 1:
         parser.error(f"--steps is at least {peers.WARM_UP + 2}, --rounds at least 1")
-    for path, remedy in ((options.python, "benchmarks/python/setup.sh"), (options.zero, "make build")):
+    for path, remedy in ((options.python, "benchmarks/python/setup.sh"), (options.zero, "make build"), (options.package, "make python")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
     if options.allocator == "tcmalloc":
