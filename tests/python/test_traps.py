@@ -711,15 +711,12 @@ def test_close(group):
         else:
             loss_of(model, group).backward()
             assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 0
-        # The optimizer goes out of scope while the model lives.
+        # The optimizer goes out of scope while the model lives: no rank waits in the garbage collector.
         model, opt = sharded(stage)
         train(model, opt, 1)
         del opt
-        if paged:
-            with expect(RuntimeError, "'0.", "opt.full_state_dict()"):
-                model(batch(0, 0))
-        else:
-            assert loss_of(model, group).item() > 0
+        gc.collect()
+        assert loss_of(model, group).item() > 0
         # The model goes, and the optimizer lives.
         model, opt = sharded(stage)
         train(model, opt, 1)
