@@ -458,7 +458,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Ends the sharding. At stages 0 to 2 the parameters stay whole; at stage 3 they are gone, and using one says
-        so: export them before. Collective at stage 3. Happens by itself when the optimizer goes."""
+        so: export them before. Collective at stage 3. An optimizer that is dropped without it at stage 3
+        lives on until the next `shard`: the garbage collector must not wait for other ranks."""
         self._engine.close()
 
     def __enter__(self) -> ShardedOptimizer:
