@@ -209,6 +209,28 @@ def refusals_job(folder: str, size: int) -> dict[str, Any]:
     }
 
 
+def dropped_job(folder: str, size: int) -> dict[str, Any]:
+    """An optimizer in a cycle goes where a rank's garbage collector runs: nobody waits there."""
+    import gc
+
+    import libzero
+    from libzero import _dropped
+
+    def train() -> None:
+        model = gpt2()
+        opt = libzero.shard(model, torch.optim.AdamW(model.parameters()), stage=3)
+        opt.myself = opt  # type: ignore[attr-defined]
+
+    train()
+    group = libzero.group()
+    if group.rank == 0:
+        gc.collect()
+    torch.distributed.barrier()
+    gc.collect()
+    train()
+    return {"kept": [sum(of is group for of, _ in _dropped._kept.values())]}
+
+
 def rank(folder: str, jobs: dict[str, Any]) -> None:
     """Runs the jobs, one after the other, and writes what they have seen."""
     transformers.logging.set_verbosity_error()
@@ -222,7 +244,10 @@ def rank(folder: str, jobs: dict[str, Any]) -> None:
 
             settings = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
             given["model"] = peft.get_peft_model(gpt2(), settings)
-        job = {"trainer": trainer_job, "accelerate": accelerate_job, "refusals": refusals_job}[kind]
+        jobs_by_kind: dict[str, Any] = {
+            "trainer": trainer_job, "accelerate": accelerate_job, "refusals": refusals_job, "dropped": dropped_job,
+        }  # fmt: skip
+        job = jobs_by_kind[kind]
         print(f"job {name}", flush=True)
         seen[name] = job(os.path.join(folder, name), size, **given)
     if os.environ.get("RANK", "0") == "0":
@@ -308,7 +333,9 @@ def check_all(checks: Checks, folder: str) -> None:
         jobs[f"best {stage}"] = ("trainer", {"stage": stage, **BEST})
         jobs[f"LoRA, best {stage}"] = ("trainer", {"stage": stage, "lora": True, **BEST})
     jobs |= {f"micro-batches {stage}": ("trainer", {"stage": stage, **MICRO_BATCHES}) for stage in (2, 3)}
+    jobs["dropped"] = ("dropped", {})
     two = start(folder, 2, "zero launch", jobs)
+    checks.holds("what is dropped on all ranks ends at the next shard", two["dropped"]["kept"][0] <= 2, two["dropped"])
 
     checks.equal("Trainer, stages 3 and 0 on 2 ranks", two["stage 3"], two["stage 0"], but=("best",))
     checks.near("Trainer, stage 0 on 2 ranks and plain Trainer", two["stage 0"], plain["plain"], NUMBERS)
