@@ -305,8 +305,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return Gathered(self._engine, wanted, whole, write, modifier_rank)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """What `model.state_dict()` of a model that is not sharded holds, on rank 0; {} on the others. Needs memory
-        for the whole model there. Collective."""
+        """What `model.state_dict()` of a model that is not sharded holds, on rank 0, in the dtype that it trains in; {}
+        on the others. Needs memory for the whole model there. Collective."""
         model = self._model()
         if model is None:
             raise Error("The model is gone: its state dict cannot be made.")
