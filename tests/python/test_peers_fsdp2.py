@@ -425,17 +425,35 @@ def training_memory(stage: int) -> None:
 
 @suite.port("TestFullyShardMemory.test_fully_shard_del_memory")
 def deletion(stage: int) -> None:
+    # close() frees at once; an optimizer that is dropped is freed at the next shard(), where the ranks meet.
+    def held() -> dict[str, int]:
+        return {name: both[0] for name, both in GROUP.memory().items() if name not in ("activations", "communication")}
+
+    def one() -> tuple[nn.Module, libzero.ShardedOptimizer]:
+        model = Decoder()
+        optimizer = libzero.shard(model, adam(model), config_of(stage))
+        cross_entropy(model, some_tokens()).backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = one()  # also ends what earlier tests have dropped
+    with_one = held()
+    optimizer.close()
+    del model, optimizer  # at stages 0 to 2 the closed model still has its parameters
     gc.collect()
-    before = {name: both[0] for name, both in GROUP.memory().items() if name != "activations"}
-    model = Decoder()
-    optimizer = libzero.shard(model, adam(model), config_of(stage))
-    cross_entropy(model, some_tokens()).backward()
-    optimizer.step()
+    none = held()
+    assert none["parameters"] == none["optimizer"] == none["gradients"] == 0, none
+    model, optimizer = one()
+    assert held() == with_one
     del model, optimizer
     gc.collect()
     GROUP.barrier()
-    after = {name: both[0] for name, both in GROUP.memory().items() if name != "activations"}
-    assert after == before, (before, after)
+    model, optimizer = one()
+    assert held() == with_one, "one model's states, not two"
+    optimizer.close()
+    del model, optimizer
+    gc.collect()
+    assert held() == none
 
 
 @suite.port("TestFullyShard1DTrainingCore.test_param_registration_after_backward", stages=(3,))
