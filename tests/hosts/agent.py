@@ -26,8 +26,9 @@ def serve(name, path):
     Its exit status goes back. Whoever hangs up before has the command killed."""
     subprocess.run(["hostname", name], check=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
+    listener.bind(path + ".new")
     listener.listen(64)
+    os.rename(path + ".new", path)  # whoever sees it may connect
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     wake, waker = socket.socketpair()
