@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from typing import Any
 
 from ._C import ConfigError
 
 _SWITCHED = ("bf16", "fp16")
+
+
+def origin_of(config: dict[str, Any] | str | os.PathLike[str] | None) -> str:
+    """What errors call it."""
+    return f"'{os.fspath(config)}'" if isinstance(config, (str, os.PathLike)) else "the configuration"
+
+
+def check(settings: dict[str, Any], lenient: bool) -> None:
+    """What only the program `zero` or C++ does of a resolved configuration: ConfigError, or a warning."""
+    found = []
+    if settings.get("torch_autocast", {}).get("enabled"):
+        found.append(
+            "torch_autocast is the program's here: leave it out, and compute the loss in a scope of "
+            "torch.autocast('cpu', torch.bfloat16)."
+        )
+    if settings.get("layer_major_accumulation"):
+        found.append("layer_major_accumulation needs Engine::accumulate, which Python does not have yet: leave it out.")
+    if settings.get("activation_checkpointing", {}).get("every"):
+        found.append(
+            "activation_checkpointing.every is of the models of `zero train`: leave it out, and use "
+            "gradient_checkpointing_enable() or libzero.checkpoint."
+        )
+    if found and not lenient:
+        raise ConfigError(" ".join(found))
+    for text in found:
+        warnings.warn(text, stacklevel=5)
 
 
 def text_of(config: dict[str, Any] | str | os.PathLike[str] | None, keywords: dict[str, Any]) -> str:
@@ -19,6 +46,10 @@ def text_of(config: dict[str, Any] | str | os.PathLike[str] | None, keywords: di
         settings: dict[str, Any] = {"gradient_clipping": 0}  # as in PyTorch: nothing is clipped unasked
     elif isinstance(config, dict):
         settings = dict(config)
+    elif not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(
+            f"The configuration is {config!r}; it must be a dict or the name of a file. A stage is given as stage=3."
+        )
     else:
         try:
             with open(config, encoding="utf-8") as file:
@@ -42,6 +73,6 @@ def text_of(config: dict[str, Any] | str | os.PathLike[str] | None, keywords: di
     for key, value in keywords.items():
         settings[key] = {"enabled": value} if key in _SWITCHED and isinstance(value, bool) else value
     try:
-        return json.dumps(settings)
-    except TypeError as error:
+        return json.dumps(settings, allow_nan=False)
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"The configuration holds something that JSON cannot: {error}.") from error

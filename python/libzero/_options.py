@@ -12,6 +12,11 @@ from ._C import ConfigError
 
 # Hyper-parameters that may change while training (schedulers change them), by torch's names.
 FOLLOWED = ("lr", "betas")
+# What of a saved group must be as it is here.
+FIXED = (
+    "weight_decay", "momentum", "dampening", "nesterov", "eps", "lr_decay", "initial_accumulator_value", "beta2_decay",
+    "d", "ns_steps",
+)  # fmt: skip
 
 def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], parameter: torch.Tensor) -> tuple[str, ...]:
     """The states of a parameter besides its step, by torch's names, which are the engine's."""

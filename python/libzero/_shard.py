@@ -13,7 +13,7 @@ import torch
 
 from . import _C, _compile, _dropped, _options, _tensor, _zero1
 from ._C import ConfigError, Error
-from ._config import text_of
+from ._config import check, origin_of, text_of
 from ._group import group as _group
 from ._tensor import owner_of
 
@@ -50,7 +50,8 @@ def shard(
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was."""
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    return ShardedOptimizer(model, optimizers, text_of(config, keywords), group or _group(), lenient, native)
+    text = text_of(config, keywords)
+    return ShardedOptimizer(model, optimizers, text, group or _group(), lenient, native, origin_of(config))
 
 
 class _Empty(torch.optim.Optimizer):
@@ -77,12 +78,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: _C.Group,
         lenient: bool,
         native: bool,
+        origin: str,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check(optimizers)
         _tensor.install()
         _compile.install()
+        settings = json.loads(_C.resolve(config, group.size, lenient, origin))
+        check(settings, lenient)
         self.group = group
         self._model = weakref.ref(model)
         named = list(model.named_parameters(remove_duplicate=False))
@@ -92,7 +96,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if optimizers and groups is None:
             if len(optimizers) > 1:
                 raise ConfigError("native=False takes one torch optimizer, with several parameter groups where needed.")
-            settings = json.loads(_C.resolve(config, group.size, lenient)[0])
             stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
             _zero1.check(optimizers[0], model, native, stage, fp16)
             self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
@@ -104,15 +107,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return None if alive is None else list(alive.named_parameters(remove_duplicate=False))
 
         _dropped.end_gone(group)
-        self._engine = _C.Engine(
-            named, list(model.named_buffers(remove_duplicate=False)), again, groups or [], config, lenient, group
-        )
+        buffers = list(model.named_buffers(remove_duplicate=False))
+        self._engine = _C.Engine(named, buffers, again, groups or [], config, lenient, origin, group)
         _dropped.keep(self, self._engine, group)
         if group.rank == 0:
             for text in self._engine.warnings:
                 warnings.warn(text, stacklevel=4)
         if not optimizers:
             optimizers = [_Empty(model, self._engine.lr(0))]
+        # A file's own schedule, by group: rates are by its first update's number.
+        self._schedules = [
+            _C.schedule_of(config, group.size, lenient, origin, float(made["lr"]))
+            for each in optimizers
+            for made in each.param_groups
+        ]
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
         self._fixed = [_options.fixed_of(each) for each in self.param_groups]
@@ -159,6 +167,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @_compile.untraced
     def _follow_groups(self) -> None:
+        for group, schedule in zip(self.param_groups, self._schedules):
+            if schedule is not None:
+                group["lr"] = schedule.rate(self._engine.steps + 1)
+                group["betas"] = schedule.betas(self._engine.steps + 1) or group.get("betas")
         for index, group in enumerate(self.param_groups):
             if self._zero1 is not None:
                 continue
@@ -169,9 +181,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             now = _options.fixed_of(group)
             for key, value in self._fixed[index].items():
                 if now.get(key) != value:
+                    cycled = " (OneCycleLR and CyclicLR: cycle_momentum=False.)" if key == "momentum" else ""
                     raise Error(
                         f"'{key}' of parameter group {index} was changed from {value!r} to {now.get(key)!r}; of a "
-                        "sharded optimizer only `lr` and `betas` may change. Set it before libzero.shard."
+                        f"sharded optimizer only `lr` and `betas` may change. Set it before libzero.shard.{cycled}"
                     )
 
     @_compile.untraced
@@ -359,17 +372,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._zero1 is not None:
             self._zero1.load_state_dict(self, state_dict)
             return
-        _zero1.check_groups(self, state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"]):
-            for key, value in saved.items():
-                if key == "lr" or key == "betas" or key == "initial_lr":
-                    group[key] = value
+        first = self.group.rank == 0
+        groups = _zero1.send_object(state_dict["param_groups"] if first else None, 0, self.group)
+        _zero1.check_groups(self, {"param_groups": groups})
+        for index, saved in enumerate(groups):
+            for key in _options.FIXED:
+                mine = self._fixed[index].get(key)
+                if key in self._fixed[index] and key in saved and saved[key] != mine:
+                    raise ConfigError(
+                        f"'{key}' of parameter group {index} is {saved[key]!r} in the state dict and {mine!r} here. "
+                        "Make the torch optimizer with the same before libzero.shard."
+                    )
+        for group, saved in zip(self.param_groups, groups):
+            group.update({key: saved[key] for key in ("lr", "betas", "initial_lr") if key in saved})
+        saved_states = state_dict["state"] if first else {}
         index = 0
         for kind, group in zip(self._kinds, self.param_groups):
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     wanted = _state_names(kind, group, parameter)
-                    self._load_states(self.name_of(parameter), wanted, state_dict["state"].get(index, {}))
+                    self._load_states(self.name_of(parameter), wanted, saved_states.get(index, {}))
                 index += 1
 
     def _load_states(self, name: str, wanted: Sequence[str], states: dict[str, Any]) -> None:

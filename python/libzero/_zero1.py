@@ -240,7 +240,7 @@ class PartitionedUpdates:
 
     def _state_of(self, item: _Item, group: _C.Group) -> dict[str, Any]:
         mine = self._optimizer.state.get(item.updated, {}) if item.owner == self._rank else {}
-        return _send_object(dict(mine), item.owner, group) if self._stage else dict(mine)
+        return send_object(dict(mine), item.owner, group) if self._stage else dict(mine)
 
     def state_dict(self, sharded: ShardedOptimizer) -> dict[str, Any]:
         """As the torch optimizer's, whole on rank 0. Collective."""
@@ -255,11 +255,11 @@ class PartitionedUpdates:
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
         group = sharded.group
-        groups = _send_object(state_dict["param_groups"] if self._rank == 0 else None, 0, group)
+        groups = send_object(state_dict["param_groups"] if self._rank == 0 else None, 0, group)
         check_groups(sharded, {"param_groups": groups})
         states: list[dict[str, Any]] = []
         for index in range(len(self._items)):
-            saved = _send_object(state_dict["state"].get(index, {}) if self._rank == 0 else {}, 0, group)
+            saved = send_object(state_dict["state"].get(index, {}) if self._rank == 0 else {}, 0, group)
             states.append(saved if self._items[index].owner == self._rank else {})
         mine = self._optimizer.param_groups
         whole = [each["params"] for each in mine]
@@ -321,7 +321,7 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield bucket
 
 
-def _send_object(value: Any, root: int, group: _C.Group) -> Any:
+def send_object(value: Any, root: int, group: _C.Group) -> Any:
     """`root`'s value, on every rank. Collective."""
     content = torch.empty(0, dtype=torch.uint8)
     if group.rank == root:

@@ -14,6 +14,7 @@
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
 #include "zero/engine/gathered.h"
+#include "zero/optim/schedule.h"
 #include "zero/paging/pager.h"
 
 namespace zero::python {
@@ -29,22 +30,38 @@ Optimizer optimizer_of(const std::string& section) {
 }
 
 /// Warnings of reading a configuration, which `parse` adds to `warnings`.
-Config parsed(const std::string& text, bool lenient, int ranks,
-              std::vector<std::string>& warnings) {
+Settings parsed(const std::string& text, bool lenient, int ranks, const std::string& origin,
+                std::vector<std::string>& warnings) {
   ReadOptions options;
   options.lenient = lenient;
   options.warn = [&](std::string_view warning) { warnings.emplace_back(warning); };
-  return Config::parse(text, ranks, "the configuration", options);
+  return Settings::parse(text, ranks, origin, options);
+}
+
+struct PySchedule {
+  optim::Schedule value;
+};
+
+/// The schedule of a configuration's `scheduler` section, for an optimizer of this rate; null
+/// without one.
+std::unique_ptr<PySchedule> schedule_of(const std::string& text, int ranks, bool lenient,
+                                        const std::string& origin, double lr) {
+  std::vector<std::string> told_before;
+  const auto settings = parsed(text, lenient, ranks, origin, told_before);
+  if (!settings.scheduler) return nullptr;
+  return std::make_unique<PySchedule>(
+      PySchedule{optim::complete(*settings.scheduler, optim::RunLength{.lr = lr})});
 }
 
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
-           const std::string& config, bool lenient, const std::shared_ptr<comm::Group>& group) {
+           const std::string& config, bool lenient, const std::string& origin,
+           const std::shared_ptr<comm::Group>& group) {
     NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again),
                          &rethrow_for_python};
     released([&] {
-      auto settings = parsed(config, lenient, group->size(), warnings);
+      auto settings = parsed(config, lenient, group->size(), origin, warnings).engine;
       std::vector<ParameterGroup> made;
       for (const auto& [names, section] : groups)
         made.push_back({.names = names, .optimizer = optimizer_of(section)});
@@ -206,12 +223,22 @@ auto waiting(Result (Engine::*function)(Arguments...)) {
 void bind_engine(py::module_& module) {
   module.def(
       "resolve",
-      [](const std::string& text, int ranks, bool lenient) {
+      [](const std::string& text, int ranks, bool lenient, const std::string& origin) {
         std::vector<std::string> warnings;
-        const auto config = parsed(text, lenient, ranks, warnings);
-        return py::make_tuple(config.dump(), warnings);
+        return parsed(text, lenient, ranks, origin, warnings).dump();
       },
-      py::arg("text"), py::arg("ranks"), py::arg("lenient"));
+      py::arg("text"), py::arg("ranks"), py::arg("lenient"), py::arg("origin"));
+  py::class_<PySchedule>(module, "Schedule")
+      .def("rate",
+           [](const PySchedule& self, int64_t step) { return optim::rate(self.value, step); })
+      .def("betas",
+           [](const PySchedule& self, int64_t step) -> std::optional<std::pair<double, double>> {
+             const auto betas = optim::betas(self.value, step);
+             if (!betas) return {};
+             return std::pair{betas->beta1, betas->beta2};
+           });
+  module.def("schedule_of", &schedule_of, py::arg("text"), py::arg("ranks"), py::arg("lenient"),
+             py::arg("origin"), py::arg("lr"));
   py::class_<PyGathered>(module, "Gathered").def("close", [](PyGathered& self) {
     released([&] {
       if (self.scope) self.scope->close();
@@ -220,9 +247,9 @@ void bind_engine(py::module_& module) {
   });
   py::class_<PyEngine>(module, "Engine")
       .def(py::init<Named, Named, const py::function&, const Groups&, const std::string&, bool,
-                    const std::shared_ptr<comm::Group>&>(),
+                    const std::string&, const std::shared_ptr<comm::Group>&>(),
            py::arg("parameters"), py::arg("buffers"), py::arg("again"), py::arg("groups"),
-           py::arg("config"), py::arg("lenient"), py::arg("group"))
+           py::arg("config"), py::arg("lenient"), py::arg("origin"), py::arg("group"))
       .def_readonly("warnings", &PyEngine::warnings)
       .def_property_readonly("open", &PyEngine::open)
       .def("close", &PyEngine::close)

@@ -22,6 +22,7 @@ constexpr std::array kNames{
     Pair{"zero::Init", "libzero.init"},
     Pair{"zero::init", "libzero.group"},
     Pair{"zero::Autocast", "torch.autocast"},
+    Pair{"torch::optim::Optimizer", "torch.optim.Optimizer"},
     Pair{"zero::ZeroRedundancyOptimizer", "libzero.shard with native=False"},
     Pair{"zero::AdamW{} to the constructor", "a torch.optim.AdamW to libzero.shard"},
     Pair{"Engine::visit_parameters, Engine::save_full", "opt.full_state_dict(), opt.save_full"},

@@ -115,6 +115,70 @@ TEST(BackwardPass, AnUnscaledLossInFp16IsRefused) {
   }
 }
 
+TEST(BackwardPass, ScaledLossesGoBackwardInAnyOrderAndTwice) {
+  run_as_threads(2, [&](auto group) {
+    auto settings = config(2);
+    settings.fp16 = true;
+    settings.loss_scaling.initial_power = 10;
+    const auto trained = [&](bool own) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, settings, group);
+      const auto first = loss_of(*net, group->rank(), 0);
+      const auto second = loss_of(*net, group->rank(), 1);
+      if (own) {
+        const auto a = engine.scale(first);
+        const auto b = engine.scale(second);
+        a.backward({}, /*retain_graph=*/true);
+        a.backward();
+        b.backward();
+      } else {
+        for (const auto& loss : {loss_of(*net, group->rank(), 0), first, second})
+          engine.backward(loss);
+      }
+      engine.step();
+      return weights(engine);
+    };
+    expect_equal(trained(true), trained(false));
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, settings, group);
+    const auto loss = loss_of(*net, group->rank(), 0);
+    (void)engine.scale(loss).detach();
+    EXPECT_THAT(message_of<Error>([&] { loss.backward(); }), HasSubstr("engine.scale"));
+  });
+}
+
+TEST(BackwardPass, ARefusedOneLeavesNothingForTheNext) {
+  auto settings = config(0);
+  settings.fp16 = true;
+  settings.loss_scaling.initial_power = 4;
+  const auto gradient = [&](bool refused) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, settings);
+    if (refused) {
+      EXPECT_THROW(loss_of(*net, 0, 7).backward(), Error);
+    }
+    engine.zero_grad();
+    engine.scale(loss_of(*net, 0, 0)).backward();
+    std::vector<at::Tensor> all;
+    for (const auto& name : engine.parameter_names()) all.push_back(engine.gradient(name));
+    return all;
+  };
+  expect_equal(gradient(true), gradient(false));
+}
+
+TEST(BackwardPass, OneOfTheEngineInsideItIsRefused) {
+  auto net = std::make_shared<Net>();
+  Engine engine(net, AdamW{}, config(0));
+  auto hidden = torch::tanh(net->a(input(0, 0, at::kFloat)));
+  hidden.register_hook([&](const at::Tensor&) {
+    const torch::AutoGradMode on(true);
+    engine.backward(loss_of(*net, 0, 1));
+  });
+  const auto loss = net->c(torch::tanh(net->b(hidden))).mean();
+  EXPECT_THAT(message_of<Error>([&] { loss.backward(); }), HasSubstr("inside a backward pass"));
+  train(engine, *net, 1);
+}
+
 TEST(BackwardPass, OneThatThrowsTakesTheStepsGradientsWithIt) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {
@@ -219,6 +283,28 @@ TEST(BackwardPass, MayOutliveItsEngine) {
 }
 
 // What a save says, taken over by hand.
+// The program's hook is set before the engine takes the model, and ends it.
+TEST(BackwardPass, AHookMayEndTheEngine) {
+  for (const bool own : {false, true}) {
+    auto net = std::make_shared<Net>();
+    std::unique_ptr<Engine> engine;
+    struct Ends final : torch::autograd::PostAccumulateGradHook {
+      explicit Ends(std::unique_ptr<Engine>& engine) : engine(engine) {}
+      void operator()(const torch::autograd::Variable&) override { engine.reset(); }
+      std::unique_ptr<Engine>& engine;
+    };
+    torch::autograd::impl::set_post_acc_grad_hooks(net->b->weight, std::make_unique<Ends>(engine));
+    engine = std::make_unique<Engine>(net, Sgd{.lr = 1e-2}, config(0));
+    const auto loss = loss_of(*net, 0, 0);
+    if (own) {
+      loss.backward();
+    } else {
+      engine->backward(loss);
+    }
+    EXPECT_EQ(engine, nullptr);
+  }
+}
+
 TEST(BackwardPass, StatesAndStepsBySettingThemGoOnWithTheSameBits) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {
@@ -264,6 +350,12 @@ TEST(BackwardPass, TheLargestNormMayBeSet) {
   }
   Engine engine(std::make_shared<Net>(), Sgd{}, config(0));
   EXPECT_THAT(message_of<ConfigError>([&] { engine.set_gradient_clipping(-1); }), HasSubstr("-1"));
+  auto in_backward = config(2);
+  in_backward.update_in_backward = true;
+  auto net = std::make_shared<Net>();
+  Engine updating(net, Sgd{}, in_backward);
+  EXPECT_THAT(message_of<ConfigError>([&] { updating.set_gradient_clipping(1); }),
+              HasSubstr("update_in_backward"));
 }
 
 }  // namespace

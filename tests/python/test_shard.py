@@ -320,6 +320,62 @@ def test_configurations(group: Any) -> None:
     support.raises(libzero.ConfigError, "stepped already", lambda: libzero.shard(model, stepped))
 
 
+@ranks(1, 2)
+def test_the_files_schedule_acts(group: Any) -> None:
+    rates = []
+    section = {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 4,
+                                              "warmup_type": "linear"}}  # fmt: skip
+    for given in (True, False):
+        model = Net()
+        config = settings(3, scheduler=section, optimizer={"type": "AdamW", "params": {"lr": 0.5}})
+        with libzero.shard(model, torch.optim.AdamW(model.parameters(), lr=0.5) if given else None, config) as opt:
+            for step in range(7):
+                loss_of(model, group.rank, step).backward()
+                opt.step()
+                rates.append(opt.param_groups[0]["lr"])
+    assert rates[:7] == rates[7:]
+    # DeepSpeed's counts from the second update on.
+    for got, expected in zip(rates[:7], (0.0, 0.0, 0.0025, 0.005, 0.0075, 0.01, 0.01)):
+        assert abs(got - expected) < 1e-9, rates
+    cycle = {"type": "OneCycle", "params": {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 4}}
+    model = Net()
+    with libzero.shard(model, torch.optim.AdamW(model.parameters()), settings(0, scheduler=cycle)) as opt:
+        loss_of(model, group.rank, 0).backward()
+        opt.step()
+        assert opt.param_groups[0]["lr"] == 1e-3 and opt.param_groups[0]["betas"][0] == 0.8
+    model = Net()
+    for key, value in (
+        ("torch_autocast", {"enabled": True, "dtype": "bfloat16"}),
+        ("layer_major_accumulation", True),
+        ("activation_checkpointing", {"every": 1}),
+    ):
+        support.raises(
+            libzero.ConfigError, key, lambda: libzero.shard(model, OPTIMIZERS["SGD"](model), settings(0, **{key: value}))
+        )
+    support.raises(libzero.ConfigError, "stage=3", lambda: libzero.shard(model, OPTIMIZERS["SGD"](model), 3))  # type: ignore[arg-type]
+    support.raises(
+        libzero.ConfigError, "JSON", lambda: libzero.shard(model, OPTIMIZERS["SGD"](model), gradient_clipping=float("inf"))
+    )
+
+
+@ranks(1, 2, 3)
+def test_rank_0s_state_dict_counts(group: Any) -> None:
+    plain_model = Net()
+    optimizer = torch.optim.SGD(plain_model.parameters(), lr=1e-4, momentum=0.9)
+    loss_of(plain_model, 0, 0).backward()
+    optimizer.step()
+    model = Net()
+    with libzero.shard(model, torch.optim.SGD(model.parameters(), lr=1e-1, momentum=0.9), settings(0)) as opt:
+        opt.load_state_dict(optimizer.state_dict() if group.rank == 0 else {})
+        assert opt.param_groups[0]["lr"] == 1e-4
+        loss_of(model, group.rank, 0).backward()
+        opt.step()
+        assert opt.diverged_parameters() == []
+    model = Net()
+    with libzero.shard(model, torch.optim.SGD(model.parameters(), lr=1e-1, momentum=0.5), settings(3)) as opt:
+        support.raises(libzero.ConfigError, "momentum", lambda: opt.load_state_dict(optimizer.state_dict()))
+
+
 @ranks(1, 2, 3)
 def test_hyper_parameters_may_change_or_say_so(group: Any) -> None:
     model = Net()

@@ -47,9 +47,13 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
                        const std::function<void()>& passes) {
   {
     const std::lock_guard lock(mutex_);
-    // One that autograd has not let go of yet has thrown.
     if (const auto ending = ending_.lock()) {
-      ending->forget();
+      if (torch::autograd::get_current_graph_task_id() >= 0) {
+        throw Error(
+            "Engine::backward inside a backward pass of this model that loss.backward() has begun "
+            "(in a hook?). Call it after that pass.");
+      }
+      ending->forget();  // autograd has not let go of it yet: it has thrown
       ending_.reset();
       steps_.fail();
     }
@@ -83,7 +87,13 @@ std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
 
 void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
   leaving([&] {
-    if (variable.grad().defined()) begin_unmarked();
+    const std::lock_guard lock(mutex_);  // the pass does not end between the two
+    try {
+      if (variable.grad().defined()) begin_unmarked();
+    } catch (...) {
+      variable.mutable_grad() = at::Tensor();  // or the next pass would add to it
+      throw;
+    }
     sink_.arrive(parameter, variable);
   });
 }

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cmath>
@@ -328,6 +329,8 @@ void Engine::backward(const at::Tensor& loss) {
         "Engine::backward was given a loss that depends on no parameter that requires a gradient "
         "(computed under NoGradGuard or InferenceMode?).");
   }
+  // A hook may end this engine.
+  const auto alive = impl_.shared();
   impl_->collect(false, {}, [&] { loss.backward(loss_gradient(loss)); });
 }
 
@@ -370,7 +373,6 @@ void Engine::Impl::make_pass() {
     model.hook();
     schedule->begin_pass(holds);
     reduce->begin_backward(holds, shared);
-    scaled = false;
     if (timing.in_backward) update->begin();
   };
   const auto end = [this] {
@@ -391,15 +393,27 @@ void Engine::Impl::make_pass() {
 }
 
 void Engine::Impl::check_unmarked() {
-  if (!config.scales_loss() || scaled) return;
+  if (!config.scales_loss() || scaled > 0) return;
   throw Error(
       "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
       "Call engine.backward(loss), or engine.scale(loss).backward().");
 }
 
+// The pass that begins with the scaled loss counts as scaled until autograd lets go of it.
 at::Tensor Engine::scale(const at::Tensor& loss) {
-  impl_->scaled = true;
-  return impl_->config.scales_loss() ? loss * impl_->loss_factor() : loss;
+  if (!impl_->config.scales_loss()) return loss;
+  auto scaled = loss * impl_->loss_factor();
+  if (!scaled.requires_grad()) return scaled;
+  scaled.register_hook([weak = std::weak_ptr(impl_.shared())](const at::Tensor&) {
+    const auto impl = weak.lock();
+    if (!impl) return;
+    ++impl->scaled;
+    const std::shared_ptr<void> counted(nullptr, [weak](void*) {
+      if (const auto alive = weak.lock()) --alive->scaled;
+    });
+    torch::autograd::Engine::get_default_engine().queue_callback([counted] {});
+  });
+  return scaled;
 }
 
 void Engine::rehook() { impl_->model.hook(); }
@@ -582,6 +596,13 @@ void Engine::set_gradient_clipping(double norm) {
         "Engine::set_gradient_clipping was given {}; the largest norm is a number above 0, or 0 to "
         "clip nothing.",
         norm));
+  }
+  if (norm > 0 && impl_->timing.in_backward) {
+    throw ConfigError(
+        fmt::format("Engine::set_gradient_clipping was given {}, but with update_in_backward "
+                    "weights are updated "
+                    "before the norm is known. Switch update_in_backward off, or do not clip.",
+                    norm));
   }
   impl_->config.gradient_clipping = norm;
 }

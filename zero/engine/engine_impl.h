@@ -151,7 +151,7 @@ struct Engine::Impl {
   std::unique_ptr<UpdateSchedule> schedule;  // ends first: its updates use all of the above
   int64_t micro_batches = 0;                 // since the last boundary
   bool passed = false;                       // since the last micro-batch was counted
-  bool scaled = false;                       // Engine::scale since the last pass
+  int scaled = 0;                            // passes under way that Engine::scale has scaled
   int64_t steps = 0;
   std::vector<uint8_t> frozen_written;  // by unit, by any rank's user, in this step
   std::optional<LossScale> loss_scale;  // where losses are scaled

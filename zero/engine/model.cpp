@@ -83,8 +83,13 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
  public:
   Hook(Model& model, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
       : users(std::move(users)), model(model), parameter_(parameter) {}
+  ~Hook() override { *there_ = false; }
   void operator()(const torch::autograd::Variable& variable) override {
-    if (users) (*users)(variable);
+    if (users) {
+      const auto there = there_;
+      (*users)(variable);
+      if (!*there) return;  // the user's hook has ended the engine, and this with it
+    }
     if (model.sink_ != nullptr && model.trainable(parameter_))
       model.sink_->arrive(parameter_, variable);
   }
@@ -103,6 +108,7 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
 
  private:
   int64_t parameter_;
+  std::shared_ptr<bool> there_ = std::make_shared<bool>(true);
 };
 
 Model::Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups)
@@ -355,8 +361,9 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
   // What is to be written over may lie in a file that is mapped: a write would copy its pages, and
   // those would stay until the last parameter of the file is taken.
   if (group.rank() != 0) {
-    auto memory = c10::GetAllocator(at::kCPU)->allocate(tensor.nbytes());
-    tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+    auto& storage = *tensor.storage().unsafeGetStorageImpl();
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));  // before there is more
+    storage.set_data_ptr_noswap(c10::GetAllocator(at::kCPU)->allocate(tensor.nbytes()));
   }
   group.broadcast(flat_view(tensor), 0, name(index)).wait();
 }
