@@ -17,6 +17,24 @@ thread_local const BackwardPass* marked_here = nullptr;
 
 }  // namespace
 
+// While it lives, `pass` is marked.
+class BackwardPass::Mark {
+ public:
+  explicit Mark(BackwardPass& pass) : pass_(pass), outer_(std::exchange(marked_here, &pass)) {
+    pass_.marked_ = true;
+  }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  ~Mark() {
+    marked_here = outer_;
+    pass_.marked_ = false;
+  }
+
+ private:
+  BackwardPass& pass_;
+  const BackwardPass* outer_;
+};
+
 // What autograd holds to call back. Where it goes without having been called, the pass has thrown.
 // The engine may be gone by then.
 class BackwardPass::Ending {
@@ -58,20 +76,15 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
       steps_.fail();
     }
     steps_.begin(holds, shared);
-    marked_ = true;
   }
-  const auto* outer = std::exchange(marked_here, this);
   try {
+    const Mark mark(*this);
     passes();
     steps_.end();
   } catch (...) {
-    marked_here = outer;
-    marked_ = false;
     steps_.fail();
     throw;
   }
-  marked_here = outer;
-  marked_ = false;
 }
 
 // What `f` throws leaves through LibTorch.
@@ -104,10 +117,9 @@ at::Tensor BackwardPass::place(int64_t parameter) {
   return leaving([&] { return sink_.place(parameter); });
 }
 
-// Unless a pass is under way, or it is another engine's, or there is none.
+// Unless a pass is under way, or it is another engine's, or there is none. With the mutex held.
 void BackwardPass::begin_unmarked() {
   if (marked_here != nullptr || torch::autograd::get_current_graph_task_id() < 0) return;
-  const std::lock_guard lock(mutex_);
   if (marked_ || !ending_.expired()) return;
   steps_.check_unmarked();
   const auto ending = std::make_shared<Ending>(*this);

@@ -61,6 +61,7 @@ class BackwardPass final : public GradientSink {
 
  private:
   class Ending;
+  class Mark;
   template <class F>
   std::invoke_result_t<F> leaving(F&& f);
   void begin_unmarked();

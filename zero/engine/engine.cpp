@@ -329,14 +329,14 @@ void Engine::backward(const at::Tensor& loss) {
         "Engine::backward was given a loss that depends on no parameter that requires a gradient "
         "(computed under NoGradGuard or InferenceMode?).");
   }
-  // A hook may end this engine.
-  const auto alive = impl_.shared();
+  const auto alive = impl_.shared();  // a hook may end this engine
   impl_->collect(false, {}, [&] { loss.backward(loss_gradient(loss)); });
 }
 
 void Engine::accumulate(int64_t micro_batches,
                         const std::function<void(const std::function<void()>& layer_done)>& passes,
                         const std::vector<at::Tensor>& shared) {
+  const auto alive = impl_.shared();  // a pass may end this engine
   auto& impl = *impl_;
   if (!impl.config.layer_major_accumulation) {
     throw ConfigError(

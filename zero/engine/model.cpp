@@ -2,6 +2,7 @@
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
@@ -356,16 +357,18 @@ void Model::make_dense() const {
 void Model::settle_values(int64_t index, comm::Group& group) const {
   const auto& tensor = parameter(index);
   const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
-  if (!own) tensor.set_data(tensor.detach().clone(at::MemoryFormat::Preserve));
-  if (group.size() == 1) return;
   // What is to be written over may lie in a file that is mapped: a write would copy its pages, and
   // those would stay until the last parameter of the file is taken.
-  if (group.rank() != 0) {
+  const bool replaced = group.rank() != 0;
+  if (!own) {
+    tensor.set_data(replaced ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options())
+                             : tensor.detach().clone(at::MemoryFormat::Preserve));
+  } else if (replaced) {
     auto& storage = *tensor.storage().unsafeGetStorageImpl();
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));  // before there is more
     storage.set_data_ptr_noswap(c10::GetAllocator(at::kCPU)->allocate(tensor.nbytes()));
   }
-  group.broadcast(flat_view(tensor), 0, name(index)).wait();
+  if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
 }
 
 namespace {

@@ -217,9 +217,8 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) 
     throw Error(
         "A second backward pass in a step with update_in_backward: the first has already updated "
         "weights. Call Engine::step after each; where a pass failed, load a checkpoint. (Layers "
-        "that "
-        "are recomputed by reentrant checkpoints are passes of their own in loss.backward(): call "
-        "Engine::backward.)");
+        "that are recomputed by reentrant checkpoints are passes of their own in loss.backward(): "
+        "call Engine::backward.)");
   }
   const bool adds_once =
       !sharded() || std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return defers(u); });
