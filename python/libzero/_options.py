@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,74 +12,94 @@ from ._C import ConfigError
 
 # Hyper-parameters that may change while training (schedulers change them), by torch's names.
 FOLLOWED = ("lr", "betas")
-# What of a saved group must be as it is here.
-FIXED = (
-    "weight_decay", "momentum", "dampening", "nesterov", "eps", "lr_decay", "initial_accumulator_value", "beta2_decay",
-    "d", "ns_steps",
-)  # fmt: skip
+
+
+class _Native(NamedTuple):
+    """A torch optimizer that the engine has too."""
+
+    section: str  # its `type` in a configuration
+    keys: tuple[str, ...]  # of a group, besides the rate; the configuration's are the same
+    only: dict[str, Any]  # values of other keys that the engine's alone has
+    states: Callable[[dict[str, Any], torch.Tensor], tuple[str, ...]]  # of a parameter of a group
+
+
+def _native() -> dict[type[torch.optim.Optimizer], _Native]:
+    optim = torch.optim
+    adam = (
+        ("betas", "eps", "weight_decay"),
+        {"amsgrad": False, "maximize": False, "differentiable": False},
+        lambda group, parameter: ("exp_avg", "exp_avg_sq"),
+    )
+    plain = {"maximize": False, "differentiable": False}
+    known = {
+        optim.AdamW: _Native("AdamW", *adam),
+        optim.Adam: _Native("Adam", *adam),
+        optim.SGD: _Native(
+            "SGD",
+            ("momentum", "dampening", "weight_decay", "nesterov"),
+            plain,
+            lambda group, parameter: ("momentum_buffer",) if group["momentum"] else (),
+        ),
+        optim.Adagrad: _Native(
+            "Adagrad",
+            ("lr_decay", "weight_decay", "eps", "initial_accumulator_value"),
+            plain,
+            lambda group, parameter: ("sum",),
+        ),
+        optim.Adafactor: _Native(
+            "Adafactor",
+            ("beta2_decay", "eps", "d", "weight_decay"),
+            {"maximize": False},
+            lambda group, parameter: ("row_var", "col_var") if parameter.dim() > 1 else ("variance",),
+        ),
+    }
+    if hasattr(optim, "Muon"):
+        known[optim.Muon] = _Native(
+            "Muon",
+            ("momentum", "nesterov", "ns_steps", "weight_decay"),
+            {"adjust_lr_fn": None, "ns_coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7},
+            lambda group, parameter: ("momentum_buffer",),
+        )
+    return known
+
+
+_NATIVE = _native()
+
 
 def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], parameter: torch.Tensor) -> tuple[str, ...]:
     """The states of a parameter besides its step, by torch's names, which are the engine's."""
-    if kind in (torch.optim.AdamW, torch.optim.Adam):
-        return ("exp_avg", "exp_avg_sq")
-    if kind is torch.optim.SGD:
-        return ("momentum_buffer",) if group["momentum"] else ()
-    if kind is torch.optim.Adagrad:
-        return ("sum",)
-    if kind is torch.optim.Adafactor:
-        return ("row_var", "col_var") if parameter.dim() > 1 else ("variance",)
-    return ("momentum_buffer",)
+    return _NATIVE[kind].states(group, parameter)
 
 
-def _refuse(group: dict[str, Any], kind: str, **only: Any) -> None:
-    for key, value in only.items():
-        if key in group and group[key] != value:
-            raise ConfigError(
-                f"torch.optim.{kind} has {key}={group[key]!r}, which libzero's own {kind} does not have. Set it to "
-                f"{value!r}; or use stage 0 or 1 with native=False, which runs torch's optimizer itself as ZeRO-1."
-            )
-
-
-def _adam(group: dict[str, Any], kind: str, decoupled: bool) -> dict[str, Any]:
-    _refuse(group, kind, amsgrad=False, maximize=False, differentiable=False)
-    return {
-        "type": "AdamW" if decoupled else "Adam",
-        "params": {
-            "lr": float(group["lr"]),
-            "betas": [float(beta) for beta in group["betas"]],
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            **({} if decoupled else {"adam_w_mode": False}),
-        },
-    }
+def keys_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
+    """What of a saved group must be as it is here."""
+    native = _NATIVE.get(kind)
+    return tuple(key for key in (*native.keys, *native.only) if key not in FOLLOWED) if native is not None else ()
 
 
 def section_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any] | None:
     """The `optimizer` section that stands for one of its groups; None where the engine has no such optimizer.
 
     Throws ConfigError for an option that the engine's own lacks."""
-    kind = type(optimizer)
-    if kind is torch.optim.AdamW:
-        return _adam(group, "AdamW", decoupled=True)
-    if kind is torch.optim.Adam:
-        return _adam(group, "Adam", decoupled=bool(group.get("decoupled_weight_decay")))
-    if kind is torch.optim.SGD:
-        _refuse(group, "SGD", maximize=False, differentiable=False)
-        keys = ("momentum", "dampening", "weight_decay", "nesterov")
-        return {"type": "SGD", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
-    if kind is torch.optim.Adagrad:
-        _refuse(group, "Adagrad", maximize=False, differentiable=False)
-        keys = ("lr_decay", "weight_decay", "eps", "initial_accumulator_value")
-        return {"type": "Adagrad", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
-    if kind is torch.optim.Adafactor:
-        _refuse(group, "Adafactor", maximize=False)
-        keys = ("beta2_decay", "eps", "d", "weight_decay")
-        return {"type": "Adafactor", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
-    if kind is getattr(torch.optim, "Muon", None):
-        _refuse(group, "Muon", adjust_lr_fn=None, ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7)
-        keys = ("momentum", "nesterov", "ns_steps", "weight_decay")
-        return {"type": "Muon", "params": {"lr": float(group["lr"]), **{key: group[key] for key in keys}}}
-    return None
+    native = _NATIVE.get(type(optimizer))
+    if native is None:
+        return None
+    for key, value in native.only.items():
+        if key in group and group[key] != value:
+            raise ConfigError(
+                f"torch.optim.{type(optimizer).__name__} has {key}={group[key]!r}, which libzero's own does not have. "
+                f"Set it to {value!r}; or use stage 0 or 1 with native=False, which runs torch's optimizer itself as "
+                "ZeRO-1."
+            )
+    section = native.section
+    params = {"lr": float(group["lr"]), **{key: group[key] for key in native.keys}}
+    if "betas" in params:
+        params["betas"] = [float(beta) for beta in params["betas"]]
+    if section == "Adam" and group.get("decoupled_weight_decay"):
+        section = "AdamW"
+    elif section == "Adam":
+        params["adam_w_mode"] = False
+    return {"type": section, "params": params}
 
 
 def groups_of(

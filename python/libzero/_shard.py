@@ -82,11 +82,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
-        _check(optimizers)
+        _check_optimizers(optimizers)
         _tensor.install()
         _compile.install()
-        settings = json.loads(_C.resolve(config, group.size, lenient, origin))
+        configuration = _C.Configuration(config, group.size, lenient, origin)
+        settings = json.loads(configuration.dump())
         check(settings, lenient)
+        if group.rank == 0:
+            for text in configuration.warnings:
+                warnings.warn(text, stacklevel=4)
         self.group = group
         self._model = weakref.ref(model)
         named = list(model.named_parameters(remove_duplicate=False))
@@ -99,7 +103,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
             stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
             _zero1.check(optimizers[0], model, native, stage, fp16)
             self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
-            groups, config = [([], '{"type": "SGD", "params": {"lr": 0.0}}')], _zero1.engine_config(settings)
+            groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
+        if not optimizers:
+            if "optimizer" not in settings:
+                raise ConfigError(
+                    "libzero.shard was given no optimizer, and the configuration has no `optimizer` section. Pass a "
+                    'torch optimizer over the model\'s parameters, or add {"optimizer": {"type": "AdamW", "params": '
+                    '{"lr": 3e-4}}}.'
+                )
+            optimizers = [_Empty(model, settings["optimizer"]["params"]["lr"])]
+        # A file's own schedule, by group.
+        self._schedules = [
+            configuration.schedule(float(made["lr"])) for each in optimizers for made in each.param_groups
+        ]
+        if self._zero1 is not None:
+            configuration = _C.Configuration(_zero1.engine_config(settings), group.size, lenient, origin)
         weak = self._model
 
         def again() -> list[tuple[str, torch.Tensor]] | None:
@@ -108,19 +126,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         _dropped.end_gone(group)
         buffers = list(model.named_buffers(remove_duplicate=False))
-        self._engine = _C.Engine(named, buffers, again, groups or [], config, lenient, origin, group)
+        self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group)
         _dropped.keep(self, self._engine, group)
-        if group.rank == 0:
-            for text in self._engine.warnings:
-                warnings.warn(text, stacklevel=4)
-        if not optimizers:
-            optimizers = [_Empty(model, self._engine.lr(0))]
-        # A file's own schedule, by group: rates are by its first update's number.
-        self._schedules = [
-            _C.schedule_of(config, group.size, lenient, origin, float(made["lr"]))
-            for each in optimizers
-            for made in each.param_groups
-        ]
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
         self._fixed = [_options.fixed_of(each) for each in self.param_groups]
@@ -167,11 +174,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @_compile.untraced
     def _follow_groups(self) -> None:
-        for group, schedule in zip(self.param_groups, self._schedules):
+        for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:
                 group["lr"] = schedule.rate(self._engine.steps + 1)
                 group["betas"] = schedule.betas(self._engine.steps + 1) or group.get("betas")
-        for index, group in enumerate(self.param_groups):
             if self._zero1 is not None:
                 continue
             self._engine.set_lr(float(group["lr"]), index)
@@ -376,7 +382,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = _zero1.send_object(state_dict["param_groups"] if first else None, 0, self.group)
         _zero1.check_groups(self, {"param_groups": groups})
         for index, saved in enumerate(groups):
-            for key in _options.FIXED:
+            for key in _options.keys_of(self._kinds[index]):
                 mine = self._fixed[index].get(key)
                 if key in self._fixed[index] and key in saved and saved[key] != mine:
                     raise ConfigError(
@@ -503,7 +509,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
 
 
-def _check(optimizers: Sequence[torch.optim.Optimizer] | None) -> None:
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer] | None) -> None:
     if optimizers is None:
         return
     if not isinstance(optimizers, (list, tuple)) or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):

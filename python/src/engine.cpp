@@ -29,51 +29,41 @@ Optimizer optimizer_of(const std::string& section) {
   return *Config::parse("{\"optimizer\": " + section + "}", 1).optimizer;
 }
 
-/// Warnings of reading a configuration, which `parse` adds to `warnings`.
-Settings parsed(const std::string& text, bool lenient, int ranks, const std::string& origin,
-                std::vector<std::string>& warnings) {
-  ReadOptions options;
-  options.lenient = lenient;
-  options.warn = [&](std::string_view warning) { warnings.emplace_back(warning); };
-  return Settings::parse(text, ranks, origin, options);
-}
-
 struct PySchedule {
   optim::Schedule value;
 };
 
-/// The schedule of a configuration's `scheduler` section, for an optimizer of this rate; null
-/// without one.
-std::unique_ptr<PySchedule> schedule_of(const std::string& text, int ranks, bool lenient,
-                                        const std::string& origin, double lr) {
-  std::vector<std::string> told_before;
-  const auto settings = parsed(text, lenient, ranks, origin, told_before);
-  if (!settings.scheduler) return nullptr;
-  return std::make_unique<PySchedule>(
-      PySchedule{optim::complete(*settings.scheduler, optim::RunLength{.lr = lr})});
-}
+/// A configuration, read once.
+struct PyConfiguration {
+  PyConfiguration(const std::string& text, int ranks, bool lenient, const std::string& origin) {
+    ReadOptions options;
+    options.lenient = lenient;
+    options.warn = [&](std::string_view warning) { warnings.emplace_back(warning); };
+    settings = Settings::parse(text, ranks, origin, options);
+  }
+  /// Of the `scheduler` section, for an optimizer of this rate; null without one.
+  std::unique_ptr<PySchedule> schedule(double lr) const {
+    if (!settings.scheduler) return nullptr;
+    return std::make_unique<PySchedule>(
+        PySchedule{optim::complete(*settings.scheduler, optim::RunLength{.lr = lr})});
+  }
+
+  Settings settings;
+  std::vector<std::string> warnings;
+};
 
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
-           const std::string& config, bool lenient, const std::string& origin,
-           const std::shared_ptr<comm::Group>& group) {
+           const PyConfiguration& configuration, const std::shared_ptr<comm::Group>& group) {
     NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again),
                          &rethrow_for_python};
     released([&] {
-      auto settings = parsed(config, lenient, group->size(), origin, warnings).engine;
+      const auto& settings = configuration.settings.engine;
       std::vector<ParameterGroup> made;
       for (const auto& [names, section] : groups)
         made.push_back({.names = names, .optimizer = optimizer_of(section)});
-      if (made.empty()) {
-        if (!settings.optimizer) {
-          throw ConfigError(
-              "libzero.shard was given no optimizer, and the configuration has no `optimizer` "
-              "section. Pass a torch optimizer over the model's parameters, or add "
-              "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-4}}}.");
-        }
-        made.push_back({{}, *settings.optimizer});
-      }
+      if (made.empty()) made.push_back({{}, settings.optimizer.value()});
       try {
         engine_ = std::make_unique<Engine>(tensors, std::move(made), settings, group);
       } catch (...) {
@@ -108,8 +98,6 @@ class PyEngine {
     }
     storages_.clear();
   }
-
-  std::vector<std::string> warnings;
 
  private:
   // What a reach for absent bytes says.
@@ -221,13 +209,6 @@ auto waiting(Result (Engine::*function)(Arguments...)) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
-  module.def(
-      "resolve",
-      [](const std::string& text, int ranks, bool lenient, const std::string& origin) {
-        std::vector<std::string> warnings;
-        return parsed(text, lenient, ranks, origin, warnings).dump();
-      },
-      py::arg("text"), py::arg("ranks"), py::arg("lenient"), py::arg("origin"));
   py::class_<PySchedule>(module, "Schedule")
       .def("rate",
            [](const PySchedule& self, int64_t step) { return optim::rate(self.value, step); })
@@ -237,8 +218,12 @@ void bind_engine(py::module_& module) {
              if (!betas) return {};
              return std::pair{betas->beta1, betas->beta2};
            });
-  module.def("schedule_of", &schedule_of, py::arg("text"), py::arg("ranks"), py::arg("lenient"),
-             py::arg("origin"), py::arg("lr"));
+  py::class_<PyConfiguration>(module, "Configuration")
+      .def(py::init<const std::string&, int, bool, const std::string&>(), py::arg("text"),
+           py::arg("ranks"), py::arg("lenient"), py::arg("origin"))
+      .def_readonly("warnings", &PyConfiguration::warnings)
+      .def("dump", [](const PyConfiguration& self) { return self.settings.dump(); })
+      .def("schedule", &PyConfiguration::schedule, py::arg("lr"));
   py::class_<PyGathered>(module, "Gathered").def("close", [](PyGathered& self) {
     released([&] {
       if (self.scope) self.scope->close();
@@ -246,11 +231,10 @@ void bind_engine(py::module_& module) {
     });
   });
   py::class_<PyEngine>(module, "Engine")
-      .def(py::init<Named, Named, const py::function&, const Groups&, const std::string&, bool,
-                    const std::string&, const std::shared_ptr<comm::Group>&>(),
+      .def(py::init<Named, Named, const py::function&, const Groups&, const PyConfiguration&,
+                    const std::shared_ptr<comm::Group>&>(),
            py::arg("parameters"), py::arg("buffers"), py::arg("again"), py::arg("groups"),
-           py::arg("config"), py::arg("lenient"), py::arg("origin"), py::arg("group"))
-      .def_readonly("warnings", &PyEngine::warnings)
+           py::arg("configuration"), py::arg("group"))
       .def_property_readonly("open", &PyEngine::open)
       .def("close", &PyEngine::close)
       .def("backward", waiting(&Engine::backward))
