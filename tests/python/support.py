@@ -74,8 +74,7 @@ def main() -> None:
 
 def launch(size: int, arguments: list[str], **keywords: Any) -> subprocess.CompletedProcess[Any]:
     """Runs a Python script with its arguments on so many ranks."""
-    command = [program(), "launch", "-n", str(size), "--", sys.executable, *arguments]
-    return subprocess.run(command, env={**environment(), _SIZE: str(size)}, timeout=600, **keywords)
+    return subprocess.run(command(size, arguments), env={**environment(), _SIZE: str(size)}, timeout=600, **keywords)
 
 
 def under_launcher(size: int) -> None:
@@ -90,14 +89,21 @@ def under_launcher(size: int) -> None:
     sys.exit(launch(size, sys.argv).returncode)
 
 
-def program() -> str:
-    """The program `zero`."""
-    return os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))
+def command(size: int, arguments: list[str]) -> list[str]:
+    """What runs a Python script with its arguments on so many ranks."""
+    program = os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))
+    return [program, "launch", "-n", str(size), "--", sys.executable, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """Of a Python process that finds libzero, with one thread."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    """Of a Python process that finds libzero, with one thread, and downloads nothing."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _run(tests: list[tuple[Callable[..., None], tuple[int, ...], bool]], size: int) -> None:
@@ -177,47 +183,39 @@ def weights(optimizer: Any) -> dict[str, Any]:
     return {name: optimizer.parameter(name) for name in optimizer._engine.parameter_names}
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal to the bit: of numbers, tensors, and lists, tuples and dicts of these."""
+def difference(one: Any, other: Any, where: str = "") -> str:
+    """Where two are not equal to the bit, of numbers, tensors, and lists, tuples and dicts of these; or ""."""
     import torch
 
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(other, torch.Tensor):
+        return "" if one.dtype == other.dtype and torch.equal(one, other) else f"{where}: {one} is not {other}"
+    if isinstance(other, dict):
+        if list(one) != list(other):
+            return f"{where}: {list(one)} are not {list(other)}"
+        return next(filter(None, (difference(one[key], other[key], f"{where}: {key}") for key in other)), "")
+    if isinstance(other, (list, tuple)):
+        if len(one) != len(other):
+            return f"{where}: {len(one)} are not {len(other)}"
+        parts = (difference(a, b, f"{where}: {i}") for i, (a, b) in enumerate(zip(one, other)))
+        return next(filter(None, parts), "")
+    return "" if one == other else f"{where}: {one} is not {other}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit."""
+    return not difference(one, other)
 
 
 def equal(got: Any, expected: Any, where: str) -> None:
-    """The same numbers, bit for bit, in tensors, floats, and what holds them."""
-    import torch
-
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(got, expected), f"{where}: {got} is not {expected}"
-    elif isinstance(expected, dict):
-        assert list(got) == list(expected), f"{where}: {list(got)} are not {list(expected)}"
-        for key, value in expected.items():
-            equal(got[key], value, f"{where}: {key}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(got) == len(expected), f"{where}: {len(got)} are not {len(expected)}"
-        for index, value in enumerate(expected):
-            equal(got[index], value, f"{where}: {index}")
-    else:
-        assert got == expected, f"{where}: {got} is not {expected}"
+    """They must be equal to the bit."""
+    found = difference(got, expected, where)
+    assert not found, found
 
 
-
-def raises(kind: type[BaseException], part: str, function: Callable[[], Any]) -> str:
-    """The message of what `function` throws, which must be of this kind and have this part."""
-    try:
+def raises(kind: type[BaseException], word: str, function: Callable[[], Any]) -> None:
+    """`function` must raise this, with a text that has the word."""
+    with expect(kind, word):
         function()
-    except kind as error:
-        assert part in str(error), f"'{part}' is not in: {error}"
-        return str(error)
-    raise AssertionError(f"no {kind.__name__} with '{part}'")
-
 
 
 def through_a_file(value: Any) -> io.BytesIO:
@@ -228,7 +226,6 @@ def through_a_file(value: Any) -> io.BytesIO:
     torch.save(value, file)
     file.seek(0)
     return file
-
 
 
 def from_rank_0(tensors: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +240,6 @@ def from_rank_0(tensors: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]
         values[key] = tensors[key].clone() if group.rank == 0 else torch.zeros_like(shape)
         group.broadcast(values[key].view(-1), 0, key)
     return values
-
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
-import subprocess
 import sys
 import time
 import traceback
@@ -24,6 +22,8 @@ try:
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
+
+import support  # finds libzero in this tree
 
 Batch = dict[str, torch.Tensor]
 STEPS = 3
@@ -407,13 +407,8 @@ def work(wanted: list[str]) -> int:
 
 
 def main(wanted: list[str]) -> int:
-    program = os.environ.get("ZERO_PROGRAM", "build/release/zero")
-    status = 0
-    for ranks in (1, 2, 3):
-        command = [program, "launch", "-n", str(ranks), "--", sys.executable, __file__, "--rank", *wanted]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        status |= subprocess.run(command, env=environment, check=False).returncode
-    return 1 if status else 0
+    statuses = [support.launch(ranks, [__file__, "--rank", *wanted]).returncode for ranks in (1, 2, 3)]
+    return 1 if any(statuses) else 0
 
 
 if __name__ == "__main__":

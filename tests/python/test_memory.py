@@ -18,6 +18,7 @@ import support  # finds libzero in this tree
 
 LIMIT = 1800  # MiB of both ranks together
 RANKS = 2
+LIMITED = str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks/limited.sh")
 SCRIPT = """
 import contextlib, sys
 import torch, transformers
@@ -66,12 +67,10 @@ if group.rank == 0:
 def outcome(how: str, folder: pathlib.Path, limited: bool) -> tuple[int, str]:
     script = folder / "train.py"
     script.write_text(SCRIPT.replace("LIMIT / RANKS", f"{LIMIT} / {RANKS}"))
-    command = [sys.executable, str(script), how, str(folder)]
-    if how != "save":
-        command = [support.program(), "launch", "-n", str(RANKS), "--", *command]
+    arguments = [str(script), how, str(folder)]
+    command = [sys.executable, *arguments] if how == "save" else support.command(RANKS, arguments)
     if limited:
-        limit = pathlib.Path(__file__).resolve().parents[2] / "benchmarks/limited.sh"
-        command = ["sh", str(limit), f"{LIMIT}M", *command]
+        command = ["sh", LIMITED, f"{LIMIT}M", *command]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=250, check=False, env=support.environment()
     )
@@ -79,11 +78,7 @@ def outcome(how: str, folder: pathlib.Path, limited: bool) -> tuple[int, str]:
 
 
 def main() -> None:
-    if subprocess.run(
-        ["sh", str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks/limited.sh"), "64M", "true"],
-        capture_output=True,
-        check=False,
-    ).returncode:
+    if subprocess.run(["sh", LIMITED, "64M", "true"], capture_output=True, check=False).returncode:
         print("skipped: no memory cgroup can be made here (that takes root, or systemd)")
         sys.exit(77)
     with tempfile.TemporaryDirectory(prefix="libzero-") as name:

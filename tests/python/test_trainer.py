@@ -21,6 +21,8 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 
+import support  # finds libzero in this tree
+
 SAMPLES, LENGTH, VOCABULARY = 64, 16, 128
 
 
@@ -262,7 +264,6 @@ Jobs = dict[str, tuple[str, dict[str, Any]]]
 
 
 def start(folder: str, ranks: int, by: str, jobs: Jobs) -> dict[str, Seen]:
-    program = os.environ.get("ZERO_PROGRAM", "build/release/zero")
     tail = [__file__, "--rank", folder, json.dumps(jobs)]
     if by.endswith("beside a group"):
         tail.insert(1, "--group")
@@ -271,10 +272,9 @@ def start(folder: str, ranks: int, by: str, jobs: Jobs) -> dict[str, Seen]:
     elif by.startswith("torchrun"):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *tail]
     else:
-        command = [program, "launch", "-n", str(ranks), "--", sys.executable, *tail]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        command = support.command(ranks, tail)
     started = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=support.environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print(f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}", flush=True)
         raise ChildProcessError(f"FAILED: {by}, {ranks} ranks, exit status {done.returncode}")
