@@ -256,22 +256,38 @@ def relative_difference(ours: float, theirs: float) -> float:
     return abs(theirs - ours) / abs(ours)
 
 
-def summarize(name: str, runs: list[Run], partner: list[Run] | None, memory: Run | None, reference: list[float],
-              options: argparse.Namespace) -> dict:
-    """One line of the table. Ratios are speeds, ours over the peer's, of runs of the same round."""
+def speed(name: str, runs: list[Run], partner: list[Run] | None, options: argparse.Namespace) -> dict:
+    """What a line of a table begins with. Ratios are speeds, ours over the peer's, of runs of the same round."""
     step_ms = median(median(run.step_ms) for run in runs)
     row = {
         "run": name,
         "step_ms": step_ms,
         "tokens_per_s": options.ranks * options.micro_batch * options.seq / step_ms * 1000,
         "cpu_seconds_per_step": median(run.cpu_seconds_per_step for run in runs),
+    }
+    if partner is not None:
+        ratios = [median(theirs.step_ms) / median(ours.step_ms) for ours, theirs in zip(partner, runs, strict=True)]
+        row |= {"ratio": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+    return row
+
+
+def ratio_text(row: dict) -> str:
+    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})" if "ratio" in row else "-"
+
+
+def mib_text(row: dict, key: str) -> str:
+    return f"{row[key]:.0f}" if key in row else "-"
+
+
+def summarize(name: str, runs: list[Run], partner: list[Run] | None, memory: Run | None, reference: list[float],
+              options: argparse.Namespace) -> dict:
+    """One line of the table."""
+    row = speed(name, runs, partner, options) | {
         "loss_first": relative_difference(reference[0], runs[0].losses[0]),
         "loss_last": relative_difference(reference[-1], runs[0].losses[-1]),
         "loss_worst": max(relative_difference(a, b) for run in runs for a, b in zip(reference, run.losses, strict=True)),
     }
     if partner is not None:
-        ratios = [median(theirs.step_ms) / median(ours.step_ms) for ours, theirs in zip(partner, runs, strict=True)]
-        row |= {"ratio": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
         row["cpu_ratio"] = median(
             theirs.cpu_seconds_per_step / ours.cpu_seconds_per_step for ours, theirs in zip(partner, runs, strict=True))
     if memory is not None:
@@ -285,11 +301,9 @@ def print_table(rows: list[dict], options: argparse.Namespace) -> None:
     print("| run | tokens/s | ms a step | zero / peer (min to max) | CPU s a step | CPU, peer / zero | peak MiB a rank | loss, first and last step |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})" if "ratio" in row else "-"
         cpu = f"{row['cpu_ratio']:.2f}" if "cpu_ratio" in row else "-"
-        peak = f"{row['peak_mib']:.0f}" if "peak_mib" in row else "-"
-        print(f"| {row['run']} | {row['tokens_per_s']:.1f} | {row['step_ms']:.0f} | {ratio} | {row['cpu_seconds_per_step']:.2f} | {cpu} | {peak} | "
-              f"{row['loss_first']:.1e}, {row['loss_last']:.1e} |")
+        print(f"| {row['run']} | {row['tokens_per_s']:.1f} | {row['step_ms']:.0f} | {ratio_text(row)} | {row['cpu_seconds_per_step']:.2f} | {cpu} | "
+              f"{mib_text(row, 'peak_mib')} | {row['loss_first']:.1e}, {row['loss_last']:.1e} |")
 
 
 def machine() -> dict:
@@ -300,6 +314,13 @@ def machine() -> dict:
 
 def words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
+
+
+def check_allocator(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.allocator == "tcmalloc":  # a library that cannot be preloaded is only warned of
+        said = subprocess.run(["/bin/true"], env={"LD_PRELOAD": TCMALLOC}, capture_output=True, text=True).stderr
+        if said:
+            parser.error(f"{TCMALLOC} is missing; run: benchmarks/peers/setup.sh, or --allocator glibc")
 
 
 def arguments() -> argparse.Namespace:
@@ -337,10 +358,7 @@ def arguments() -> argparse.Namespace:
                          (options.python, "benchmarks/peers/setup.sh")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
-    if options.allocator == "tcmalloc":  # a library that cannot be preloaded is only warned of
-        said = subprocess.run(["/bin/true"], env={"LD_PRELOAD": TCMALLOC}, capture_output=True, text=True).stderr
-        if said:
-            parser.error(f"{TCMALLOC} is missing; run: benchmarks/peers/setup.sh, or --allocator glibc")
+    check_allocator(parser, options)
     return options
 
 

@@ -12,7 +12,6 @@ What was chosen and why:
 """
 
 import argparse
-import ctypes
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from free_memory import return_free_memory
 from gpt2 import Block, Gpt2, load_gpt2
 from tokens import TokenLoader
 
@@ -166,15 +166,6 @@ MODES: dict[str, Callable[[Gpt2, argparse.Namespace], Step]] = {
     "deepspeed3": lambda model, options: deepspeed(model, options, 3),
     "deepspeed3-lean": lambda model, options: deepspeed(model, options, 3, lean=True),
 }
-
-
-def return_free_memory() -> None:
-    """What tcmalloc kept of the full model that was sharded: memory is compared from here on."""
-    release = getattr(ctypes.CDLL(None), "MallocExtension_ReleaseFreeMemory", None)
-    if release is not None:
-        release()
-    else:
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def arguments() -> argparse.Namespace:

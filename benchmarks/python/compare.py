@@ -67,7 +67,7 @@ class Comparison(peers.Comparison):
         return jobs
 
     def ledger(self, name: str) -> int:
-        """The peak of all categories of libzero's ledger: a short run of its own."""
+        """The sum of the peaks of all categories of libzero's ledger, which is at least the peak of the sum: a short run of its own."""
         jobs = self.jobs(name, 3)
         for process in jobs[0].processes:
             if process.wait() != 0:
@@ -116,10 +116,7 @@ def arguments() -> argparse.Namespace:
     for path, remedy in ((options.python, "benchmarks/python/setup.sh"), (options.zero, "make build"), (options.package, "make python")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
-    if options.allocator == "tcmalloc":
-        said = subprocess.run(["/bin/true"], env={"LD_PRELOAD": peers.TCMALLOC}, capture_output=True, text=True).stderr
-        if said:
-            parser.error(f"{peers.TCMALLOC} is missing; run: benchmarks/peers/setup.sh, or --allocator glibc")
+    peers.check_allocator(parser, options)
     return options
 
 
@@ -129,29 +126,9 @@ def print_table(rows: list[dict], options: argparse.Namespace) -> None:
     print("| run | tokens/s | ms a step | libzero / it (min to max) | CPU s a step | peak MiB a rank | ledger MiB | loss, first and last step |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})" if "ratio" in row else "-"
-        peak = f"{row['peak_mib']:.0f}" if "peak_mib" in row else "-"
-        ledger = f"{row['ledger_mib']:.0f}" if "ledger_mib" in row else "-"
         losses = f"{row['losses'][0]:.5f}, {row['losses'][-1]:.5f}" if row["losses"] else "-"
-        print(f"| {row['run']} | {row['tokens_per_s']:.1f} | {row['step_ms']:.0f} | {ratio} | {row['cpu_seconds_per_step']:.2f} | {peak} | "
-              f"{ledger} | {losses} |")
-
-
-def row_of(name: str, runs: dict[str, list[peers.Run]], options: argparse.Namespace) -> dict:
-    mine = runs[name]
-    step_ms = median(median(run.step_ms) for run in mine)
-    row = {
-        "run": name,
-        "step_ms": step_ms,
-        "tokens_per_s": options.ranks * options.micro_batch * options.seq / step_ms * 1000,
-        "cpu_seconds_per_step": median(run.cpu_seconds_per_step for run in mine),
-        "losses": mine[0].losses,
-    }
-    partner = runs.get(PARTNERS.get(name, ""))
-    if partner:
-        ratios = [median(run.step_ms) / median(ours.step_ms) for ours, run in zip(partner, mine, strict=True)]
-        row |= {"ratio": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
-    return row
+        print(f"| {row['run']} | {row['tokens_per_s']:.1f} | {row['step_ms']:.0f} | {peers.ratio_text(row)} | "
+              f"{row['cpu_seconds_per_step']:.2f} | {peers.mib_text(row, 'peak_mib')} | {peers.mib_text(row, 'ledger_mib')} | {losses} |")
 
 
 def compare(options: argparse.Namespace, work: Path) -> int:
@@ -175,7 +152,7 @@ def compare(options: argparse.Namespace, work: Path) -> int:
 
     rows = []
     for name in runs:
-        row = row_of(name, runs, options)
+        row = peers.speed(name, runs[name], runs.get(PARTNERS.get(name, "")), options) | {"losses": runs[name][0].losses}
         if name in memory:
             row["peak_mib"] = memory[name].peak_together / options.ranks / (1 << 20)
         if name in ledgers:

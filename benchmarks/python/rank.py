@@ -9,7 +9,6 @@ The model, its initial weights, the tokens, the parameter groups and the loop ar
 """
 
 import argparse
-import ctypes
 import json
 import os
 import sys
@@ -21,6 +20,10 @@ import torch
 import torch.distributed as dist
 import transformers
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "peers"))
+
+from free_memory import return_free_memory  # noqa: E402
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # tokens -> loss, after the update
 CLIP, WEIGHT_DECAY = 1.0, 0.1
@@ -152,15 +155,6 @@ MODES: dict[str, Callable[[torch.nn.Module, argparse.Namespace], Step]] = {
     "fsdp2-stage3": lambda model, options: with_fsdp2(model, options, reshard=True),
     **{f"deepspeed{stage}": lambda model, options, stage=stage: with_deepspeed(model, options, stage) for stage in (1, 2, 3)},
 }
-
-
-def return_free_memory() -> None:
-    """What the allocator kept of the full model that was sharded: memory is compared from here on."""
-    release = getattr(ctypes.CDLL(None), "MallocExtension_ReleaseFreeMemory", None)
-    if release is not None:
-        release()
-    else:
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def arguments() -> argparse.Namespace:
