@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
+#include "zero/base/timeline.h"
 #include "zero/comm/group.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/paging/pager.h"
@@ -285,6 +287,39 @@ TEST(LayerMajor, UpdatesInBackwardWithTheSameBits) {
       }
     }
   }
+}
+
+TEST(LayerMajor, CountsAllThatTheModelComputesAsForward) {
+  const Settings settings;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>(group->rank(), false, 1.0);
+    Engine engine(net, AdamW{}, configuration(settings, true), group);
+    auto& timeline = *group->accounts().timeline;
+    auto model = net->layers(batches(settings, group->rank(), 0));
+    model.inputs = [&timeline, inputs = model.inputs] {
+      const Timeline::Scope operation(timeline, Activity::operation, "inputs");
+      return inputs();
+    };
+    model.loss = [&timeline, loss = model.loss](const std::vector<at::Tensor>& y, int64_t i) {
+      const Timeline::Scope operation(timeline, Activity::operation, "loss");
+      return loss(y, i);
+    };
+    timeline.start();
+    backward_layer_major(engine, model);
+    timeline.stop();
+    engine.step();
+    const auto spans = timeline.spans();
+    int64_t computed = 0;
+    for (const auto& of : spans) {
+      if (of.activity != Activity::operation) continue;
+      ++computed;
+      EXPECT_TRUE(std::any_of(spans.begin(), spans.end(), [&](const Span& phase) {
+        return phase.activity == Activity::forward && phase.begin <= of.begin &&
+               of.end <= phase.end;
+      })) << of.label();
+    }
+    EXPECT_EQ(computed, 1 + settings.micro_batches);
+  });
 }
 
 TEST(LayerMajor, RefusesWhatMakesNoSenseAndGoesOn) {

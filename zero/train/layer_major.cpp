@@ -7,10 +7,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/timeline.h"
 #include "zero/models/recompute/graph_ends.h"
 
 namespace zero {
@@ -79,31 +79,36 @@ void backward(Segment part, Tensors& gradients) {
 std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence& model,
                                              const RecomputeOptions& options) {
   const at::AutoGradMode grad(true);
+  auto& timeline = *engine.group().accounts().timeline;
+  const auto forward = [&](const auto& pass) {
+    const Timeline::Scope phase(timeline, Activity::forward);
+    return pass();
+  };
   std::vector<at::Tensor> losses;
-  auto values = model.inputs();
+  auto values = forward(model.inputs);
   const size_t count = values.size();
   engine.accumulate(
       static_cast<int64_t>(count),
       [&](const std::function<void()>& layer_done) {
-        auto& timeline = *engine.group().accounts().timeline;
-        std::optional<Timeline::Scope> forward(std::in_place, timeline, Activity::forward);
         std::vector<Segment> first(count);
-        for (size_t i = 0; i < count; ++i) values[i] = first[i].leave(std::move(values[i]));
-
         std::vector<std::vector<Segment>> layers;
-        for (const auto& layer : model.layers) {
-          auto& parts = layers.emplace_back(count);
-          for (size_t i = count; i-- > 0;) {
-            auto entered = parts[i].enter(std::exchange(values[i], {}));
-            values[i] = parts[i].leave(zero::recompute(layer, std::move(entered), options));
+        forward([&] {
+          for (size_t i = 0; i < count; ++i) values[i] = first[i].leave(std::move(values[i]));
+          for (const auto& layer : model.layers) {
+            auto& parts = layers.emplace_back(count);
+            for (size_t i = count; i-- > 0;) {
+              auto entered = parts[i].enter(std::exchange(values[i], {}));
+              values[i] = parts[i].leave(zero::recompute(layer, std::move(entered), options));
+            }
           }
-        }
+        });
 
-        forward.reset();
         std::vector<Tensors> gradients(count);
         for (size_t i = 0; i < count; ++i) {
           Segment last;
-          auto loss = model.loss(last.enter(std::exchange(values[i], {})), static_cast<int64_t>(i));
+          auto loss = forward([&] {
+            return model.loss(last.enter(std::exchange(values[i], {})), static_cast<int64_t>(i));
+          });
           if (!loss.defined() || loss.numel() != 1) {
             throw Error(fmt::format("The loss of micro-batch {} has {} elements; it must have one.",
                                     i, loss.defined() ? loss.numel() : 0));
