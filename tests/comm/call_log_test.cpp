@@ -72,18 +72,44 @@ TEST(CallLog, TellsAndCountsWhatIsWanted) {
   });
 }
 
+TEST(CallLog, TellsSubgroupsApart) {
+  run_as_threads(4, [](std::shared_ptr<Group> group) {
+    const int first = group->rank() / 2 * 2;
+    const std::vector<int> pair{first, first + 1};
+    const auto part = group->subgroup(pair);
+    auto& log = *group->accounts().calls;
+    log.start();
+    for (auto* each : {group.get(), part.get()}) {
+      auto whole = torch::ones({16}, torch::kFloat);
+      each->all_reduce(whole).wait();
+    }
+    log.stop();
+    std::vector<int> ranks;
+    for (const auto& times : log.times()) {
+      if (times.collective != Collective::all_reduce) continue;
+      EXPECT_EQ(times.message, 64);
+      EXPECT_EQ(times.calls, 1);
+      EXPECT_DOUBLE_EQ(times.bus_bandwidth(),
+                       times.algorithm_bandwidth() * 2 * (times.ranks - 1) / times.ranks);
+      ranks.push_back(times.ranks);
+    }
+    EXPECT_THAT(ranks, ElementsAre(2, 4));
+  });
+}
+
 TEST(CallTimes, HaveBandwidthsOfTheirKind) {
   CallTimes times{.collective = Collective::all_reduce,
+                  .ranks = 4,
                   .message = 4'000'000,
                   .calls = 2,
                   .nanoseconds = 1'000'000};
   EXPECT_DOUBLE_EQ(times.average_ms(), 0.5);
   EXPECT_DOUBLE_EQ(times.algorithm_bandwidth(), 8);
-  EXPECT_DOUBLE_EQ(times.bus_bandwidth(4), 12);
+  EXPECT_DOUBLE_EQ(times.bus_bandwidth(), 12);
   times.collective = Collective::reduce_scatter;
-  EXPECT_DOUBLE_EQ(times.bus_bandwidth(4), 6);
+  EXPECT_DOUBLE_EQ(times.bus_bandwidth(), 6);
   times.collective = Collective::broadcast;
-  EXPECT_DOUBLE_EQ(times.bus_bandwidth(4), 8);
+  EXPECT_DOUBLE_EQ(times.bus_bandwidth(), 8);
   times.in_place = true;
   EXPECT_EQ(times.algorithm_bandwidth(), 0);
   EXPECT_EQ(CallTimes{}.average_ms(), 0);

@@ -136,6 +136,7 @@ TEST_F(Measuring, TablesCollectivesBySize) {
       if (each["op"] != op) continue;
       calls += each["calls"].get<int64_t>();
       sent += each["total_bytes"].get<int64_t>() / 2;  // (N - 1) / N
+      EXPECT_EQ(each["ranks"], 2);
       EXPECT_GT(each["algorithm_gb_per_s"], 0);
       EXPECT_DOUBLE_EQ(each["bus_gb_per_s"], each["algorithm_gb_per_s"].get<double>() / 2);
       EXPECT_DOUBLE_EQ(each["average_ms"],

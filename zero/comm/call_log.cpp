@@ -10,7 +10,7 @@ double CallTimes::algorithm_bandwidth() const {
          static_cast<double>(nanoseconds);
 }
 
-double CallTimes::bus_bandwidth(int ranks) const {
+double CallTimes::bus_bandwidth() const {
   const double share = static_cast<double>(ranks - 1) / ranks;
   switch (collective) {
     case Collective::all_reduce:
@@ -37,8 +37,9 @@ void CallLog::add(const CallTime& call) {
   if (!on() || (wanted_ && !wanted_(call.collective))) return;
   {
     const std::lock_guard lock(mutex_);
-    auto& times = times_[{call.collective, call.in_place, call.message}];
+    auto& times = times_[{call.collective, call.in_place, call.message, call.ranks}];
     times.collective = call.collective;
+    times.ranks = call.ranks;
     times.in_place = call.in_place;
     times.message = call.message;
     ++times.calls;

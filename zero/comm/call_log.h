@@ -1,4 +1,4 @@
-// How long collectives take, by collective and size of their message.
+// How long collectives take, by collective, ranks and size of their message.
 #pragma once
 
 #include <atomic>
@@ -14,9 +14,10 @@
 
 namespace zero::comm {
 
-/// Calls of one kind with messages of one size.
+/// Calls of one kind among as many ranks, with messages of one size.
 struct CallTimes {
   Collective collective{};
+  int ranks = 1;  ///< that take part: all, or those of a subgroup
   /// Of parameters that the ranks of a host read where they are: nothing moves, and the time is
   /// that in which the owners were waited for.
   bool in_place = false;
@@ -29,14 +30,15 @@ struct CallTimes {
   double average_ms() const { return calls == 0 ? 0 : total_ms() / static_cast<double>(calls); }
   /// GB/s of the message (10^9 bytes); 0 where nothing moves.
   double algorithm_bandwidth() const;
-  /// GB/s that a link of each of `ranks` carries at least: the message's times 2 (N-1)/N for an
+  /// GB/s that a link of each of the N ranks carries at least: the message's times 2 (N-1)/N for an
   /// all-reduce, (N-1)/N for an all-gather, reduce-scatter and all-to-all, 1 for a broadcast.
-  double bus_bandwidth(int ranks) const;
+  double bus_bandwidth() const;
 };
 
 /// Of one call, as `verbose` tells it.
 struct CallTime {
   Collective collective{};
+  int ranks = 1;  ///< as in CallTimes
   bool in_place = false;
   std::string_view label{};  ///< of what it is (a unit's name)
   int64_t message = 0;
@@ -53,7 +55,7 @@ class CallLog {
   void stop() { on_ = false; }
   bool on() const { return on_.load(std::memory_order_relaxed); }
   void add(const CallTime& call);
-  /// By collective, then by size, ascending.
+  /// By collective, then by size, then by ranks, ascending.
   std::vector<CallTimes> times() const;
 
  private:
@@ -61,7 +63,7 @@ class CallLog {
   std::function<bool(Collective)> wanted_;
   std::function<void(const CallTime&)> told_;
   mutable std::mutex mutex_;
-  std::map<std::tuple<Collective, bool, int64_t>, CallTimes> times_;
+  std::map<std::tuple<Collective, bool, int64_t, int>, CallTimes> times_;
 };
 
 }  // namespace zero::comm

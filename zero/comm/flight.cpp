@@ -16,12 +16,11 @@ struct Flight::Call {
 
 void Flight::Delete::operator()(Call* call) const noexcept { delete call; }
 
-void Flight::begin(const Accounts& accounts, Collective collective, std::string_view label,
-                   int64_t bytes, int64_t message, bool in_place) {
+void Flight::begin(const Accounts& accounts, const CallTime& call, int64_t bytes) {
   call_.reset(new Call{.timeline = accounts.timeline,
                        .log = accounts.calls,
-                       .time = {.collective = collective, .in_place = in_place, .message = message},
-                       .label = std::string(label),
+                       .time = call,
+                       .label = std::string(call.label),
                        .bytes = bytes,
                        .begin = Timeline::now()});
 }

@@ -17,11 +17,9 @@ namespace zero::comm {
 class Flight {
  public:
   Flight() = default;
-  /// Starts now. `bytes`: as the traffic counts them. `message`: of the whole array.
-  Flight(const Accounts& accounts, Collective collective, std::string_view label, int64_t bytes,
-         int64_t message, bool in_place = false) {
-    if (accounts.timeline->on() || accounts.calls->on())
-      begin(accounts, collective, label, bytes, message, in_place);
+  /// Starts now. `bytes`: as the traffic counts them.
+  Flight(const Accounts& accounts, const CallTime& call, int64_t bytes) {
+    if (accounts.timeline->on() || accounts.calls->on()) begin(accounts, call, bytes);
   }
   explicit operator bool() const { return call_ != nullptr; }
   /// What who waits for it waits for; of one that is not empty.
@@ -36,8 +34,7 @@ class Flight {
 
  private:
   struct Call;
-  void begin(const Accounts& accounts, Collective collective, std::string_view label, int64_t bytes,
-             int64_t message, bool in_place);
+  void begin(const Accounts& accounts, const CallTime& call, int64_t bytes);
   struct Delete {
     void operator()(Call* call) const noexcept;
   };

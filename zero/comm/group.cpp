@@ -89,7 +89,9 @@ struct Group::Impl {
         transport.announcements->announce(
             {FixedText<72>(label), counted, counted == Collective::control, std::move(wire)});
       }
-      Flight flight(accounts, counted, label, logical_bytes, message);
+      Flight flight(accounts,
+                    {.collective = counted, .ranks = size, .label = label, .message = message},
+                    logical_bytes);
       auto work = issue_call();
       one_tensor.clear();
       accounts.traffic->add(counted, logical_bytes, ours() ? 0 : logical_bytes);
@@ -103,7 +105,7 @@ struct Group::Impl {
   // Of a group of one.
   Work done(Collective collective, std::string_view label, int64_t message) const {
     accounts.traffic->add(collective, 0, 0);
-    Flight(accounts, collective, label, 0, message).end();
+    Flight(accounts, {.collective = collective, .label = label, .message = message}, 0).end();
     return {};
   }
 

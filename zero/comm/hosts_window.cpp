@@ -40,8 +40,12 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
       Collective::all_gather,
       others * (what.wire ? wire_bytes(what.wire->quantisation, what.slice.numel()) : bytes));
   auto& coming = coming_[static_cast<size_t>(slot)];
-  coming.flight = Flight(accounts_, Collective::all_gather, what.label, others * bytes,
-                         static_cast<int64_t>(what.whole.nbytes()));
+  coming.flight = Flight(accounts_,
+                         {.collective = Collective::all_gather,
+                          .ranks = ranks,
+                          .label = what.label,
+                          .message = static_cast<int64_t>(what.whole.nbytes())},
+                         others * bytes);
   coming.work = backend_->gather_to_host(
       what, [local = local_, slot, epoch] { local->publish(slot, epoch); });
 }

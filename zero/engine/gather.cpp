@@ -245,7 +245,13 @@ void* GatherFlow::view(int64_t unit) {
   const auto bytes = layout_.unit(unit).bytes();
   const auto sent = partition::share_sent(bytes, group_.local_size());
   const auto& label = labels_[static_cast<size_t>(unit)];
-  comm::Flight flight(accounts, comm::Collective::all_gather, label, sent, bytes, true);
+  comm::Flight flight(accounts,
+                      {.collective = comm::Collective::all_gather,
+                       .ranks = group_.size(),
+                       .in_place = true,
+                       .label = label,
+                       .message = bytes},
+                      sent);
   const Timeline::Scope waiting(*accounts.timeline, Activity::wait_gather, label);
   const auto [first, last] = units_on_pages_of(unit);
   for (int64_t v = first; v < last; ++v) {

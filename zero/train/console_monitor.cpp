@@ -204,21 +204,21 @@ class ConsoleMonitor final : public Monitor {
     std::fflush(stdout);
   }
 
-  void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
+  void calls(const std::vector<comm::CallTimes>& calls) override {
     print("\ncollectives of rank 0, by size of the whole message\n");
-    print("{:<24}  {:>12}  {:>9}  {:>12}  {:>12}  {:>12}  {:>14}  {:>9}\n", "", "message", "calls",
-          "bytes", "total ms", "average ms", "algorithm GB/s", "bus GB/s");
+    print("{:<24}  {:>5}  {:>12}  {:>9}  {:>12}  {:>12}  {:>12}  {:>14}  {:>9}\n", "", "ranks",
+          "message", "calls", "bytes", "total ms", "average ms", "algorithm GB/s", "bus GB/s");
     for (const auto& each : calls) {
       const auto bandwidth = [&](double value) {
         return each.in_place || each.collective == comm::Collective::control
                    ? std::string("-")
                    : fmt::format("{:.2f}", value);
       };
-      print("{:<24}  {:>12}  {:>9}  {:>12}  {:>12.2f}  {:>12.3f}  {:>14}  {:>9}\n",
+      print("{:<24}  {:>5}  {:>12}  {:>9}  {:>12}  {:>12.2f}  {:>12.3f}  {:>14}  {:>9}\n",
             fmt::format("{}{}", comm::name(each.collective), each.in_place ? " in place" : ""),
-            bytes_or_dash(each.message), grouped(each.calls),
+            each.ranks, bytes_or_dash(each.message), grouped(each.calls),
             bytes_or_dash(each.calls * each.message), each.total_ms(), each.average_ms(),
-            bandwidth(each.algorithm_bandwidth()), bandwidth(each.bus_bandwidth(ranks)));
+            bandwidth(each.algorithm_bandwidth()), bandwidth(each.bus_bandwidth()));
     }
     std::fflush(stdout);
   }

@@ -104,8 +104,9 @@ Json to_json(const Breakdown& breakdown) {
   return object;
 }
 
-Json to_json(const comm::CallTimes& calls, int ranks) {
+Json to_json(const comm::CallTimes& calls) {
   Json object{{"op", comm::name(calls.collective)},
+              {"ranks", calls.ranks},
               {"message_bytes", calls.message},
               {"calls", calls.calls},
               {"total_bytes", calls.calls * calls.message},
@@ -115,7 +116,7 @@ Json to_json(const comm::CallTimes& calls, int ranks) {
     object["in_place"] = true;
   } else {
     object["algorithm_gb_per_s"] = calls.algorithm_bandwidth();
-    object["bus_gb_per_s"] = calls.bus_bandwidth(ranks);
+    object["bus_gb_per_s"] = calls.bus_bandwidth();
   }
   return object;
 }
@@ -222,9 +223,9 @@ class JsonlMonitor final : public Monitor {
   void traffic(const std::vector<RankTraffic>& ranks, int64_t steps) override {
     write({{"event", "traffic"}, {"steps", steps}, {"per_rank", per_rank(ranks)}});
   }
-  void calls(const std::vector<comm::CallTimes>& calls, int ranks) override {
+  void calls(const std::vector<comm::CallTimes>& calls) override {
     Json ops = Json::array();
-    for (const auto& each : calls) ops.push_back(to_json(each, ranks));
+    for (const auto& each : calls) ops.push_back(to_json(each));
     write({{"event", "comms"}, {"ops", std::move(ops)}});
   }
   void sample(const std::string& prompt, const std::string& text) override {

@@ -166,7 +166,7 @@ class Monitor {
   virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
   /// With comms_logger: a call of rank 0, as it ends (verbose), and after the last step all.
   virtual void call(const comm::CallTime&) {}
-  virtual void calls(const std::vector<comm::CallTimes>&, int /*ranks*/) {}
+  virtual void calls(const std::vector<comm::CallTimes>&) {}
   virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
   virtual void end(const EndReport&) {}
 };

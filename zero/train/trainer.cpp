@@ -893,7 +893,7 @@ int Trainer::finish(double seconds) {
   report([&](Monitor& monitor) {
     monitor.memory(memory);
     monitor.traffic(traffic, traffic_->steps());
-    if (options_.comms_logger.enabled) monitor.calls(calls.times(), group_->size());
+    if (options_.comms_logger.enabled) monitor.calls(calls.times());
   });
   save_weights();
   if (stop_signal_ == 0 && options_.sample_tokens > 0) sample();
