@@ -452,6 +452,29 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_EQ(chosen(kGiB).config.offload_optimizer.device, OffloadDevice::none);
 }
 
+TEST(EngineOffload, ABudgetKnowsWhatAdafactorKeeps) {
+  constexpr int64_t kGiB = 1 << 30;
+  Config c;
+  c.stage = 3;
+  c.bf16 = true;
+  c.optimizer.emplace(Adafactor{});
+  // Of a rank: 2 GiB of parameters, 2 of gradients, 4 of master weights.
+  StepSize size{.parameters = 4 * kGiB, .ranks = 4};
+  const auto optimizer = [&] { return predicted_states(c, size).optimizer; };
+  EXPECT_EQ(optimizer(), 8.0 * kGiB) << "none may be a matrix";
+  size.matrix_elements = 3 * kGiB;
+  size.matrix_sides = 1000;
+  EXPECT_EQ(optimizer(), 5.0 * kGiB + 4000);
+  size.matrix_elements = 4 * kGiB;
+  EXPECT_EQ(optimizer(), 4.0 * kGiB + 4000);
+  c.offload_optimizer.nvme_path = "/local";
+  c.memory_budget = 9 * kGiB;
+  EXPECT_EQ(choose_tiers(c, size).config.offload_optimizer.device, OffloadDevice::none);
+  c.optimizer.emplace(Adafactor{.factored = false});
+  EXPECT_EQ(optimizer(), 8.0 * kGiB);
+  EXPECT_EQ(choose_tiers(c, size).config.offload_optimizer.device, OffloadDevice::nvme);
+}
+
 TEST(EngineOffload, GatheredParametersTakeHalfOfWhatTheHostHasLeft) {
   constexpr int64_t kGiB = 1 << 30;
   Config c;

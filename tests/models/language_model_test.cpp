@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
+#include <cstdint>
 #include <fstream>
+#include <vector>
 
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
@@ -77,8 +80,13 @@ TEST(LanguageModels, ComputeWhatTheirModuleComputes) {
   EXPECT_TRUE(layers.loss(values, 0).equal(direct->loss(tokens, targets)));
 
   int64_t elements = 0;
-  for (const auto& parameter : model->module().parameters()) elements += parameter.numel();
+  std::vector<std::array<int64_t, 2>> matrices;
+  for (const auto& parameter : model->module().parameters()) {
+    elements += parameter.numel();
+    if (parameter.dim() == 2) matrices.push_back({parameter.size(0), parameter.size(1)});
+  }
   EXPECT_EQ(elements, config->parameter_count());
+  EXPECT_THAT(config->matrices(), ::testing::UnorderedElementsAreArray(matrices));
   EXPECT_GT(config->activation_bytes(64, 4).layer, config->activation_bytes(64, 2).layer);
 }
 

@@ -143,9 +143,14 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
 
 StepSize step_size(const Model& model, int ranks) {
   StepSize size{.ranks = ranks};
-  for (const auto& parameter : model.parameters()) {
-    size.parameters += parameter.numel();
-    size.largest_parameter = std::max(size.largest_parameter, parameter.numel());
+  for (int64_t p = 0; p < model.size(); ++p) {
+    const auto numel = model.parameter(p).numel();
+    size.parameters += numel;
+    size.largest_parameter = std::max(size.largest_parameter, numel);
+    if (const auto factors = factors_of(model, p)) {
+      size.matrix_elements += numel;
+      size.matrix_sides += factors->rows() + factors->columns();
+    }
   }
   return size;
 }

@@ -43,8 +43,7 @@ double hidden_parameters(const Config& config, const StepSize& size) {
 // they get the half, since what updates under way and other programs take is not known.
 TierChoice bound_gathered(Config config, const StepSize& size) {
   const auto element_bytes = static_cast<double>(config.parameter_bytes());
-  const double rest =
-      predicted_states(config, size.parameters, size.ranks).total() + work_of_step(config, size);
+  const double rest = predicted_states(config, size).total() + work_of_step(config, size);
   const auto available = static_cast<double>(size.available);
   const double fit = std::max(0.0, available - rest) / 2 / element_bytes;
   const auto wanted = static_cast<double>(std::min(config.max_live_parameters, size.parameters));
@@ -104,9 +103,21 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   return states;
 }
 
-partition::StateMemory predicted_device_states(const Config& config, int64_t parameters,
-                                               int ranks) {
-  auto states = predicted_states(config, parameters, ranks);
+partition::StateMemory predicted_states(const Config& config, const StepSize& size) {
+  auto states = predicted_states(config, size.parameters, size.ranks, Bound::most);
+  const auto* adafactor = config.optimizer ? std::get_if<Adafactor>(&*config.optimizer) : nullptr;
+  if (adafactor == nullptr || !adafactor->factored || size.matrix_elements == 0) return states;
+  // A second moment of no element, and of each.
+  const double none = predicted_states(config, size.parameters, size.ranks, Bound::least).optimizer;
+  const double share =
+      1 - static_cast<double>(size.matrix_elements) / static_cast<double>(size.parameters);
+  states.optimizer =
+      none + (states.optimizer - none) * share + 4 * static_cast<double>(size.matrix_sides);
+  return states;
+}
+
+partition::StateMemory predicted_device_states(const Config& config, const StepSize& size) {
+  auto states = predicted_states(config, size);
   if (config.offload_param.device == OffloadDevice::cpu) states.parameters = 0;
   if (config.offload_optimizer.device == OffloadDevice::cpu) {
     const double stays = 1 - config.offload_optimizer.ratio;
@@ -123,10 +134,9 @@ std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize&
                                std::min(static_cast<double>(config.unit_bytes),
                                         static_cast<double>(size.parameters) * dtype_bytes));
   const auto need = [&](const Config& as) {
-    return predicted_device_states(as, size.parameters, size.ranks).total() +
-           unit * (as.stage == 3   ? 4
-                   : as.stage == 2 ? 2
-                                   : 0);
+    return predicted_device_states(as, size).total() + unit * (as.stage == 3   ? 4
+                                                               : as.stage == 2 ? 2
+                                                                               : 0);
   };
   std::vector<CheaperChoice> choices;
   auto next = config;
@@ -186,7 +196,7 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (config.memory_budget == 0 || chosen || optimizer.nvme_path.empty())
     return {std::move(config), {}};
 
-  const auto states = predicted_states(config, size.parameters, size.ranks);
+  const auto states = predicted_states(config, size);
   const double hidden = hidden_parameters(config, size);
   const double work = work_of_step(config, size);
   const double room = static_cast<double>(config.memory_budget) - work;

@@ -17,22 +17,28 @@ int shard_ranks(const Config& config, int ranks);
 
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
 /// and without padding. `config.optimizer`, or AdamW, is that of all parameters. Where the states
-/// depend on which of them are matrices (Muon, Adafactor), the most that it may be: to choose by;
-/// or the least: to refuse by.
+/// depend on which of them are matrices (Muon, Adafactor), the most that it may be or the least: to
+/// refuse by.
 enum class Bound : uint8_t { most, least };
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
-                                        Bound bound = Bound::most);
-/// The same of a device: without what is in host memory either.
-partition::StateMemory predicted_device_states(const Config& config, int64_t parameters, int ranks);
+                                        Bound bound);
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {
   int64_t parameters = 0;         ///< of the model
   int64_t largest_parameter = 0;  ///< its elements
+  int64_t matrix_elements = 0;    ///< of parameters of two dimensions or more, as far as known
+  int64_t matrix_sides = 0;       ///< rows and columns of these
   int ranks = 1;                  ///< over which states are sharded
   int64_t activations = 0;        ///< bytes of a rank, as far as they are known
   int64_t available = INT64_MAX;  ///< bytes that its host has left for a rank (memory_of_rank)
 };
+
+/// The most that the states may be, to choose by. What Adafactor keeps is known: of matrices their
+/// rows and columns, whole on every rank.
+partition::StateMemory predicted_states(const Config& config, const StepSize& size);
+/// The same of a device: without what is in host memory.
+partition::StateMemory predicted_device_states(const Config& config, const StepSize& size);
 
 struct TierChoice {
   Config config;

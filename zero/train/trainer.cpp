@@ -143,8 +143,16 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
   const int64_t inputs =
       recompute.nvme ? std::min<int64_t>(kept, DiskActivationOptions{}.buffers) : kept;
   const int64_t whole = sizes.layers() - again + (again > 0 ? 1 : 0);
+  int64_t matrix_elements = 0;
+  int64_t matrix_sides = 0;
+  for (const auto [rows, columns] : sizes.matrices()) {
+    matrix_elements += rows * columns;
+    matrix_sides += rows + columns;
+  }
   return {.parameters = sizes.parameter_count(),
           .largest_parameter = sizes.largest_parameter(),
+          .matrix_elements = matrix_elements,
+          .matrix_sides = matrix_sides,
           .ranks = shard_ranks(config, ranks),
           .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
 }

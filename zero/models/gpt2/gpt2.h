@@ -10,6 +10,7 @@
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -48,6 +49,8 @@ struct Gpt2Config {
 
   /// The number of parameters of a model of these sizes; tied embeddings count once.
   int64_t parameter_count() const;
+  /// Rows and columns of each parameter of two dimensions.
+  std::vector<std::array<int64_t, 2>> matrices() const;
 
   /// Hugging Face's config.json for a GPT-2: reading it back gives an equal config.
   std::string to_json() const;

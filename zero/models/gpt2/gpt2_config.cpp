@@ -122,6 +122,17 @@ int64_t Gpt2Config::parameter_count() const {
   return embeddings + layers * (2 * norm + attention + mlp) + norm;
 }
 
+std::vector<std::array<int64_t, 2>> Gpt2Config::matrices() const {
+  const int64_t feed_forward = inner > 0 ? inner : 4 * width;
+  std::vector<std::array<int64_t, 2>> all{{vocab_size, width}, {context, width}};
+  if (!tie_word_embeddings) all.push_back({vocab_size, width});
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    all.insert(all.end(),
+               {{width, 3 * width}, {width, width}, {width, feed_forward}, {feed_forward, width}});
+  }
+  return all;
+}
+
 std::string Gpt2Config::to_json() const {
   nlohmann::ordered_json object{{"model_type", "gpt2"},
                                 {"architectures", {"GPT2LMHeadModel"}},

@@ -24,6 +24,7 @@ class Gpt2LanguageModelConfig final : public LanguageModelConfig {
   int64_t layers() const override { return sizes_.layers; }
   int64_t parameter_count() const override { return sizes_.parameter_count(); }
   int64_t largest_parameter() const override { return sizes_.vocab_size * sizes_.width; }
+  std::vector<std::array<int64_t, 2>> matrices() const override { return sizes_.matrices(); }
   ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const override {
     // The operators of a block keep 13 inputs of the model's width; the loss a chunk of logits with
     // its gradient.

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -49,6 +50,8 @@ class LanguageModelConfig {
   /// The number of parameters, and the elements of the largest.
   virtual int64_t parameter_count() const = 0;
   virtual int64_t largest_parameter() const = 0;
+  /// Rows and columns of each parameter of two dimensions.
+  virtual std::vector<std::array<int64_t, 2>> matrices() const = 0;
   /// Of a micro-batch of so many tokens, in elements of so many bytes.
   virtual ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const = 0;
   /// The probability of every dropout.
