@@ -10,9 +10,6 @@ import torch
 
 from ._C import ConfigError
 
-# Hyper-parameters that may change while training (schedulers change them), by torch's names.
-FOLLOWED = ("lr", "betas")
-
 
 class _Native(NamedTuple):
     """A torch optimizer that the engine has too."""
@@ -73,8 +70,20 @@ def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], paramete
 
 def keys_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
     """What of a saved group must be as it is here."""
-    native = _NATIVE.get(kind)
-    return tuple(key for key in (*native.keys, *native.only) if key not in FOLLOWED) if native is not None else ()
+    return tuple(_NATIVE[kind].only) if kind in _NATIVE else ()
+
+
+def followed_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
+    """Hyper-parameters that may change while training (schedules change them), by torch's names."""
+    return ("lr", *(_NATIVE[kind].keys if kind in _NATIVE else ("betas",)))
+
+
+def changed(kind: type[torch.optim.Optimizer], group: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a group that differ from those of a section, but for the rate."""
+    now = {key: group[key] for key in followed_of(kind) if key != "lr" and group.get(key) is not None}
+    now = {key: [float(each) for each in value] if key == "betas" else value for key, value in now.items()}
+    now = {key: list(value) if isinstance(value, tuple) else value for key, value in now.items()}
+    return {key: value for key, value in now.items() if params.get(key) != value}
 
 
 def section_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any] | None:
@@ -127,6 +136,7 @@ def groups_of(
     return groups
 
 
-def fixed_of(group: dict[str, Any]) -> dict[str, Any]:
+def fixed_of(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
     """What of a group must stay as it was when the engine was made."""
-    return {key: value for key, value in group.items() if key not in ("params", "initial_lr", "swa_lr", *FOLLOWED)}
+    free = ("params", "initial_lr", "swa_lr", *followed_of(kind))
+    return {key: value for key, value in group.items() if key not in free}

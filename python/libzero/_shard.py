@@ -130,8 +130,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
-        self._fixed = [_options.fixed_of(each) for each in self.param_groups]
-        self._betas = [each.get("betas") for each in self.param_groups]
+        self._fixed = [_options.fixed_of(kind, each) for kind, each in zip(self._kinds, self.param_groups)]
+        # What the engine trains each group with.
+        self._sections = [json.loads(text) for _, text in groups] if groups else [settings.get("optimizer")]
         self._names = names
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
@@ -180,18 +181,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 group["betas"] = schedule.betas(self._engine.steps + 1) or group.get("betas")
             if self._zero1 is not None:
                 continue
-            self._engine.set_lr(float(group["lr"]), index)
-            if group.get("betas") != self._betas[index]:
-                self._betas[index] = group["betas"]
-                self._engine.set_betas(float(group["betas"][0]), float(group["betas"][1]), index)
-            now = _options.fixed_of(group)
+            kind = self._kinds[index]
+            now = _options.fixed_of(kind, group)
             for key, value in self._fixed[index].items():
                 if now.get(key) != value:
-                    cycled = " (OneCycleLR and CyclicLR: cycle_momentum=False.)" if key == "momentum" else ""
                     raise Error(
                         f"'{key}' of parameter group {index} was changed from {value!r} to {now.get(key)!r}; of a "
-                        f"sharded optimizer only `lr` and `betas` may change. Set it before libzero.shard.{cycled}"
+                        f"sharded optimizer only {', '.join(_options.followed_of(kind))} may change. Set it before "
+                        "libzero.shard."
                     )
+            rate, section = float(group["lr"]), self._sections[index]
+            changed = _options.changed(kind, group, section["params"])
+            if not changed:
+                self._engine.set_lr(rate, index)
+                continue
+            section = {**section, "params": {**section["params"], **changed, "lr": rate}}
+            self._engine.set_optimizer(json.dumps(section), index)
+            self._sections[index] = section
 
     @_compile.untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -389,8 +395,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         f"'{key}' of parameter group {index} is {saved[key]!r} in the state dict and {mine!r} here. "
                         "Make the torch optimizer with the same before libzero.shard."
                     )
-        for group, saved in zip(self.param_groups, groups):
-            group.update({key: saved[key] for key in ("lr", "betas", "initial_lr") if key in saved})
+        before = [dict(group) for group in self.param_groups]
+        for kind, group, saved in zip(self._kinds, self.param_groups, groups):
+            group.update({key: saved[key] for key in (*_options.followed_of(kind), "initial_lr") if key in saved})
+        try:
+            self._follow_groups()
+        except Error:  # of other states
+            for group, old in zip(self.param_groups, before):
+                group.update(old)
+            raise
         saved_states = state_dict["state"] if first else {}
         index = 0
         for kind, group in zip(self._kinds, self.param_groups):

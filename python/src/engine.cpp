@@ -249,8 +249,10 @@ void bind_engine(py::module_& module) {
       .def("complete_update", waiting(&Engine::complete_update))
       .def("set_lr", [](PyEngine& self, double lr, size_t index) { self.get().set_lr(lr, index); })
       .def("lr", [](PyEngine& self, size_t index) { return self.get().lr(index); })
-      .def("set_betas", [](PyEngine& self, double beta1, double beta2,
-                           size_t index) { self.get().set_betas(beta1, beta2, index); })
+      .def("set_optimizer",
+           [](PyEngine& self, const std::string& section, size_t index) {
+             self.get().set_optimizer(optimizer_of(section), index);
+           })
       .def("set_gradient_clipping",
            [](PyEngine& self, double norm) { self.get().set_gradient_clipping(norm); })
       .def("group_norms", waiting(&Engine::group_norms))

@@ -824,6 +824,36 @@ TEST(EngineGroups, HaveTheirOwnHyperParameters) {
   }
 }
 
+TEST(EngineGroups, TakeOtherHyperParametersFromTheNextUpdateOn) {
+  const Sgd start{.lr = 0.1, .momentum = 0.5};
+  const Sgd wanted{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.1};
+  for (int stage = 0; stage <= 3; ++stage) {
+    run_as_threads(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto same = std::make_shared<Net>();
+      Engine engine(net, start, config(stage), group);
+      Engine reference(same, wanted, config(stage), group);
+      engine.set_optimizer(wanted);
+      EXPECT_EQ(engine.lr(), wanted.lr);
+      train(engine, *net, 2);
+      train(reference, *same, 2);
+      EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), reference.parameter("a.weight")));
+      engine.set_lr(0.2);
+      EXPECT_EQ(std::get<Sgd>(engine.optimizer()).lr, 0.2);
+      EXPECT_EQ(std::get<Sgd>(engine.optimizer()).momentum, wanted.momentum);
+
+      const auto refused = [&](const Optimizer& optimizer, const std::string& named) {
+        EXPECT_THAT(message_of<ConfigError>([&] { engine.set_optimizer(optimizer); }),
+                    ::testing::HasSubstr(named));
+        EXPECT_EQ(std::get<Sgd>(engine.optimizer()).momentum, wanted.momentum);
+      };
+      refused(Sgd{.lr = 0.1}, "SGD with no states");
+      refused(AdamW{}, "AdamW with exp_avg, exp_avg_sq");
+      refused(Sgd{.lr = -1, .momentum = 0.9}, "lr");
+    });
+  }
+}
+
 TEST(EngineGroups, TakeOtherBetasFromTheNextUpdateOn) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {

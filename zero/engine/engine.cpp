@@ -608,8 +608,31 @@ void Engine::set_gradient_clipping(double norm) {
 }
 void Engine::set_lr(double lr, size_t index) { impl_->parameter_group(index).lr = lr; }
 double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
+Optimizer Engine::optimizer(size_t index) const {
+  const auto& group = impl_->parameter_group(index);
+  auto with_rate = group.optimizer;
+  std::visit([&](auto& each) { each.lr = group.lr; }, with_rate);
+  return with_rate;
+}
+void Engine::set_optimizer(const Optimizer& optimizer, size_t index) {
+  auto& group = impl_->parameter_group(index);
+  const auto described = [](const Optimizer& each) {
+    const auto states = optim::state_names(each);
+    return fmt::format("{} with {}", optim::name(each),
+                       states.empty() ? "no states" : fmt::format("{}", fmt::join(states, ", ")));
+  };
+  if (optimizer.index() != group.optimizer.index() ||
+      optim::state_names(optimizer) != optim::state_names(group.optimizer)) {
+    throw ConfigError(fmt::format(
+        "Engine::set_optimizer was given {} for parameter group {}, which has {}. Hyper-parameters "
+        "may change while an engine trains, but not the states. Make a new Engine with it.",
+        described(optimizer), index, described(group.optimizer)));
+  }
+  optim::check(optimizer);
+  group = {.optimizer = optimizer, .lr = optim::lr(optimizer)};
+}
 void Engine::set_betas(double beta1, double beta2, size_t index) {
-  auto changed = impl_->parameter_group(index).optimizer;
+  auto changed = optimizer(index);
   std::visit(
       [&](auto& optimizer) {
         if constexpr (requires { optimizer.beta1; }) {
@@ -621,8 +644,7 @@ void Engine::set_betas(double beta1, double beta2, size_t index) {
         }
       },
       changed);
-  optim::check(changed);
-  impl_->parameter_group(index).optimizer = changed;
+  set_optimizer(changed, index);
 }
 size_t Engine::group_count() const { return impl_->update->groups().size(); }
 const Config& Engine::config() const { return impl_->config; }

@@ -240,8 +240,14 @@ class Engine {
   /// The learning rate of group `index` from the next update on.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
-  /// Adam's betas of group `index` from the next update on: for a schedule that cycles them. Throws
-  /// ConfigError where the group's optimizer has none, or for one outside [0, 1).
+  /// The hyper-parameters of group `index`, with the learning rate in force.
+  Optimizer optimizer(size_t index = 0) const;
+  /// Those of group `index` from the next update on, its learning rate among them: for schedules of
+  /// betas, momentum or weight decay. The same on every rank. Throws ConfigError for a value that
+  /// cannot be used, and for another optimizer than the group has or one with other states (SGD
+  /// without momentum for SGD with it); the group then stays as it was.
+  void set_optimizer(const Optimizer& optimizer, size_t index = 0);
+  /// `set_optimizer` with other betas. Throws ConfigError where the group's optimizer has none.
   void set_betas(double beta1, double beta2, size_t index = 0);
   size_t group_count() const;
   /// The L2 norm of the mean gradient of each group's parameters, before clipping; NaN where a
