@@ -7,7 +7,7 @@ log=$(cmake --preset lint -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_options[@]}
   printf '%s\n' "$log" >&2
   exit 1
 }
-left_out=(':!examples')
+left_out=(':!examples' ':!cmake')
 if [[ ${python_options[*]} == *=OFF ]]; then left_out+=(':!python'); fi
 if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' "${left_out[@]}"); else files=("$@"); fi
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"

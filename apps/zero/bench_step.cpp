@@ -237,8 +237,6 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   Gpt2 model(sizes);
   Engine engine(model, train::kDefaultOptimizer,
                 engine_config(options, trainers, group->local_size()), group);
-  HostAllocator::instance().reset_peaks();  // of the steps, not of the full model that was sharded
-  group->ledger()->reset_peaks();
 
   Measurement result;
   std::vector<double> seconds;

@@ -9,6 +9,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,20 @@ auto released(F&& f) {
 template <class Pointer>
 void reset_released(Pointer& pointer) {
   released([&] { pointer.reset(); });
+}
+
+/// For destructors: what `action` throws is told as Python tells errors that nobody can catch.
+template <class Action>
+void unraisable(const Action& action) noexcept {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_WriteUnraisable(nullptr);
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "an unknown exception");
+    PyErr_WriteUnraisable(nullptr);
+  }
 }
 
 /// In the handler of an error of libzero's that leaves through torch: throws it as Python's

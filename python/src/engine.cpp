@@ -79,7 +79,9 @@ class PyEngine {
   PyEngine& operator=(const PyEngine&) = delete;
   /// Where the interpreter ends while other ranks have failed, there is nobody to meet: `close` is
   /// the place for that.
-  ~PyEngine() { close(); }
+  ~PyEngine() {
+    unraisable([&] { close(); });
+  }
 
   Engine& get() const {
     if (!engine_) {
@@ -132,7 +134,7 @@ class PyEngine {
 struct PyGathered {
   std::unique_ptr<Gathered> scope;
   ~PyGathered() {
-    if (scope) reset_released(scope);
+    if (scope) unraisable([&] { reset_released(scope); });
   }
 };
 

@@ -109,7 +109,7 @@ TEST(Train, ValidatesToTheSameBitsWhateverTheRanksTheMicroBatchAndTheStage) {
     for (const std::string micro_batch : {"1", "4"}) {
       for (const std::string stage : {"0", "3"}) {
         // The rate 0 leaves the initial weights as they are.
-        const auto run = ranks + "-" + micro_batch + "-" + stage;
+        const auto run = fmt::format("{}-{}-{}", ranks, micro_batch, stage);
         const auto outcome = folder.train(
             {"--nproc", ranks, "--micro-batch", micro_batch, "--stage", stage, "--steps", "1",
              "--lr", "0", "--min-lr", "0", "--sample-tokens", "0", "--eval-tokens", "1000"},

@@ -60,9 +60,8 @@ Field<T> row_of(const optim::HyperParameter<T>& row) {
                   [value](const T& optimizer) {
                     return Json::array({to_json(optimizer.*value.first), optimizer.*value.second});
                   }};
-        } else if constexpr (std::is_same_v<Value, optim::Given<T>>) {
-          return row_of_given(row, key, value);
-        } else if constexpr (std::is_same_v<Value, optim::Given<T, bool>>) {
+        } else if constexpr (std::is_same_v<Value, optim::Given<T>> ||
+                             std::is_same_v<Value, optim::Given<T, bool>>) {
           return row_of_given(row, key, value);
         } else if constexpr (std::is_same_v<Value, optim::Ignored>) {
           if (value == optim::Ignored::boolean) return accepted<T, bool>(key, about_of(row));

@@ -254,11 +254,11 @@ void Engine::Impl::start() {
   gather->start(model.parameters());
   make_pass();
   model.settle(gather->pager() != nullptr, *pass);
-  if (spends_budget()) {
-    // What the construction held is not what a step holds.
-    group().ledger()->reset_peaks();
-    HostAllocator::instance().reset_peaks();
-  }
+  // What the construction held is not what a step holds: the memory of the tensors as they were
+  // goes back to the system, and the peaks are the steps'.
+  HostAllocator::instance().trim();
+  HostAllocator::instance().reset_peaks();
+  group().ledger()->reset_peaks();
   if (limit) {
     // Ranks that are threads share the tensors' allocator: none is capped while another still holds
     // the model twice.

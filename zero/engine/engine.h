@@ -148,6 +148,9 @@ class Engine {
   /// (Module::to, set_data), that was unfrozen, or registered later (where the module was given as
   /// a pointer or holder), is an Error by `backward` or `step` that names it. One that is frozen
   /// later stays as it is, moments included, until it is unfrozen.
+  ///
+  /// What the host allocator keeps of the tensors as they were goes back to the system, and the
+  /// peaks of the allocator and of the group's ledger begin anew.
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
