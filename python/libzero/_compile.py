@@ -40,6 +40,11 @@ def untraced(function: _Function) -> _Function:
     return torch._disable_dynamo(function, recursive=False)
 
 
+def all_untraced(function: _Function) -> _Function:
+    """The same of one that calls nothing of the user's: what it calls is not compiled either."""
+    return torch._disable_dynamo(function)
+
+
 def install() -> None:
     """Changes how Inductor calls its graphs; once. Without sharded inputs they do what they did."""
     global _installed

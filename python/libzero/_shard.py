@@ -173,7 +173,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._zero1.after_step(self, self._result)
         return loss
 
-    @_compile.untraced
+    @_compile.all_untraced
     def _follow_groups(self) -> None:
         for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:

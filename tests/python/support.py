@@ -89,10 +89,14 @@ def under_launcher(size: int) -> None:
     sys.exit(launch(size, sys.argv).returncode)
 
 
+def program() -> str:
+    """The program `zero`."""
+    return os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))
+
+
 def command(size: int, arguments: list[str]) -> list[str]:
     """What runs a Python script with its arguments on so many ranks."""
-    program = os.environ.get("ZERO_PROGRAM", str(_ROOT / "build/release/zero"))
-    return [program, "launch", "-n", str(size), "--", sys.executable, *arguments]
+    return [program(), "launch", "-n", str(size), "--", sys.executable, *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -249,6 +249,14 @@ def check_refused() -> None:
         assert "freezing" in str(error) and "full_state_dict" in str(error), error
     else:
         raise AssertionError("freezing was accepted")
+    try:
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            square(model).backward()
+    except libzero.Error as error:
+        assert "Compiled autograd" in str(error) and ".weight" in str(error), error
+    else:
+        raise AssertionError("compiled autograd was accepted")
+    optimizer.zero_grad()
     exported = torch.export.export(model, (x,))  # holds the parameters themselves
     with torch.no_grad():
         assert torch.equal(exported.module()(x), model(x))
@@ -261,7 +269,7 @@ def check_refused() -> None:
             assert torch.equal(loaded.module()(x), model(x))
     GROUP.barrier()
     optimizer.close()
-    say("freezing is refused; torch.export runs, and saves inside gathered()")
+    say("freezing and compiled autograd are refused; torch.export runs, and saves inside gathered()")
 
 
 def main() -> None:

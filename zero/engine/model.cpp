@@ -94,6 +94,20 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
     if (model.sink_ != nullptr && model.trainable(parameter_))
       model.sink_->arrive(parameter_, variable);
   }
+  /// Compiled autograd traces the whole pass before any of it runs.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
+    try {
+      throw Error(
+          fmt::format("Compiled autograd cannot run a backward pass that reaches parameter '{}' of "
+                      "an Engine: gradients are reduced while the pass runs. Leave it off "
+                      "(torch._dynamo.config.compiled_autograd, "
+                      "torch._dynamo.compiled_autograd); torch.compile by itself works.",
+                      model.name(parameter_)));
+    } catch (...) {
+      if (model.rethrow()) model.rethrow()();
+      throw;
+    }
+  }
   at::Tensor place() override {
     return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->place(parameter_)
                                                                  : at::Tensor();
