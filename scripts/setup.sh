@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
-#   scripts/setup.sh [lint|fuzz|mpi]   lint: also clang-format, and clang-tidy with the omp.h that it reads; fuzz: also clang and its fuzzer;
+#   scripts/setup.sh [lint|fuzz|mpi]   lint: also clang-format, and the omp.h that clang-tidy reads; fuzz: also clang and its fuzzer;
 #                                      mpi: also OpenMPI and MPICH with their headers, for rails over them and their tests
 #   LIBTORCH=DIR                   use this LibTorch (official archive, or the folder of a pip-installed torch); no download
 #   LIBTORCH_VERSION=2.15.0        another release of which scripts/ has a libtorch-VERSION.txt
@@ -16,7 +16,7 @@ packages=(
   python3-dev                                                              # the Python package
   bible-kjv                                                                # the text of `make demo`
 )
-if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 clang-tidy-16 libomp-16-dev); fi
+if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 libomp-16-dev); fi
 if [[ ${1:-} == fuzz ]]; then packages+=(clang-16 libclang-rt-16-dev); fi
 if [[ ${1:-} == mpi ]]; then packages+=(libopenmpi-dev libmpich-dev mpich); fi
 

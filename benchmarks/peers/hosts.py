@@ -3,6 +3,7 @@
 
     benchmarks/peers/hosts.py                                  GPT-2 124 M, bf16, 2 hosts x 1 rank, 1 Gbit/s: every stage and peer
     benchmarks/peers/hosts.py --ranks 2 --rate 10gbit --micro-batch 4 --stages 3 --modes fsdp2-stage3
+    benchmarks/peers/hosts.py --run 'quantised: --stage 3 --config zeropp.json'         another run of ours, by options of `zero train`
 
 Hosts are network namespaces (tests/hosts/hosts.py), links are throttled by tc. Every trainer starts from the same weights and takes the
 same sequences, one thread a rank; each round runs all of them in turn. Bytes are those that a host's cable carried in a step, by its own
@@ -36,15 +37,15 @@ class Trainers:
         self.work = work
         self.weights = work / "init"
 
-    def zero(self, out: Path, steps: int, stage: str, lr: float, dtype: str) -> list:
+    def zero(self, out: Path, steps: int, chosen: list, lr: float, dtype: str) -> list:
         o = self.options
         return [o.zero, "train", "--model", o.model, "--data", o.data, "--out", out, "--overwrite", "--dtype", dtype, "--micro-batch",
-                o.micro_batch, "--seq", o.seq, "--steps", steps, "--seed", 1, "--stage", stage, "--lr", lr, "--min-lr", lr, "--warmup", 0,
+                o.micro_batch, "--seq", o.seq, "--steps", steps, "--seed", 1, *chosen, "--lr", lr, "--min-lr", lr, "--warmup", 0,
                 "--schedule", "constant", "--threads", 1, "--eval-tokens", 0, "--sample-tokens", 0]
 
     def make_weights(self) -> None:
         """A step at the rate 0 leaves the initial weights as they are, and writes them."""
-        command = [str(word) for word in [*self.zero(self.weights, 1, "0", 0.0, "fp32"), "--nproc", 1]]
+        command = [str(word) for word in [*self.zero(self.weights, 1, ["--stage", 0], 0.0, "fp32"), "--nproc", 1]]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def run(self, name: str, steps: int) -> dict:
@@ -62,11 +63,11 @@ class Trainers:
                        out, "--dtype", o.dtype, "--micro-batch", o.micro_batch, "--seq", o.seq, "--steps", steps]
         else:
             launcher = "launch"
-            command = [*self.zero(out, steps, name.split()[2], LEARNING_RATE, o.dtype), *o.zero_options]
+            command = [*self.zero(out, steps, o.ours[name], LEARNING_RATE, o.dtype), *o.zero_options]
         start = [sys.executable, HOSTS, "--hosts", o.hosts, "--ranks", o.ranks, "--rate", o.rate, "--launcher", launcher, "--zero", o.zero, "--"]
         done = subprocess.run([str(word) for word in [*start, *command]], env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            raise SystemExit(f"{name} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+            raise SystemExit(f"{name} failed:\n{done.stdout[-9000:]}\n{done.stderr[-9000:]}")
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         mean = [line["losses"] for line in lines if line.get("event") == "losses"]
         stepped = [line for line in lines if "step_ms" in line]
@@ -87,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=7, help=f"of a run; the first {WARM_UP} are not timed [7]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stages", type=words, default=["0", "1", "2", "3"], help="of ours [0,1,2,3]")
+    parser.add_argument("--run", action="append", default=[], metavar="NAME: OPTIONS", help="one more of ours, with these options; again and again")
     parser.add_argument("--modes", type=words, default=["ddp", "fsdp2-stage2", "fsdp2-stage3", "deepspeed1", "deepspeed2", "deepspeed3"],
                         help="peers, with commas between")
     parser.add_argument("--zero", type=Path, default=ROOT / "build/release/zero", help="the program [build/release/zero]")
@@ -97,6 +99,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.steps < WARM_UP + 2 or options.rounds < 1:
         parser.error(f"--steps is at least {WARM_UP + 2}, --rounds at least 1")
+    options.ours = {f"zero stage {stage}": ["--stage", stage] for stage in options.stages}
+    options.ours |= {name.strip(): chosen.split() for name, _, chosen in (run.partition(":") for run in options.run)}
     for path, remedy in ((options.zero, "make build"), (options.data / "train.bin", "make demo"), (options.python, "benchmarks/peers/setup.sh")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
@@ -106,11 +110,11 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     before = machine()
-    names = [f"zero stage {stage}" for stage in options.stages] + options.modes
+    names = [*options.ours, *options.modes]
     ranks = options.hosts * options.ranks
     runs: dict[str, list[dict]] = {name: [] for name in names}
     bytes_a_step = {}
-    with tempfile.TemporaryDirectory(prefix="zero-hosts-bench-") as work:
+    with tempfile.TemporaryDirectory(prefix="zero-bench-hosts-") as work:
         trainers = Trainers(options, Path(work))
         trainers.make_weights()
         for number in range(options.rounds):

@@ -103,11 +103,14 @@ def zero_redundancy(model: Gpt2, options: argparse.Namespace) -> Step:
     return make_step(wrapped, model.parameters(), optimizer)
 
 
-def fsdp2(model: Gpt2, options: argparse.Namespace, reshard: bool) -> Step:
+def fsdp2(model: Gpt2, options: argparse.Namespace, reshard: bool, hybrid: bool = False) -> Step:
+    """`hybrid`: sharded over the ranks of a host, replicated over hosts (HSDP)."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    settings = {"mesh": init_device_mesh("cpu", (options.ranks,))}
+    local = int(os.environ["LOCAL_WORLD_SIZE"]) if hybrid else options.ranks
+    shape = (options.ranks // local, local) if hybrid else (options.ranks,)
+    settings = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])}
     if options.dtype == "bf16":  # fp32 shards; operators, gathers and reductions in bf16
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     for module in model.modules():
@@ -161,6 +164,7 @@ MODES: dict[str, Callable[[Gpt2, argparse.Namespace], Step]] = {
     "zero-redundancy": zero_redundancy,
     "fsdp2-stage2": lambda model, options: fsdp2(model, options, reshard=False),
     "fsdp2-stage3": lambda model, options: fsdp2(model, options, reshard=True),
+    "fsdp2-hsdp": lambda model, options: fsdp2(model, options, reshard=True, hybrid=True),
     "deepspeed1": lambda model, options: deepspeed(model, options, 1),
     "deepspeed2": lambda model, options: deepspeed(model, options, 2),
     "deepspeed3": lambda model, options: deepspeed(model, options, 3),

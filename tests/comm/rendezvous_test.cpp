@@ -1,6 +1,7 @@
 #include "zero/comm/rendezvous.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -389,10 +390,10 @@ TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
   const auto self = std::to_string(getpid());
   const auto token = " " + random_token() + "\n";
   for (const std::string& text :
-       {port + " 4194304 1" + token,
-        port + " " + std::to_string(zombie.pid()) + " " + std::to_string(zombie.started()) + token,
-        port + " " + self + " 1" + token,
-        port + " " + self + " " + std::to_string(start_time(getpid()).value_or(0)) + " abc\n",
+       {fmt::format("{} 4194304 1{}", port, token),
+        fmt::format("{} {} {}{}", port, zombie.pid(), zombie.started(), token),
+        fmt::format("{} {} 1{}", port, self, token),
+        fmt::format("{} {} {} abc\n", port, self, start_time(getpid()).value_or(0)),
         std::string("garbage")}) {
     test::write_file(only_file(), text);
     for (const auto& message : meet_all(leftover, {0, 1}, seconds(20), folder_.path()))

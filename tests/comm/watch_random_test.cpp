@@ -52,7 +52,7 @@ Outcome run_case(int seed) {
   for (int failures = 1 + up_to(2); failures > 0; --failures) {
     const int victim = up_to(size);
     if (!lost.insert(victim).second) continue;
-    const auto kind = kKinds[static_cast<size_t>(up_to(static_cast<int>(kKinds.size())))];
+    const auto& kind = kKinds[static_cast<size_t>(up_to(static_cast<int>(kKinds.size())))];
     what += (what.empty() ? "" : ", ") + kind + " " + std::to_string(victim);
     if (kind == "kill")
       ranks.signal(victim, SIGKILL);

@@ -16,7 +16,6 @@ namespace zero {
 namespace {
 
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 /// What is to come of a file on 2 ranks.
 struct Expectation {

@@ -15,8 +15,7 @@ struct FixedText {
 
   FixedText() = default;
   explicit FixedText(std::string_view text) {
-    const auto length = text.size() < N ? text.size() : N - 1;
-    std::memcpy(bytes.data(), text.data(), length);
+    text.copy(bytes.data(), N - 1);
   }
   std::string_view view() const { return {bytes.data(), strnlen(bytes.data(), N)}; }
   bool operator==(const FixedText& other) const { return view() == other.view(); }

@@ -103,10 +103,10 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free &&
 /// three (hosts_backend.h).
 inline constexpr int kLocalChannels = 3;
 
-inline constexpr int64_t control_bytes(int ranks) {
+constexpr int64_t control_bytes(int ranks) {
   return static_cast<int64_t>(sizeof(RankSlot)) * ranks * kLocalChannels;
 }
-inline constexpr int64_t slot_offset(int rank, int ranks, int channel) {
+constexpr int64_t slot_offset(int rank, int ranks, int channel) {
   return static_cast<int64_t>(sizeof(RankSlot)) * (channel * ranks + rank);
 }
 
