@@ -73,7 +73,8 @@ class DyingStore final : public c10d::FileStore {
 
  private:
   void count() {
-    if (deadly_ > 0 && --deadly_ == 0) die(job_);
+    if (deadly_ == 1) die(job_);
+    if (deadly_ > 0) --deadly_;
   }
   Job job_;
   int deadly_;

@@ -204,12 +204,12 @@ TEST(Quantise, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
             pack_reference(plain.data() + shift, values.data(), dtype, numel, q);
             ASSERT_TRUE(fast == plain) << numel << " of " << dtype;
             Array read(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
-            auto read_plainly = read;
+            Array read_plainly(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
             unpack(read.data(), dtype, fast.data() + shift, numel, q);
             unpack_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
             ASSERT_TRUE(read == read_plainly) << numel << " of " << dtype;
             Array sum(ScalarType::Float, normal_values(numel, 7), shift);
-            auto sum_plainly = sum;
+            Array sum_plainly(ScalarType::Float, normal_values(numel, 7), shift);
             unpack_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
             unpack_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
                                  numel, q);
@@ -259,7 +259,7 @@ TEST(Quantise, HasEveryNumberOfFp8) {
                                ? std::ldexp(static_cast<float>(mantissa), -9)
                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
       values[static_cast<size_t>(code)] = number;
-      values[static_cast<size_t>(128 + code)] = -number;
+      values[128 + static_cast<size_t>(code)] = -number;
     }
     const Array array(ScalarType::Float, values);
     const auto message = message_of(array, q);
