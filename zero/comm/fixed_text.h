@@ -14,9 +14,7 @@ struct FixedText {
   std::array<char, N> bytes{};
 
   FixedText() = default;
-  explicit FixedText(std::string_view text) {
-    text.copy(bytes.data(), N - 1);
-  }
+  explicit FixedText(std::string_view text) { text.copy(bytes.data(), N - 1); }
   std::string_view view() const { return {bytes.data(), strnlen(bytes.data(), N)}; }
   bool operator==(const FixedText& other) const { return view() == other.view(); }
 };
