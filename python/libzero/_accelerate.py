@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,64 +26,12 @@ except ImportError as error:
     raise ImportError("libzero.hf needs accelerate: pip install accelerate") from error
 
 from . import _C
-from ._C import CheckpointError, ConfigError
-from ._config import text_of
+from ._C import ConfigError
 from ._group import group as _group
+from ._loop import follow, set_all, settings_of, sharded_by, with_masters
 from ._shard import ShardedOptimizer, owner_of, shard
 
-# What of a configuration accelerate or the Trainer decides.
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu")
 _OURS = ("stage", "bf16", "fp16", "zero_optimization")
-
-
-def settings_of(
-    config: dict[str, Any] | str | os.PathLike[str] | None,
-    keywords: dict[str, Any],
-    *,
-    precision: str,
-    micro_batches: int,
-    clipping: float,
-) -> dict[str, Any]:
-    """The configuration for `shard` where the loop is not the user's: without batch sizes, which the loop counts
-    itself, and with `precision` ("bf16", "fp16", "no") and `clipping` where it leaves them open, or says "auto".
-
-    Throws ConfigError for what would contradict the loop."""
-    text = text_of(config, keywords)
-    try:
-        settings = _without_auto(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"The configuration is no plain JSON: {error}.") from error
-    for section in ("optimizer", "scheduler"):
-        if section in settings:
-            raise ConfigError(
-                f"The configuration has the section `{section}`, which comes from the program here. Take the section "
-                "out, and say it in TrainingArguments, or by what you give to prepare()."
-            )
-    counted = settings.pop("gradient_accumulation_steps", micro_batches)
-    if counted != micro_batches:
-        raise ConfigError(
-            f"The configuration has gradient_accumulation_steps={counted}, the program {micro_batches}. Take the key "
-            "out of the configuration."
-        )
-    for key in _SIZES:
-        settings.pop(key, None)
-    for name in ("bf16", "fp16"):
-        section = settings.setdefault(name, {})
-        asked = precision == name
-        if section.setdefault("enabled", asked) != asked and precision != "no":
-            raise ConfigError(
-                f"The program asks for mixed precision '{precision}', but the configuration says {name}.enabled="
-                f"{str(not asked).lower()}. Take the section out of the configuration."
-            )
-    settings.setdefault("gradient_clipping", clipping)  # without the key the engine clips to 1, as DeepSpeed does
-    return settings
-
-
-def _without_auto(value: Any) -> Any:
-    # "auto" stands for what the Trainer decides, in configurations for its DeepSpeed integration.
-    if isinstance(value, dict):
-        return {key: _without_auto(each) for key, each in value.items() if each != "auto"}
-    return value
 
 
 class LibzeroOptimizer(AcceleratedOptimizer):
@@ -198,13 +146,13 @@ class LibzeroAccelerator(Accelerator):
     def prepare_scheduler(self, scheduler: Any) -> Any:
         for old, sharded in self._replaced:
             if getattr(scheduler, "optimizer", None) is old:
-                _follow(scheduler, sharded)
+                follow(scheduler, sharded)
         return super().prepare_scheduler(scheduler)
 
     def sharded(self, model: torch.nn.Module | None = None) -> ShardedOptimizer | None:
         """What libzero.shard has returned for a model, or for the only one; None where nothing is sharded."""
         if model is not None:
-            return next((owner for owner in map(owner_of, model.parameters()) if owner is not None), None)
+            return sharded_by(model)
         found = [each.optimizer for each in self._optimizers if isinstance(each, LibzeroOptimizer)]
         return found[0] if len(found) == 1 else None
 
@@ -240,12 +188,7 @@ class LibzeroAccelerator(Accelerator):
         owner = self.sharded(model)
         if owner is None:
             return super().get_state_dict(model, unwrap)
-        state = OrderedDict(owner.full_state_dict())
-        if self._saves_masters:
-            for parameter, names in _named(model.named_parameters(remove_duplicate=False)):
-                value = owner.parameter(parameter)
-                state.update((name, value) for name in names if name in state)
-        return state
+        return OrderedDict(with_masters(owner, model) if self._saves_masters else owner.full_state_dict())
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **keywords: Any) -> Any:
         """As Accelerator.save_state: whole fp32 weights and states in torch's format, by rank 0, which a run at any
@@ -268,22 +211,8 @@ class LibzeroAccelerator(Accelerator):
                 load_weights(model, [file])
             else:
                 file = os.path.join(folder, f"pytorch_model{ending}.bin")
-                _set_all(model, torch.load(file, map_location="cpu", mmap=True))
+                set_all(model, torch.load(file, map_location="cpu", mmap=True))
         models.clear()
-
-
-def _follow(scheduler: Any, sharded: ShardedOptimizer) -> None:
-    # The groups are the same objects already. What torch wraps around `step` counts calls, for a warning.
-    old, scheduler.optimizer = scheduler.optimizer, sharded
-    if hasattr(old.step, "_wrapped_by_lr_sched") and not hasattr(sharded.step, "_wrapped_by_lr_sched"):
-        step = sharded.step
-
-        def counted(*arguments: Any, **keywords: Any) -> Any:
-            sharded._opt_called = True  # type: ignore[attr-defined]
-            return step(*arguments, **keywords)
-
-        counted._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        sharded.step = counted  # type: ignore[method-assign]
 
 
 def load_weights(model: torch.nn.Module, files: list[str]) -> None:
@@ -296,7 +225,7 @@ def load_weights(model: torch.nn.Module, files: list[str]) -> None:
         for file in files:
             opened = stack.enter_context(safe_open(file, framework="pt"))
             where.update((name, opened) for name in opened.keys())
-        _set_all(model, _Lazy(where))
+        set_all(model, _Lazy(where))
 
 
 class _Lazy(dict):  # type: ignore[type-arg]
@@ -304,28 +233,3 @@ class _Lazy(dict):  # type: ignore[type-arg]
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return super().__getitem__(name).get_tensor(name)
-
-
-@torch.no_grad()
-def _set_all(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    owner = next((owner for owner in map(owner_of, model.parameters()) if owner is not None), None)
-    for parameter, names in _named(model.named_parameters(remove_duplicate=False)):
-        name = next((name for name in names if name in values), None)
-        if name is None:
-            if parameter.requires_grad:
-                raise CheckpointError(f"The saved weights have no '{names[0]}'.")
-        elif owner is not None:
-            owner.set_parameter(parameter, values[name].to(torch.float32).view(parameter.shape))
-        else:
-            parameter.copy_(values[name])
-    for buffer, names in _named(model.named_buffers(remove_duplicate=False)):
-        name = next((name for name in names if name in values), None)
-        if name is not None:
-            buffer.copy_(values[name])
-
-
-def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, list[str]]]:
-    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
-    for name, tensor in pairs:
-        found.setdefault(id(tensor), (tensor, []))[1].append(name)
-    return iter(found.values())

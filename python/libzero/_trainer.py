@@ -15,7 +15,8 @@ except ImportError as error:
     raise ImportError("LibzeroTrainer needs transformers: pip install transformers accelerate") from error
 
 from ._C import ConfigError
-from ._accelerate import LibzeroAccelerator, LibzeroOptimizer, load_weights, settings_of
+from ._accelerate import LibzeroAccelerator, LibzeroOptimizer, load_weights
+from ._loop import settings_of
 from ._shard import ShardedOptimizer, gathered
 
 STATES_NAME = "libzero.safetensors"

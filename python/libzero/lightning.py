@@ -1,0 +1,210 @@
+"""PyTorch Lightning with sharded states.
+
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=libzero.lightning.LibzeroStrategy(stage=3))
+
+`import libzero` does not import this file.
+
+Note [Lightning and libzero]
+The strategy is Lightning's for DistributedDataParallel without that wrapper: it starts the ranks, and a gloo group of
+torch.distributed beside libzero's own, which carries batches' metrics and objects. In `fit` it puts what libzero.shard
+returns in the place of the optimizer from configure_optimizers, and leaves the module as it is. A checkpoint is
+Lightning's own, made whole on rank 0: weights in fp32, states in torch's format. Weights are loaded before the model is
+sharded, the optimizer's states after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+try:
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning_utilities.core.apply_func import apply_to_collection
+except ImportError as error:
+    raise ImportError("libzero.lightning needs lightning: pip install lightning") from error
+
+from ._build import init
+from ._C import ConfigError
+from ._group import group as _group
+from ._loop import follow, named, settings_of, sharded_by, with_masters
+from ._shard import ShardedOptimizer, shard
+
+__all__ = ["LibzeroStrategy"]
+
+_BY_VALUE = "libzero does not clip gradients by value. Use gradient_clip_algorithm='norm'."
+
+
+class _Precision(Precision):
+    """What Trainer(precision=...) is with libzero: the engine casts parameters, and the loop inputs."""
+
+    dtype = torch.float32  # of a sharded model
+
+    def __init__(self, precision: Any) -> None:
+        self.precision = precision
+
+    def convert_input(self, data: Any) -> Any:
+        if self.dtype == torch.float32:
+            return data
+        return apply_to_collection(data, torch.Tensor, lambda x: x.to(self.dtype) if x.is_floating_point() else x)
+
+    def clip_grad_by_value(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
+        raise ConfigError(_BY_VALUE)
+
+    def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
+        optimizer.set_gradient_clipping(float(clip_val))  # the engine clips in its step
+
+
+class LibzeroStrategy(DDPStrategy):
+    """A strategy for lightning.Trainer that shards a module's states over the ranks in `fit`:
+
+        trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=LibzeroStrategy(stage=3))
+
+    `config` and `keywords`: as for libzero.shard. Accumulation, clipping and the precision ("32-true", "bf16-mixed")
+    are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by `zero launch`, or
+    by Lightning itself. A module is sharded by one `fit`, and stays so."""
+
+    strategy_name = "libzero"
+
+    def __init__(self, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any) -> None:
+        super().__init__(process_group_backend="gloo")
+        self._config, self._keywords = config, keywords
+
+    @property
+    def sharded(self) -> ShardedOptimizer | None:
+        """What libzero.shard has returned for the module; None before `fit`."""
+        return sharded_by(self.lightning_module) if self.lightning_module is not None else None
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return self._precision_plugin or _Precision("32-true")
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        if plugin is not None and type(plugin) not in (Precision, MixedPrecision, _Precision):
+            raise ConfigError(
+                f"The Trainer has precision '{plugin.precision}'; a LibzeroStrategy takes '32-true' and 'bf16-mixed', "
+                "which trains parameters in bf16 with fp32 master weights."
+            )
+        self._precision_plugin = None if plugin is None else _Precision(plugin.precision)
+
+    # --- The start.
+
+    def setup_environment(self) -> None:
+        if self.world_size > 1 and isinstance(self.cluster_environment, LightningEnvironment):
+            os.environ.setdefault("RANK", str(self.global_rank))  # Lightning's own launcher leaves it out
+        group = _group()
+        if (group.size, group.rank) != (self.world_size, self.global_rank):
+            raise ConfigError(
+                f"Lightning takes this process for rank {self.global_rank} of {self.world_size}, libzero for rank "
+                f"{group.rank} of {group.size}. Give the Trainer as many devices (and num_nodes) as ranks were started; "
+                "where Lightning is to start them, call libzero.group() after that alone."
+            )
+        if self.root_device.type != "cpu":
+            raise ConfigError(
+                f"The Trainer has the device '{self.root_device}'; libzero trains on CPUs. Use accelerator='cpu'."
+            )
+        super().setup_environment()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        if trainer.state.fn != TrainerFn.FITTING and self.sharded is None:
+            super().setup(trainer)  # every rank has the whole model
+            return
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        assert self.sharded is not None
+        settings = json.loads(self.sharded._engine.config)
+        self._clipping = settings.get("gradient_clipping", 0.0)
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if settings[name]["enabled"]:
+                self._precision_plugin.dtype = dtype
+        self.setup_precision_plugin()
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
+        if self.sharded is not None:
+            raise ConfigError(
+                "The module is sharded already, by an earlier fit(). To go on, make it anew and load a checkpoint: "
+                "fit(module, ckpt_path=...)."
+            )
+        settings = self._settings(trainer)
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise ConfigError(
+                f"configure_optimizers has returned {len(self.optimizers)} optimizers; a LibzeroStrategy has one, over "
+                "all of the module that is trained. Give parameters with other rates groups of one optimizer; for a "
+                "GAN call libzero.shard for each network in a loop of your own."
+            )
+        sharded = shard(module, self.optimizers[0], settings)
+        for config in self.lr_scheduler_configs:
+            follow(config.scheduler, sharded)
+        self.optimizers = [sharded]
+
+    def _settings(self, trainer: pl.Trainer) -> dict[str, Any]:
+        if self._layer_sync is not None:
+            raise ConfigError("The Trainer has sync_batchnorm=True, which torch has for GPUs alone. Leave it out.")
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+            raise ConfigError(_BY_VALUE)
+        precision = "bf16" if self.precision_plugin.precision == "bf16-mixed" else "no"
+        settings = settings_of(
+            self._config,
+            self._keywords,
+            precision=precision,
+            micro_batches=trainer.accumulate_grad_batches,
+            clipping=0.0,  # the Trainer says it before each step
+        )
+        if trainer.gradient_clip_val and settings["gradient_clipping"] not in (0, trainer.gradient_clip_val):
+            raise ConfigError(
+                f"The configuration has gradient_clipping={settings['gradient_clipping']}, the Trainer "
+                f"gradient_clip_val={trainer.gradient_clip_val}. Take the key out of the configuration."
+            )
+        return settings
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Around configure_model: for stage 3 the module is built on disk (libzero.init)."""
+        trainer = self.lightning_module.trainer
+        section = self._settings(trainer).get("zero_optimization", {})
+        if trainer.state.fn != TrainerFn.FITTING or section.get("stage", 0) != 3:
+            yield
+            return
+        with init(section.get("offload_param", {}).get("nvme_path")):
+            yield
+
+    # --- Training.
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        loss = self.sharded.scale(closure_loss) if self.sharded is not None else closure_loss
+        return super().backward(loss, optimizer, *arguments, **keywords)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
+        result = super().optimizer_step(optimizer, closure, model, **keywords)
+        optimizer.set_gradient_clipping(self._clipping)  # the Trainer clips for one step
+        return result
+
+    # --- Checkpoints.
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The whole weights in fp32, on rank 0; {} on the others. Collective."""
+        if self.sharded is None:
+            return super().lightning_module_state_dict()
+        return with_masters(self.sharded, self.lightning_module)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        super().load_model_state_dict(checkpoint, strict)
+        if self.sharded is None:
+            return
+        values = checkpoint["state_dict"]
+        for parameter, names in named(self.lightning_module.named_parameters(remove_duplicate=False)):
+            if names[0] in values:  # the master weights, which the above has rounded
+                self.sharded.set_parameter(parameter, values[names[0]].to(torch.float32))
