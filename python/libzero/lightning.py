@@ -139,13 +139,14 @@ class LibzeroStrategy(DDPStrategy):
             )
         settings = self._settings(trainer)
         super().setup_optimizers(trainer)
-        if len(self.optimizers) != 1:
+        given = [each for each in self.optimizers if each.param_groups]  # Lightning's stand-in for none has no groups
+        if len(given) != 1:
             raise ConfigError(
-                f"configure_optimizers has returned {len(self.optimizers)} optimizers; a LibzeroStrategy has one, over "
-                "all of the module that is trained. Give parameters with other rates groups of one optimizer; for a "
-                "GAN call libzero.shard for each network in a loop of your own."
+                f"configure_optimizers has returned {len(given)} optimizers; a LibzeroStrategy takes one, over all that "
+                "is trained. Make parameters with rates of their own groups of it; for a GAN write the loop yourself, "
+                "with libzero.shard for each network."
             )
-        sharded = shard(module, self.optimizers[0], settings)
+        sharded = shard(module, given[0], settings)
         for config in self.lr_scheduler_configs:
             follow(config.scheduler, sharded)
         self.optimizers = [sharded]
