@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs PyTorch (the release of the LibTorch that libzero is built with), Hugging Face's transformers, peft and accelerate and scikit-build-core,
+# Installs PyTorch (the release of the LibTorch that libzero is built with), Hugging Face's transformers, peft and accelerate, lightning and scikit-build-core,
 # into a virtual environment outside of the checkout, for tests/python and scripts/wheel.sh: 3 GB to download and 5 GB on disk, since
 # PyTorch's wheel brings its CUDA libraries, which are not used.
 #

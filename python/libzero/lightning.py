@@ -23,7 +23,6 @@ import torch
 
 try:
     import lightning.pytorch as pl
-    from lightning.fabric.plugins.environments import LightningEnvironment
     from lightning.pytorch.plugins.precision import MixedPrecision, Precision
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
@@ -98,9 +97,12 @@ class LibzeroStrategy(DDPStrategy):
     # --- The start.
 
     def setup_environment(self) -> None:
-        if self.world_size > 1 and isinstance(self.cluster_environment, LightningEnvironment):
-            os.environ.setdefault("RANK", str(self.global_rank))  # Lightning's own launcher leaves it out
+        without_rank = "WORLD_SIZE" in os.environ and "RANK" not in os.environ  # Lightning's own launcher
+        if without_rank:
+            os.environ["RANK"] = str(self.global_rank)
         group = _group()
+        if without_rank:
+            del os.environ["RANK"]
         if (group.size, group.rank) != (self.world_size, self.global_rank):
             raise ConfigError(
                 f"Lightning takes this process for rank {self.global_rank} of {self.world_size}, libzero for rank "

@@ -29,7 +29,7 @@ import libzero
 import libzero.lightning
 
 STAGES = (0, 1, 2, 3)
-SMALL = {"stage3_max_live_parameters": 0, "unit_bytes": 4096, "reduce_bucket_size": 2048}
+SMALL = {"stage3_max_live_parameters": 0, "unit_bytes": 4096}
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
@@ -204,7 +204,9 @@ def test_accumulation(group: Any) -> None:
 def test_clipping(group: Any) -> None:
     without, _ = run(None, group, gradient_clip_val=None)
     near(run(3, group, gradient_clip_val=None)[0], without)
-    near(run(3, group, gradient_clip_val=0.05)[0], run(None, group, gradient_clip_val=0.05)[0])
+    clipped, _ = run(None, group, gradient_clip_val=0.05)
+    assert clipped["loss"] != without["loss"]
+    near(run(3, group, gradient_clip_val=0.05)[0], clipped)
     near(
         run(3, group, module=Sometimes(), gradient_clip_val=None)[0],
         run(None, group, module=Sometimes(), gradient_clip_val=None)[0],
@@ -339,35 +341,45 @@ def test_refusals(group: Any) -> None:
 # --- What starts the ranks.
 
 
-def as_a_script(file: str) -> None:
+def loader_of(ranks: int) -> torch.utils.data.DataLoader:
+    """The same batches in all, whatever the number of ranks."""
+    return torch.utils.data.DataLoader(loader(56).dataset, batch_size=8 // ranks)
+
+
+def as_a_script(folder: str, devices: int, resume: str) -> None:
     module = Net()
-    trainer = trainer_of(libzero.lightning.LibzeroStrategy(stage=3), 2)
-    trainer.fit(module, loader(56, shuffle=True), loader(24))
+    saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    trainer = trainer_of(
+        libzero.lightning.LibzeroStrategy(stage=3), devices, callbacks=[saver], enable_checkpointing=True
+    )
+    trainer.fit(module, loader_of(devices), loader(24), ckpt_path=resume or None)
     if trainer.is_global_zero:
-        Path(file).write_text(json.dumps(module.seen), encoding="utf-8")
+        Path(folder, "seen.json").write_text(json.dumps(module.seen), encoding="utf-8")
 
 
 def launchers() -> None:
-    """Every way to start the ranks brings the same losses."""
-    with tempfile.TemporaryDirectory() as folder:
-        seen = {}
-        for name in ("zero launch", "torchrun", "Lightning"):
-            file = os.path.join(folder, name)
-            tail = [__file__, "--script", file]
-            start = {
-                "zero launch": command(2, tail),
-                "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *tail],
-                "Lightning": [sys.executable, *tail],
-            }[name]
-            subprocess.run(start, env=environment(), check=True, timeout=300)
-            seen[name] = json.loads(Path(file).read_text(encoding="utf-8"))
-            equal(seen[name], seen["zero launch"], name)
-            print(f"by {name}: passed", flush=True)
+    """Every way to start the ranks brings the same losses, and one rank goes on where two have saved."""
+    with tempfile.TemporaryDirectory() as parent:
+
+        def seen_by(name: str, *start: str, ranks: int = 2, resume: str = "") -> dict[str, list[float]]:
+            folder = os.path.join(parent, name)
+            done = [__file__, "--script", folder, str(ranks), resume]
+            subprocess.run([*start, *done], env=environment(), check=True, timeout=300)
+            print(f"by {name}: ended", flush=True)
+            return json.loads(Path(folder, "seen.json").read_text(encoding="utf-8"))
+
+        expected = seen_by("zero launch", *command(2, []))
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+        equal(seen_by("torchrun", *torchrun), expected, "torchrun")
+        equal(seen_by("Lightning", sys.executable), expected, "Lightning")
+        checkpoint = os.path.join(parent, "torchrun", "epoch=0.ckpt")
+        alone = seen_by("one rank", sys.executable, ranks=1, resume=checkpoint)
+        near(alone, {key: value[-len(alone[key]) :] for key, value in expected.items()})
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--script"]:
-        as_a_script(sys.argv[2])
+        as_a_script(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         if len(sys.argv) == 1 and "LIBZERO_TEST_RANKS" not in os.environ:
             launchers()
