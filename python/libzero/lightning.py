@@ -126,6 +126,7 @@ class LibzeroStrategy(DDPStrategy):
         assert self.sharded is not None
         settings = json.loads(self.sharded._engine.config)
         self._clipping = settings.get("gradient_clipping", 0.0)
+        assert isinstance(self._precision_plugin, _Precision)
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if settings[name]["enabled"]:
                 self._precision_plugin.dtype = dtype
@@ -176,6 +177,7 @@ class LibzeroStrategy(DDPStrategy):
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """Around configure_model: for stage 3 the module is built on disk (libzero.init)."""
+        assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         section = self._settings(trainer).get("zero_optimization", {})
         if trainer.state.fn != TrainerFn.FITTING or section.get("stage", 0) != 3:
@@ -199,15 +201,16 @@ class LibzeroStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The whole weights in fp32, on rank 0; {} on the others. Collective."""
-        if self.sharded is None:
+        module, sharded = self.lightning_module, self.sharded
+        if module is None or sharded is None:
             return super().lightning_module_state_dict()
-        return with_masters(self.sharded, self.lightning_module)
+        return with_masters(sharded, module)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         super().load_model_state_dict(checkpoint, strict)
-        if self.sharded is None:
+        module, sharded, values = self.lightning_module, self.sharded, checkpoint["state_dict"]
+        if module is None or sharded is None:
             return
-        values = checkpoint["state_dict"]
-        for parameter, names in named(self.lightning_module.named_parameters(remove_duplicate=False)):
-            if names[0] in values:  # the master weights, which the above has rounded
-                self.sharded.set_parameter(parameter, values[names[0]].to(torch.float32))
+        for parameter, names in named(module.named_parameters(remove_duplicate=False)):
+            if names[0] in values:  # the master weights, which the above may have rounded
+                sharded.set_parameter(parameter, values[names[0]].to(torch.float32))
