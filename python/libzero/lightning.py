@@ -106,8 +106,8 @@ class LibzeroStrategy(DDPStrategy):
         if (group.size, group.rank) != (self.world_size, self.global_rank):
             raise ConfigError(
                 f"Lightning takes this process for rank {self.global_rank} of {self.world_size}, libzero for rank "
-                f"{group.rank} of {group.size}. Give the Trainer as many devices (and num_nodes) as ranks were started; "
-                "where Lightning is to start them, call libzero.group() after that alone."
+                f"{group.rank} of {group.size}. Give the Trainer as many devices (and num_nodes) as ranks were "
+                "started; where Lightning is to start them, call libzero.group() after that alone."
             )
         if self.root_device.type != "cpu":
             raise ConfigError(
@@ -145,9 +145,9 @@ class LibzeroStrategy(DDPStrategy):
         given = [each for each in self.optimizers if each.param_groups]  # Lightning's stand-in for none has no groups
         if len(given) != 1:
             raise ConfigError(
-                f"configure_optimizers has returned {len(given)} optimizers; a LibzeroStrategy takes one, over all that "
-                "is trained. Make parameters with rates of their own groups of it; for a GAN write the loop yourself, "
-                "with libzero.shard for each network."
+                f"configure_optimizers has returned {len(given)} optimizers; a LibzeroStrategy takes one, over all "
+                "that is trained. Make parameters with rates of their own groups of it; for a GAN write the loop "
+                "yourself, with libzero.shard for each network."
             )
         sharded = shard(module, given[0], settings)
         for config in self.lr_scheduler_configs:
@@ -196,6 +196,11 @@ class LibzeroStrategy(DDPStrategy):
         result = super().optimizer_step(optimizer, closure, model, **keywords)
         optimizer.set_gradient_clipping(self._clipping)  # the Trainer clips for one step
         return result
+
+    def on_exception(self, exception: BaseException) -> None:
+        # At stage 3 this rank's end meets the others', which may be waiting for it in torch's group: that ends first.
+        if self.sharded is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     # --- Checkpoints.
 

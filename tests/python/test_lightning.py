@@ -341,18 +341,27 @@ def test_refusals(group: Any) -> None:
 # --- What starts the ranks.
 
 
+class Fails(Net):
+    """On rank 1, while the other waits in torch's group."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if self.trainer.global_rank == 1 and index == 3:
+            raise ValueError("a bad batch")
+        return super().training_step(batch, index)
+
+
 def loader_of(ranks: int) -> torch.utils.data.DataLoader:
     """The same batches in all, whatever the number of ranks."""
     return torch.utils.data.DataLoader(loader(56).dataset, batch_size=8 // ranks)
 
 
 def as_a_script(folder: str, devices: int, resume: str) -> None:
-    module = Net()
+    module = Fails() if resume == "fails" else Net()
     saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     trainer = trainer_of(
         libzero.lightning.LibzeroStrategy(stage=3), devices, callbacks=[saver], enable_checkpointing=True
     )
-    trainer.fit(module, loader_of(devices), loader(24), ckpt_path=resume or None)
+    trainer.fit(module, loader_of(devices), loader(24), ckpt_path=resume if resume.endswith("ckpt") else None)
     if trainer.is_global_zero:
         Path(folder, "seen.json").write_text(json.dumps(module.seen), encoding="utf-8")
 
@@ -375,6 +384,10 @@ def launchers() -> None:
         checkpoint = os.path.join(parent, "torchrun", "epoch=0.ckpt")
         alone = seen_by("one rank", sys.executable, ranks=1, resume=checkpoint)
         near(alone, {key: value[-len(alone[key]) :] for key, value in expected.items()})
+        script = [__file__, "--script", os.path.join(parent, "fails"), "2", "fails"]
+        failed = subprocess.run(command(2, script), env=environment(), capture_output=True, text=True, timeout=120)
+        assert failed.returncode != 0 and "a bad batch" in failed.stdout + failed.stderr, failed
+        print("a rank that fails ends the others", flush=True)
 
 
 if __name__ == "__main__":
