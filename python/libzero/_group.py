@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+
 from . import _C
 
 _made: _C.Group | None = None
@@ -17,4 +20,12 @@ def group(timeout: float | None = None) -> _C.Group:
     if _made is None:
         _C.install_host_allocator()
         _made = _C.init(timeout)
+        atexit.register(_leave, _made)
     return _made
+
+
+def _leave(group: _C.Group) -> None:
+    # Where an exception ends the program, the other ranks may be waiting for it elsewhere, in torch.distributed for
+    # example. So this rank says that it goes, and the ends of its engines wait for nobody.
+    if getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1"):
+        group.abandon("it left because of an exception")

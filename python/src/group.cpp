@@ -89,6 +89,7 @@ void bind_group(py::module_& module) {
             });
           },
           py::arg("values"), py::arg("label") = "Group.all_gather_control")
+      .def("abandon", [](comm::Group& group, const std::string& why) { group.abandon(why); })
       .def("memory", &memory_of)
       .def("traffic", &traffic_of)
       .def("reset_peaks", [](comm::Group& group) {
