@@ -13,6 +13,7 @@ sharded, the optimizer's states after."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -59,6 +60,12 @@ class _Precision(Precision):
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
         optimizer.set_gradient_clipping(float(clip_val))  # the engine clips in its step
+
+
+def _end_torchs_group() -> None:
+    # While Python runs: a thread of gloo's that drops a tensor once the interpreter is going aborts the process.
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class LibzeroStrategy(DDPStrategy):
@@ -114,6 +121,7 @@ class LibzeroStrategy(DDPStrategy):
                 f"The Trainer has the device '{self.root_device}'; libzero trains on CPUs. Use accelerator='cpu'."
             )
         super().setup_environment()
+        atexit.register(_end_torchs_group)
 
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.state.fn != TrainerFn.FITTING and self.sharded is None:
