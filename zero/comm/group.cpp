@@ -297,8 +297,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
     copy_slice(output, input);
     return impl_->done(Collective::reduce_scatter, label, bytes_of(input));
   }
-  const auto bytes =
-      (impl_->size - 1) * static_cast<int64_t>(output.numel() * input.element_size());
+  const auto bytes = (impl_->size - 1) * output.numel() * input.element_size();
   impl_->check_wire("reduce_scatter", wire, input.scalar_type());
   if (wire) impl_->check_error(*wire, feedback_bytes(wire->quantisation, output.numel()));
   c10d::ReduceScatterOptions call;

@@ -211,7 +211,7 @@ std::unique_ptr<Passage> HostsCollectives::receive(int host, Channel channel,
 }
 
 int64_t HostsCollectives::chunk_bytes() const {
-  return std::clamp(kUnderWay / others() / 4096 * 4096, kLeastChunk, kMostChunk);
+  return std::clamp(kUnderWay / std::max(1, others()) / 4096 * 4096, kLeastChunk, kMostChunk);
 }
 
 // Elements of a chunk that is quantised: whole blocks, whose sums in fp32 fit into an array.
@@ -318,7 +318,7 @@ void HostsCollectives::run_local(Collectives& local, const HostsCall& of, Op op,
   call.wire = of.call.wire;  // for its record: nothing is quantised here
   call.timeout = of.call.timeout;
   if (op == Op::reduce_scatter && input.dim() == 2)
-    call.slice_distance = input.stride(0) * static_cast<int64_t>(input.element_size());
+    call.slice_distance = input.stride(0) * input.element_size();
   call.within = of.record.op;
   call.digest = digest_of(of.record);
   local.run(call);
@@ -344,7 +344,7 @@ void HostsCollectives::start_small_gather(HostsCall& call, const at::Tensor& inp
 // (R, H, bytes)
 at::Tensor HostsCollectives::finish_small_gather(HostsCall& call, int64_t bytes) {
   for (int host = 0; host < topology_.hosts; ++host) wait_for(call, host);
-  const auto stage = part(call.held.front(), 0, topology_.hosts * bytes);
+  auto stage = part(call.held.front(), 0, topology_.hosts * bytes);
   if (alone()) return stage;
   const int64_t all_bytes = topology_.local_size * topology_.hosts * bytes;
   call.held.push_back(scratch_.take(all_bytes));

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kVariable = "ZERO_TRANSPORT";
 
 std::string chosen() {
-  const auto value = environment_variable(kVariable).value_or("");
+  auto value = environment_variable(kVariable).value_or("");
   if (value.empty()) return "gloo";
   const std::array<std::string, 4> known{"gloo", "openmpi", "mpich", "mpi"};
   if (std::find(known.begin(), known.end(), value) == known.end()) {

@@ -389,7 +389,7 @@ uint8_t encode(WireFormat format, float scaled) {
 float decode(WireFormat format, uint8_t code) {
   if (format == WireFormat::fp8)
     return static_cast<float>(c10::Float8_e4m3fn(code, c10::Float8_e4m3fn::from_bits()));
-  const int whole = static_cast<int8_t>(code);
+  const auto whole = static_cast<int>(static_cast<int8_t>(code));
   return static_cast<float>(format == WireFormat::int4 && whole >= 8 ? whole - 16 : whole);
 }
 
@@ -402,9 +402,7 @@ uint8_t code_at(const uint8_t* codes, int64_t length, bool nibbles, int64_t i) {
 
 void put_code(uint8_t* codes, int64_t length, bool nibbles, int64_t i, uint8_t code) {
   const int64_t half = (length + 1) / 2;
-  if (!nibbles) {
-    codes[i] = code;
-  } else if (i < half) {
+  if (!nibbles || i < half) {
     codes[i] = code;
   } else {
     codes[i - half] = static_cast<uint8_t>(codes[i - half] | code << 4);

@@ -102,7 +102,7 @@ bool is_loopback(const std::string& address) {
 }
 
 std::string rail_address(const std::string& store_host) {
-  const auto towards = address_towards(store_host);
+  auto towards = address_towards(store_host);
   for (const char* variable : {"ZERO_INTERFACE", "GLOO_SOCKET_IFNAME"}) {
     const auto interface = set_variable(variable);
     if (interface.empty()) continue;

@@ -55,9 +55,7 @@ int64_t span_of(const CallRecord& record, int ranks) {
   if (record.slice_distance == 0) return record.input_bytes;
   return record.slice_distance * (ranks - 1) + record.input_bytes / ranks;
 }
-int64_t element_bytes(const at::Tensor& tensor) {
-  return static_cast<int64_t>(tensor.element_size());
-}
+int64_t element_bytes(const at::Tensor& tensor) { return tensor.element_size(); }
 
 // Of each array in a reduction; some more than threads, so that all end together.
 int64_t pieces(int64_t bytes) { return at::ceil_div(bytes, kGrain); }

@@ -365,9 +365,8 @@ std::vector<std::string> lines_of(std::span<const Finding> findings) {
       if (finding.text == text && !finding.key.empty()) keys.push_back(finding.key);
     }
     const bool told = keys.empty() || (keys.size() == 1 && text.find(keys[0]) != std::string::npos);
-    lines.push_back(told           ? text
-                    : text.empty() ? list_of(std::move(keys))
-                                   : fmt::format("{}: {}", list_of(std::move(keys)), text));
+    const auto named = list_of(std::move(keys));
+    lines.push_back(told ? text : text.empty() ? named : fmt::format("{}: {}", named, text));
   }
   return lines;
 }
