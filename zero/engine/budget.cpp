@@ -98,6 +98,7 @@ MemoryShare memory_share(comm::Group& group) {
   group.all_gather_control(all, mine, "memory of the host");
   const std::span<const int64_t> ids(all.const_data_ptr<int64_t>(),
                                      static_cast<size_t>(all.numel()));
+  ensure(!limits.empty(), "the machine's memory is a limit");
   std::optional<MemoryShare> least;
   for (const auto& limit : limits) {
     const auto sharing =

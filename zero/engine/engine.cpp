@@ -276,11 +276,12 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
 
 // What a forked child has is a copy: threads, files, shared memory and peers are its parent's.
 Engine::~Engine() {
-  if (!impl_.shared()) return;
-  if (!impl_->owner.here()) {
+  const auto& impl = impl_.shared();
+  if (!impl) return;
+  if (!impl->owner.here()) {
     impl_.abandon();
   } else {
-    impl_->model.allow_take_over({});  // a zero::Gathered scope may outlive this
+    impl->model.allow_take_over({});  // a zero::Gathered scope may outlive this
   }
 }
 

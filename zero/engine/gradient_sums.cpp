@@ -197,7 +197,7 @@ void HostSums::bring_down(const Reduction& reduction) {
   }
   for (int64_t begin = 0; begin < sum.numel(); begin += kArrivingNumel) {
     const int64_t count = std::min(kArrivingNumel, sum.numel() - begin);
-    const auto bytes = count * static_cast<int64_t>(sum.element_size());
+    const auto bytes = count * sum.element_size();
     link.down(arriving_.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(), bytes);
     const auto arrived = arriving_.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
     const auto to = kept.narrow(0, begin, count);

@@ -55,7 +55,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto extent = [](const at::Tensor& tensor) {
     int64_t last = tensor.storage_offset();
     for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-    const auto bytes = static_cast<int64_t>(tensor.element_size());
+    const int64_t bytes = tensor.element_size();
     return std::pair(tensor.storage_offset() * bytes, (last + 1) * bytes);
   };
   const auto [a_begin, a_end] = extent(a);
@@ -492,9 +492,9 @@ void Model::leave() {
 }
 
 int64_t Model::version(int64_t index) const {
-  auto sum = static_cast<int64_t>(parameter(index)._version());
+  int64_t sum = parameter(index)._version();
   for (auto tied = shown_.begin() + size(); tied != shown_.end(); ++tied) {
-    if (tied->parameter == index) sum += static_cast<int64_t>(tied->tensor._version());
+    if (tied->parameter == index) sum += tied->tensor._version();
   }
   return sum;
 }

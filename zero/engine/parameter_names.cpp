@@ -15,7 +15,7 @@ const void* storage_of(const at::Tensor& tensor) {
 void ParameterNames::add(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
-    const auto begin = static_cast<int64_t>(tensor.storage_offset());
+    const int64_t begin = tensor.storage_offset();
     auto& all = stretches_[storage_of(tensor)];
     const bool tied = std::any_of(all.begin(), all.end(),
                                   [&](const Stretch& other) { return other.begin == begin; });
@@ -29,7 +29,7 @@ std::optional<size_t> ParameterNames::find(const at::Tensor& tensor) const {
   if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
   const auto found = stretches_.find(storage_of(tensor));
   if (found == stretches_.end()) return std::nullopt;
-  const auto offset = static_cast<int64_t>(tensor.storage_offset());
+  const int64_t offset = tensor.storage_offset();
   for (const auto& stretch : found->second) {
     if (offset >= stretch.begin && offset < std::max(stretch.end, stretch.begin + 1))
       return stretch.index;

@@ -27,8 +27,7 @@ namespace {
 constexpr int64_t kStagedNumel = 1 << 18;
 
 std::byte* at_byte(const at::Tensor& tensor, int64_t element) {
-  return static_cast<std::byte*>(tensor.data_ptr()) +
-         element * static_cast<int64_t>(tensor.element_size());
+  return static_cast<std::byte*>(tensor.data_ptr()) + element * tensor.element_size();
 }
 
 uint16_t* halves_of(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
@@ -218,7 +217,7 @@ optim::Sign StateTable::sign_of(int64_t unit, State state) const {
 }
 
 at::Tensor StateTable::read(int64_t unit, State state) const {
-  const auto values = read_kept(unit, state);
+  auto values = read_kept(unit, state);
   if (plan(unit).is_coded(state)) {
     auto wide = at::empty({plan(unit).owned.size()}, at::kFloat);
     optim::decode(static_cast<const std::byte*>(values.const_data_ptr()),
@@ -329,7 +328,7 @@ void StateTable::follow(int64_t unit, int64_t begin, int64_t numel) {
   if (!hidden.defined() || (plan.own_master() && !plan.split)) return;
   link_.copy(at_byte(hidden, begin), plan.updated_at(),
              at_byte(memory(unit, State::parameters), begin), plan.parameters_at,
-             numel * static_cast<int64_t>(hidden.element_size()));
+             numel * hidden.element_size());
 }
 
 void StateTable::follow(int64_t unit) { follow(unit, 0, plan(unit).owned.size()); }
@@ -369,11 +368,11 @@ void StateTable::show(int64_t unit) {
   if (undoes_ && plan.states_at == Tier::disk) {
     disk_->wait_written(unit);
     for (const auto state : plan.optimizer_columns())
-      disk_->flip(unit, *place_on_disk(unit, state));
+      disk_->flip(unit, place_on_disk(unit, state).value());
   }
   if (plan.parameters_at == Tier::disk) {
     disk_->wait_written(unit);
-    disk_->flip(unit, *place_on_disk(unit, State::parameters));
+    disk_->flip(unit, place_on_disk(unit, State::parameters).value());
     return;
   }
   const auto& hidden = hidden_[static_cast<size_t>(unit)];

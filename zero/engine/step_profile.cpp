@@ -83,7 +83,7 @@ namespace {
 int64_t clock_ahead(comm::Group& group) {
   const auto& topology = group.topology();
   if (topology.hosts == 1) return 0;
-  const auto leader = static_cast<size_t>(group.rank() / topology.local_size * topology.local_size);
+  const auto leader = static_cast<size_t>(topology.host) * static_cast<size_t>(topology.local_size);
   std::array<int64_t, 5> ahead{};
   for (auto& each : ahead) {
     group.barrier("clocks");

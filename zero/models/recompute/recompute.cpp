@@ -92,7 +92,7 @@ class Replay {
 // --- Inputs ---
 
 int64_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? static_cast<int64_t>(tensor._version()) : 0;
+  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
 }
 
 // An input between forward and backward.
