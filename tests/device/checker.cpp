@@ -1,0 +1,136 @@
+#include "tests/device/checker.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace zero::simulated {
+
+namespace {
+
+constexpr unsigned kPageBits = 16;  // accesses are looked up by 64 KiB of addresses
+
+}  // namespace
+
+void Checker::access(const Operation& operation, const Range& range) {
+  if (range.bytes == 0) return;
+  ++accesses_;
+  const auto low = reinterpret_cast<uintptr_t>(range.data);
+  if (memory_.owns(range.data)) {
+    const Memory::Block* block = memory_.find(range.data);
+    const char* end = static_cast<const char*>(range.data) + range.bytes;
+    if (block == nullptr || end > block->data + block->bytes) {
+      report("unallocated " + operation.name + name_of(operation.actor),
+             "memory that is not allocated: " + operation.name + " (" + name_of(operation.actor) +
+                 ", its task " + std::to_string(number_of(operation.actor, operation.task)) + ") " +
+                 (range.write ? "writes " : "reads ") + std::to_string(range.bytes) +
+                 " bytes of the device that were freed before it was enqueued, or never "
+                 "allocated.");
+    }
+  }
+  compare({.low = low,
+           .high = low + range.bytes,
+           .actor = operation.actor,
+           .task = operation.task,
+           .write = range.write,
+           .frees = false,
+           .name = operation.name},
+          operation.clock);
+}
+
+void Checker::free(const Operation& operation, const Memory::Block& block) {
+  ++accesses_;
+  const auto low = reinterpret_cast<uintptr_t>(block.data);
+  compare({.low = low,
+           .high = low + block.bytes,
+           .actor = operation.actor,
+           .task = operation.task,
+           .write = true,
+           .frees = true,
+           .name = operation.name},
+          operation.clock);
+}
+
+void Checker::compare(const Access& access, const Clock& clock) {
+  for (auto page = access.low >> kPageBits; page <= (access.high - 1) >> kPageBits; ++page) {
+    auto& list = accesses_by_page_[page];
+    std::erase_if(list, [&](const Access& earlier) {
+      if (earlier.task <= known_[earlier.actor]) return true;
+      if (earlier.low >= access.high || access.low >= earlier.high) return false;
+      const bool ordered = earlier.actor == access.actor || clock[earlier.actor] >= earlier.task;
+      if (!ordered && (earlier.write || access.write)) report_race(earlier, access);
+      // Whatever races with the earlier one later on races with this one too.
+      return ordered && earlier.low >= access.low && earlier.high <= access.high &&
+             (access.write || (!earlier.write && earlier.actor == access.actor));
+    });
+    list.push_back(access);
+  }
+}
+
+void Checker::report_race(const Access& first, const Access& second) {
+  const auto what = [](const Access& a) {
+    if (a.frees) return "the release of the memory";
+    return a.write ? "the write by" : "the read by";
+  };
+  const auto label = [&](const Access& a) {
+    std::string text = what(a);
+    if (!a.frees) text += " " + a.name;
+    text += " (" + name_of(a.actor);
+    if (!is_host(a.actor)) text += ", its task " + std::to_string(number_of(a.actor, a.task));
+    return text + ")";
+  };
+  // A place in a stream's work that an event has to be recorded at.
+  const auto after = [&](const Access& a) {
+    return "after its task " + std::to_string(number_of(a.actor, a.task));
+  };
+  const auto low = std::max(first.low, second.low);
+  const auto high = std::min(first.high, second.high);
+  const auto* data = reinterpret_cast<const char*>(low);  // NOLINT(performance-no-int-to-ptr)
+  std::string place = "host memory";
+  if (memory_.owns(data)) {
+    place = "device memory";
+    if (const auto* block = memory_.find(data)) {
+      const auto offset = static_cast<size_t>(data - block->data);
+      place = "bytes " + std::to_string(offset) + " to " + std::to_string(offset + (high - low)) +
+              " of a block of " + std::to_string(block->bytes) + " (allocated on " +
+              name_of(block->stream) + ")";
+    }
+  }
+  std::string missing;
+  if (is_host(first.actor)) {
+    missing = "the two hosts have to meet before (hosts_met says that they did)";
+  } else if (second.frees) {
+    missing = "record_stream(" + name_of(first.actor) + ") before the release, or " +
+              name_of(second.actor) + " waits before it for an event recorded on " +
+              name_of(first.actor) + " " + after(first);
+  } else if (is_host(second.actor)) {
+    missing = name_of(second.actor) + " has to wait for " + name_of(first.actor) +
+              ", or for an event recorded there " + after(first);
+  } else {
+    missing = name_of(second.actor) + " has to wait for an event recorded on " +
+              name_of(first.actor) + " " + after(first);
+  }
+  report(label({first.low, first.high, first.actor, 0, first.write, first.frees, first.name}) +
+             label({second.low, second.high, second.actor, 0, second.write, second.frees,
+                    second.name}),
+         "race on " + std::to_string(high - low) + " bytes, " + place + ": " + label(second) +
+             " is not ordered after " + label(first) + ". Missing: " + missing + ".");
+}
+
+void Checker::report(const std::string& key, const std::string& text) {
+  const auto [found, fresh] = reports_.try_emplace(key, Report{text, 0});
+  if (fresh) order_.push_back(key);
+  ++found->second.times;
+}
+
+std::vector<std::string> Checker::take_reports() {
+  std::vector<std::string> texts;
+  for (const auto& key : std::exchange(order_, {})) {
+    const Report& found = reports_.at(key);
+    texts.push_back(found.text +
+                    (found.times > 1 ? " (" + std::to_string(found.times) + " times alike)" : ""));
+  }
+  reports_.clear();
+  return texts;
+}
+
+}  // namespace zero::simulated
