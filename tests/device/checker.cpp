@@ -33,6 +33,8 @@ void Checker::access(const Operation& operation, const Range& range) {
            .task = operation.task,
            .write = range.write,
            .frees = false,
+           .row_bytes = range.row_bytes,
+           .row_stride = range.row_stride,
            .name = operation.name},
           operation.clock);
 }
@@ -46,8 +48,26 @@ void Checker::free(const Operation& operation, const Memory::Block& block) {
            .task = operation.task,
            .write = true,
            .frees = true,
+           .row_bytes = 0,
+           .row_stride = 0,
            .name = operation.name},
           operation.clock);
+}
+
+// Rows of the same stride, as columns of one matrix have, may lie beside each other.
+bool Checker::Access::touches(const Access& other) const {
+  if (other.low >= high || low >= other.high) return false;
+  if (row_stride == 0 || row_stride != other.row_stride) return true;
+  const Access& first = low <= other.low ? *this : other;
+  const Access& second = low <= other.low ? other : *this;
+  const uintptr_t offset = (second.low - first.low) % row_stride;
+  return offset < first.row_bytes || offset + second.row_bytes > row_stride;
+}
+
+bool Checker::Access::covers(const Access& other) const {
+  if (other.low < low || other.high > high) return false;
+  return row_stride == 0 ||
+         (row_stride == other.row_stride && low == other.low && row_bytes >= other.row_bytes);
 }
 
 void Checker::compare(const Access& access, const Clock& clock) {
@@ -55,11 +75,11 @@ void Checker::compare(const Access& access, const Clock& clock) {
     auto& list = accesses_by_page_[page];
     std::erase_if(list, [&](const Access& earlier) {
       if (earlier.task <= known_[earlier.actor]) return true;
-      if (earlier.low >= access.high || access.low >= earlier.high) return false;
+      if (!access.touches(earlier)) return false;
       const bool ordered = earlier.actor == access.actor || clock[earlier.actor] >= earlier.task;
       if (!ordered && (earlier.write || access.write)) report_race(earlier, access);
       // Whatever races with the earlier one later on races with this one too.
-      return ordered && earlier.low >= access.low && earlier.high <= access.high &&
+      return ordered && access.covers(earlier) &&
              (access.write || (!earlier.write && earlier.actor == access.actor));
     });
     list.push_back(access);
@@ -109,11 +129,13 @@ void Checker::report_race(const Access& first, const Access& second) {
     missing = name_of(second.actor) + " has to wait for an event recorded on " +
               name_of(first.actor) + " " + after(first);
   }
-  report(label({first.low, first.high, first.actor, 0, first.write, first.frees, first.name}) +
-             label({second.low, second.high, second.actor, 0, second.write, second.frees,
-                    second.name}),
-         "race on " + std::to_string(high - low) + " bytes, " + place + ": " + label(second) +
-             " is not ordered after " + label(first) + ". Missing: " + missing + ".");
+  // A pair of operations that comes again, as in each step, is one report.
+  const auto kind = [&](const Access& a) { return a.name + what(a) + name_of(a.actor); };
+  const bool rows = first.row_stride > 0 || second.row_stride > 0;
+  report(kind(first) + kind(second), "race on " + std::string(rows ? "rows of " : "") +
+                                         std::to_string(high - low) + " bytes, " + place + ": " +
+                                         label(second) + " is not ordered after " + label(first) +
+                                         ". Missing: " + missing + ".");
 }
 
 void Checker::report(const std::string& key, const std::string& text) {

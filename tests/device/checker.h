@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -48,7 +47,10 @@ class Checker {
     Actor actor;
     uint64_t task;
     bool write, frees;
+    size_t row_bytes, row_stride;
     std::string name;
+    bool touches(const Access& other) const;
+    bool covers(const Access& other) const;
   };
   struct Report {
     std::string text;

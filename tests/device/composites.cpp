@@ -1,6 +1,5 @@
 // Operators that LibTorch composes of others, and of other ones on this kind of device than on the
 // CPU: here the CPU's composition is taken, so that results have the CPU's bits.
-#include <ATen/Context.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>

@@ -81,11 +81,13 @@ void synchronize();
 /// Declares that the hosts of all devices have met: what one of them has waited for, all know.
 void hosts_met();
 
-/// Bytes of device memory, or of host memory that asynchronous copies use.
+/// Bytes of device memory, or of host memory that asynchronous copies use: all of them, or
+/// `row_bytes` at the beginning of each `row_stride`.
 struct Range {
   const void* data;
-  size_t bytes;
+  size_t bytes;  ///< from the first to the last
   bool write;
+  size_t row_bytes = 0, row_stride = 0;  ///< 0: all
 };
 
 /// Enqueues a kernel on the current stream of the current device. `body` runs later, on any thread,

@@ -1,11 +1,13 @@
 // Devices, streams, events and hooks, as LibTorch asks a backend for them.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <utility>
 
 #include "tests/device/allocators.h"
 #include "tests/device/machine.h"

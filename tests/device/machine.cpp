@@ -2,9 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
+#include <utility>
 
 namespace zero::simulated {
 

@@ -2,7 +2,8 @@
 // LibTorch about it; tests use device.h.
 #pragma once
 
-#include <atomic>
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>

@@ -137,6 +137,21 @@ TEST(Machine, AReportSaysWhatIsMissing) {
                                  "on stream 0 of device 0 after its task "));
 }
 
+TEST(Machine, ColumnsOfAMatrixAreApart) {
+  for (const int64_t first : {3, 4, 5}) {  // the side stream's column; the main stream has 0 to 3
+    configure({});
+    const auto x = ones(8 * 10).view({10, 8});
+    synchronize();
+    x.narrow(1, 0, 4).mul_(2);
+    {
+      const c10::StreamGuard guard(stream(1));
+      x.narrow(1, first, 3).mul_(3);
+    }
+    EXPECT_EQ(reports().empty(), first >= 4) << "from column " << first;
+    synchronize();
+  }
+}
+
 TEST(Machine, FreedMemoryIsPoisoned) {
   configure({});
   auto x = ones(1024);

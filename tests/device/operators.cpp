@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -221,9 +222,36 @@ class OperatorLaunch {
 
 Range range_of(const at::Tensor& tensor, bool write) {
   if (tensor.numel() == 0) return {nullptr, 0, write};
-  return {tensor.const_data_ptr(),
-          at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()),
-          write};
+  Range range{tensor.const_data_ptr(),
+              at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()),
+              write};
+  // Dimensions from the innermost on: those that are dense make a row, the next may be rows of it.
+  std::vector<std::pair<size_t, size_t>> steps;  // of bytes, how many
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) > 0) {
+      steps.emplace_back(static_cast<size_t>(tensor.stride(d)) * tensor.itemsize(),
+                         static_cast<size_t>(tensor.size(d)));
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  size_t row = tensor.itemsize(), stride = 0, next = 0;
+  for (const auto& [step, count] : steps) {
+    if (stride == 0 && step == row) {
+      row *= count;
+    } else if (stride == 0 && step > row) {
+      stride = step;
+      next = step * count;
+    } else if (stride > 0 && step == next) {
+      next *= count;
+    } else {
+      return range;  // more irregular than rows: all the bytes
+    }
+  }
+  if (stride > 0) {
+    range.row_bytes = row;
+    range.row_stride = stride;
+  }
+  return range;
 }
 
 at::Tensor shown_to_tasks(const at::Tensor& tensor) {

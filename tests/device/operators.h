@@ -9,7 +9,7 @@
 
 namespace zero::simulated {
 
-/// The bytes of a tensor, from its first to its last element.
+/// The bytes of a tensor; from its first to its last element where they are neither dense nor rows.
 Range range_of(const at::Tensor& tensor, bool write);
 /// The memory of a device's tensor as a tensor of the CPU, for tasks. Owns nothing. Throws
 /// c10::Error for a tensor that shows no device memory.

@@ -1,8 +1,6 @@
 // What tests of schedules share: schedules to run under, waits to leave out, ranks as threads.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <string>
 #include <vector>
