@@ -1,5 +1,6 @@
 #include "zero/optim/loss_scaler.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>

@@ -39,7 +39,7 @@ at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor
   auto log_probability = at::_log_softmax(logits.to(at::kFloat), 1, false);
   const auto loss = log_probability.gather(1, column).squeeze(1).to(at::kDouble).neg_();
   if (gradient) {
-    auto probability = log_probability.exp_();
+    const auto& probability = log_probability.exp_();
     probability.mul_(row_scale.unsqueeze(1));
     probability.scatter_add_(1, column, row_scale.neg().unsqueeze(1));
     logits.copy_(probability);
