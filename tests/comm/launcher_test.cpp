@@ -339,9 +339,16 @@ class FullPipe {
 TEST(Launch, PassesSignalsOnWhileNobodyReads) {
   const test::TemporaryFolder folder;
   const FullPipe pipe;
-  Program program(pipe.command(command(2, "yes & trap 'touch " + (folder / "told").string() +
-                                              "$RANK; kill $!; exit 143' TERM; wait")));
+  Program program(pipe.command(
+      command(2, fmt::format("trap 'touch {0}/told$RANK; kill $!; exit 143' TERM; yes & "
+                             "touch {0}/ready$RANK; wait",
+                             folder.path().string()))));
   pipe.wait_until_full();
+  const auto deadline = steady_clock::now() + seconds(60);
+  for (const char* name : {"ready0", "ready1"}) {
+    for (; !std::filesystem::exists(folder / name); usleep(10000))
+      ASSERT_LT(steady_clock::now(), deadline) << name << " is missing";
+  }
   program.signal(SIGTERM);
   EXPECT_EQ(program.wait(seconds(60)).status, 128 + SIGTERM);
   for (const char* name : {"told0", "told1"}) EXPECT_TRUE(std::filesystem::exists(folder / name));
