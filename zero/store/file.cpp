@@ -36,7 +36,7 @@ std::string remedy(int error) {
   }
 }
 
-const FileOptions& checked(const FileOptions& options) {
+FileOptions checked(FileOptions options) {
   if (options.block_bytes < kAlignment || !aligned(options.block_bytes)) {
     throw ConfigError(fmt::format("aio.block_size is {}; it must be a multiple of {} bytes.",
                                   options.block_bytes, kAlignment));
