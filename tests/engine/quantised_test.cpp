@@ -38,7 +38,7 @@ struct Run {
 
 Run run(World world, const Config& c, int64_t steps, const Optimizer& optimizer = AdamW{}) {
   Run result;
-  result.read.resize(static_cast<size_t>(world.hosts * world.ranks_a_host));
+  result.read.resize(static_cast<size_t>(world.hosts) * static_cast<size_t>(world.ranks_a_host));
   run_as_hosts(world.hosts, world.ranks_a_host, [&](auto group) {
     auto net = std::make_shared<Net>();
     Engine engine(net, optimizer, c, group);

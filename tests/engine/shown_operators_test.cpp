@@ -21,7 +21,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 
 // Rank 1 stays behind an operator until rank 0 has given up; what that one says of it.
 std::string said_of_a_rank_that_stays(const Config& c, bool in_backward, int ranks = 2) {

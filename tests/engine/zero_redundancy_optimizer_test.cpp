@@ -201,7 +201,7 @@ TEST(ZeroRedundancyOptimizer, StartsFromTheParametersOfRank0) {
   const auto first = make_parameters(at::kFloat, 100);
   comm::run_as_threads(3, [&](std::shared_ptr<comm::Group> group) {
     const auto parameters =
-        make_parameters(at::kFloat, static_cast<uint64_t>(100 + 77 * group->rank()));
+        make_parameters(at::kFloat, 100 + 77 * static_cast<uint64_t>(group->rank()));
     const ZeroRedundancyOptimizer optimizer(group, parameters, cases()[0].factory);
     expect_same_bits(parameters, first, "after construction");
   });

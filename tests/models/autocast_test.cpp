@@ -55,7 +55,7 @@ TEST(Autocast, IsAScopeThatEndsAsItBegan) {
   }
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
-  EXPECT_THROW(Autocast(at::kDouble), Error);
+  EXPECT_THROW(Autocast{at::kDouble}, Error);
   EXPECT_THROW(Autocast(at::kBFloat16, at::kXPU), Error);
   EXPECT_EQ(autocast_dtype(at::ones({1})), std::nullopt);
   const Autocast casts(at::kBFloat16);
