@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from . import _C
@@ -20,12 +21,13 @@ def group(timeout: float | None = None) -> _C.Group:
     if _made is None:
         _C.install_host_allocator()
         _made = _C.init(timeout)
-        atexit.register(_leave, _made)
+        atexit.register(_leave, _made, os.getpid())
     return _made
 
 
-def _leave(group: _C.Group) -> None:
+def _leave(group: _C.Group, process: int) -> None:
     # Where an exception ends the program, the other ranks may be waiting for it elsewhere, in torch.distributed for
     # example. So this rank says that it goes, and the ends of its engines wait for nobody.
-    if getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1"):
+    # A forked child that ends so says nothing of its parent.
+    if os.getpid() == process and getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1"):
         group.abandon("it left because of an exception")

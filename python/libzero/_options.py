@@ -73,17 +73,24 @@ def keys_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
     return tuple(_NATIVE[kind].only) if kind in _NATIVE else ()
 
 
-def followed_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
-    """Hyper-parameters that may change while training (schedules change them), by torch's names."""
-    return ("lr", *(_NATIVE[kind].keys if kind in _NATIVE else ("betas",)))
+def followed_of(kind: type[torch.optim.Optimizer], params: dict[str, Any]) -> tuple[str, ...]:
+    """Hyper-parameters that may change while training (schedules change them), by torch's names; `params` are those of
+    the section where a configuration names the optimizer."""
+    return ("lr", *(_NATIVE[kind].keys if kind in _NATIVE else (key for key in params if key != "lr")))
 
 
 def changed(kind: type[torch.optim.Optimizer], group: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters of a group that differ from those of a section, but for the rate."""
-    now = {key: group[key] for key in followed_of(kind) if key != "lr" and group.get(key) is not None}
-    now = {key: [float(each) for each in value] if key == "betas" else value for key, value in now.items()}
-    now = {key: list(value) if isinstance(value, tuple) else value for key, value in now.items()}
+    keys = [key for key in followed_of(kind, params) if key != "lr" and group.get(key) is not None]
+    now = {key: _plain(group[key]) for key in keys}
     return {key: value for key, value in now.items() if params.get(key) != value}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; numbers of torch and NumPy too."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
 
 
 def section_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,7 +143,9 @@ def groups_of(
     return groups
 
 
-def fixed_of(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+def fixed_of(
+    kind: type[torch.optim.Optimizer], group: dict[str, Any], params: dict[str, Any]
+) -> dict[str, Any]:
     """What of a group must stay as it was when the engine was made."""
-    free = ("params", "initial_lr", "swa_lr", *followed_of(kind))
+    free = ("params", "initial_lr", "swa_lr", *followed_of(kind, params))
     return {key: value for key, value in group.items() if key not in free}

@@ -130,9 +130,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
-        self._fixed = [_options.fixed_of(kind, each) for kind, each in zip(self._kinds, self.param_groups)]
         # What the engine trains each group with.
-        self._sections = [json.loads(text) for _, text in groups] if groups else [settings.get("optimizer")]
+        self._sections = [json.loads(text) for _, text in groups] if groups else [settings["optimizer"]]
+        if self._zero1 is not None:
+            self._sections = [{"params": {}} for _ in self.param_groups]
+        self._fixed = [
+            _options.fixed_of(kind, each, section["params"])
+            for kind, each, section in zip(self._kinds, self.param_groups, self._sections)
+        ]
         self._names = names
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
@@ -178,19 +183,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:
                 group["lr"] = schedule.rate(self._engine.steps + 1)
-                group["betas"] = schedule.betas(self._engine.steps + 1) or group.get("betas")
+                betas = schedule.betas(self._engine.steps + 1)
+                if betas is not None and "betas" in self._sections[index]["params"]:
+                    group["betas"] = betas
             if self._zero1 is not None:
                 continue
-            kind = self._kinds[index]
-            now = _options.fixed_of(kind, group)
+            kind, section = self._kinds[index], self._sections[index]
+            now = _options.fixed_of(kind, group, section["params"])
             for key, value in self._fixed[index].items():
                 if now.get(key) != value:
                     raise Error(
                         f"'{key}' of parameter group {index} was changed from {value!r} to {now.get(key)!r}; of a "
-                        f"sharded optimizer only {', '.join(_options.followed_of(kind))} may change. Set it before "
+                        f"sharded optimizer only {', '.join(_options.followed_of(kind, section['params']))} may change. Set it before "
                         "libzero.shard."
                     )
-            rate, section = float(group["lr"]), self._sections[index]
+            rate = float(group["lr"])
             changed = _options.changed(kind, group, section["params"])
             if not changed:
                 self._engine.set_lr(rate, index)
@@ -396,8 +403,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         "Make the torch optimizer with the same before libzero.shard."
                     )
         before = [dict(group) for group in self.param_groups]
-        for kind, group, saved in zip(self._kinds, self.param_groups, groups):
-            group.update({key: saved[key] for key in (*_options.followed_of(kind), "initial_lr") if key in saved})
+        for kind, section, group, saved in zip(self._kinds, self._sections, self.param_groups, groups):
+            followed = _options.followed_of(kind, section["params"])
+            group.update({key: saved[key] for key in (*followed, "initial_lr") if key in saved})
         try:
             self._follow_groups()
         except Error:  # of other states

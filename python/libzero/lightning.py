@@ -124,6 +124,7 @@ class LibzeroStrategy(DDPStrategy):
         atexit.register(_end_torchs_group)
 
     def setup(self, trainer: pl.Trainer) -> None:
+        self.precision_plugin.dtype = torch.float32  # of a module that is not sharded
         if trainer.state.fn != TrainerFn.FITTING and self.sharded is None:
             super().setup(trainer)  # every rank has the whole model
             return

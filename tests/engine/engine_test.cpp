@@ -872,6 +872,48 @@ TEST(EngineGroups, TakeOtherHyperParametersFromTheNextUpdateOn) {
   }
 }
 
+TEST(EngineGroups, TakeOtherHyperParametersOfUpdatesOfTwoPasses) {
+  const std::vector<std::pair<Optimizer, Optimizer>> changes{
+      {Adafactor{.lr = 1e-2}, Adafactor{.lr = 1e-2, .eps2 = 1e-2, .d = 0.5}},
+      {Muon{.lr = 1e-2}, Muon{.lr = 1e-2, .ns_steps = 2, .adam_lr = 1e-3, .beta1 = 0.5}},
+      {Lamb{.lr = 1e-2}, Lamb{.lr = 1e-2, .min_coeff = 0.5, .max_coeff = 0.6}}};
+  for (const int stage : {0, 2}) {
+    for (const auto& [start, wanted] : changes) {
+      run_as_threads(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        auto same = std::make_shared<Net>();
+        auto kept = std::make_shared<Net>();
+        Engine engine(net, start, config(stage), group);
+        Engine reference(same, wanted, config(stage), group);
+        Engine other(kept, start, config(stage), group);
+        engine.set_optimizer(wanted);
+        train(engine, *net, 2);
+        train(reference, *same, 2);
+        train(other, *kept, 2);
+        for (const auto* name : {"a.weight", "a.bias"}) {
+          EXPECT_TRUE(torch::equal(engine.parameter(name), reference.parameter(name)))
+              << optim::name(wanted) << " " << name;
+        }
+        EXPECT_FALSE(torch::equal(engine.parameter("a.weight"), other.parameter("a.weight")))
+            << optim::name(wanted);
+      });
+    }
+  }
+}
+
+TEST(EngineGroups, WhatMuonTrainsWithAdamWFollowsItsGroup) {
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, Muon{.lr = 0.02, .adam_lr = 0.01}, config(2), group);
+    ASSERT_EQ(engine.group_count(), 2U);
+    engine.set_lr(0.2);
+    EXPECT_EQ(engine.lr(1), 0.1);
+    engine.set_lr(0.3, 1);
+    EXPECT_EQ(engine.lr(0), 0.2);
+    EXPECT_EQ(engine.lr(1), 0.3);
+  });
+}
+
 TEST(EngineGroups, TakeOtherBetasFromTheNextUpdateOn) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {

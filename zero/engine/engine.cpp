@@ -607,7 +607,15 @@ void Engine::set_gradient_clipping(double norm) {
   }
   impl_->config.gradient_clipping = norm;
 }
-void Engine::set_lr(double lr, size_t index) { impl_->parameter_group(index).lr = lr; }
+void Engine::set_lr(double lr, size_t index) {
+  auto& group = impl_->parameter_group(index);
+  group.lr = lr;
+  if (const auto beside = impl_->model.beside_matrices_of(index)) {
+    const auto& muon = std::get<Muon>(group.optimizer);
+    impl_->parameter_group(*beside).lr =
+        muon.lr > 0 ? lr * muon.adam_lr.value_or(muon.lr) / muon.lr : lr;
+  }
+}
 double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
 Optimizer Engine::optimizer(size_t index) const {
   const auto& group = impl_->parameter_group(index);
@@ -631,6 +639,10 @@ void Engine::set_optimizer(const Optimizer& optimizer, size_t index) {
   }
   optim::check(optimizer);
   group = {.optimizer = optimizer, .lr = optim::lr(optimizer)};
+  if (const auto beside = impl_->model.beside_matrices_of(index)) {
+    const Optimizer others = optim::beside_matrices(std::get<Muon>(optimizer));
+    impl_->parameter_group(*beside) = {.optimizer = others, .lr = optim::lr(others)};
+  }
 }
 void Engine::set_betas(double beta1, double beta2, size_t index) {
   auto changed = optimizer(index);

@@ -240,7 +240,9 @@ class Engine {
   /// The largest norm of the mean gradient from the next step on; 0: none is clipped. The same on
   /// every rank. Throws ConfigError for a negative one.
   void set_gradient_clipping(double norm);
-  /// The learning rate of group `index` from the next update on.
+  /// The learning rate of group `index` from the next update on. What a group of Muon trains with
+  /// AdamW is a group of its own behind those that were given: it follows, at the same ratio, and
+  /// may be set after.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
   /// The hyper-parameters of group `index`, with the learning rate in force.
@@ -248,7 +250,8 @@ class Engine {
   /// Those of group `index` from the next update on, its learning rate among them: for schedules of
   /// betas, momentum or weight decay. The same on every rank. Throws ConfigError for a value that
   /// cannot be used, and for another optimizer than the group has or one with other states (SGD
-  /// without momentum for SGD with it); the group then stays as it was.
+  /// without momentum for SGD with it); the group then stays as it was. What a group of Muon trains
+  /// with AdamW follows.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
   /// `set_optimizer` with other betas. Throws ConfigError where the group's optimizer has none.
   void set_betas(double beta1, double beta2, size_t index = 0);

@@ -280,6 +280,7 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
 // What Muon cannot train has a group of its own, with its AdamW.
 void Model::part_from_matrices() {
   const size_t given = optimizers_.size();
+  beside_.resize(given);
   for (size_t g = 0; g < given; ++g) {
     const auto* muon = std::get_if<Muon>(&optimizers_[g]);
     if (muon == nullptr) continue;
@@ -289,8 +290,10 @@ void Model::part_from_matrices() {
       if (group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p]))
         group_of_[p] = others;
     }
-    if (std::find(group_of_.begin(), group_of_.end(), others) != group_of_.end())
+    if (std::find(group_of_.begin(), group_of_.end(), others) != group_of_.end()) {
+      beside_[g] = others;
       optimizers_.emplace_back(beside);
+    }
   }
 }
 

@@ -96,6 +96,10 @@ class Model {
 
   /// By parameter group.
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
+  /// The group of what Muon cannot train of this one; none where there is nothing of that kind.
+  std::optional<size_t> beside_matrices_of(size_t group) const {
+    return group < beside_.size() ? beside_[group] : std::nullopt;
+  }
   /// By parameter: its group.
   const std::vector<size_t>& group_of() const { return group_of_; }
   /// As it suits a parameter.
@@ -193,6 +197,7 @@ class Model {
   std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
+  std::vector<std::optional<size_t>> beside_;  // by group as given: that of what Muon cannot train
   std::vector<size_t> group_of_;
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;

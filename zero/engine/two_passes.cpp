@@ -24,10 +24,12 @@ static_assert(std::is_trivially_copyable_v<optim::ParameterNorms> &&
 }  // namespace
 
 TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-                     const Placement& placement, FactoredStates& factored)
+                     const Placement& placement, FactoredStates& factored,
+                     std::function<Optimizer(int64_t parameter)> in_force)
     : layout_(layout),
       table_(table),
       model_(model),
+      in_force_(std::move(in_force)),
       group_(*placement.shards),
       sliced_(placement.sharded.optimizer && placement.shards->size() > 1),
       factors_(group_, layout, table, factored),
@@ -194,7 +196,7 @@ void TwoPasses::exchange(const std::vector<int64_t>& batch) {
   for (const int64_t u : batch) {
     for (const auto& segment : layout_.unit(u).segments) {
       const auto p = static_cast<size_t>(segment.parameter);
-      ratio_[p] = optim::ratio(model_.optimizer_of(segment.parameter), norms_[p], segment.numel);
+      ratio_[p] = optim::ratio(in_force_(segment.parameter), norms_[p], segment.numel);
     }
   }
 }
@@ -220,7 +222,7 @@ void TwoPasses::exchange_matrices(const std::vector<int64_t>& batch, const Deal&
     return static_cast<size_t>(layout_.unit_of(matrix.parameter));
   };
   const auto make_orthogonal = [&](const at::Tensor& unit, const Matrix& matrix) {
-    const auto optimizer = model_.optimizer_of(matrix.parameter);
+    const auto optimizer = in_force_(matrix.parameter);
     const auto values = matrix_of(unit, matrix);
     optim::orthogonalise(values, std::get<Muon>(optimizer).ns_steps);
     return values;

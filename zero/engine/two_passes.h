@@ -31,9 +31,10 @@ namespace zero {
 
 class TwoPasses {
  public:
-  /// All outlive this.
+  /// All outlive this. `in_force`: the optimizer of a parameter, as it suits it, in this update.
   TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-            const Placement& placement, FactoredStates& factored);
+            const Placement& placement, FactoredStates& factored,
+            std::function<Optimizer(int64_t parameter)> in_force);
 
   optim::Reach reach(int64_t unit) const { return reach_[static_cast<size_t>(unit)]; }
   /// The units of two passes, in the order of their first ones; an `exchange` follows each batch.
@@ -81,6 +82,7 @@ class TwoPasses {
   const partition::Layout& layout_;
   const StateTable& table_;
   const Model& model_;
+  std::function<Optimizer(int64_t parameter)> in_force_;
   comm::Group& group_;                    // that shards
   bool sliced_;                           // units lie in slices on its ranks
   std::vector<optim::Reach> reach_;       // by unit

@@ -22,7 +22,11 @@ UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const
       groups_(std::move(groups)),
       model_(model),
       group_of_(model.group_of()),
-      passes_(layout, table, model, placement, factored),
+      passes_(layout, table, model, placement, factored,
+              [this](int64_t parameter) {
+                return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
+                                     model_.parameter(parameter).dim());
+              }),
       gradient_limit_(gradient_limit == 0 ? std::numeric_limits<float>::infinity()
                                           : static_cast<float>(gradient_limit)),
       steps_(group_of_.size(), 0) {
