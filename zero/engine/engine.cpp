@@ -633,9 +633,9 @@ void Engine::set_optimizer(const Optimizer& optimizer, size_t index) {
   if (optimizer.index() != group.optimizer.index() ||
       optim::state_names(optimizer) != optim::state_names(group.optimizer)) {
     throw ConfigError(fmt::format(
-        "Engine::set_optimizer was given {} for parameter group {}, which has {}. Hyper-parameters "
-        "may change while an engine trains, but not the states. Make a new Engine with it.",
-        described(optimizer), index, described(group.optimizer)));
+        "Parameter group {} has {}, and was given {}. Hyper-parameters may change while training, "
+        "but not the states. Construct a new Engine.",
+        index, described(group.optimizer), described(optimizer)));
   }
   optim::check(optimizer);
   group = {.optimizer = optimizer, .lr = optim::lr(optimizer)};

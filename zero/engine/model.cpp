@@ -97,12 +97,12 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
   /// Compiled autograd traces the whole pass before any of it runs.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
     try {
-      throw Error(
-          fmt::format("Compiled autograd cannot run a backward pass that reaches parameter '{}' of "
-                      "an Engine: gradients are reduced while the pass runs. Leave it off "
-                      "(torch._dynamo.config.compiled_autograd, "
-                      "torch._dynamo.compiled_autograd); torch.compile by itself works.",
-                      model.name(parameter_)));
+      throw Error(fmt::format(
+          "Compiled autograd cannot run a backward pass that reaches parameter '{}': its "
+          "gradient is reduced while the pass runs. Leave it off "
+          "(torch._dynamo.config.compiled_autograd, torch._dynamo.compiled_autograd); "
+          "torch.compile by itself works.",
+          model.name(parameter_)));
     } catch (...) {
       if (model.rethrow()) model.rethrow()();
       throw;
