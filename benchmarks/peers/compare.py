@@ -52,7 +52,6 @@ PEERS = {
     "fsdp2-stage2": "zero stage 2",
     "deepspeed2": "zero stage 2",
     "fsdp2-stage3": "zero stage 3",
-    "fsdp2-hsdp": "zero stage 3",
     "deepspeed3": "zero stage 3",
     "deepspeed3-lean": "zero stage 3",
 }

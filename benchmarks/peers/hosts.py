@@ -25,7 +25,7 @@ from statistics import median
 
 sys.dont_write_bytecode = True  # no __pycache__ in the checkout
 
-from compare import CACHE, HERE, LEARNING_RATE, PEERS, ROOT, TCMALLOC, TOLERANCE, WARM_UP, machine, relative_difference, words  # noqa: E402
+from compare import CACHE, HERE, LEARNING_RATE, ROOT, TCMALLOC, TOLERANCE, WARM_UP, machine, relative_difference, words  # noqa: E402
 
 HOSTS = ROOT / "tests/hosts/hosts.py"
 FEW = WARM_UP  # steps of the run that is subtracted
@@ -56,7 +56,7 @@ class Trainers:
         out.mkdir()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "DS_ACCELERATOR": "cpu",
                        "PYTHONDONTWRITEBYTECODE": "1", "ZERO_TEST_TORCH": str(o.python)}
-        if name in PEERS:
+        if name in o.modes:
             launcher = "torchrun"
             environment |= {"LD_PRELOAD": TCMALLOC, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
             command = [o.python, HERE / "train.py", "--mode", name, "--weights", self.weights, "--lr", LEARNING_RATE, "--data", o.data, "--out",
@@ -100,11 +100,13 @@ def arguments() -> argparse.Namespace:
     if options.steps < WARM_UP + 2 or options.rounds < 1:
         parser.error(f"--steps is at least {WARM_UP + 2}, --rounds at least 1")
     options.ours = {f"zero stage {stage}": ["--stage", stage] for stage in options.stages}
+    options.inexact = []  # runs whose losses may be others
     for run in options.run:
         name, _, chosen = (part.strip() for part in run.partition(":"))
-        if not chosen or name in options.ours or name in PEERS:
+        if not chosen or name in options.ours or name in options.modes:
             parser.error(f"--run is '{run}'; it must be NAME: OPTIONS, with a name that no other run has")
         options.ours[name] = chosen.split()
+        options.inexact.append(name)
     for path, remedy in ((options.zero, "make build"), (options.data / "train.bin", "make demo"), (options.python, "benchmarks/peers/setup.sh")):
         if not path.exists():
             parser.error(f"{path} is missing; run: {remedy}")
@@ -118,7 +120,7 @@ def main() -> int:
     ranks = options.hosts * options.ranks
     runs: dict[str, list[dict]] = {name: [] for name in names}
     bytes_a_step = {}
-    with tempfile.TemporaryDirectory(prefix="zero-bench-hosts-") as work:
+    with tempfile.TemporaryDirectory(prefix="zero-hosts-bench-") as work:
         trainers = Trainers(options, Path(work))
         trainers.make_weights()
         for number in range(options.rounds):
@@ -137,7 +139,7 @@ def main() -> int:
     for name in names:
         speeds = [ranks * options.micro_batch * options.seq / median(run["step_ms"]) * 1000 for run in runs[name]]
         worst = max(relative_difference(a, b) for run in runs[name] for a, b in zip(reference, run["losses"], strict=True))
-        if not any(run.startswith(f"{name}:") for run in options.run):  # what is not exact is told, and not refused
+        if name not in options.inexact:
             worst_of_all = max(worst_of_all, worst)
         table.append({"run": name, "tokens_per_s": median(speeds), "least": min(speeds), "most": max(speeds),
                       "bytes_a_step": bytes_a_step[name], "loss_worst": worst})

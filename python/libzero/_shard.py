@@ -192,19 +192,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
             now = _options.fixed_of(kind, group, section["params"])
             for key, value in self._fixed[index].items():
                 if now.get(key) != value:
+                    free = ", ".join(_options.followed_of(kind, section["params"]))
                     raise Error(
                         f"'{key}' of parameter group {index} was changed from {value!r} to {now.get(key)!r}; of a "
-                        f"sharded optimizer only {', '.join(_options.followed_of(kind, section['params']))} may change. Set it before "
-                        "libzero.shard."
+                        f"sharded optimizer only {free} may change. Set it before libzero.shard."
                     )
-            rate = float(group["lr"])
-            changed = _options.changed(kind, group, section["params"])
-            if not changed:
-                self._engine.set_lr(rate, index)
-                continue
-            section = {**section, "params": {**section["params"], **changed, "lr": rate}}
-            self._engine.set_optimizer(json.dumps(section), index)
-            self._sections[index] = section
+            if changed := _options.changed(kind, group, section["params"]):
+                section = {**section, "params": {**section["params"], **changed}}
+                self._engine.set_optimizer(json.dumps(section), index)
+                self._sections[index] = section
+            self._engine.set_lr(float(group["lr"]), index)
 
     @_compile.untraced
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -74,13 +74,16 @@ void register_composites(torch::Library& aten) {
   aten.impl("_thnn_fused_gru_cell", &fused_gru_cell);
 }
 
-const bool registered = [] {
-  // With and without autograd, which differentiates what they are composed of.
-  for (const auto key : {c10::DispatchKey::AutogradPrivateUse1, c10::DispatchKey::PrivateUse1}) {
-    register_composites(*new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+// With and without autograd, which differentiates what they are composed of.
+struct Registration {
+  explicit Registration(c10::DispatchKey key)
+      : aten(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {
+    register_composites(aten);
   }
-  return true;
-}();
+  torch::Library aten;
+};
+const Registration with_autograd(c10::DispatchKey::AutogradPrivateUse1);
+const Registration without_autograd(c10::DispatchKey::PrivateUse1);
 
 }  // namespace
 

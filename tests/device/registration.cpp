@@ -109,18 +109,19 @@ void register_hidden(torch::Library& aten) {
   }
 }
 
-// Libraries of the dispatcher, which live as long as the process.
-const bool registered = [] {
-  const auto library = [](const char* of) {
-    return new torch::Library(torch::Library::IMPL, of, c10::DispatchKey::PrivateUse1, __FILE__,
-                              __LINE__);
-  };
-  torch::Library& aten = *library("aten");
-  register_kernels(aten);
-  register_hidden(aten);
-  library("_")->fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
-  return true;
-}();
+// What is registered stays until the process ends, like LibTorch's own kernels.
+struct Registration {
+  Registration() {
+    register_kernels(aten);
+    register_hidden(aten);
+    all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
+  }
+  torch::Library aten = torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
+                                       __FILE__, __LINE__);
+  torch::Library all =
+      torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+};
+const Registration registration;
 
 }  // namespace
 

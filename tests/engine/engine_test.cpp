@@ -295,16 +295,24 @@ TEST(EngineMemory, GatheredUnitsStayWithinTheBudgetOrWhatOneOperatorPins) {
 TEST(EngineMemory, GivesBackWhatTheModelHeld) {
   constexpr int64_t kWidth = 2048;  // 16 MiB a weight
   constexpr int64_t kHugePage = 2 << 20;
+  install_host_allocator();
+  const auto memory = [] { return HostAllocator::instance().usage(); };
   for (const int stage : {0, 3}) {
     run_as_threads(2, [&](auto group) {
+      group->barrier("before");
+      HostAllocator::instance().reset_peaks();
+      group->barrier("counting");
       torch::nn::Sequential net(torch::nn::Linear(kWidth, kWidth),
                                 torch::nn::Linear(kWidth, kWidth));
+      group->barrier("built");
+      const auto model = memory().used.current;  // of both ranks
+      EXPECT_GE(model, 2 * 2 * kWidth * kWidth * 4);
+      group->barrier("counted");
       Engine engine(net, Sgd{.lr = 0.1}, config(stage), group);
       group->barrier("made");
-      const auto memory = HostAllocator::instance().usage();
       // States are not among what is used; huge pages that hold both are.
-      EXPECT_LT(memory.reserved.current - memory.used.current, 8 * kHugePage);
-      EXPECT_EQ(memory.reserved.peak, memory.reserved.current);
+      EXPECT_LT(memory().reserved.current - memory().used.current, 8 * kHugePage);
+      EXPECT_LT(memory().reserved.peak, model);
       group->barrier("looked");
     });
   }
@@ -908,8 +916,15 @@ TEST(EngineGroups, WhatMuonTrainsWithAdamWFollowsItsGroup) {
     ASSERT_EQ(engine.group_count(), 2U);
     engine.set_lr(0.2);
     EXPECT_EQ(engine.lr(1), 0.1);
-    engine.set_lr(0.3, 1);
+    engine.set_optimizer(engine.optimizer());
     EXPECT_EQ(engine.lr(0), 0.2);
+    EXPECT_EQ(engine.lr(1), 0.1);
+    engine.set_lr(0);  // a warm-up from 0
+    engine.set_betas(0.8, 0.9);
+    engine.set_lr(0.4);
+    EXPECT_DOUBLE_EQ(engine.lr(1), 0.2);
+    engine.set_lr(0.3, 1);
+    EXPECT_EQ(engine.lr(0), 0.4);
     EXPECT_EQ(engine.lr(1), 0.3);
   });
 }

@@ -145,7 +145,7 @@ class Network:
     @staticmethod
     def remove_left_over():
         """A few files of a run that was killed are all that can stay."""
-        for folder in glob.glob(f"{tempfile.gettempdir()}/zero-hosts-*"):
+        for folder in glob.glob(f"{tempfile.gettempdir()}/zero-hosts-[0-9]*-*"):
             if not os.path.exists(f"/proc/{folder.rsplit('-', 2)[1]}"):
                 shutil.rmtree(folder, ignore_errors=True)
 

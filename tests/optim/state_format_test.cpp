@@ -77,12 +77,12 @@ TEST(EightBitStates, AllCodesAreNumbersInOrderAndComeBack) {
         float last = -1;
         for (int code = 0; code < codes; ++code) {
           auto blocks = zeros(64);
-          for (int group = 0; group < 4; ++group) {
-            blocks[static_cast<size_t>(group)] = static_cast<std::byte>(exponent);
-            blocks[static_cast<size_t>(4 + 16 * group)] = static_cast<std::byte>(codes - 1);
-            blocks[static_cast<size_t>(4 + 16 * group + 1)] = static_cast<std::byte>(code);
+          for (size_t group = 0; group < 4; ++group) {
+            blocks[group] = static_cast<std::byte>(exponent);
+            blocks[4 + 16 * group] = static_cast<std::byte>(codes - 1);
+            blocks[4 + 16 * group + 1] = static_cast<std::byte>(code);
             if (sign == Sign::either && code > 0)
-              blocks[static_cast<size_t>(4 + 16 * group + 2)] = static_cast<std::byte>(code + 128);
+              blocks[4 + 16 * group + 2] = static_cast<std::byte>(code + 128);
           }
           const auto values = decoded(blocks, 64, sign);
           ASSERT_GT(values[1], last);

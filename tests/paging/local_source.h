@@ -57,8 +57,7 @@ class Paged {
   static std::vector<partition::Parameter> describe(const std::vector<at::Tensor>& parameters) {
     std::vector<partition::Parameter> list;
     for (const auto& p : parameters) {
-      list.push_back({"p" + std::to_string(list.size()), p.numel(),
-                      static_cast<int64_t>(p.element_size()),
+      list.push_back({"p" + std::to_string(list.size()), p.numel(), p.element_size(),
                       static_cast<int64_t>(p.scalar_type())});
     }
     return list;

@@ -1,6 +1,7 @@
 #include "tests/parity/train.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace zero::parity {
@@ -43,7 +44,7 @@ std::string difference(const Outcome& a, const Outcome& b, comm::Group& group) {
   if (differ(a.norms, b.norms)) verdict = -1;
   if (differ(a.scales, b.scales)) verdict = -3;
   for (size_t i = std::min(a.losses.size(), b.losses.size()); i-- > 0;) {
-    if (std::memcmp(&a.losses[i], &b.losses[i], sizeof(float)) != 0)
+    if (std::bit_cast<uint32_t>(a.losses[i]) != std::bit_cast<uint32_t>(b.losses[i]))
       verdict = static_cast<int64_t>(i) + 1;
   }
   auto all = at::empty({group.size()}, at::kLong);

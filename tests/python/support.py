@@ -54,11 +54,7 @@ def main() -> None:
     if _SIZE in os.environ:
         _run(chosen, int(os.environ[_SIZE]))
         return
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        print("skipped: this Python has no torch (scripts/python_environment.sh)")
-        sys.exit(77)
+    need("torch")
     failed = []
     for size in sorted({size for _, sizes, _ in chosen for size in sizes}):
         here = [test for test in chosen if size in test[1]]
@@ -72,6 +68,14 @@ def main() -> None:
     print(f"{Path(sys.argv[0]).stem}: {len(chosen)} tests passed")
 
 
+def need(*packages: str) -> None:
+    """Ends with 77 where this Python lacks one of them."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            print(f"skipped: this Python has no {package} (scripts/python_environment.sh)")
+            sys.exit(77)
+
+
 def launch(size: int, arguments: list[str], **keywords: Any) -> subprocess.CompletedProcess[Any]:
     """Runs a Python script with its arguments on so many ranks."""
     return subprocess.run(command(size, arguments), env={**environment(), _SIZE: str(size)}, timeout=600, **keywords)
@@ -82,10 +86,7 @@ def under_launcher(size: int) -> None:
     that run's status; 77 where torch or transformers is missing."""
     if _SIZE in os.environ:
         return
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            print(f"skipped: this Python has no {package} (scripts/python_environment.sh)")
-            sys.exit(77)
+    need("torch", "transformers")
     sys.exit(launch(size, sys.argv).returncode)
 
 

@@ -40,11 +40,7 @@ def main() -> None:
     if WAITS in os.environ:
         rank()
         return
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        print("skipped: this Python has no torch (scripts/python_environment.sh)")
-        sys.exit(77)
+    support.need("torch")
     for waits in ("torch.distributed", "libzero"):
         begin = time.monotonic()
         done = subprocess.run(

@@ -57,11 +57,7 @@ def main() -> None:
     if OUT in os.environ:
         train(Path(os.environ[OUT]))
         return
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        print("skipped: this Python has no torch (scripts/python_environment.sh)")
-        sys.exit(77)
+    support.need("torch")
     one_host = results(support.command(4, [__file__]), {"ZERO_SUM_BLOCK": "2"})
     hosts = Path(__file__).parents[1] / "hosts/hosts.py"
     compared = 0

@@ -613,7 +613,7 @@ void Engine::set_lr(double lr, size_t index) {
   if (const auto beside = impl_->model.beside_matrices_of(index)) {
     const auto& muon = std::get<Muon>(group.optimizer);
     impl_->parameter_group(*beside).lr =
-        muon.lr > 0 ? lr * muon.adam_lr.value_or(muon.lr) / muon.lr : lr;
+        muon.lr > 0 ? lr * optim::beside_matrices(muon).lr / muon.lr : muon.adam_lr.value_or(lr);
   }
 }
 double Engine::lr(size_t index) const { return impl_->parameter_group(index).lr; }
@@ -621,6 +621,8 @@ Optimizer Engine::optimizer(size_t index) const {
   const auto& group = impl_->parameter_group(index);
   auto with_rate = group.optimizer;
   std::visit([&](auto& each) { each.lr = group.lr; }, with_rate);
+  if (const auto beside = impl_->model.beside_matrices_of(index))
+    std::get<Muon>(with_rate).adam_lr = lr(*beside);
   return with_rate;
 }
 void Engine::set_optimizer(const Optimizer& optimizer, size_t index) {
@@ -645,7 +647,7 @@ void Engine::set_optimizer(const Optimizer& optimizer, size_t index) {
   }
 }
 void Engine::set_betas(double beta1, double beta2, size_t index) {
-  auto changed = optimizer(index);
+  auto changed = impl_->parameter_group(index).optimizer;
   std::visit(
       [&](auto& optimizer) {
         if constexpr (requires { optimizer.beta1; }) {
@@ -657,7 +659,9 @@ void Engine::set_betas(double beta1, double beta2, size_t index) {
         }
       },
       changed);
+  const double rate = lr(index);
   set_optimizer(changed, index);
+  set_lr(rate, index);
 }
 size_t Engine::group_count() const { return impl_->update->groups().size(); }
 const Config& Engine::config() const { return impl_->config; }
