@@ -32,7 +32,7 @@ class Autocast {
 
   /// How this thread casts, for another one or for later.
   struct State {
-    static constexpr std::array kDevices{at::kCPU, at::kCUDA};
+    static constexpr std::array kDevices{at::kCPU, at::kCUDA, at::kPrivateUse1};
     static State current();
     std::array<bool, kDevices.size()> enabled{};
     std::array<at::ScalarType, kDevices.size()> dtype{};

@@ -24,6 +24,7 @@
 #include "zero/comm/reduce_kernels.h"
 #include "zero/comm/shm_window.h"
 #include "zero/comm/wait_clock.h"
+#include "zero/device/memory.h"
 
 namespace zero::comm {
 namespace {
@@ -41,6 +42,27 @@ class HoldingWork final : public c10d::Work {
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   at::Tensor held_;
+};
+
+// A sum that another backend makes in one dtype, the wider one, and that goes on rounded.
+class RoundingWork final : public c10d::Work {
+ public:
+  RoundingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor sum, at::Tensor output)
+      : work_(std::move(work)), sum_(std::move(sum)), output_(std::move(output)) {}
+  bool isCompleted() override { return work_->isCompleted() && !sum_.defined(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool done = work_->wait(timeout);
+    const c10::InferenceMode no_autograd;
+    if (done && sum_.defined()) output_.copy_(std::exchange(sum_, at::Tensor()));
+    return done;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor sum_;
+  at::Tensor output_;
 };
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
@@ -85,7 +107,7 @@ struct Group::Impl {
     const std::lock_guard lock(issue);
     CallName call{what, std::string(label), rank};
     try {
-      if (ours()) {
+      if (ours(counted)) {
         transport.announcements->announce(
             {FixedText<72>(label), counted, counted == Collective::control, std::move(wire)});
       }
@@ -94,7 +116,7 @@ struct Group::Impl {
                     logical_bytes);
       auto work = issue_call();
       one_tensor.clear();
-      accounts.traffic->add(counted, logical_bytes, ours() ? 0 : logical_bytes);
+      accounts.traffic->add(counted, logical_bytes, ours(counted) ? 0 : logical_bytes);
       return {std::move(work), accounts.clock, std::move(call), std::move(flight)};
     } catch (...) {
       one_tensor.clear();
@@ -109,8 +131,11 @@ struct Group::Impl {
     return {};
   }
 
-  // Whether the backends are libzero's own.
-  bool ours() const { return transport.announcements != nullptr; }
+  // Whether the backend of such calls is libzero's own.
+  bool ours(Collective collective) const {
+    return transport.announcements != nullptr &&
+           (transport.device.is_cpu() || collective == Collective::control);
+  }
   c10d::Backend& backend_of(Collective collective) const {
     return collective == Collective::control ? *transport.control : *transport.data;
   }
@@ -151,7 +176,7 @@ struct Group::Impl {
     const auto refuse = [&](std::string_view why) {
       throw CommError(fmt::format("{} on rank {}: {}", what, rank, why));
     };
-    if (!ours()) {
+    if (!ours(Collective::all_gather)) {
       refuse(
           "a group over a foreign backend cannot quantise what crosses between hosts; use "
           "zero::init, or switch the zero_quantized_... keys off.");
@@ -192,8 +217,9 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
   if (impl_->transport.topology) {
     impl_->topology = *impl_->transport.topology;
   } else {
-    impl_->topology =
-        impl_->ours() ? Topology::of_one_host(impl_->size, impl_->rank) : impl_->find_topology();
+    impl_->topology = impl_->ours(Collective::control)
+                          ? Topology::of_one_host(impl_->size, impl_->rank)
+                          : impl_->find_topology();
   }
 }
 
@@ -222,11 +248,13 @@ Topology Group::Impl::find_topology() const {
 int Group::rank() const { return impl_->rank; }
 int Group::number() const { return impl_->transport.number.value_or(impl_->rank); }
 int Group::size() const { return impl_->size; }
+c10::Device Group::device() const { return impl_->transport.device; }
 const Topology& Group::topology() const { return impl_->topology; }
 const std::shared_ptr<RankActivity>& Group::activity() { return impl_->accounts.activity; }
 
 at::Tensor Group::empty(int64_t numel, at::ScalarType dtype, Category category) {
   if (impl_->transport.memory) return impl_->transport.memory->empty(numel, dtype, category);
+  if (!device().is_cpu()) return device_empty(numel, dtype, device(), ledger(), category);
   return private_tensor(numel, dtype, ledger(), category);
 }
 
@@ -235,7 +263,7 @@ std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category cat
     const ClockedScope clocked(*impl_->accounts.clock);
     return impl_->transport.windows->make(bytes, slots, category);
   }
-  if (impl_->size > 1) return nullptr;
+  if (impl_->size > 1 || !device().is_cpu()) return nullptr;
   return std::make_unique<SingleWindow>(bytes, slots, ledger(), category);
 }
 
@@ -305,8 +333,14 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   return impl_->run(
       "reduce_scatter", Collective::reduce_scatter, bytes, bytes_of(input), label,
       [&]() -> c10::intrusive_ptr<c10d::Work> {
-        if (impl_->ours() || input.scalar_type() == output.scalar_type()) {
+        if (impl_->ours(Collective::reduce_scatter) ||
+            input.scalar_type() == output.scalar_type()) {
           return impl_->transport.data->_reduce_scatter_base(output, input, call);
+        }
+        if (input.element_size() > output.element_size()) {
+          auto sum = at::empty(output.sizes(), output.options().dtype(input.scalar_type()));
+          auto work = impl_->transport.data->_reduce_scatter_base(sum, input, call);
+          return c10::make_intrusive<RoundingWork>(std::move(work), std::move(sum), output);
         }
         auto converted = input.to(output.scalar_type());  // another backend reduces one dtype only
         auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
@@ -392,7 +426,10 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
         "which asks for it; they are {}.",
         size(), rank(), fmt::join(ranks, ", ")));
   }
-  if (ranks.size() == 1) return single(impl_->accounts);
+  if (ranks.size() == 1) {
+    auto alone = single(impl_->accounts);
+    return device().is_cpu() ? alone : on_device(std::move(alone), device());
+  }
   if (!impl_->transport.subgroups) {
     throw CommError(
         "A group over a foreign backend has no subgroups; make them with that backend, or use "
@@ -414,6 +451,42 @@ const std::shared_ptr<Ledger>& Group::ledger() const { return impl_->accounts.le
 double Group::wait_ms() const {
   return static_cast<double>(impl_->accounts.clock->nanoseconds.load(std::memory_order_relaxed)) *
          1e-6;
+}
+
+namespace {
+
+class DeviceSubgroups final : public Subgroups {
+ public:
+  DeviceSubgroups(std::shared_ptr<Group> host, c10::Device device, MakeBackend make)
+      : host_(std::move(host)), device_(device), make_(std::move(make)) {}
+  std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& /*options*/,
+                              const Accounts& /*accounts*/) override {
+    return on_device(host_->subgroup(ranks), device_, make_);
+  }
+
+ private:
+  std::shared_ptr<Group> host_;
+  c10::Device device_;
+  MakeBackend make_;
+};
+
+}  // namespace
+
+std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
+                                 MakeBackend make) {
+  const auto& of_host = host->impl_->transport;
+  Transport transport{.control = of_host.control,
+                      .liveness = of_host.liveness,
+                      .announcements = of_host.announcements,
+                      .topology = host->topology(),
+                      .device = device,
+                      .keeps = host,
+                      .number = of_host.number};
+  if (host->size() > 1) transport.data = make(*host);
+  const auto options = host->impl_->options;
+  const auto accounts = host->accounts();
+  transport.subgroups = std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make));
+  return std::make_shared<Group>(std::move(transport), options, accounts);
 }
 
 std::shared_ptr<Group> single(Accounts accounts) {

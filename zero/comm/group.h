@@ -104,6 +104,8 @@ class Group {
   /// What this rank is among the ranks of its job, as errors name it.
   int number() const;
   int size() const;
+  /// Where the tensors of its collectives are; those of control collectives are on the CPU.
+  c10::Device device() const;
   /// Which ranks share a host.
   const Topology& topology() const;
   /// Ranks of this host and this rank's place among them (for thread counts and logs).
@@ -112,7 +114,8 @@ class Group {
 
   /// A 1-D tensor of `numel` elements, uninitialised, on which collectives work in place: the peers
   /// read it where it is. Charged to `category` of the ledger while its storage lives. A group of
-  /// one, or a transport without shared memory, gives ordinary memory. Throws OutOfMemory. Not a
+  /// one, or a transport without shared memory, gives ordinary memory of its device. Throws
+  /// OutOfMemory. Not a
   /// collective: ranks may allocate in any order.
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category);
 
@@ -185,9 +188,22 @@ class Group {
   double wait_ms() const;
 
  private:
+  friend std::shared_ptr<Group> on_device(
+      std::shared_ptr<Group> host, c10::Device device,
+      std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks)> make);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Makes what carries tensors of a device between the ranks of a group of the host's.
+using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks)>;
+
+/// The ranks of `host`, with collectives of tensors on `device`, which the backend carries that
+/// `make` gives (NCCL, say; it is asked once, and once for each subgroup; of a group of one never).
+/// Control, liveness and all that is counted stay those of `host`. Work::wait does not block there:
+/// what this thread enqueues afterwards, on its current stream, runs after the collective.
+std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
+                                 MakeBackend make = {});
 
 /// A group of one: every collective returns at once, nothing is shared.
 std::shared_ptr<Group> single(Accounts accounts = {});

@@ -96,11 +96,16 @@ struct Transport {
   std::shared_ptr<Liveness> liveness{};
   std::shared_ptr<Subgroups> subgroups{};
   std::shared_ptr<ActivitySlot> activity{};  ///< where others see what this rank does
-  /// Of both backends, which then count the bytes that they copy.
+  /// Of both backends (of `control` alone where `device` is not the CPU), which then count the
+  /// bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
   /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell
   /// each other.
   std::optional<Topology> topology{};
+  /// Of the tensors that `data` carries; those of `control` are the CPU's.
+  c10::Device device{c10::kCPU};
+  /// Lives as long as the group.
+  std::shared_ptr<void> keeps{};
   /// What this rank is among the ranks of its job; null: the same as in the group.
   std::optional<int> number{};
 };

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "zero/comm/group.h"
+#include "zero/device/memory.h"
 
 namespace zero {
 
@@ -14,20 +16,25 @@ namespace zero {
 /// which are many times smaller. Steps after the first two allocate nothing.
 class BucketPool {
  public:
-  /// `bucket_bytes`: of the largest ordinary unit; `slice_bytes`: of its slice, in the widest dtype
-  /// that it comes in. Larger arrays are made as large as they are asked for.
-  BucketPool(comm::Group& group, int64_t bucket_bytes, int64_t slice_bytes);
+  /// On a device memory is taken on `side`, and whoever takes an array runs after who had it
+  /// before. `bucket_bytes`: of the largest ordinary unit; `slice_bytes`: of its slice, in the
+  /// widest dtype that it comes in. Larger arrays are made as large as they are asked for.
+  BucketPool(comm::Group& group, std::optional<c10::Stream> side, int64_t bucket_bytes,
+             int64_t slice_bytes);
 
-  /// An uninitialised array; its memory comes back with `give`.
+  /// An uninitialised array, for this thread's current stream; its memory comes back with `give`,
+  /// on the stream that uses it last.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
   int64_t bucket_bytes() const { return bucket_bytes_; }
 
  private:
+  at::Tensor make(int64_t bytes);
   comm::Group& group_;
   int64_t bucket_bytes_;
   int64_t slice_bytes_;
-  std::multimap<int64_t, at::Tensor> free_;  // by bytes
+  std::optional<c10::Stream> side_;
+  std::multimap<int64_t, StreamMemory> free_;  // by bytes; of equal ones the oldest first
 };
 
 }  // namespace zero

@@ -74,8 +74,9 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
                    Config configuration, std::shared_ptr<comm::Group> ranks)
     : config(validated(std::move(configuration))),
       model(std::move(tensors), groups),
-      placement((model.agree(config, *ranks), place(config, ranks))),
-      layout(lay_out(model, config, placement)) {
+      placement((model.agree(config, *ranks), place(config, group_on_device(ranks, model)))),
+      layout(lay_out(model, config, placement)),
+      link(model.device()) {
   const c10::NoGradGuard no_grad;
   const int shards = placement.shards->size();
   const int64_t available = memory_of_rank(group());
@@ -85,6 +86,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   plans = plan_units(layout, model, config, placement, timing);
   if (config.scales_loss()) loss_scale.emplace(config.loss_scaling);
   check_passes();
+  check_on_device(config, timing, model);
   check_budget();
   check_memory(available);
   limit_device();
@@ -142,7 +144,8 @@ void Engine::Impl::seed_ranks() const {
 
 void Engine::Impl::make_table() {
   // Every rank has a device of its own: where there is one, units are copied to it.
-  const bool shares = config.device_memory == 0 || placement.shards->size() == 1;
+  const bool shares =
+      model.device().is_cpu() && (config.device_memory == 0 || placement.shards->size() == 1);
   const bool one_host = placement.shards->topology().hosts == 1;
   table = std::make_unique<StateTable>(
       layout, plans, placement, link, make_disk(plans, config, timing, group()),
@@ -426,17 +429,13 @@ double Engine::Impl::global_norm(bool& finite) {
   auto mine = at::zeros({units + 1}, at::kDouble);
   auto* partial = mine.mutable_data_ptr<double>();
   const auto written = written_units();
+  const auto norms = reduce->norms();
   for (int64_t u = 0; u < units; ++u) {
     if (!trainable(u)) {  // has no norm: its place tells who has written to it
       partial[u] = written[static_cast<size_t>(u)];
       continue;
     }
-    const auto& segments = layout.unit(u).segments;
-    const bool any = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
-      return reduce->present()[static_cast<size_t>(segment.parameter)] != 0;
-    });
-    if (!any) continue;
-    const auto norm = reduce->norm(u);
+    const auto& norm = norms[static_cast<size_t>(u)];
     partial[u] = norm.sum;
     if (!norm.finite) partial[units] = 1;
   }

@@ -14,6 +14,7 @@
 #include "zero/engine/factored_states.h"
 #include "zero/engine/gather.h"
 #include "zero/engine/model.h"
+#include "zero/engine/on_device.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/plan.h"
 #include "zero/engine/reduce.h"
@@ -118,7 +119,7 @@ struct Engine::Impl {
   /// are.
   std::optional<comm::Quantisation> parameter_wire(int64_t unit) const;
   std::optional<comm::Quantisation> gradient_wire(int64_t unit) const;
-  /// Bytes of those on the device and the host.
+  /// Bytes of those in the host's memory: all but what lies on a disk, or on a device of its own.
   partition::StateMemory states_in_memory(partition::Placement at) const;
   /// What a budget or a device leaves after the first step is for gathered units.
   bool spends_budget() const { return config.memory_budget > 0 || config.device_memory > 0; }

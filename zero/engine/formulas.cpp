@@ -2,6 +2,7 @@
 // table.
 #include <algorithm>
 
+#include "zero/device/stream.h"
 #include "zero/engine/engine_impl.h"
 
 namespace zero {
@@ -90,7 +91,8 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
 }
 
 partition::StateMemory Engine::Impl::states_in_memory(partition::Placement at) const {
-  const auto device = states(at, Tier::device);
+  const bool apart = is_asynchronous(model.device());
+  const auto device = apart ? partition::LayoutMemory{} : states(at, Tier::device);
   const auto host = states(at, Tier::host);
   const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
   return {.parameters = both(device.parameters, host.parameters),

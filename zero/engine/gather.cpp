@@ -2,7 +2,6 @@
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -13,6 +12,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/timeline.h"
 #include "zero/comm/flight.h"
+#include "zero/device/memory.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
@@ -56,29 +56,33 @@ void GatherFlow::take(int64_t index, const at::Tensor& parameter) {
   const auto& segment = layout_.segment_of(index);
   const auto values = flat_view(parameter);
   auto& storage = *parameter.storage().unsafeGetStorageImpl();
+  const auto check = [&] {  // what was read is what was made
+    if (parameter.device().is_cpu()) HostAllocator::instance().check(storage.mutable_data());
+  };
   if (placement_.sharded.parameters) {
     table_.write_parameter(index, values, table_.plan(u).parameters_at);
-    HostAllocator::instance().check(storage.mutable_data());  // what was read is what was made
+    check();
     // At once, not when all are here: the whole model need not fit in memory.
-    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU));
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, parameter.device()));
     return;
   }
   auto place = table_.whole(u).narrow(0, segment.offset, segment.numel);
   place.copy_(values);
-  HostAllocator::instance().check(storage.mutable_data());
+  check();
   // The tensor keeps its identity; its storage points into the unit, which lives as long as
   // anything that uses it.
   void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
   storage.set_data_ptr_noswap(c10::DataPtr(
       data, new at::Tensor(table_.whole(u)),
-      [](void* unit) { delete static_cast<at::Tensor*>(unit); }, c10::kCPU));
+      [](void* unit) { delete static_cast<at::Tensor*>(unit); }, parameter.device()));
 }
 
 void GatherFlow::start(const std::vector<at::Tensor>& parameters) {
   if (!placement_.sharded.parameters) return;
   pager_ = std::make_unique<paging::Pager>(
       layout_, parameters, *this, group_.ledger(),
-      paging::PagerOptions{.budget_bytes = options_.live_bytes,
+      paging::PagerOptions{.device = table_.device(),
+                           .budget_bytes = options_.live_bytes,
                            .prefetch_bytes = options_.prefetch_bytes,
                            .rethrow = options_.rethrow});
   for (int64_t u = 0; u < layout_.unit_count(); ++u) publish(u);
@@ -87,6 +91,7 @@ void GatherFlow::start(const std::vector<at::Tensor>& parameters) {
 void GatherFlow::publish(int64_t unit) {
   const auto u = static_cast<size_t>(unit);
   ++epoch_[u];
+  published_.record(table_.device());
   if (table_.window() != nullptr) {
     table_.window()->publish(unit, epoch_[u],
                              {.whole = places_[u],
@@ -112,6 +117,7 @@ void GatherFlow::gather(int64_t unit, void* destination) {
   const auto u = static_cast<size_t>(unit);
   const auto& plan = table_.plan(unit);
   auto& fetch = fetches_[u];
+  published_.wait();
   at::Tensor slice;
   if (on_disk(unit)) {
     options_.complete(unit, false);
@@ -134,8 +140,7 @@ void GatherFlow::gather(int64_t unit, void* destination) {
   } else {
     slice = table_.memory(unit, State::parameters);
   }
-  auto output =
-      at::from_blob(destination, {layout_.unit(unit).numel}, at::TensorOptions().dtype(plan.dtype));
+  auto output = tensor_at(destination, layout_.unit(unit).numel, plan.dtype, table_.device());
   if (plan.parameters_at == Tier::host) {
     auto place = output.narrow(0, plan.owned.begin, plan.owned.size());
     table_.link().up(place.data_ptr(), slice.const_data_ptr(),
@@ -271,11 +276,12 @@ void GatherFlow::forget() {
 
 at::Tensor GatherFlow::full(int64_t unit) {
   if (!placement_.sharded.parameters) return table_.whole(unit);
-  const auto options = at::TensorOptions().dtype(table_.plan(unit).dtype);
-  if (in_window(unit)) return at::from_blob(view(unit), {layout_.unit(unit).numel}, options);
-  auto slice = table_.read(unit, State::parameters);
+  const auto dtype = table_.plan(unit).dtype;
+  const auto numel = layout_.unit(unit).numel;
+  if (in_window(unit)) return tensor_at(view(unit), numel, dtype, c10::kCPU);
+  auto slice = table_.read(unit, State::parameters).to(table_.device());
   if (group_.size() == 1) return slice;
-  auto array = at::empty({layout_.unit(unit).numel}, options);
+  auto array = at::empty({numel}, at::TensorOptions(dtype).device(table_.device()));
   group_.all_gather(array, slice, labels_[static_cast<size_t>(unit)]).wait();
   return array;
 }

@@ -41,6 +41,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/device/stream.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/state_table.h"
 #include "zero/paging/pager.h"
@@ -133,6 +134,7 @@ class GatherFlow final : public paging::UnitSource {
   comm::Group& group_;
   Options options_;
   bool reads_disk_ = false;          // some unit's parameters lie there
+  StreamMark published_;             // on a device: the parameters as they are now
   at::Tensor view_;                  // of the window
   std::vector<at::Tensor> places_;   // of units in it
   std::vector<uint64_t> epoch_;      // by unit, the same on all ranks

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "zero/base/host_memory.h"
+#include "zero/device/memory.h"
 
 namespace zero {
 
@@ -15,7 +16,7 @@ constexpr int64_t kArrivingNumel = 1 << 18;
 constexpr size_t kWrites = 1;
 
 void add_to(const at::Tensor& to, const at::Tensor& addend) {
-  if (to.scalar_type() == at::kFloat) {
+  if (to.scalar_type() == at::kFloat && to.device().is_cpu()) {
     optim::accumulate(static_cast<float*>(to.data_ptr()), addend.const_data_ptr(),
                       addend.scalar_type(), to.numel());
   } else {
@@ -42,9 +43,17 @@ void GradientSums::add(const at::Tensor& sum, Reduction& reduction) {
   context_.pool.give(std::move(reduction.output));
 }
 
-void GradientSums::give_bucket(Reduction& reduction) {
-  if (reduction.pooled) context_.pool.give(std::move(reduction.bucket));
+void GradientSums::give_bucket(Reduction& reduction) const {
+  if (reduction.pooled) {
+    context_.pool.give(std::move(reduction.bucket));
+  } else {
+    StreamMemory(std::move(reduction.bucket), reduction.home).used();
+  }
   reduction.bucket = at::Tensor();
+}
+
+at::Tensor GradientSums::host_memory(int64_t numel, at::ScalarType dtype, Category category) const {
+  return pinned_zeros(numel, dtype, context_.table.device(), context_.table.ledger(), category);
 }
 
 // KeptSums
@@ -56,7 +65,8 @@ KeptSums::KeptSums(const Context& context, bool doubled) : GradientSums(context)
     const auto& plan = context_.table.plan(u);
     if (!plan.trainable || plan.gradients_at != Tier::device) continue;
     const auto make = [&](Category category) {
-      return host_zeros(plan.owned.size(), dtype(u), context_.table.ledger(), category);
+      return device_zeros(plan.owned.size(), dtype(u), context_.table.device(),
+                          context_.table.ledger(), category);
     };
     memory(u) = make(Category::gradients);
     other_[static_cast<size_t>(u)] = make(Category::offload_buffers);
@@ -70,10 +80,17 @@ bool KeptSums::in_place(const Reduction& reduction) const {
 }
 
 at::Tensor KeptSums::make_slice(int64_t unit) const {
-  return host_empty(numel(unit), dtype(unit), context_.table.ledger(), category());
+  return device_empty(numel(unit), dtype(unit), context_.table.device(), context_.table.ledger(),
+                      category());
 }
 
 at::Tensor KeptSums::part_kept(Reduction& reduction) const {
+  if (is_asynchronous(context_.table.device())) {
+    auto kept = make_slice(reduction.unit);
+    kept.copy_(part_of_bucket(reduction));
+    give_bucket(reduction);
+    return kept;
+  }
   const int64_t slice = numel(reduction.unit);
   return host_part(std::move(reduction.bucket), slice * context_.placement.shards->rank(), slice,
                    context_.table.ledger(), category());
@@ -168,14 +185,11 @@ HostSums::HostSums(const Context& context, bool doubled, std::function<bool(int6
     const auto& plan = context_.table.plan(u);
     if (!plan.trainable || plan.gradients_at != Tier::host) continue;
     most = std::max(most, numel(u));
-    const auto make = [&](Category category) {
-      return host_zeros(numel(u), dtype(u), context_.table.ledger(), category);
-    };
+    const auto make = [&](Category category) { return host_memory(numel(u), dtype(u), category); };
     memory(u) = make(Category::host_gradients);
     if (doubled) other_[static_cast<size_t>(u)] = make(Category::host_buffers);
   }
-  arriving_ = host_zeros(std::min(most, kArrivingNumel), at::kFloat, context_.table.ledger(),
-                         Category::host_buffers);
+  arriving_ = host_memory(std::min(most, kArrivingNumel), at::kFloat, Category::host_buffers);
 }
 
 // What goes down of a rank that is alone is its bucket: the sum needs no more bits than it has.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "zero/comm/group.h"
@@ -31,6 +32,8 @@ struct Reduction {
   int64_t unit = 0;
   at::Tensor bucket;
   bool pooled = true;  ///< the bucket is of the pool, not a gradient itself
+  /// Where it is not pooled: the stream of a device that its memory goes back to.
+  std::optional<c10::Stream> home{};
   bool adds = false;   ///< the sum of an earlier pass of this step is there: this one is added
   at::Tensor output;   ///< what the reduction writes to
   at::Tensor sum;      ///< memory for the unit's sum, where it is not the output and not kept
@@ -85,7 +88,9 @@ class GradientSums {
   at::Tensor part_of_bucket(const Reduction& reduction) const;
   /// The sum of this pass, unrounded, is added to that of the earlier ones.
   void add(const at::Tensor& sum, Reduction& reduction);
-  void give_bucket(Reduction& reduction);
+  void give_bucket(Reduction& reduction) const;
+  /// In the host's memory.
+  at::Tensor host_memory(int64_t numel, at::ScalarType dtype, Category category) const;
 
   Context context_;
 };

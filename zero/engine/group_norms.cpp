@@ -55,7 +55,7 @@ std::vector<double> Engine::group_norms() {
       const auto part = partition::intersect(segment.range(), slice);
       const auto p = static_cast<size_t>(segment.parameter);
       if (part.empty() || impl.reduce->present()[p] == 0) continue;
-      if (!array.defined()) array = impl.reduce->sum(u);
+      if (!array.defined()) array = impl.reduce->sum(u).cpu();
       add_squares(sums[impl.model.group_of()[p]],
                   array.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
     }

@@ -6,6 +6,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
@@ -144,11 +145,11 @@ void Model::take_names(const NamedTensors& tensors) {
       index_[name] = found->second;
       continue;
     }
-    if (!tensor.device().is_cpu()) {
+    if (!parameters_.empty() && tensor.device() != device()) {
       throw ConfigError(
-          fmt::format("Parameter '{}' is on device {}; this build trains on CPUs. Move the module "
-                      "to the CPU before constructing the Engine.",
-                      name, tensor.device().str()));
+          fmt::format("Parameter '{}' is on {}, but '{}' is on {}. Move the module to one device "
+                      "before constructing the Engine.",
+                      name, tensor.device().str(), names_.front(), device().str()));
     }
     if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
         tensor.scalar_type() != at::kHalf) {
@@ -382,8 +383,10 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
                              : tensor.detach().clone(at::MemoryFormat::Preserve));
   } else if (replaced) {
     auto& storage = *tensor.storage().unsafeGetStorageImpl();
-    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));  // before there is more
-    storage.set_data_ptr_noswap(c10::GetAllocator(at::kCPU)->allocate(tensor.nbytes()));
+    const c10::OptionalDeviceGuard on(tensor.device());
+    auto& allocator = *c10::GetAllocator(tensor.device().type());
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));  // before there is more
+    storage.set_data_ptr_noswap(allocator.allocate(tensor.nbytes()));
   }
   if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
 }
@@ -419,7 +422,7 @@ void Model::synchronize_buffers(BufferPolicy policy, comm::Group& group) const {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     if (buffers_[i].second.numel() == 0) continue;
     const auto& name = buffers_[i].first;
-    const auto values = plain(buffers_[i].second).contiguous().clone();
+    const auto values = plain(buffers_[i].second).contiguous().to(device(), false, /*copy=*/true);
     if (policy == BufferPolicy::average && values.is_floating_point()) {
       group.all_reduce(values.view({-1}), name).wait();
       values.div_(group.size());

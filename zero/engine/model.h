@@ -81,6 +81,8 @@ class Model {
   std::vector<std::string> names_of(int64_t index) const;
   const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
+  /// That all parameters are on.
+  c10::Device device() const { return parameters_.front().device(); }
   /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
   int64_t index_of(std::string_view name) const;
   /// Index of a parameter by any of its tensors.

@@ -9,9 +9,10 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/base/host_memory.h"
 #include "zero/comm/reduce_kernels.h"
+#include "zero/device/memory.h"
 #include "zero/engine/flat.h"
+#include "zero/optim/operators.h"
 
 namespace zero {
 
@@ -31,6 +32,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
       table_(table),
       placement_(placement),
       group_(*placement.shards),
+      side_(side_stream(table.device())),
       options_(std::move(options)),
       states_(static_cast<size_t>(layout.unit_count())),
       in_bucket_(parameters_.size(), 0),
@@ -42,6 +44,10 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
     labels_.push_back("gradients of " + unit_label(layout_, u));
     // Backward meets the last first; corrected after the first pass.
     if (table_.trainable(u)) order_.insert(order_.begin(), u);
+  }
+  if (side_) {
+    norms_ = at::zeros({layout_.unit_count(), 2},
+                       at::TensorOptions(at::kDouble).device(table_.device()));
   }
   make_pool();
   if (sharded()) {
@@ -63,7 +69,7 @@ void ReduceFlow::make_pool() {
     slices = std::max(slices, layout_.slice_numel(u) *
                                   std::max(bytes_of(wire_dtype(u)), bytes_of(sum_dtype(u, false))));
   }
-  pool_ = std::make_unique<BucketPool>(group_, buckets, slices);
+  pool_ = std::make_unique<BucketPool>(group_, side_, buckets, slices);
 }
 
 // One class a place, of those that units use.
@@ -110,7 +116,8 @@ void ReduceFlow::make_whole() {
     const auto& plan = table_.plan(u);
     const bool below = plan.gradients_at == Tier::host;
     const auto owned = [&](Category category) {
-      return host_zeros(plan.owned.size(), plan.gradient_dtype, table_.ledger(), category);
+      return pinned_zeros(plan.owned.size(), plan.gradient_dtype, table_.device(), table_.ledger(),
+                          category);
     };
     const auto whole = [&](Category category) {
       return group_.empty(layout_.unit(u).numel, plan.gradient_dtype, category).zero_();
@@ -144,6 +151,7 @@ void ReduceFlow::reserve_buckets() {
 }
 
 ReduceFlow::~ReduceFlow() {
+  const SideScope on(side_, mark_);  // where memory goes back to
   for (auto& reduction : in_flight_) {
     try {
       reduction.of_ranks.wait();
@@ -298,6 +306,7 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   if (sharded() && !unit.bucket.defined() && stands_alone(u, gradient, variable)) {
     unit.bucket = gradient.as_strided({layout_.unit(u).numel}, {1});
     unit.pooled = false;
+    unit.home = current_stream(gradient.device());
   } else {
     const auto& segment = layout_.segment_of(parameter);
     const auto& array = array_of(u);
@@ -369,6 +378,7 @@ void ReduceFlow::abandon_backward() {
 }
 
 void ReduceFlow::abandon_reductions() {
+  const SideScope on(side_, mark_);
   for (auto& reduction : in_flight_) {
     try {
       reduction.of_ranks.wait();
@@ -428,6 +438,7 @@ void ReduceFlow::reduce(int64_t unit) {
   Reduction reduction{.unit = unit,
                       .bucket = array_of(unit),
                       .pooled = u.pooled,
+                      .home = u.home,
                       .adds = std::exchange(u.filled, true),
                       .output = {},
                       .sum = {},
@@ -440,8 +451,13 @@ void ReduceFlow::reduce(int64_t unit) {
     in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
   if (converts(unit)) {
     auto collected = std::exchange(reduction.bucket, converted(unit, reduction.bucket));
-    if (std::exchange(reduction.pooled, true)) pool_->give(std::move(collected));
+    if (std::exchange(reduction.pooled, true)) {
+      pool_->give(std::move(collected));
+    } else {
+      StreamMemory(std::move(collected), reduction.home).used();
+    }
   }
+  const SideScope on(side_, mark_);
   u.sums->prepare(reduction);
   start(std::move(reduction), !defers(unit));
   progress(1);
@@ -575,23 +591,29 @@ void ReduceFlow::finish() {
   const at::NoGradGuard no_grad;
   agree();
   finished_ = true;  // what fails from here on has failed for good
-  while (!in_flight_.empty()) progress(0);
-  for (const auto& sums : sums_) sums->settle();
-  if (sharded()) {
-    add_deferred();
-  } else {
-    reduce_whole();
+  {
+    const SideScope on(side_, mark_);
+    while (!in_flight_.empty()) progress(0);
+    for (const auto& sums : sums_) sums->settle();
+    if (sharded()) {
+      add_deferred();
+    } else {
+      reduce_whole();
+    }
   }
+  wait_for(side_, mark_);
+}
+
+// Some rank has a gradient for it.
+bool ReduceFlow::wanted(int64_t unit) const {
+  const auto& segments = layout_.unit(unit).segments;
+  return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+    return present_[static_cast<size_t>(segment.parameter)] != 0;
+  });
 }
 
 // Replicated gradients: of the units that some rank has a gradient for.
 void ReduceFlow::reduce_whole() {
-  const auto wanted = [&](int64_t unit) {
-    const auto& segments = layout_.unit(unit).segments;
-    return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
-      return present_[static_cast<size_t>(segment.parameter)] != 0;
-    });
-  };
   std::vector<comm::Work> works;
   for (const int64_t u : order_) {
     if (!wanted(u)) continue;
@@ -639,10 +661,38 @@ at::Tensor ReduceFlow::sum(int64_t unit) const {
   return state(unit).whole.narrow(0, owned.begin, owned.size());
 }
 
-optim::SquaredNorm ReduceFlow::norm(int64_t unit) const {
-  if (sharded()) return state(unit).sums->norm(unit);
-  const auto values = placement_.part_of(slice(unit));
-  return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
+bool ReduceFlow::on_device(int64_t unit) const {
+  return side_.has_value() && (!sharded() || table_.plan(unit).gradients_at == Tier::device);
+}
+
+at::Tensor ReduceFlow::part_of_norm(int64_t unit) const {
+  return placement_.part_of(sharded() ? state(unit).sums->slice(unit) : slice(unit));
+}
+
+std::vector<optim::SquaredNorm> ReduceFlow::norms() {
+  std::vector<optim::SquaredNorm> norms(states_.size());
+  bool waits = false;
+  for (const int64_t u : order_) {
+    if (!wanted(u)) continue;
+    auto& norm = norms[static_cast<size_t>(u)];
+    if (on_device(u)) {
+      optim::squared_norm(part_of_norm(u), norms_.select(0, u));
+      waits = true;
+    } else if (sharded()) {
+      norm = state(u).sums->norm(u);
+    } else {
+      const auto values = part_of_norm(u);
+      norm = optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
+    }
+  }
+  if (!waits) return norms;
+  const auto come = norms_.to(at::kCPU);
+  const auto* const sums = come.const_data_ptr<double>();
+  for (const int64_t u : order_) {
+    if (!wanted(u) || !on_device(u)) continue;
+    norms[static_cast<size_t>(u)] = {.sum = sums[2 * u], .finite = sums[2 * u + 1] == 0};
+  }
+  return norms;
 }
 
 void ReduceFlow::detach() {
@@ -668,6 +718,7 @@ void ReduceFlow::detach() {
 
 void ReduceFlow::clear() {
   const std::lock_guard lock(mutex_);
+  const SideScope on(side_, mark_);  // sums go back to that stream
   std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
   std::fill(local_.begin(), local_.end(), uint8_t{0});
   std::fill(present_.begin(), present_.end(), uint8_t{0});
@@ -698,7 +749,14 @@ void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
   finish();
   const std::lock_guard lock(mutex_);
   const int64_t u = layout_.unit_of(parameter);
-  auto target = sharded() ? state(u).sums->make(u) : sum(u);
+  at::Tensor target;
+  if (sharded()) {
+    const SideScope on(side_, mark_);
+    target = state(u).sums->make(u);
+  } else {
+    target = sum(u);
+  }
+  wait_for(side_, mark_);
   if (!std::exchange(state(u).filled, true)) target.zero_();
   const auto& segment = layout_.segment_of(parameter);
   const auto& owned = table_.plan(u).owned;

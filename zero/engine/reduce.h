@@ -43,6 +43,10 @@
 // gradients of several passes add up is copied to a bucket of that dtype for the reduction. Where
 // it has fewer bits, sums are rounded to it at every stage: an all-reduce has no other.
 //
+// On a device a unit is reduced on a stream of this flow's own: what the hook has enqueued comes
+// before, backward goes on beside it, and `finish` lets the caller's stream follow. Sums are taken
+// on that stream too, and it waits for their users when a step is over (`clear`).
+//
 // Buckets of ordinary units have one size and are used again and again: one on its way, one that
 // fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
 // has the unit's shape: it is reduced from where autograd left it, through the group's small
@@ -63,6 +67,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/device/stream.h"
 #include "zero/engine/bucket_pool.h"
 #include "zero/engine/gradient_sums.h"
 #include "zero/engine/model.h"
@@ -137,9 +142,10 @@ class ReduceFlow final : public GradientSink {
   void detach();
   /// As `sum` was before `detach`; undefined where it is on disk.
   const at::Tensor& detached(int64_t unit) const { return state(unit).detached; }
-  /// The sum of squares of the sum's slice that this rank adds up: the same elements at every
-  /// stage.
-  optim::SquaredNorm norm(int64_t unit) const;
+  /// By unit, of those that some rank has a gradient for: the sum of squares of the sum's slice
+  /// that this rank adds up, the same elements at every stage. On a device the host waits for them,
+  /// once.
+  std::vector<optim::SquaredNorm> norms();
   /// By parameter: some rank had a gradient for it in this step.
   const std::vector<uint8_t>& present() const { return present_; }
   /// The trainable units in the order of reduction.
@@ -179,9 +185,10 @@ class ReduceFlow final : public GradientSink {
     bool last = false;     // in this pass: waits for the end
     at::Tensor losses;     // of quantised sums, with feedback (comm::LinkWire::error)
     at::Tensor bucket;     // sharded: gradients of this pass; undefined until one arrives
-    bool pooled = false;   // the bucket is of the pool, not a gradient itself
-    bool queued = false;   // sharded: its turn in this pass is over
-    int64_t arrived = 0;   // parameters whose gradient came in this pass
+    std::optional<c10::Stream> home{};  // of the bucket's memory, on a device
+    bool pooled = false;                // the bucket is of the pool, not a gradient itself
+    bool queued = false;                // sharded: its turn in this pass is over
+    int64_t arrived = 0;                // parameters whose gradient came in this pass
   };
 
   void make_pool();
@@ -217,6 +224,9 @@ class ReduceFlow final : public GradientSink {
   void predivide(const at::Tensor& array) const;
   void add_deferred();
   void reduce_whole();
+  bool wanted(int64_t unit) const;
+  bool on_device(int64_t unit) const;
+  at::Tensor part_of_norm(int64_t unit) const;
   void send_down(int64_t unit);
   at::Tensor slice(int64_t unit) const;
   void agree();
@@ -227,7 +237,10 @@ class ReduceFlow final : public GradientSink {
   std::vector<at::Tensor> parameters_;
   StateTable& table_;
   Placement placement_;
-  comm::Group& group_;  // that shards
+  comm::Group& group_;               // that shards
+  std::optional<c10::Stream> side_;  // of a device
+  StreamMark mark_;
+  at::Tensor norms_;  // (units, 2), on a device
   Options options_;
   std::vector<Unit> states_;
   std::vector<std::string> labels_;

@@ -15,8 +15,9 @@ namespace zero {
 namespace {
 
 int64_t hash_of(const at::Tensor& values) {
+  const auto here = values.cpu();
   return static_cast<int64_t>(
-      store::hash_of({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}));
+      store::hash_of({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()}));
 }
 
 /// `mine` of each rank, by rank. Collective.

@@ -18,9 +18,10 @@ using partition::intersect;
 
 at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   const int64_t numel = layout.unit(unit).numel;
-  if (owned.numel() == numel) return owned;
-  auto whole = at::empty({numel}, owned.options());
-  placement.shards->all_gather(whole, owned, model.name(first_of(unit))).wait();
+  const auto slice = owned.to(table->device());
+  if (owned.numel() == numel) return slice;
+  auto whole = at::empty({numel}, slice.options());
+  placement.shards->all_gather(whole, slice, model.name(first_of(unit))).wait();
   return whole;
 }
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/base/host_memory.h"
+#include "zero/device/memory.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
@@ -83,6 +83,12 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
 }
 
+at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
+                             int64_t colour) const {
+  return (tier == Tier::host ? pinned_zeros : device_zeros)(numel, dtype, device(), ledger_,
+                                                            category, colour);
+}
+
 void StateTable::make_parameters(const Placement& placement, const Options& options) {
   const auto& sharded = placement.sharded;
   int64_t bytes = 0;
@@ -108,14 +114,14 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
                   .view(plan.dtype)
                   .narrow(0, slice * group_.rank(), slice);
     } else if (plan.parameters_at == Tier::host) {
-      owned = host_zeros(slice, plan.dtype, ledger_, Category::host_parameters);
+      owned = zeros(Tier::host, slice, plan.dtype, Category::host_parameters);
     } else if (sharded.parameters) {
       owned = group_.empty(slice, plan.dtype, Category::parameters).zero_();
     } else {
       // Where the ranks gather into it, the array lies where the peers can read it.
       whole_.push_back(sharded.optimizer
                            ? group_.empty(unit.numel, plan.dtype, Category::parameters).zero_()
-                           : host_zeros(unit.numel, plan.dtype, ledger_, Category::parameters));
+                           : zeros(Tier::device, unit.numel, plan.dtype, Category::parameters));
       owned = whole_.back().narrow(0, plan.owned.begin, plan.owned.size());
     }
   }
@@ -127,13 +133,13 @@ void StateTable::make_optimizer(int64_t unit) {
   const int64_t numel = plan.owned.size();
   if (hides_ && plan.parameters_at != Tier::disk && !plan.copies_master()) {
     hidden_[static_cast<size_t>(unit)] =
-        host_zeros(numel, plan.dtype, ledger_, buffers_at(plan.updated_at()));
+        zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   } else if (plan.crosses() && !plan.copies_master()) {
     const auto bytes =
         std::min(numel, kStagedNumel) * static_cast<int64_t>(c10::elementSize(plan.dtype));
     if (!staging_.defined() || staging_.numel() < bytes) {
       staging_ = at::Tensor();
-      staging_ = host_zeros(bytes, at::kByte, ledger_, buffers_at(plan.updated_at()));
+      staging_ = zeros(plan.updated_at(), bytes, at::kByte, buffers_at(plan.updated_at()));
     }
   }
   if (plan.states_at == Tier::disk) return;
@@ -147,7 +153,7 @@ void StateTable::make_optimizer(int64_t unit) {
             ? last
             : static_cast<int64_t>(column(state) - column(State::first_moment)) + 1;
     memory(unit, state) =
-        host_zeros(plan.entries(state, numel), plan.dtype_of(state), ledger_, category, colour);
+        zeros(plan.states_at, plan.entries(state, numel), plan.dtype_of(state), category, colour);
   }
 }
 
@@ -350,9 +356,8 @@ void StateTable::refresh_master(int64_t parameter) {
     return;
   }
   if (plan.crosses()) {
-    const auto here = at::empty_like(written);
-    link_.copy(here.data_ptr(), plan.states_at, written.const_data_ptr(), plan.parameters_at,
-               static_cast<int64_t>(written.nbytes()));
+    const auto here = at::empty_like(written, written.options().device(device_of(plan.states_at)));
+    link_.copy(here, plan.states_at, written, plan.parameters_at);
     written = here;
   }
   const auto whole = read(u, State::master);

@@ -72,6 +72,11 @@ class StateTable {
   /// Null where every state is in memory.
   store::DiskTier* disk() const { return disk_.get(); }
   HostLink& link() const { return link_; }
+  /// Where the device tier lies.
+  c10::Device device() const { return group_.device(); }
+  c10::Device device_of(Tier tier) const {
+    return tier == Tier::device ? device() : c10::Device(c10::kCPU);
+  }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
   // Cells. Master weights of fp32 parameters that have none of their own are the parameters.
@@ -157,6 +162,8 @@ class StateTable {
  private:
   void make_parameters(const Placement& placement, const Options& options);
   void make_optimizer(int64_t unit);
+  at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
+                   int64_t colour = 0) const;
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
   store::StateTier& tier(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.

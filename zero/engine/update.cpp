@@ -1,11 +1,10 @@
 #include "zero/engine/update.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "zero/device/memory.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/narrow.h"
 
@@ -117,6 +116,10 @@ void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mi
                 range);
 }
 
+c10::Device UpdateFlow::updated_on(int64_t unit) const {
+  return table_.device_of(table_.plan(unit).updated_at());
+}
+
 at::ScalarType UpdateFlow::gradient_dtype(int64_t unit, const at::Tensor& gradient) const {
   return gradient.defined() ? gradient.scalar_type() : table_.plan(unit).gradient_dtype;
 }
@@ -192,8 +195,7 @@ void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::B
     updated += std::max<int64_t>(0, intersect(run.owned, {block.begin, block.end}).size());
   if (updated == block.end - block.begin) return;
   const auto all = [&](State state, at::ScalarType dtype) {
-    return at::from_blob(block.at[column(state)], {block.end - block.begin},
-                         at::TensorOptions().dtype(dtype));
+    return tensor_at(block.at[column(state)], block.end - block.begin, dtype, updated_on(unit));
   };
   all(State::parameters, table_.plan(unit).dtype).copy_(all(State::master, at::kFloat));
 }
@@ -205,6 +207,7 @@ optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
     return place_of(block, state, elements.begin, dtype);
   };
   optim::Range range{.numel = elements.size(),
+                     .device = updated_on(unit),
                      .gradient = address(State::gradients, gradient_dtype),
                      .gradient_dtype = gradient_dtype,
                      .gradient_limit = gradient_limit_};

@@ -71,6 +71,7 @@ class UpdateFlow {
   void count(int64_t unit, const std::vector<uint8_t>& present);
   // A group's, as it suits the parameters of a unit.
   Optimizer optimizer_of(int64_t unit, size_t group) const;
+  c10::Device updated_on(int64_t unit) const;
   at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;
   optim::Range range_of(int64_t unit, const StateTable::Block& block, partition::Range elements,
                         at::ScalarType gradient_dtype) const;

@@ -1,7 +1,6 @@
 // Writes to parameters: the user's, which become those of the table where a step or a scope ends,
 // and the engine's own, while no rank reads the parameters.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -9,6 +8,7 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/memory.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/paging/pager.h"
 
@@ -16,13 +16,13 @@ namespace zero {
 
 void Engine::Impl::commit_writes() {
   if (auto* pages = gather->pager()) {
+    pages->settle_gathers();
     for (const int64_t i : pages->take_dirty()) {
       const int64_t u = layout.unit_of(i);
       const auto& segment = layout.segment_of(i);
       const auto dtype = table->plan(u).dtype;
-      auto values =
-          at::from_blob(pages->data(u), {layout.unit(u).numel}, at::TensorOptions().dtype(dtype))
-              .narrow(0, segment.offset, segment.numel);
+      auto values = tensor_at(pages->data(u), layout.unit(u).numel, dtype, table->device())
+                        .narrow(0, segment.offset, segment.numel);
       table->write_parameter(i, values, Tier::device);
       if (trainable(u)) table->refresh_master(i);
     }

@@ -12,9 +12,11 @@
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
+#include "zero/device/stream.h"
 #include "zero/optim/algorithm.h"
 #include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
+#include "zero/optim/operators.h"
 
 namespace zero::optim {
 namespace {
@@ -202,6 +204,10 @@ void two_passes(const Optimizer& optimizer, Moment moment, Range range, const Fi
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Range& range) {
   check_range(optimizer, range);
+  if (is_asynchronous(range.device)) {
+    enqueue_update(optimizer, step, lr, gradient_scale, range);
+    return;
+  }
   Moment moment{step, lr};
   ensure(reach(optimizer) == Reach::element || reach(optimizer) == Reach::parameter,
          "an update of a range is not one of a matrix");

@@ -12,6 +12,7 @@
 // included, goes over that list.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -164,6 +165,9 @@ Optimizer without_decay(Optimizer optimizer);
 /// overlap another.
 struct Range {
   int64_t numel = 0;
+  /// Where all of it lies. Elsewhere than on the CPU an update is enqueued on this thread's current
+  /// stream (operators.h); it may not split master weights there.
+  c10::Device device{c10::kCPU};
   float* master = nullptr;    ///< fp32 weights, updated in place; null if `lower` is set
   uint16_t* lower = nullptr;  ///< their lower halves: Note [Split master weights] in halves.h
   std::array<float*, kMostStates> state{};  ///< as state_names() orders them; else null

@@ -48,7 +48,7 @@ void point(c10::StorageImpl& storage, void* data, bool armed) {
 void own(c10::StorageImpl& storage, Page* page) {
   storage.*member(ThrowFlag{}) = true;
   storage.set_data_ptr_noswap(
-      c10::DataPtr(nullptr, page, page == nullptr ? nullptr : &page_tag, c10::kCPU));
+      c10::DataPtr(nullptr, page, page == nullptr ? nullptr : &page_tag, storage.device()));
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
       ledger_(std::move(ledger)),
       options_(options),
       pages_(parameters_.size()),
+      side_(side_stream(options_.device)),
       units_(static_cast<size_t>(layout.unit_count())) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
@@ -69,6 +70,8 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 
 Pager::~Pager() {
   evict_all();  // waits for what is being gathered ahead
+  while (!free_frames_.empty()) drop_oldest_frame();
+  settle_gathers();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     untag(parameters_[i]);
     orphan(*pages_[i].storage, fmt::format("Parameter '{}' was sharded (ZeRO stage 3) by an Engine "
@@ -187,6 +190,7 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
       gathered_.wait(lock, [&] { return s.presence != Presence::gathering; });
     }
   }
+  order_after_gather(s);
   ++s.pins;
   recency_.splice(recency_.end(), recency_, s.recency);
 }
@@ -198,14 +202,21 @@ void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
   s.presence = Presence::gathering;
   try {
     make_room(bytes);
-    if (!source_.in_place()) s.frame = host_pages(bytes, ledger_, options_.category);
+    if (!source_.in_place()) s.frame = take_frame(bytes);
     live_ += bytes;
     ++counts_.gathers;
     counts_.gathered_bytes += bytes;
     if (!source_.in_place()) {
-      void* destination = s.frame.data_ptr();
+      void* destination = s.frame.tensor().data_ptr();
       lock.unlock();  // no lock is held while peers may be waited for
+      const StreamScope on(side_);
+      s.frame.wait();
       source_.gather(unit, destination);
+      if (side_) {
+        unsettled_ = true;
+        source_.finish(unit);
+        s.gathered.record(*side_);
+      }
       lock.lock();
       s.data = destination;
     }
@@ -226,7 +237,7 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
   try {
     if (source_.in_place()) {
       s.data = source_.view(unit);
-    } else {
+    } else if (!side_) {
       source_.finish(unit);
     }
   } catch (...) {
@@ -245,8 +256,8 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
 // After a failed gather the unit is as absent as before.
 void Pager::give_up(int64_t unit) {
   auto& s = state(unit);
-  if (s.frame.defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
-  s.frame = at::Tensor();
+  if (s.frame.tensor().defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
+  give_frame(s);
   s.data = nullptr;
   s.presence = Presence::absent;
   gathered_.notify_all();
@@ -304,7 +315,52 @@ void Pager::evict(int64_t unit) {
   live_ -= layout_.unit(unit).bytes();
   s.presence = Presence::absent;
   s.data = nullptr;
-  s.frame = at::Tensor();
+  give_frame(s);
+}
+
+// What this thread enqueues from now on follows the gather.
+void Pager::order_after_gather(UnitState& state) const {
+  const auto stream = current_stream(options_.device);
+  if (!stream || std::find(state.users.begin(), state.users.end(), *stream) != state.users.end())
+    return;
+  state.gathered.wait();
+  state.users.push_back(*stream);
+}
+
+// The frame that was given back first: its operators have most likely ended.
+StreamMemory Pager::take_frame(int64_t bytes) {
+  if (!side_) return StreamMemory(host_pages(bytes, ledger_, options_.category));
+  const auto found =
+      std::find_if(free_frames_.begin(), free_frames_.end(),
+                   [&](const StreamMemory& frame) { return frame.tensor().numel() == bytes; });
+  if (found != free_frames_.end()) {
+    auto frame = std::move(*found);
+    free_frames_.erase(found);
+    free_bytes_ -= bytes;
+    return frame;
+  }
+  while (!free_frames_.empty() && live_ + free_bytes_ + bytes > options_.budget_bytes)
+    drop_oldest_frame();
+  const StreamScope on(side_);
+  return StreamMemory(device_empty(bytes, at::kByte, options_.device, ledger_, options_.category));
+}
+
+void Pager::give_frame(UnitState& state) {
+  auto frame = std::exchange(state.frame, {});
+  const auto users = std::exchange(state.users, {});
+  if (!side_ || !frame.tensor().defined()) return;
+  for (const auto& stream : users) frame.used(stream);
+  free_bytes_ += frame.tensor().numel();
+  free_frames_.push_back(std::move(frame));
+}
+
+void Pager::drop_oldest_frame() {
+  free_bytes_ -= free_frames_.front().tensor().numel();
+  free_frames_.pop_front();
+}
+
+void Pager::settle_gathers() {
+  if (unsettled_.exchange(false)) wait_for(side_, gathers_);
 }
 
 // Every unit that may go, also those on their way.
@@ -313,7 +369,7 @@ void Pager::evict_all() {
     auto& s = state(unit);
     if (s.presence != Presence::started) continue;
     try {
-      if (!source_.in_place()) source_.finish(unit);
+      if (!source_.in_place() && !side_) source_.finish(unit);
     } catch (const Error&) {  // of a group: surfaces at its next call; nobody wants the unit
     }
     give_up(unit);
@@ -368,6 +424,7 @@ void Pager::invalidate() {
   std::lock_guard lock(mutex_);
   ensure(dirty_.empty(), "dirty pages are taken before the units are invalidated");
   evict_all();
+  settle_gathers();
 }
 
 void Pager::end_step() {
@@ -406,6 +463,7 @@ void Pager::set_budget(int64_t bytes) {
   for (auto& plan : plans_) plan = make(std::move(plan->trace));
   while (live_ > options_.budget_bytes && evict_one()) {
   }
+  while (!free_frames_.empty() && live_ + free_bytes_ > bytes) drop_oldest_frame();
 }
 
 int64_t Pager::live_bytes() const {

@@ -12,22 +12,33 @@
 // length); if there is none, the rest of the step is served on demand, least recently used first
 // out, and planned when it ends. Touches of evaluation are served on demand too and change no plan.
 // Every choice is correct; plans only save bytes.
+//
+// Note [Frames on a device]
+// On a device units are gathered on a stream of the pager's own, into frames that are used again
+// and again. The first operator of a stream that uses a unit lets its stream wait for the gather;
+// the next gather into the frame waits for the last operators of the unit before. So gathers run
+// beside operators, and the host waits for neither. Free frames count within the budget.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/device/memory.h"
+#include "zero/device/stream.h"
 #include "zero/paging/page.h"
 #include "zero/paging/plan.h"
 #include "zero/partition/layout.h"
@@ -39,11 +50,12 @@ namespace zero::paging {
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
-  /// Starts to fill `destination`, which has room for unit(index).bytes() rounded up to a page and
-  /// lies on a page's border, with the full unit. It lives until `finish` has returned or thrown.
+  /// Starts to fill `destination`, which has room for unit(index).bytes() (on the CPU rounded up to
+  /// a page, on a page's border), with the full unit. It lives until `finish` has returned or
+  /// thrown. On a device this thread's current stream is the one to use.
   virtual void gather(int64_t unit, void* destination) = 0;
   /// Blocks until the gather of `unit` is done. Called once for each, also where nobody needs its
-  /// result any more.
+  /// result any more. On a device it lets the current stream wait for it, not the host.
   virtual void finish(int64_t unit) = 0;
   /// `unit` will be gathered after those that were named before: a source that has a slow tier
   /// behind it may begin to fetch its part. Returns false where it can take no more now. Called
@@ -59,6 +71,8 @@ class UnitSource {
 };
 
 struct PagerOptions {
+  /// Where the parameters are.
+  c10::Device device{c10::kCPU};
   /// Gathered bytes above which units that no operator uses are released, least recently used
   /// first. 0 releases a unit as soon as the operator that used it returns. Pinned units may exceed
   /// it.
@@ -132,6 +146,9 @@ class Pager {
   bool pinned(int64_t unit) const;
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();
+  /// The source's bytes may be written by what this thread enqueues from now on: on a device that
+  /// runs after all gathers.
+  void settle_gathers();
   /// Throws Error naming a pinned unit's first parameter, if there is one.
   void check_unpinned() const;
   /// The source has new bytes: like release_all, but throws Error naming a unit's first parameter
@@ -166,10 +183,12 @@ class Pager {
     Presence presence = Presence::absent;
     int64_t pins = 0;
     int64_t dirty = 0;
-    at::Tensor frame;                      // where the source is not in place
-    void* data = nullptr;                  // while present
-    size_t next_use = Plan::kNever;        // by the plan that is followed
-    std::list<int64_t>::iterator recency;  // valid while present
+    StreamMemory frame;                      // where the source is not in place
+    StreamMark gathered;                     // on a device
+    c10::SmallVector<c10::Stream, 2> users;  // streams that wait for that already
+    void* data = nullptr;                    // while present
+    size_t next_use = Plan::kNever;          // by the plan that is followed
+    std::list<int64_t>::iterator recency;    // valid while present
   };
 
   Pin touched(std::span<const int64_t> units, bool differentiable);
@@ -177,6 +196,10 @@ class Pager {
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);
   void give_up(int64_t unit);
+  void order_after_gather(UnitState& state) const;
+  StreamMemory take_frame(int64_t bytes);
+  void give_frame(UnitState& state);
+  void drop_oldest_frame();
   size_t advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units);
   bool choose_plan();
   void forecast(size_t position);
@@ -199,8 +222,13 @@ class Pager {
   std::vector<Page> pages_;
   mutable std::mutex mutex_;
   std::condition_variable gathered_;
+  std::optional<c10::Stream> side_;  // of gathers; none on the CPU
   std::vector<UnitState> units_;
-  std::list<int64_t> recency_;  // least recently used first
+  std::deque<StreamMemory> free_frames_;  // of a device, the oldest first
+  int64_t free_bytes_ = 0;                // of those
+  std::atomic<bool> unsettled_ = false;   // gathers since `settle_gathers`
+  StreamMark gathers_;                    // when the side stream is waited for
+  std::list<int64_t> recency_;            // least recently used first
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;  // bytes of present and gathering units
   bool in_step_ = false;

@@ -16,8 +16,7 @@ void MemoryTier::write(int64_t unit, int64_t array, int64_t begin, const at::Ten
     return;
   }
   const auto converted = values.to(place.scalar_type()).contiguous();
-  link_.copy(place.data_ptr(), tier_, converted.const_data_ptr(), from,
-             static_cast<int64_t>(place.nbytes()));
+  link_.copy(place, tier_, converted, from);
 }
 
 }  // namespace zero::store

@@ -4,18 +4,48 @@
 #include <cstring>
 
 #include "zero/base/parallel.h"
+#include "zero/device/memory.h"
+#include "zero/device/stream.h"
 
 namespace zero {
 
 void HostLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes) {
-  // From here on a second thread is worth its start.
-  constexpr int64_t kGrain = 1 << 20;
-  parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                static_cast<size_t>(end - begin));
-  });
-  if (to_tier == from_tier) return;
-  (to_tier == Tier::host ? down_ : up_) += bytes;
+  if (is_asynchronous(device_) && (to_tier == Tier::device || from_tier == Tier::device)) {
+    copy_on_device(to, to_tier, from, from_tier, bytes);
+  } else {
+    // From here on a second thread is worth its start.
+    constexpr int64_t kGrain = 1 << 20;
+    parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
+      std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                  static_cast<size_t>(end - begin));
+    });
+  }
+  count(to_tier, from_tier, bytes);
+}
+
+void HostLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, Tier from_tier) {
+  const auto bytes = static_cast<int64_t>(to.nbytes());
+  if (!is_asynchronous(device_)) {
+    copy(to.data_ptr(), to_tier, from.const_data_ptr(), from_tier, bytes);
+    return;
+  }
+  to.copy_(from);
+  count(to_tier, from_tier, bytes);
+}
+
+void HostLink::count(Tier to_tier, Tier from_tier, int64_t bytes) {
+  if (to_tier != from_tier) (to_tier == Tier::host ? down_ : up_) += bytes;
+}
+
+void HostLink::copy_on_device(void* to, Tier to_tier, const void* from, Tier from_tier,
+                              int64_t bytes) const {
+  const auto bytes_at = [&](void* data, Tier tier) {
+    return tensor_at(data, bytes, at::kByte,
+                     tier == Tier::device ? device_ : c10::Device(c10::kCPU));
+  };
+  bytes_at(to, to_tier)
+      .copy_(bytes_at(const_cast<void*>(from), from_tier),
+             /*non_blocking=*/to_tier == from_tier);
 }
 
 }  // namespace zero

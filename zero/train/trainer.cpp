@@ -191,6 +191,7 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   auto model = sizes->build();
   tile_linears(model->module(), settings.model.tile_elements.value_or(0));
+  if (!group.device().is_cpu()) model->module().to(group.device());
   return model;
 }
 
@@ -241,21 +242,22 @@ optim::Schedule schedule_of(const Settings& settings) {
 }
 
 /// The same layers, each of which casts by itself: the backward passes between them do not.
-LayerSequence cast(LayerSequence model, std::optional<at::ScalarType> dtype) {
+LayerSequence cast(LayerSequence model, std::optional<at::ScalarType> dtype,
+                   c10::DeviceType device) {
   if (!dtype) return model;
-  model.inputs = [inputs = std::move(model.inputs), dtype] {
-    const Autocast casts(dtype);
+  model.inputs = [inputs = std::move(model.inputs), dtype, device] {
+    const Autocast casts(dtype, device);
     return inputs();
   };
   for (auto& layer : model.layers) {
-    layer = [layer = std::move(layer), dtype](const std::vector<at::Tensor>& x) {
-      const Autocast casts(dtype);
+    layer = [layer = std::move(layer), dtype, device](const std::vector<at::Tensor>& x) {
+      const Autocast casts(dtype, device);
       return layer(x);
     };
   }
-  model.loss = [loss = std::move(model.loss), dtype](const std::vector<at::Tensor>& x,
-                                                     int64_t micro_batch) {
-    const Autocast casts(dtype);
+  model.loss = [loss = std::move(model.loss), dtype, device](const std::vector<at::Tensor>& x,
+                                                             int64_t micro_batch) {
+    const Autocast casts(dtype, device);
     return loss(x, micro_batch);
   };
   return model;
@@ -648,18 +650,29 @@ void Trainer::fail_not_finite(const std::string& what, const std::string& advice
   throw NotFinite(what);  // not reached: rank 0 has thrown
 }
 
+// On the model's device. The copy runs beside what the device still does.
+at::Tensor Trainer::on_device(const at::Tensor& tokens) const {
+  const auto device = group_->device();
+  return device.is_cpu() ? tokens : tokens.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+TokenLoader::Batch Trainer::next_batch() {
+  const auto batch = train_loader_->next();
+  return {on_device(batch.tokens), on_device(batch.targets)};
+}
+
 void Trainer::pass_micro_batches() {
   if (watch_) watch_->begin_step();
   if (engine_->config().layer_major_accumulation) {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> targets;
     for (size_t i = 0; i < losses_.size(); ++i) {
-      auto batch = train_loader_->next();
+      auto batch = next_batch();
       tokens.push_back(std::move(batch.tokens));
       targets.push_back(std::move(batch.targets));
     }
     const auto model = cast(model_->layers(std::move(tokens), std::move(targets)),
-                            engine_->config().autocast_dtype());
+                            engine_->config().autocast_dtype(), group_->device().type());
     if (watch_) watch_->begin_micro_batch(0);
     const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
     for (size_t i = 0; i < losses_.size(); ++i) {
@@ -669,11 +682,11 @@ void Trainer::pass_micro_batches() {
     return;
   }
   for (size_t i = 0; i < losses_.size(); ++i) {
-    const auto batch = train_loader_->next();
+    const auto batch = next_batch();
     const auto number = static_cast<int64_t>(i) + 1;
     if (watch_) watch_->begin_micro_batch(number);
     const auto loss = [&] {
-      const Autocast casts(engine_->config().autocast_dtype());
+      const Autocast casts(engine_->config().autocast_dtype(), group_->device().type());
       const Timeline::Scope forward(*group_->accounts().timeline, Activity::forward);
       return model_->loss(batch.tokens, batch.targets);
     }();
@@ -870,10 +883,10 @@ std::vector<float> Trainer::validate_pass(int64_t first, int64_t rows) {
   for (int64_t row = first; row < first + rows; ++row) {
     // Every rank passes as many sequences, since parameters are gathered together.
     auto sequence = validation_->read(std::min(row, validation_->sequences() - 1));
-    tokens.push_back(std::move(sequence.tokens));
-    targets.push_back(std::move(sequence.targets));
+    tokens.push_back(on_device(sequence.tokens));
+    targets.push_back(on_device(sequence.targets));
   }
-  const Autocast casts(engine_->config().autocast_dtype());
+  const Autocast casts(engine_->config().autocast_dtype(), group_->device().type());
   const auto model = model_->layers(std::move(tokens), std::move(targets));
   auto values = model.inputs();
   for (const auto& layer : model.layers) {
@@ -995,18 +1008,18 @@ void Trainer::sample() {
   const EvaluationMode evaluation(model_->module());
   // The model's vocabulary may be larger than the text's: what has no text is never drawn.
   const int64_t drawn = as_text ? tokenizer.vocab_size() : model_->config().vocab_size();
-  const auto tokens =
-      generate(prompt,
-               [&](const at::Tensor& seen) {
-                 const Autocast casts(engine_->config().autocast_dtype());
-                 return model_->logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
-               },
-               {.tokens = options_.sample_tokens,
-                .context = options_.seq,
-                .temperature = options_.temperature,
-                .top_k = options_.top_k.value_or(0),
-                .seed = static_cast<uint64_t>(options_.seed),
-                .stop = [&] { return agree_to_stop(); }});
+  const auto tokens = generate(
+      prompt,
+      [&](const at::Tensor& seen) {
+        const Autocast casts(engine_->config().autocast_dtype(), group_->device().type());
+        return model_->logits_last(on_device(seen)).to(at::kCPU, at::kFloat).narrow(1, 0, drawn);
+      },
+      {.tokens = options_.sample_tokens,
+       .context = options_.seq,
+       .temperature = options_.temperature,
+       .top_k = options_.top_k.value_or(0),
+       .seed = static_cast<uint64_t>(options_.seed),
+       .stop = [&] { return agree_to_stop(); }});
   report([&](Monitor& monitor) {
     if (as_text) {
       monitor.sample(options_.prompt, tokenizer.decode(tokens));

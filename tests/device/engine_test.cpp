@@ -1,0 +1,432 @@
+// The engine on devices: losses and weights are the CPU's, bit for bit, under every schedule of the
+// device; no wait is missing, and the host waits once a step.
+#include "zero/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/device/backend.h"
+#include "tests/device/models.h"
+#include "tests/device/testing.h"
+#include "tests/support/message_of.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/comm/group.h"
+#include "zero/engine/gathered.h"
+#include "zero/models/gpt2/gpt2.h"
+#include "zero/models/recompute/recompute.h"
+
+namespace zero::simulated {
+namespace {
+
+using ::testing::HasSubstr;
+
+enum class Kind { gpt, mlp, convolution, lstm, gru, recomputed, own_gpt };
+
+struct Setting {
+  int stage = 3;
+  int ranks = 2;
+  bool bf16 = false;
+  int64_t accumulate = 1;
+  double clip = 1.0;
+  Optimizer optimizer = AdamW{.lr = 1e-2};
+  int64_t live = 6000;  // parameters
+  bool offload = false;
+  Kind kind = Kind::gpt;
+  bool freezes = false;
+  int64_t shards = 0;  // mics_shard_size
+  int64_t steps = 3;
+};
+
+std::string describe(const Setting& s) {
+  return "stage " + std::to_string(s.stage) + ", " + std::to_string(s.ranks) + " ranks, " +
+         (s.bf16 ? "bf16" : "fp32") + ", " + std::to_string(s.accumulate) +
+         " micro-batches, model " + std::to_string(static_cast<int>(s.kind)) +
+         (s.offload ? ", offload" : "");
+}
+
+Config config_of(const Setting& s) {
+  Config config;
+  config.stage = s.stage;
+  config.bf16 = s.bf16;
+  config.gradient_accumulation_steps = s.accumulate;
+  config.gradient_clipping = s.clip;
+  config.unit_bytes = 8000;
+  config.max_live_parameters = s.live;
+  config.prefetch_bucket_size = s.live / 2;
+  config.one_sided_gather = false;  // as a device gathers
+  if (s.shards > 0) config.mics_shard_size = s.shards;
+  if (s.offload) {
+    config.offload_optimizer.device = OffloadDevice::cpu;
+    if (s.stage == 3) config.offload_param.device = OffloadDevice::cpu;
+  }
+  return config;
+}
+
+// Its middle layers are recomputed in backward.
+struct Recomputed final : Learner {
+  nn::Linear first{16, 32}, middle{32, 32}, last{32, 8};
+  Recomputed() {
+    register_module("first", first);
+    register_module("middle", middle);
+    register_module("last", last);
+  }
+  Tensor loss(const Tensor& x, const Tensor& y) override {
+    const auto hidden = recompute(
+        [this](const Tensor& h) { return torch::tanh(middle(torch::relu(h))); }, first(x));
+    return torch::cross_entropy_loss(last(hidden), y);
+  }
+};
+
+// libzero's own, whose layers have kernels for the CPU and take LibTorch's operators elsewhere.
+struct OwnGpt final : Learner {
+  Gpt2 model{Gpt2Config{.vocab_size = 32, .context = 16, .width = 32, .layers = 2, .heads = 4}};
+  OwnGpt() { register_module("model", model); }
+  Tensor loss(const Tensor& x, const Tensor& y) override { return model->loss(x, y); }
+};
+
+// Ranks are threads and share the generator: values that do not need it.
+std::shared_ptr<Learner> make_model(const Setting& s) {
+  const auto model = [&]() -> std::shared_ptr<Learner> {
+    switch (s.kind) {
+      case Kind::gpt:
+        return make<Gpt>();
+      case Kind::mlp:
+        return make<Mlp>();
+      case Kind::convolution:
+        return make<Convolution>();
+      case Kind::lstm:
+        return make<Lstm>();
+      case Kind::gru:
+        return make<Gru>();
+      case Kind::recomputed:
+        return make<Recomputed>();
+      case Kind::own_gpt:
+        return make<OwnGpt>();
+    }
+    return nullptr;
+  }();
+  const bool draws = s.kind == Kind::gpt || s.kind == Kind::lstm;  // dropout
+  model->train(!draws);
+  const torch::NoGradGuard no_grad;
+  double phase = 0.3;
+  for (auto& p : model->parameters())
+    p.copy_(torch::sin(torch::arange(p.numel()) * 0.7 + (phase += 1.1)).mul(0.2).view(p.sizes()));
+  if (s.freezes) {
+    for (size_t i = 0; i < model->parameters().size(); i += 3)
+      model->parameters()[i].requires_grad_(false);
+  }
+  return model;
+}
+
+// What a model is given in micro-batch `number`, and what it is to say.
+std::pair<Tensor, Tensor> example(const Setting& s, int rank, int64_t number) {
+  const auto values = torch::arange(6 * 3 * 8 * 8) * (7 + 2 * rank) + number * 5;
+  const auto words = [&](int64_t salt) {
+    return (values.narrow(0, 0, 96) + salt).remainder(32).view({6, 16});
+  };
+  if (s.kind == Kind::gpt || s.kind == Kind::own_gpt) return {words(0), words(3)};
+  auto x = torch::sin(values.to(at::kFloat));
+  if (s.kind == Kind::convolution) {
+    x = x.view({6, 3, 8, 8});
+  } else if (s.kind == Kind::lstm || s.kind == Kind::gru) {
+    x = x.narrow(0, 0, 480).view({6, 5, 16});
+  } else {
+    x = x.narrow(0, 0, 96).view({6, 16});
+  }
+  return {s.bf16 ? x.to(at::kBFloat16) : x, values.narrow(0, 0, 6).remainder(8)};
+}
+
+Tensor loss_of(Learner& model, const Setting& s, comm::Group& group, int64_t number) {
+  auto [x, y] = example(s, group.rank(), number);
+  if (!group.device().is_cpu()) {
+    x = x.pin_memory().to(group.device(), /*non_blocking=*/true);
+    y = y.pin_memory().to(group.device(), /*non_blocking=*/true);
+  }
+  return model.loss(x, y);
+}
+
+struct Outcome {
+  std::vector<float> losses;
+  std::vector<double> norms;
+  std::vector<Tensor> weights;
+  int64_t host_waits = 0;  // of all ranks, in the steps after the first
+  bool operator==(const Outcome& other) const {
+    bool same =
+        losses == other.losses && norms == other.norms && weights.size() == other.weights.size();
+    for (size_t i = 0; same && i < weights.size(); ++i)
+      same = at::equal(weights[i], other.weights[i]);
+    return same;
+  }
+};
+
+// Steps [first, last), and whatever `between` does after each of them.
+using Between = std::function<void(Engine&, Learner&, int64_t step)>;
+Outcome train(const Setting& s, const std::shared_ptr<comm::Group>& group,
+              const Between& between = {}) {
+  const auto model = make_model(s);
+  model->to(group->device());
+  Engine engine(*model, s.optimizer, config_of(s), group);
+  std::vector<Tensor> losses;
+  Outcome outcome;
+  const auto host_waits = [&] {  // of all ranks, none of which is in a step
+    group->barrier("count");
+    const auto now = counts().host_waits;
+    group->barrier("counted");
+    return now;
+  };
+  int64_t waits = 0;
+  for (int64_t step = 0; step < s.steps; ++step) {
+    if (step == 1) waits = host_waits();
+    for (int64_t m = 0; m < s.accumulate; ++m) {
+      const auto loss = loss_of(*model, s, *group, step * s.accumulate + m);
+      engine.backward(loss);
+      losses.push_back(loss.detach());
+      const auto result = engine.step();
+      if (result.boundary) outcome.norms.push_back(result.grad_norm);
+    }
+    if (between) between(engine, *model, step);
+  }
+  outcome.host_waits = host_waits() - waits;
+  for (const auto& loss : losses) outcome.losses.push_back(loss.to(at::kFloat).item<float>());
+  for (const auto& name : engine.parameter_names())
+    outcome.weights.push_back(engine.parameter(name).cpu());
+  for (const auto& buffer : model->buffers()) outcome.weights.push_back(buffer.cpu());
+  return outcome;
+}
+
+using RunRanks = std::function<void(int, const std::function<void(std::shared_ptr<comm::Group>)>&)>;
+Outcome run(const RunRanks& ranks, const Setting& s, const Between& between = {}) {
+  std::vector<Outcome> all(static_cast<size_t>(s.ranks));
+  ranks(s.ranks, [&](const auto& group) {
+    all[static_cast<size_t>(group->rank())] = train(s, group, between);
+  });
+  return all[0];
+}
+Outcome on_cpu(const Setting& s, const Between& between = {}) {
+  return run([](int n, const auto& body) { comm::run_as_threads(n, body); }, s, between);
+}
+Outcome on_devices(const Setting& s, const Between& between = {}) {
+  auto outcome = run(&run_on_devices, s, between);
+  synchronize();
+  return outcome;
+}
+
+void expect_as_on_cpu(const Setting& setting, int seeds, const Between& between = {}) {
+  SCOPED_TRACE(describe(setting));
+  const auto reference = on_cpu(setting, between);
+  for (const Options& options : schedules(seeds)) {
+    SCOPED_TRACE(describe(options));
+    configure(options);
+    const auto outcome = on_devices(setting, between);
+    EXPECT_EQ(outcome.losses, reference.losses);
+    EXPECT_EQ(outcome.norms, reference.norms);
+    EXPECT_TRUE(outcome == reference);
+    if (!setting.offload && !between) {
+      EXPECT_EQ(outcome.host_waits, (setting.steps - 1) * setting.ranks);
+    }
+    EXPECT_EQ(reports(), "");
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBits) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const bool bf16 : {false, true})
+        expect_as_on_cpu({.stage = stage, .ranks = ranks, .bf16 = bf16}, 1);
+    }
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsUnderManySchedules) {
+  for (int stage = 0; stage <= 3; ++stage)
+    expect_as_on_cpu({.stage = stage, .bf16 = stage % 2 == 1, .kind = Kind::mlp}, 50);
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithAccumulation) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true})
+      expect_as_on_cpu({.stage = stage, .bf16 = bf16, .accumulate = 3}, 1);
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsOfOtherModels) {
+  for (const auto kind : {Kind::convolution, Kind::lstm, Kind::gru, Kind::recomputed}) {
+    for (const int stage : {1, 2, 3})
+      expect_as_on_cpu({.stage = stage, .live = 2000, .kind = kind}, 1);
+  }
+}
+
+TEST(EngineOnDevices, TrainsLibzerosGpt2) {
+  configure({});
+  std::optional<Outcome> first;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const Setting setting{.stage = stage, .kind = Kind::own_gpt};
+    SCOPED_TRACE(describe(setting));
+    const auto outcome = on_devices(setting);
+    if (!first) first = outcome;
+    EXPECT_TRUE(outcome == *first);
+    const auto reference = on_cpu(setting);
+    for (size_t i = 0; i < reference.losses.size(); ++i)
+      EXPECT_NEAR(outcome.losses[i], reference.losses[i], 1e-5 * reference.losses[i]);
+    EXPECT_EQ(reports(), "");
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithFrozenParameters) {
+  for (int stage = 0; stage <= 3; ++stage)
+    expect_as_on_cpu({.stage = stage, .bf16 = true, .freezes = true}, 1);
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithReplicas) {
+  for (const int64_t accumulate : {1, 2}) {
+    for (int stage = 1; stage <= 3; ++stage)
+      expect_as_on_cpu(
+          {.stage = stage, .ranks = 4, .bf16 = true, .accumulate = accumulate, .shards = 2}, 1);
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithStatesOnTheHost) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool bf16 : {false, true}) {
+      expect_as_on_cpu({.stage = stage, .bf16 = bf16, .accumulate = 2, .offload = true}, 1);
+      expect_as_on_cpu({.stage = stage, .ranks = 1, .bf16 = bf16, .offload = true}, 1);
+    }
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithEachOptimizer) {
+  for (const Optimizer& optimizer : {Optimizer(Sgd{.lr = 0.1, .momentum = 0.9}), Optimizer(Sgd{}),
+                                     Optimizer(Adagrad{}), Optimizer(Lion{.lr = 1e-3})})
+    expect_as_on_cpu({.stage = 2, .bf16 = true, .optimizer = optimizer}, 1);
+}
+
+TEST(EngineOnDevices, StatesCanBeReadAndWritten) {
+  const auto touch = [](Engine& engine, Learner& model, int64_t /*step*/) {
+    const auto name = engine.parameter_names()[2];
+    engine.set_parameter(name, engine.parameter(name) * 1.5);
+    engine.set_optimizer_state(name, "exp_avg", engine.optimizer_state(name, "exp_avg") * 0.5);
+    const auto second = model.parameters()[1];
+    {
+      Gathered scope(engine, {second}, Gathered::Access::write);
+      const torch::NoGradGuard no_grad;
+      second.mul_(0.5);
+    }
+    const torch::NoGradGuard no_grad;
+    model.parameters()[0].add_(0.25);  // without a scope
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool offload : {false, true})
+      expect_as_on_cpu({.stage = stage, .bf16 = true, .offload = offload}, 1, touch);
+  }
+}
+
+// A run on devices goes on with what one on the CPU has saved, and the other way round.
+TEST(EngineOnDevices, SavesOfTheCpuAreItsOwn) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const Setting setting{.stage = stage, .bf16 = true};
+    SCOPED_TRACE(describe(setting));
+    configure({});
+    const TemporaryFolder folder;
+    const auto file = [&](const char* name) { return (folder.path() / name).string(); };
+    const auto saves = [&](const char* sharded, const char* full) {
+      return [=](Engine& engine, Learner& /*model*/, int64_t step) {
+        if (step != 1) return;
+        engine.save(file(sharded));
+        engine.save_full(file(full));
+      };
+    };
+    const auto loads = [&](const char* sharded, const char* full) {
+      return [=](Engine& engine, Learner& /*model*/, int64_t step) {
+        if (step == 0) engine.load(file(sharded));
+        if (step == 1) engine.load_full(file(full));
+      };
+    };
+    const auto reference = on_cpu(setting, saves("cpu", "cpu.safetensors"));
+    EXPECT_TRUE(on_devices(setting, saves("device", "device.safetensors")) == reference);
+    const auto resumed = on_cpu(setting, loads("cpu", "cpu.safetensors"));
+    EXPECT_TRUE(on_cpu(setting, loads("device", "device.safetensors")) == resumed);
+    EXPECT_TRUE(on_devices(setting, loads("cpu", "cpu.safetensors")) == resumed);
+    EXPECT_EQ(reports(), "");
+  }
+}
+
+TEST(EngineOnDevices, RefusesWhatItCannotDo) {
+  configure({});
+  const auto refusal = [](Config config, const Optimizer& optimizer = AdamW{}) {
+    const auto model = make<Mlp>();
+    model->to(device());
+    return message_of<ConfigError>([&] { Engine engine(*model, optimizer, config); });
+  };
+  Config config;
+  config.offload_optimizer.device = OffloadDevice::nvme;
+  config.offload_optimizer.nvme_path = "/nowhere";
+  EXPECT_THAT(refusal(config), HasSubstr("\"nvme\" is for models on the CPU so far"));
+  config = {};
+  config.bf16 = config.split_master_weights = true;
+  EXPECT_THAT(refusal(config), HasSubstr("bf16.split_master_weights is for models on the CPU"));
+  EXPECT_THAT(refusal({}, Muon{}), HasSubstr("Muon is for models on the CPU so far"));
+  const auto parts = std::make_shared<Mlp>();
+  parts->layers->ptr(0)->to(device());
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(*parts, AdamW{}); }),
+              HasSubstr("is on cpu, but 'layers.0.weight' is on simulated:0"));
+  comm::run_as_threads(2, [&](auto group) {
+    const auto model = make<Mlp>();
+    model->to(device(group->rank()));
+    EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(*model, AdamW{}, Config{}, group); }),
+                HasSubstr("the group of 2 ranks carries tensors of cpu"));
+  });
+}
+
+TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool offload : {false, true}) {
+      const Setting setting{.stage = stage, .bf16 = true, .offload = offload};
+      SCOPED_TRACE(describe(setting));
+      configure({});
+      run_on_devices(setting.ranks, [&](const auto& group) {
+        const auto model = make_model(setting);
+        model->to(group->device());
+        Engine engine(*model, setting.optimizer, config_of(setting), group);
+        for (int64_t step = 0; step < 2; ++step) {
+          engine.backward(loss_of(*model, setting, *group, step));
+          engine.step();
+        }
+        const auto& ledger = *group->ledger();
+        const auto on_device = engine.memory_formula();
+        const auto on_host = engine.host_memory_formula();
+        EXPECT_EQ(ledger.usage(Category::parameters).peak, on_device.parameters);
+        EXPECT_EQ(ledger.usage(Category::gradients).peak, on_device.gradients);
+        EXPECT_EQ(ledger.usage(Category::optimizer).peak, on_device.optimizer);
+        EXPECT_EQ(ledger.usage(Category::host_parameters).peak, on_host.parameters);
+        EXPECT_EQ(ledger.usage(Category::host_gradients).peak, on_host.gradients);
+        EXPECT_EQ(ledger.usage(Category::host_optimizer).peak, on_host.optimizer);
+      });
+    }
+  }
+}
+
+// No result is wrong without a report.
+TEST(EngineOnDevices, EachWaitThatIsLeftOutIsNoticed) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const Setting setting{.stage = stage, .live = 600, .kind = Kind::mlp, .steps = 2};
+    SCOPED_TRACE(describe(setting));
+    const auto reference = on_cpu(setting);
+    const auto left_out = leave_out_each_wait([&] { return on_devices(setting) == reference; }, 4);
+    EXPECT_EQ(left_out.wrong_silent, 0) << left_out.missed.front();
+    std::cout << describe(setting) << ": " << left_out.waits << " waits, "
+              << left_out.wrong_reported << " wrong, " << left_out.right_reported
+              << " right by luck, " << left_out.right_silent << " implied by others\n";
+  }
+}
+
+}  // namespace
+}  // namespace zero::simulated

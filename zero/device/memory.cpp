@@ -1,0 +1,89 @@
+#include "zero/device/memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/host_memory.h"
+#include "zero/device/stream.h"
+
+namespace zero {
+
+namespace {
+
+// Memory of LibTorch's allocators, with a charge.
+at::Tensor charged(int64_t numel, const at::TensorOptions& options, std::shared_ptr<Ledger> ledger,
+                   Category category) {
+  const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
+  auto charge = std::make_shared<Charge>(std::move(ledger), category, bytes);
+  at::Tensor memory;
+  try {
+    memory = at::empty({numel}, options);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw OutOfMemory(fmt::format("{} has no {} left for {}: {}", options.device().str(),
+                                  format_bytes(static_cast<double>(bytes)), name(category),
+                                  error.what_without_backtrace()));
+  }
+  void* data = memory.mutable_data_ptr();
+  return at::from_blob(
+      data, {numel}, [memory = std::move(memory), charge = std::move(charge)](void*) {}, options,
+      options.device());
+}
+
+}  // namespace
+
+at::Tensor device_empty(int64_t numel, at::ScalarType dtype, c10::Device device,
+                        std::shared_ptr<Ledger> ledger, Category category) {
+  if (!is_asynchronous(device)) return host_empty(numel, dtype, std::move(ledger), category);
+  return charged(numel, at::TensorOptions(dtype).device(device), std::move(ledger), category);
+}
+
+at::Tensor device_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
+                        std::shared_ptr<Ledger> ledger, Category category, int64_t colour) {
+  if (!is_asynchronous(device))
+    return host_zeros(numel, dtype, std::move(ledger), category, colour);
+  return device_empty(numel, dtype, device, std::move(ledger), category).zero_();
+}
+
+at::Tensor pinned_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
+                        std::shared_ptr<Ledger> ledger, Category category, int64_t colour) {
+  if (!is_asynchronous(device))
+    return host_zeros(numel, dtype, std::move(ledger), category, colour);
+  return charged(numel, at::TensorOptions(dtype).pinned_memory(true), std::move(ledger), category)
+      .zero_();
+}
+
+StreamMemory::StreamMemory(at::Tensor memory)
+    : memory_(std::move(memory)), home_(current_stream(memory_.device())) {}
+
+StreamMemory& StreamMemory::operator=(StreamMemory&& other) noexcept {
+  release();
+  memory_ = std::move(other.memory_);
+  home_ = other.home_;
+  last_uses_ = std::move(other.last_uses_);
+  return *this;
+}
+
+StreamMemory::~StreamMemory() { release(); }
+
+void StreamMemory::used() {
+  if (memory_.defined()) last_uses_.record(memory_.device());
+}
+
+void StreamMemory::release() {
+  if (!memory_.defined()) return;
+  const StreamScope on(home_);
+  last_uses_.wait();
+  memory_ = at::Tensor();
+}
+
+at::Tensor tensor_at(void* data, int64_t numel, at::ScalarType dtype, c10::Device device) {
+  return at::from_blob(
+      data, {numel}, [](void*) {}, at::TensorOptions(dtype).device(device), device);
+}
+
+}  // namespace zero

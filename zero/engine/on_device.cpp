@@ -1,0 +1,54 @@
+#include "zero/engine/on_device.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/device/stream.h"
+#include "zero/optim/passes.h"
+
+namespace zero {
+
+std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
+                                             const Model& model) {
+  const auto device = model.device();
+  if (ranks->device() == device) return ranks;
+  if (ranks->size() == 1) return comm::on_device(std::move(ranks), device);
+  throw ConfigError(fmt::format(
+      "Parameter '{}' is on {}, but the group of {} ranks carries tensors of {}. Give the Engine a "
+      "group of that device (comm::on_device with a backend of c10d that carries its tensors), or "
+      "move the module to {}.",
+      model.name(0), device.str(), ranks->size(), ranks->device().str(), ranks->device().str()));
+}
+
+void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model) {
+  const auto device = model.device();
+  if (!is_asynchronous(device)) return;
+  const auto refuse = [&](bool asked, std::string_view key, std::string_view remedy) {
+    if (!asked) return;
+    throw ConfigError(fmt::format("{} is for models on the CPU so far, and this one is on {}. {}",
+                                  key, device.str(), remedy));
+  };
+  const auto on_disk = [](const auto& section) { return section.device == OffloadDevice::nvme; };
+  refuse(on_disk(config.offload_optimizer), "offload_optimizer.device \"nvme\"", "Use \"cpu\".");
+  refuse(on_disk(config.offload_param), "offload_param.device \"nvme\"", "Use \"cpu\".");
+  refuse(timing.delayed_after.has_value(), "offload_optimizer.delayed_update_after",
+         "Leave it out.");
+  refuse(timing.in_backward, "update_in_backward", "Switch it off.");
+  refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
+  refuse(config.memory_budget > 0, "memory_budget",
+         "Bound gathered parameters by stage3_max_live_parameters.");
+  refuse(config.split_master_weights, "bf16.split_master_weights", "Switch it off.");
+  refuse(config.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads",
+         "Switch it off.");
+  refuse(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
+         "data_types.optimizer_state_dtype", "Use \"fp32\".");
+  for (const auto& optimizer : model.optimizers()) {
+    refuse(optim::reach(optimizer) != optim::Reach::element, optim::name(optimizer),
+           "Use AdamW, SGD, Adagrad or Lion.");
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,22 @@
+// What an engine needs where its model is on a device, and what it does not do there.
+#pragma once
+
+#include <memory>
+
+#include "zero/comm/group.h"
+#include "zero/config/config.h"
+#include "zero/engine/model.h"
+#include "zero/engine/update_schedule.h"
+
+namespace zero {
+
+/// The group whose collectives carry the tensors of `model`: `ranks`, or the same rank alone with
+/// memory on the model's device. Throws ConfigError where `ranks` are several and carry those of
+/// another device.
+std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
+                                             const Model& model);
+
+/// Throws ConfigError naming the first key that asks for what is done on the CPU alone.
+void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model);
+
+}  // namespace zero

@@ -1,0 +1,103 @@
+#include "zero/optim/operators.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/device/memory.h"
+#include "zero/optim/passes.h"
+
+namespace zero::optim {
+
+namespace {
+
+void update_on_cpu(const c10::intrusive_ptr<UpdateCall>& call, const at::Tensor& gradient,
+                   const at::Tensor& master, const std::optional<at::Tensor>& parameter,
+                   at::TensorList states) {
+  Range range{.numel = gradient.numel(),
+              .master = master.mutable_data_ptr<float>(),
+              .gradient = gradient.const_data_ptr(),
+              .gradient_dtype = gradient.scalar_type(),
+              .gradient_limit = call->gradient_limit};
+  for (size_t i = 0; i < states.size(); ++i) range.state[i] = states[i].mutable_data_ptr<float>();
+  if (parameter) {
+    range.parameter = parameter->mutable_data_ptr();
+    range.parameter_dtype = parameter->scalar_type();
+  }
+  update(call->optimizer, call->step, call->lr, call->gradient_scale, range);
+}
+
+void squared_norm_on_cpu(const at::Tensor& values, const at::Tensor& sums) {
+  const auto norm = squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
+  auto* const into = sums.mutable_data_ptr<double>();
+  into[0] = norm.sum;
+  into[1] = norm.finite ? 0 : 1;
+}
+
+template <class Kernel>
+c10::TypedOperatorHandle<Kernel> operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Kernel>();
+}
+
+}  // namespace
+
+TORCH_LIBRARY(zero, library) {
+  library.class_<UpdateCall>("UpdateCall");
+  library.def(
+      "update_(__torch__.torch.classes.zero.UpdateCall call, Tensor gradient, Tensor(a!) master, "
+      "Tensor(b!)? parameter, Tensor(c!)[] states) -> ()");
+  library.def("squared_norm_(Tensor values, Tensor(a!) sums) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(zero, CPU, library) {
+  library.impl("update_", &update_on_cpu);
+  library.impl("squared_norm_", &squared_norm_on_cpu);
+}
+
+void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+                    const Range& range) {
+  if (range.master == nullptr || reach(optimizer) != Reach::element) {
+    throw ConfigError(
+        fmt::format("{} cannot be updated on {}: only element-wise optimizers of fp32 "
+                    "master weights can.",
+                    name(optimizer), range.device.str()));
+  }
+  if (range.numel == 0) return;
+  static const auto op =
+      operator_of<void(const c10::intrusive_ptr<UpdateCall>&, const at::Tensor&, const at::Tensor&,
+                       const std::optional<at::Tensor>&, at::TensorList)>("zero::update_");
+  const auto tensor = [&](const void* data, at::ScalarType dtype) {
+    return tensor_at(const_cast<void*>(data), range.numel, dtype, range.device);
+  };
+  auto call = c10::make_intrusive<UpdateCall>();
+  call->optimizer = optimizer;
+  call->step = step;
+  call->lr = lr;
+  call->gradient_scale = gradient_scale;
+  call->gradient_limit = range.gradient_limit;
+  std::optional<at::Tensor> parameter;
+  if (range.parameter != nullptr) parameter = tensor(range.parameter, range.parameter_dtype);
+  std::vector<at::Tensor> states;
+  for (auto* state : range.state) {
+    if (state != nullptr) states.push_back(tensor(state, at::kFloat));
+  }
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  op.call(call, tensor(range.gradient, range.gradient_dtype), tensor(range.master, at::kFloat),
+          parameter, states);
+}
+
+void squared_norm(const at::Tensor& values, const at::Tensor& sums) {
+  static const auto op =
+      operator_of<void(const at::Tensor&, const at::Tensor&)>("zero::squared_norm_");
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  op.call(values, sums);
+}
+
+}  // namespace zero::optim
