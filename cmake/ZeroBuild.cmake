@@ -3,7 +3,7 @@
 # Vector code is explicit (Highway), so -O3 gains nothing; it costs compile time and false warnings.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 # -fPIC and not POSITION_INDEPENDENT_CODE: the latter gives programs -fPIE, and g++ then drops the shared precompiled header.
-add_compile_options(-fPIC)
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
@@ -27,14 +27,14 @@ endif()
 
 # What every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
 add_library(zero_private INTERFACE)
-target_compile_options(zero_private INTERFACE -Wall -Wextra -Wpedantic -Werror)
+target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Werror>")
 # g++ 12 warns of impossible sizes inside std::string (its bugs 105329 and 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(zero_private INTERFACE -Wno-restrict -Wno-stringop-overflow)
+  target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow>")
 endif()
 # at::parallel_for is serial in files compiled without it; ThreadSanitizer cannot see libgomp's barriers.
 if(NOT ZERO_SANITIZE STREQUAL "thread")
-  target_compile_options(zero_private INTERFACE -fopenmp)
+  target_compile_options(zero_private INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 endif()
 
 # LibTorch's include folder brings its own fmt headers, which hide those of the system's library that is

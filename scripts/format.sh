@@ -6,4 +6,4 @@ mode=(-i)
 if [[ ${1:-} == check ]]; then mode=(--dry-run --Werror); fi
 # One release, since their results differ.
 command -v clang-format-14 >/dev/null || die "clang-format-14 is missing: scripts/setup.sh lint installs it"
-git ls-files -z '*.h' '*.cpp' | xargs -0 --no-run-if-empty clang-format-14 "${mode[@]}"
+git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 --no-run-if-empty clang-format-14 "${mode[@]}"

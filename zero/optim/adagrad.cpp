@@ -1,6 +1,5 @@
 // Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011), as torch::optim::Adagrad.
-#include <cmath>
-
+#include "zero/optim/adagrad_step.h"
 #include "zero/optim/algorithm.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,34 +8,6 @@
 #include <hwy/highway.h>
 
 #include "zero/optim/elementwise-inl.h"
-
-#ifndef ZERO_OPTIM_ADAGRAD_STEP_
-#define ZERO_OPTIM_ADAGRAD_STEP_
-namespace zero::optim {
-
-template <class Number>
-struct AdagradStep {
-  Number l2, eps, negative_lr;
-  Number initial;  ///< what the sum begins with: added by the first step
-
-  AdagradStep(const Adagrad& o, Moment moment)
-      : l2(static_cast<Number>(o.weight_decay)),
-        eps(static_cast<Number>(o.eps)),
-        negative_lr(static_cast<Number>(-moment.lr /
-                                        (1 + static_cast<double>(moment.step - 1) * o.lr_decay))),
-        initial(static_cast<Number>(moment.step == 1 ? o.initial_accumulator_value : 0)) {}
-
-  void apply(Number& p, Number g, std::array<Number, kMostStates>& state) const {
-    auto& sum = state[0];
-    if (l2 != 0) g += l2 * p;
-    if (initial != 0) sum += initial;
-    sum += g * g;
-    p += negative_lr * g / (std::sqrt(sum) + eps);
-  }
-};
-
-}  // namespace zero::optim
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {

@@ -5,7 +5,9 @@
 // The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
 // once, and the formula for one element in plain arithmetic: with float it is what the kernel must
 // equal in bits, with double what other implementations are compared with. The kernel is the same
-// formula over vectors (elementwise-inl.h), once for each instruction set.
+// formula over vectors (elementwise-inl.h), once for each instruction set. `Step` of an
+// element-wise optimizer is in a header of its own (adamw_step.h): kernels of devices use it as it
+// stands, by device_elements.h, which has the list of them.
 #pragma once
 
 #include <array>
@@ -17,6 +19,7 @@
 #include <variant>
 #include <vector>
 
+#include "zero/optim/moment.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/passes.h"
 
@@ -74,13 +77,6 @@ struct Name {
   bool approximation = false;
   /// What the name means whatever the file says.
   void (*settle)(T&) = nullptr;
-};
-
-/// One update, as all elements of a parameter see it.
-struct Moment {
-  int64_t step = 1;  ///< 1 for the first
-  double lr = 0;
-  double ratio = 1;  ///< what the first pass has found, where there is one
 };
 
 template <class T>

@@ -1,7 +1,6 @@
 // Lion: 2302.06675, program 1.
-#include <cmath>
-
 #include "zero/optim/algorithm.h"
+#include "zero/optim/lion_step.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/optim/lion.cpp"
@@ -9,38 +8,6 @@
 #include <hwy/highway.h>
 
 #include "zero/optim/elementwise-inl.h"
-
-#ifndef ZERO_OPTIM_LION_STEP_
-#define ZERO_OPTIM_LION_STEP_
-namespace zero::optim {
-
-template <class Number>
-struct LionStep {
-  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
-  Number beta1, one_minus_beta1;
-  Number beta2, one_minus_beta2;
-  Number lr;
-
-  LionStep(const Lion& o, Moment moment)
-      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
-        beta1(static_cast<Number>(o.beta1)),
-        one_minus_beta1(static_cast<Number>(1 - o.beta1)),
-        beta2(static_cast<Number>(o.beta2)),
-        one_minus_beta2(static_cast<Number>(1 - o.beta2)),
-        lr(static_cast<Number>(moment.lr)) {}
-
-  void apply(Number& p, Number g, std::array<Number, kMostStates>& state) const {
-    auto& m = state[0];
-    const Number mean = beta1 * m + one_minus_beta1 * g;
-    m = beta2 * m + one_minus_beta2 * g;
-    p *= decay;
-    if (mean > 0) p -= lr;
-    if (mean < 0) p += lr;
-  }
-};
-
-}  // namespace zero::optim
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {

@@ -12,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/device/memory.h"
+#include "zero/optim/algorithm.h"
 #include "zero/optim/passes.h"
 
 namespace zero::optim {
@@ -21,16 +22,7 @@ namespace {
 void update_on_cpu(const c10::intrusive_ptr<UpdateCall>& call, const at::Tensor& gradient,
                    const at::Tensor& master, const std::optional<at::Tensor>& parameter,
                    at::TensorList states) {
-  Range range{.numel = gradient.numel(),
-              .master = master.mutable_data_ptr<float>(),
-              .gradient = gradient.const_data_ptr(),
-              .gradient_dtype = gradient.scalar_type(),
-              .gradient_limit = call->gradient_limit};
-  for (size_t i = 0; i < states.size(); ++i) range.state[i] = states[i].mutable_data_ptr<float>();
-  if (parameter) {
-    range.parameter = parameter->mutable_data_ptr();
-    range.parameter_dtype = parameter->scalar_type();
-  }
+  const auto range = range_of(*call, gradient, master, parameter, states);
   update(call->optimizer, call->step, call->lr, call->gradient_scale, range);
 }
 
@@ -59,6 +51,41 @@ TORCH_LIBRARY(zero, library) {
 TORCH_LIBRARY_IMPL(zero, CPU, library) {
   library.impl("update_", &update_on_cpu);
   library.impl("squared_norm_", &squared_norm_on_cpu);
+}
+
+Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
+               const std::optional<at::Tensor>& parameter, at::TensorList states) {
+  const auto check = [&](const at::Tensor& array, const char* what) {
+    TORCH_CHECK(array.numel() == gradient.numel() && array.device() == gradient.device() &&
+                    array.is_contiguous(),
+                "zero::update_: ", what, " is no contiguous array of ", gradient.numel(),
+                " elements on ", gradient.device(), " as the gradient is");
+  };
+  const auto count = state_names(call.optimizer).size();
+  TORCH_CHECK(states.size() == count, "zero::update_: ", name(call.optimizer), " has ", count,
+              " states, and ", states.size(), " are given");
+  check(gradient, "the gradient");
+  check_dtype(gradient.scalar_type(), "gradient");
+  check(master, "the master weights' array");
+  Range range{.numel = gradient.numel(),
+              .device = gradient.device(),
+              .master = master.mutable_data_ptr<float>(),
+              .gradient = gradient.const_data_ptr(),
+              .gradient_dtype = gradient.scalar_type(),
+              .gradient_limit = call.gradient_limit};
+  for (size_t i = 0; i < states.size(); ++i) {
+    check(states[i], "a state");
+    range.state[i] = states[i].mutable_data_ptr<float>();
+  }
+  if (parameter) {
+    check(*parameter, "the parameter");
+    TORCH_CHECK(parameter->scalar_type() == at::kBFloat16 || parameter->scalar_type() == at::kHalf,
+                "zero::update_: the parameter is the low-precision copy, in bf16 or fp16, and not ",
+                parameter->scalar_type());
+    range.parameter = parameter->mutable_data_ptr();
+    range.parameter_dtype = parameter->scalar_type();
+  }
+  return range;
 }
 
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,

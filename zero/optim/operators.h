@@ -13,6 +13,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "zero/optim/optimizer.h"
 
@@ -26,6 +27,12 @@ struct UpdateCall final : torch::CustomClassHolder {
   double gradient_scale = 1;
   float gradient_limit = 0;
 };
+
+/// What a kernel of `zero::update_` is called for, as a Range. Throws c10::Error where the tensors do
+/// not go together: they are contiguous, of one length and one device, and of a Range's dtypes, with
+/// as many states as the optimizer has.
+Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
+               const std::optional<at::Tensor>& parameter, at::TensorList states);
 
 /// As `update`, for a range of a device; asynchronous. Throws ConfigError where master weights are
 /// split or the optimizer is not element-wise, and c10::Error where the device has no kernel.

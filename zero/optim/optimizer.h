@@ -6,9 +6,10 @@
 // element's values alone: not on the slice, the vector tail or the threads. (Of LAMB, Muon and
 // Adafactor also on its parameter's: passes.h.)
 //
-// A new element-wise optimizer is one file, as lion.cpp: its formula, its kernel, the names of its
-// states and its hyper-parameters with their keys (algorithm.h); its values are a struct here, in
-// the list `Optimizer`. Everything else, configuration files, options, documents, tests and checks
+// A new element-wise optimizer is one file, as lion.cpp: its kernel, the names of its states and
+// its hyper-parameters with their keys (algorithm.h), with its formula beside it (lion_step.h, and
+// step_of in device_elements.h for devices); its values are a struct here, in the list
+// `Optimizer`. Everything else, configuration files, options, documents, tests and checks
 // included, goes over that list.
 #pragma once
 

@@ -1,7 +1,6 @@
 // Stochastic gradient descent, with momentum or without, as torch::optim::SGD.
-#include <cmath>
-
 #include "zero/optim/algorithm.h"
+#include "zero/optim/sgd_step.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/optim/sgd.cpp"
@@ -9,40 +8,6 @@
 #include <hwy/highway.h>
 
 #include "zero/optim/elementwise-inl.h"
-
-#ifndef ZERO_OPTIM_SGD_STEP_
-#define ZERO_OPTIM_SGD_STEP_
-namespace zero::optim {
-
-template <class Number>
-struct SgdStep {
-  Number l2, momentum, one_minus_dampening, negative_lr;
-  bool keeps;  ///< there is a momentum buffer
-  bool first;  ///< it becomes the gradient
-  bool nesterov;
-
-  SgdStep(const Sgd& o, Moment moment)
-      : l2(static_cast<Number>(o.weight_decay)),
-        momentum(static_cast<Number>(o.momentum)),
-        one_minus_dampening(static_cast<Number>(1 - o.dampening)),
-        negative_lr(static_cast<Number>(-moment.lr)),
-        keeps(o.momentum != 0),
-        first(moment.step == 1),
-        nesterov(o.nesterov) {}
-
-  void apply(Number& p, Number g, std::array<Number, kMostStates>& state) const {
-    auto& buffer = state[0];
-    if (l2 != 0) g += l2 * p;
-    if (keeps) {
-      buffer = first ? g : momentum * buffer + one_minus_dampening * g;
-      g = nesterov ? g + momentum * buffer : buffer;
-    }
-    p += negative_lr * g;
-  }
-};
-
-}  // namespace zero::optim
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {

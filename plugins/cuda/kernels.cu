@@ -1,0 +1,100 @@
+// Launches of the functions in zero/optim/device_elements.h: see Note [Kernels in plain C++] there.
+// No result depends on the launch: a thread's elements do not meet another's, and the order of a
+// norm's additions is that of its blocks and lanes.
+#include <c10/cuda/CUDAException.h>
+
+#include "plugins/cuda/kernels.h"
+#include "zero/optim/device_elements.h"
+
+namespace zero::cuda {
+namespace {
+
+using optim::kernels::kNormBlock;
+using optim::kernels::kNormLanes;
+
+constexpr int kThreads = 256;
+/// Blocks of a norm that a thread block sums up, each by a warp whose threads are its lanes.
+constexpr int kWarps = 4;
+constexpr int kWarp = 32;
+static_assert(kNormLanes == kWarp);
+
+constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+__device__ int64_t thread_index() {
+  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+template <int kCount, class Step, class Arrays>
+__global__ void __launch_bounds__(kThreads)
+    update_kernel(const Step step, optim::device::Scale scale, const Arrays arrays) {
+  optim::device::update_by_thread<kCount>(step, scale, arrays, thread_index());
+}
+
+template <class Numbers>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    norm_kernel(const typename Numbers::Stored* values, int64_t numel, double* sums) {
+  __shared__ double partial[kWarps][kNormLanes];
+  const auto warp = threadIdx.x / kWarp;
+  const auto lane = threadIdx.x % kWarp;
+  const int64_t block = thread_index() / kWarp;
+  const int64_t begin = block * kNormBlock;
+  if (begin >= numel) return;  // all lanes of the warp
+  const int64_t count = numel - begin < kNormBlock ? numel - begin : kNormBlock;
+  partial[warp][lane] = optim::device::lane_squares<Numbers>(values + begin, count, lane);
+  __syncwarp();
+  if (lane == 0) sums[block] = optim::device::add_in_order(0, partial[warp], kNormLanes);
+}
+
+/// One thread block: its threads fetch the sums of blocks, and one of them adds these.
+__global__ void __launch_bounds__(kThreads)
+    norm_total_kernel(const double* sums, int64_t count, double* into) {
+  __shared__ double fetched[kThreads];
+  double total = 0;
+  for (int64_t begin = 0; begin < count; begin += kThreads) {
+    const int64_t rest = count - begin < kThreads ? count - begin : kThreads;
+    if (threadIdx.x < rest) fetched[threadIdx.x] = sums[begin + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) total = optim::device::add_in_order(total, fetched, rest);
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  into[0] = total;
+  // A sum of squares of finite numbers is finite: squared_norm in optimizer.cpp.
+  into[1] = isfinite(total) ? 0 : 1;
+}
+
+}  // namespace
+
+void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
+            const optim::Range& range, cudaStream_t stream) {
+  if (range.numel == 0) return;
+  const optim::device::Scale scale{gradient_scale, range.gradient_limit};
+  optim::device::with_update(
+      optimizer, moment, range, [&](auto width, const auto& step, const auto& arrays) {
+        constexpr int kCount = decltype(width)::value;
+        const auto blocks = ceil_div(range.numel, int64_t{kThreads} * kCount);
+        update_kernel<kCount><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(step, scale,
+                                                                                      arrays);
+        C10_CUDA_KERNEL_LAUNCH_CHECK();
+      });
+}
+
+int64_t norm_blocks(int64_t numel) { return ceil_div(numel, kNormBlock); }
+
+void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
+                  double* sums, cudaStream_t stream) {
+  const int64_t blocks = norm_blocks(numel);
+  if (blocks > 0) {
+    optim::device::with_numbers(dtype, [&](auto numbers) {
+      using Numbers = decltype(numbers);
+      const auto groups = static_cast<unsigned>(ceil_div(blocks, kWarps));
+      norm_kernel<Numbers><<<groups, kWarps * kWarp, 0, stream>>>(
+          static_cast<const typename Numbers::Stored*>(values), numel, workspace);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+  norm_total_kernel<<<1, kThreads, 0, stream>>>(workspace, blocks, sums);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace zero::cuda

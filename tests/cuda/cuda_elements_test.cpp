@@ -1,0 +1,190 @@
+// The source of the CUDA kernels, on the CPU: Note [Kernels in plain C++] in device_elements.h.
+#include <ATen/ceil_div.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/optim/test_arrays.h"
+#include "tests/optim/test_shard.h"
+#include "zero/optim/device_elements.h"
+#include "zero/optim/passes.h"
+
+namespace zero::optim {
+namespace {
+
+/// As a device's kernel: every thread, one after the other, from the last to the first.
+void update_by_threads(const Optimizer& optimizer, Moment moment, float factor,
+                       const Range& range) {
+  device::with_update(optimizer, moment, range,
+                      [&](auto width, const auto& step, const auto& arrays) {
+                        const device::Scale scale{factor, range.gradient_limit};
+                        for (int64_t t = at::ceil_div<int64_t>(range.numel, width); t-- > 0;)
+                          device::update_by_thread<width>(step, scale, arrays, t);
+                      });
+}
+
+/// As the two kernels of the norm.
+double norm_by_threads(const void* values, c10::ScalarType dtype, int64_t numel) {
+  using kernels::kNormBlock;
+  using kernels::kNormLanes;
+  std::vector<double> blocks;
+  device::with_numbers(dtype, [&]<class Numbers>(Numbers) {
+    const auto* stored = static_cast<const typename Numbers::Stored*>(values);
+    for (int64_t begin = 0; begin < numel; begin += kNormBlock) {
+      std::array<double, kNormLanes> lanes{};
+      for (int64_t lane = 0; lane < kNormLanes; ++lane) {
+        lanes[static_cast<size_t>(lane)] = device::lane_squares<Numbers>(
+            stored + begin, std::min(kNormBlock, numel - begin), lane);
+      }
+      blocks.push_back(device::add_in_order(0, lanes.data(), kNormLanes));
+    }
+  });
+  // In pieces, as the second kernel has them in shared memory.
+  double sum = 0;
+  for (size_t i = 0; i < blocks.size(); i += 3)
+    sum = device::add_in_order(sum, blocks.data() + i,
+                               static_cast<int64_t>(std::min<size_t>(3, blocks.size() - i)));
+  return sum;
+}
+
+TEST(CudaElements, UpdateAsTheReferenceInBitsForEveryDtypeTailAndAlignment) {
+  for (const auto& [name, optimizer] : optimizers()) {
+    if (reach(optimizer) != Reach::element) continue;
+    for (const bool special : {false, true}) {
+      for (const float limit : {std::numeric_limits<float>::infinity(), 0.01F}) {
+        for (const auto gradient : dtypes()) {
+          for (const auto parameter : dtypes()) {
+            for (const int64_t numel : {0, 1, 3, 4, 7, 64, 66, 1003}) {
+              for (const int64_t offset : {0, 3}) {
+                Shard expected(optimizer, numel, offset, gradient, parameter, special);
+                Shard shard(optimizer, numel, offset, gradient, parameter, special);
+                expected.range.gradient_limit = shard.range.gradient_limit = limit;
+                for (const int64_t step : {1, 2, 3}) {
+                  const auto seed = static_cast<uint32_t>(10 + step);
+                  expected.new_gradient(seed, special);
+                  shard.new_gradient(seed, special);
+                  update_reference(optimizer, step, lr(optimizer), 0.37, expected.range);
+                  update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, shard.range);
+                }
+                expect_same(shard, expected,
+                            name + " " + c10::toString(gradient) + " to " +
+                                c10::toString(parameter) + " numel " + std::to_string(numel) +
+                                " offset " + std::to_string(offset));
+                if (HasFatalFailure()) return;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Shard's arrays begin at different places in a line, so that here all do at a pack's.
+TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSameBits) {
+  const auto bf16 = c10::ScalarType::BFloat16;
+  for (const auto& [name, optimizer] : optimizers()) {
+    if (reach(optimizer) != Reach::element) continue;
+    for (const auto gradient : dtypes()) {
+      for (const int64_t numel : {1, 4, 67, 1003}) {
+        Shard expected(optimizer, numel, 0, gradient, bf16, true);
+        Array<float> master(numel, 0), first(numel, 0), second(numel, 4), wide(numel, 0);
+        Array<uint16_t> parameter(numel, 4), low(numel, 0);
+        Range range = expected.range;
+        void* const copied =
+            gradient == c10::ScalarType::Float ? static_cast<void*>(wide.data()) : low.data();
+        std::memcpy(copied, range.gradient,
+                    static_cast<size_t>(numel) * c10::elementSize(gradient));
+        std::copy_n(range.master, numel, master.data());
+        for (int64_t i = 0; i < numel; ++i) {
+          if (range.state[0]) first.data()[i] = range.state[0][i];
+          if (range.state[1]) second.data()[i] = range.state[1][i];
+        }
+        range.gradient = copied;
+        range.master = master.data();
+        range.parameter = parameter.data();
+        if (range.state[0]) range.state[0] = first.data();
+        if (range.state[1]) range.state[1] = second.data();
+        ASSERT_TRUE(device::is_aligned(range));
+        int taken = 0;
+        device::with_update(optimizer, {2, lr(optimizer)}, range,
+                            [&](auto width, const auto&, const auto&) { taken = width; });
+        EXPECT_EQ(taken, device::kWidth);
+        for (const int64_t step : {1, 2}) {
+          update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, range);
+          update_reference(optimizer, step, lr(optimizer), 0.37, expected.range);
+        }
+        for (int64_t i = 0; i < numel; ++i) {
+          ASSERT_TRUE(same(master.data()[i], expected.range.master[i])) << name << " " << i;
+          ASSERT_TRUE(same(widen(parameter.data(), bf16, i),
+                           widen(expected.range.parameter, bf16, i)))
+              << name << " " << i;
+          for (const size_t s : {0, 1}) {
+            if (!range.state[s]) continue;
+            ASSERT_TRUE(same(range.state[s][i], expected.range.state[s][i])) << name << " " << i;
+          }
+        }
+        EXPECT_TRUE(master.guards_intact() && first.guards_intact() && second.guards_intact() &&
+                    parameter.guards_intact())
+            << name << " numel " << numel;
+
+        // One array that is not aligned is enough for one element at a time.
+        range.master += 1;
+        EXPECT_FALSE(device::is_aligned(range));
+      }
+    }
+  }
+}
+
+TEST(CudaElements, WidenAndNarrowEveryNumberAsLibTorchDoes) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto stored = static_cast<uint16_t>(bits);
+    ASSERT_TRUE(same(device::Bf16::widen(stored), widen(&stored, c10::ScalarType::BFloat16, 0)));
+    ASSERT_TRUE(same(device::Fp16::widen(stored), widen(&stored, c10::ScalarType::Half, 0)));
+    for (const uint32_t lower : {0U, 1U, 0x0FFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U,
+                                 0xFFFFU}) {
+      const auto value = std::bit_cast<float>(bits << 16 | lower);
+      const auto bf16 = device::Bf16::narrow(value);
+      const auto fp16 = device::Fp16::narrow(value);
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(widen(&bf16, c10::ScalarType::BFloat16, 0)));
+        ASSERT_TRUE(std::isnan(widen(&fp16, c10::ScalarType::Half, 0)));
+      } else {
+        ASSERT_EQ(bf16, c10::BFloat16(value).x) << value;
+        ASSERT_EQ(fp16, c10::Half(value).x) << value;
+      }
+    }
+  }
+}
+
+TEST(CudaElements, AddSquaresInTheOrderOfTheCpu) {
+  for (const auto dtype : dtypes()) {
+    for (const int64_t numel : {0, 1, 31, 33, 16383, 16384, 16385, 150001}) {
+      for (const bool special : {false, true}) {
+        Array<float> wide(numel, 1);
+        Array<uint16_t> low(numel, 3);
+        void* const values =
+            dtype == c10::ScalarType::Float ? static_cast<void*>(wide.data()) : low.data();
+        Numbers numbers(7, special);
+        for (int64_t i = 0; i < numel; ++i) narrow(values, dtype, i, numbers.next());
+        const auto expected = squared_norm(values, dtype, numel);
+        const double sum = norm_by_threads(values, dtype, numel);
+        EXPECT_EQ(std::isfinite(sum), expected.finite);
+        if (expected.finite) {
+          EXPECT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(expected.sum))
+              << c10::toString(dtype) << " numel " << numel;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::optim

@@ -1,0 +1,269 @@
+// What one thread of a device's kernel does, in plain C++.
+//
+// Note [Kernels in plain C++]
+// The kernels of a device are launches of the functions here, which know of no device: a compiler
+// for one may call constexpr functions there (nvcc with --expt-relaxed-constexpr), and the tests
+// run the same source on the CPU, where they compare it with the plain reference in bits. What a
+// device must add is Note [Same bits everywhere] in kernels.h: no fused multiply-add, and divisions
+// and roots as IEEE 754 says. Narrowing is in integer and exact operations, as in elements-inl.h.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+#include <variant>
+
+#include "zero/base/error.h"
+#include "zero/optim/adagrad_step.h"
+#include "zero/optim/adamw_step.h"
+#include "zero/optim/kernels.h"
+#include "zero/optim/lion_step.h"
+#include "zero/optim/moment.h"
+#include "zero/optim/optimizer.h"
+#include "zero/optim/sgd_step.h"
+
+namespace zero::optim::device {
+
+// Numbers as an array has them; `widen` and `narrow` are from and to fp32, to nearest, ties to
+// even, and NaN stays NaN.
+
+struct Fp32 {
+  using Stored = float;
+  static constexpr float widen(float stored) { return stored; }
+};
+
+struct Bf16 {
+  using Stored = uint16_t;
+  static constexpr float widen(uint16_t stored) {
+    return std::bit_cast<float>(static_cast<uint32_t>(stored) << 16);
+  }
+  static constexpr uint16_t narrow(float value) {
+    if (value != value) return 0x7FC0;
+    const auto bits = std::bit_cast<uint32_t>(value);
+    return static_cast<uint16_t>((bits + ((bits >> 16) & 1U) + 0x7FFFU) >> 16);
+  }
+};
+
+struct Fp16 {
+  using Stored = uint16_t;
+  static constexpr float widen(uint16_t stored) {
+    const auto sign = (stored & 0x8000U) << 16;
+    const auto magnitude = stored & 0x7FFFU;
+    if (magnitude < 0x0400U) {  // subnormal
+      const auto value = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F;
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
+    }
+    // The exponent's bias grows from 15 to 127, and by as much again for infinity and NaN.
+    constexpr uint32_t kRebias = 112U << 23;
+    const auto normal = (magnitude << 13) + kRebias;
+    return std::bit_cast<float>((magnitude > 0x7BFFU ? normal + kRebias : normal) | sign);
+  }
+  static constexpr uint16_t narrow(float value) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const auto sign = (bits >> 16) & 0x8000U;
+    const auto magnitude = bits & 0x7FFFFFFFU;
+    if (magnitude > 0x7F800000U) return static_cast<uint16_t>(0x7E00U | sign);  // NaN
+    if (magnitude > 0x477FFFFFU) return static_cast<uint16_t>(0x7C00U | sign);  // infinity
+    if (magnitude < 0x38800000U) {
+      // The spacing of fp32 values at 0.5 is that of fp16's subnormal values, so this addition
+      // rounds to them.
+      const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
+      return static_cast<uint16_t>((std::bit_cast<uint32_t>(rounded) - 0x3F000000U) | sign);
+    }
+    const auto rounded = magnitude + ((magnitude >> 13) & 1U) + 0x0FFFU;
+    return static_cast<uint16_t>(((rounded - (112U << 23)) >> 13) | sign);
+  }
+};
+
+/// No low-precision copy of the parameter.
+struct Absent {
+  using Stored = uint16_t;
+};
+
+/// What becomes of a gradient before anything else.
+struct Scale {
+  float factor;
+  float limit;  ///< Range::gradient_limit
+  constexpr float of(float gradient) const {
+    const float scaled = gradient * factor;
+    if (scaled > limit) return limit;
+    return scaled < -limit ? -limit : scaled;
+  }
+};
+
+/// The arrays of a Range by their types.
+template <class GradientType, class ParameterType, int kStateCount>
+struct Arrays {
+  using Gradient = GradientType;
+  using Parameter = ParameterType;
+  static constexpr int kStates = kStateCount;
+
+  int64_t numel;
+  const typename Gradient::Stored* gradient;
+  float* master;
+  typename Parameter::Stored* parameter;
+  std::array<float*, kMostStates> state;
+};
+
+/// Elements that one thread takes where all arrays begin at multiples of as many: it reads and
+/// writes each array's at once. Elsewhere it takes one.
+inline constexpr int kWidth = 4;
+
+/// So many neighbours of an array.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
+};
+template <int kCount, class T>
+constexpr Pack<T, kCount> load(const T* from) {
+  return *static_cast<const Pack<T, kCount>*>(static_cast<const void*>(from));
+}
+template <int kCount, class T>
+constexpr void store(const Pack<T, kCount>& pack, T* to) {
+  *static_cast<Pack<T, kCount>*>(static_cast<void*>(to)) = pack;
+}
+
+/// Updates elements [begin, begin + kCount).
+template <int kCount, class Step, class Arrays>
+constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, int64_t begin) {
+  using Gradient = typename Arrays::Gradient;
+  using Parameter = typename Arrays::Parameter;
+  constexpr bool kHasCopy = !std::is_same_v<Parameter, Absent>;
+  const auto gradient = load<kCount>(arrays.gradient + begin);
+  auto master = load<kCount>(arrays.master + begin);
+  Pack<float, kCount> states[kMostStates] = {};
+  for (int s = 0; s < Arrays::kStates; ++s)
+    states[s] = load<kCount>(arrays.state[static_cast<size_t>(s)] + begin);
+  Pack<typename Parameter::Stored, kCount> copy{};
+  for (int i = 0; i < kCount; ++i) {
+    std::array<float, kMostStates> state{states[0].values[i], states[1].values[i]};
+    step.apply(master.values[i], scale.of(Gradient::widen(gradient.values[i])), state);
+    for (int s = 0; s < Arrays::kStates; ++s) states[s].values[i] = state[static_cast<size_t>(s)];
+    if constexpr (kHasCopy) copy.values[i] = Parameter::narrow(master.values[i]);
+  }
+  store(master, arrays.master + begin);
+  for (int s = 0; s < Arrays::kStates; ++s)
+    store(states[s], arrays.state[static_cast<size_t>(s)] + begin);
+  if constexpr (kHasCopy) store(copy, arrays.parameter + begin);
+}
+
+/// What thread `index` of an update does: kCount elements, the last thread perhaps fewer.
+template <int kCount, class Step, class Arrays>
+constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arrays,
+                                int64_t index) {
+  const int64_t begin = index * kCount;
+  if (begin + kCount <= arrays.numel) {
+    update_pack<kCount>(step, scale, arrays, begin);
+    return;
+  }
+  for (int64_t i = begin; i < arrays.numel; ++i) update_pack<1>(step, scale, arrays, i);
+}
+
+/// The sum of squares that lane `lane` of kNormLanes has of a block of `count` elements, at most
+/// kNormBlock.
+template <class Values>
+constexpr double lane_squares(const typename Values::Stored* block, int64_t count, int64_t lane) {
+  double sum = 0;
+  for (int64_t i = lane; i < count; i += kernels::kNormLanes) {
+    const double value = Values::widen(block[i]);
+    sum += value * value;
+  }
+  return sum;
+}
+
+/// `sum` and what follows, added one after the other.
+constexpr double add_in_order(double sum, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum += values[i];
+  return sum;
+}
+
+// On the host: which of these functions a call needs.
+
+inline AdamWStep<float> step_of(const AdamW& optimizer, Moment moment) {
+  return {optimizer, moment};
+}
+inline SgdStep<float> step_of(const Sgd& optimizer, Moment moment) { return {optimizer, moment}; }
+inline AdagradStep<float> step_of(const Adagrad& optimizer, Moment moment) {
+  return {optimizer, moment};
+}
+inline LionStep<float> step_of(const Lion& optimizer, Moment moment) { return {optimizer, moment}; }
+
+/// How many states the kernel of a Step has: all of those that `range` has.
+template <class F>
+void with_states(const AdamWStep<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 2>());
+}
+template <class F>
+void with_states(const SgdStep<float>& step, const F& f) {
+  if (step.keeps) return f(std::integral_constant<int, 1>());
+  f(std::integral_constant<int, 0>());
+}
+template <class F>
+void with_states(const AdagradStep<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 1>());
+}
+template <class F>
+void with_states(const LionStep<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 1>());
+}
+
+/// Calls f(type) with that of an array's numbers. `dtype` is Float, BFloat16 or Half.
+template <class F>
+void with_numbers(c10::ScalarType dtype, const F& f) {
+  if (dtype == c10::ScalarType::Float) return f(Fp32());
+  if (dtype == c10::ScalarType::BFloat16) return f(Bf16());
+  ensure(dtype == c10::ScalarType::Half, "a kernel's numbers are fp32, bf16 or fp16");
+  f(Fp16());
+}
+
+/// Whether every array of a range begins at a multiple of kWidth elements.
+inline bool is_aligned(const Range& range) {
+  const auto fits = [](const void* array, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(array) % (kWidth * bytes) == 0;
+  };
+  return fits(range.master, sizeof(float)) && fits(range.state[0], sizeof(float)) &&
+         fits(range.state[1], sizeof(float)) && fits(range.parameter, sizeof(uint16_t)) &&
+         fits(range.gradient, c10::elementSize(range.gradient_dtype));
+}
+
+/// Calls f(width, step, arrays) with what update_by_thread takes, `width` an integral_constant.
+/// `optimizer` is element-wise and `range` has whole master weights.
+template <class F>
+void with_update(const Optimizer& optimizer, Moment moment, const Range& range, const F& f) {
+  const auto with_types = [&](const auto& step, auto states, auto gradient, auto parameter) {
+    using Gradient = decltype(gradient);
+    using Parameter = decltype(parameter);
+    const Arrays<Gradient, Parameter, states.value> arrays{
+        .numel = range.numel,
+        .gradient = static_cast<const typename Gradient::Stored*>(range.gradient),
+        .master = range.master,
+        .parameter = static_cast<typename Parameter::Stored*>(range.parameter),
+        .state = range.state};
+    if (is_aligned(range)) return f(std::integral_constant<int, kWidth>(), step, arrays);
+    f(std::integral_constant<int, 1>(), step, arrays);
+  };
+  const auto with_step = [&](const auto& step) {
+    with_states(step, [&](auto states) {
+      with_numbers(range.gradient_dtype, [&](auto gradient) {
+        if (range.parameter == nullptr) return with_types(step, states, gradient, Absent());
+        if (range.parameter_dtype == c10::ScalarType::BFloat16)
+          return with_types(step, states, gradient, Bf16());
+        with_types(step, states, gradient, Fp16());
+      });
+    });
+  };
+  std::visit(
+      [&](const auto& known) {
+        if constexpr (requires { step_of(known, moment); }) {
+          with_step(step_of(known, moment));
+        } else {
+          ensure(false, "a device's kernels are of element-wise optimizers");
+        }
+      },
+      optimizer);
+}
+
+}  // namespace zero::optim::device

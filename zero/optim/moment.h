@@ -1,0 +1,15 @@
+// When an update is made, and how far it goes.
+#pragma once
+
+#include <cstdint>
+
+namespace zero::optim {
+
+/// One update, as all elements of a parameter see it.
+struct Moment {
+  int64_t step = 1;  ///< 1 for the first
+  double lr = 0;
+  double ratio = 1;  ///< what the first pass has found, where there is one
+};
+
+}  // namespace zero::optim
