@@ -17,8 +17,8 @@ namespace zero::cuda {
 c10::intrusive_ptr<c10d::Backend> nccl_backend(c10::intrusive_ptr<c10d::Store> store, int rank,
                                                int size, std::chrono::milliseconds timeout);
 
-/// For comm::on_device: NCCL for a group and for each of its subgroups, whose ranks meet under names
-/// of their own in `store`, which all ranks of the job reach. Each is made collectively.
+/// For comm::on_device: NCCL for a group and for each of its subgroups, whose ranks meet under
+/// names of their own in `store`, which all ranks of the job reach. Each is made collectively.
 comm::MakeBackend nccl(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout);
 
 }  // namespace zero::cuda

@@ -73,8 +73,8 @@ void update(const Optimizer& optimizer, optim::Moment moment, float gradient_sca
       optimizer, moment, range, [&](auto width, const auto& step, const auto& arrays) {
         constexpr int kCount = decltype(width)::value;
         const auto blocks = ceil_div(range.numel, int64_t{kThreads} * kCount);
-        update_kernel<kCount><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(step, scale,
-                                                                                      arrays);
+        update_kernel<kCount>
+            <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(step, scale, arrays);
         C10_CUDA_KERNEL_LAUNCH_CHECK();
       });
 }

@@ -1,5 +1,5 @@
-// The kernels of this plugin: those of `zero/optim` for memory of a CUDA device. Each is enqueued on
-// `stream`, and nothing waits. Throws what C10_CUDA_CHECK throws where CUDA refuses a launch.
+// The kernels of this plugin: those of `zero/optim` for memory of a CUDA device. Each is enqueued
+// on `stream`, and nothing waits. Throws what C10_CUDA_CHECK throws where CUDA refuses a launch.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -20,8 +20,8 @@ c10::intrusive_ptr<c10d::Backend> nccl_backend(c10::intrusive_ptr<c10d::Store> s
 }
 
 comm::MakeBackend nccl(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout) {
-  // Ranks may have made different numbers of groups, so that all take the name that the first of the
-  // new group gives: its number, and how many it has made.
+  // Ranks may have made different numbers of groups, so that all take the name that the first of
+  // the new group gives: its number, and how many it has made.
   const auto made = std::make_shared<std::atomic<int64_t>>(0);
   return [store = std::move(store), timeout, made](comm::Group& ranks) {
     const auto own = at::empty({2}, at::kLong);

@@ -24,10 +24,11 @@ void update_on_cuda(const c10::intrusive_ptr<optim::UpdateCall>& call, const at:
 
 void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {
   const auto dtype = values.scalar_type();
-  TORCH_CHECK(values.is_contiguous() && sums.is_contiguous() && sums.numel() == 2 &&
-                  sums.device() == values.device(),
-              "zero::squared_norm_: the values are no contiguous array, or the sums no array of two "
-              "numbers beside them");
+  TORCH_CHECK(
+      values.is_contiguous() && sums.is_contiguous() && sums.numel() == 2 &&
+          sums.device() == values.device(),
+      "zero::squared_norm_: the values are no contiguous array, or the sums no array of two "
+      "numbers beside them");
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
               "zero::squared_norm_: the values are in fp32, bf16 or fp16, and not ", dtype);
   const c10::cuda::CUDAGuard guard(values.device());
@@ -35,9 +36,8 @@ void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {
   // after the kernels that use it.
   const auto workspace =
       at::empty({norm_blocks(values.numel())}, values.options().dtype(at::kDouble));
-  squared_norm(values.const_data_ptr(), dtype, values.numel(),
-               workspace.mutable_data_ptr<double>(), sums.mutable_data_ptr<double>(),
-               c10::cuda::getCurrentCUDAStream());
+  squared_norm(values.const_data_ptr(), dtype, values.numel(), workspace.mutable_data_ptr<double>(),
+               sums.mutable_data_ptr<double>(), c10::cuda::getCurrentCUDAStream());
 }
 
 }  // namespace

@@ -123,8 +123,8 @@ TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSa
         }
         for (int64_t i = 0; i < numel; ++i) {
           ASSERT_TRUE(same(master.data()[i], expected.range.master[i])) << name << " " << i;
-          ASSERT_TRUE(same(widen(parameter.data(), bf16, i),
-                           widen(expected.range.parameter, bf16, i)))
+          ASSERT_TRUE(
+              same(widen(parameter.data(), bf16, i), widen(expected.range.parameter, bf16, i)))
               << name << " " << i;
           for (const size_t s : {0, 1}) {
             if (!range.state[s]) continue;
@@ -148,8 +148,8 @@ TEST(CudaElements, WidenAndNarrowEveryNumberAsLibTorchDoes) {
     const auto stored = static_cast<uint16_t>(bits);
     ASSERT_TRUE(same(device::Bf16::widen(stored), widen(&stored, c10::ScalarType::BFloat16, 0)));
     ASSERT_TRUE(same(device::Fp16::widen(stored), widen(&stored, c10::ScalarType::Half, 0)));
-    for (const uint32_t lower : {0U, 1U, 0x0FFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U,
-                                 0xFFFFU}) {
+    for (const uint32_t lower :
+         {0U, 1U, 0x0FFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
       const auto value = std::bit_cast<float>(bits << 16 | lower);
       const auto bf16 = device::Bf16::narrow(value);
       const auto fp16 = device::Fp16::narrow(value);

@@ -28,9 +28,9 @@ struct UpdateCall final : torch::CustomClassHolder {
   float gradient_limit = 0;
 };
 
-/// What a kernel of `zero::update_` is called for, as a Range. Throws c10::Error where the tensors do
-/// not go together: they are contiguous, of one length and one device, and of a Range's dtypes, with
-/// as many states as the optimizer has.
+/// What a kernel of `zero::update_` is called for, as a Range. Throws c10::Error where the tensors
+/// do not go together: they are contiguous, of one length and one device, and of a Range's dtypes,
+/// with as many states as the optimizer has.
 Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
                const std::optional<at::Tensor>& parameter, at::TensorList states);
 
