@@ -5,12 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/shared_library.h"
 #include "zero/comm/rail_plugin.h"
 
 namespace zero::comm {
@@ -18,37 +19,27 @@ namespace {
 
 std::string file_name(const std::string& name) { return fmt::format("libzero_rail_{}.so", name); }
 
-// Where this code's own library lies.
-std::filesystem::path own_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr)
-    return {};
-  return std::filesystem::path(info.dli_fname).parent_path();
-}
-
 const ZeroRailPlugin& load(const std::string& name) {
   const auto file = file_name(name);
-  const auto beside = own_folder() / file;
-  std::error_code ignored;
-  const auto path = std::filesystem::exists(beside, ignored) ? beside.string() : file;
   // It stays: an MPI's library cannot be unloaded. Its symbols are seen by all, since the parts
   // that an MPI loads by itself look for them.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  std::string why;
+  void* library = load_beside(file, why);
   if (library == nullptr) {
     throw CommError(fmt::format(
         "The plugin {} cannot be loaded: {}. Build libzero where lib{}-dev is installed, and "
         "install lib{} on every host.",
-        file, dlerror(), name, name == "openmpi" ? "openmpi3" : "mpich12"));
+        file, why, name, name == "openmpi" ? "openmpi3" : "mpich12"));
   }
   using Entry = const ZeroRailPlugin* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(library, "zero_rail_plugin"));
-  if (entry == nullptr) throw CommError(fmt::format("{} is no plugin of libzero's.", path));
+  if (entry == nullptr) throw CommError(fmt::format("{} is no plugin of libzero's.", file));
   const auto* plugin = entry();
   if (plugin->interface != ZERO_RAIL_PLUGIN_INTERFACE) {
     throw CommError(
         fmt::format("The plugin {} has interface {} and this libzero needs {}: build both from the "
                     "same source.",
-                    path, plugin->interface, ZERO_RAIL_PLUGIN_INTERFACE));
+                    file, plugin->interface, ZERO_RAIL_PLUGIN_INTERFACE));
   }
   return *plugin;
 }

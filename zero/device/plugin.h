@@ -1,0 +1,18 @@
+// Kernels of a device, which a library of their own brings: libzero itself needs no device's
+// toolkit, and one program runs with and without a GPU.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+namespace zero {
+
+/// Loads the plugin for devices of this type (libzero_cuda.so, which is built where a CUDA toolkit
+/// is), and with it LibTorch's libraries for them; its operators are there from then on, and for as
+/// long as the process. Nothing for the CPU, and where it has been loaded. To be called before
+/// LibTorch is asked for such a device (torch::cuda::is_available, torch::manual_seed), unless the
+/// program is linked to those libraries itself, or is Python with a torch that has them: LibTorch
+/// remembers that there was none. Throws ConfigError, which says what is missing: the plugin,
+/// LibTorch's libraries, a driver or a device.
+void load_device_plugin(c10::DeviceType type);
+
+}  // namespace zero
