@@ -20,6 +20,7 @@ log=$(cmake --preset lint -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_options[@]}
 }
 left_out=(':!examples' ':!cmake')
 if [[ ${python_options[*]} == *=OFF ]]; then left_out+=(':!python'); fi
+grep -q plugins/cuda build/lint/compile_commands.json || left_out+=(':!plugins/cuda')
 if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' "${left_out[@]}"); else files=("$@"); fi
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
