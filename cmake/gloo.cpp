@@ -13,11 +13,14 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-bool run(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+// `kept` ends with both threads: where one closes its connections first, the other's wait fails.
+bool run(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+         c10::intrusive_ptr<ProcessGroupGloo>& kept) {
   auto options = c10::make_intrusive<ProcessGroupGloo::Options>(std::chrono::seconds(20));
   options->threads = 0;  // they would run collectives
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1", false));
-  const auto gloo = c10::make_intrusive<ProcessGroupGloo>(store, rank, 2, options);
+  kept = c10::make_intrusive<ProcessGroupGloo>(store, rank, 2, options);
+  const auto& gloo = kept;
   if (gloo->getRank() != rank || gloo->getSize() != 2 || gloo->getBackendName() != "gloo")
     return false;
   const int64_t size = 1 << 18;
@@ -37,9 +40,10 @@ bool run(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
 int main() {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   bool works[2] = {false, false};
+  c10::intrusive_ptr<ProcessGroupGloo> kept[2];
   const auto attempt = [&](int rank) {
     try {
-      works[rank] = run(store, rank);
+      works[rank] = run(store, rank, kept[rank]);
     } catch (const std::exception& error) {
       std::printf("%s\n", error.what());
     }

@@ -14,6 +14,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/fields.h"
 #include "zero/optim/algorithm.h"
+#include "zero/train/device.h"
 #include "zero/train/resume.h"
 #include "zero/train/trainer.h"
 
@@ -108,7 +109,8 @@ int train(const Arguments& arguments) {
 
   // One process checks, so that a mistake is told once.
   if (ranks.first()) train::check_run(settings, ranks.size());
-  return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& group) {
+  return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& host) {
+    const auto group = train::on_training_device(host, settings.program.device, warn);
     train::Trainer trainer(settings, group);
     return trainer.train() == 0 ? 0 : kInterrupted;
   });

@@ -8,6 +8,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <string>
+
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -402,6 +405,23 @@ TEST(Collectives, HoldTheirTensorsUntilTheyAreDone) {
     EXPECT_TRUE(work.done());
     EXPECT_EQ(result.sum().item<float>(), 1000);
   });
+}
+
+TEST(Group, GivesAStoreThatIsItsRanksOwn) {
+  run_as_threads(3, [](auto group) {
+    const auto store = group->store();
+    store->set(std::to_string(group->rank()), "of all");
+    for (const char* rank : {"0", "1", "2"}) EXPECT_EQ(store->get(rank).size(), 6U);
+    const auto another = group->store();
+    EXPECT_FALSE(another->check({"0"}));
+    if (group->rank() == 1) return;
+    const std::array<int, 2> ranks{0, 2};
+    const auto of_two = group->subgroup(ranks)->store();
+    EXPECT_FALSE(of_two->check({"0"}));
+    of_two->set(std::to_string(group->rank()), "of two");
+    EXPECT_EQ(of_two->get("2").size(), 6U);
+  });
+  EXPECT_THROW(single()->store(), CommError);
 }
 
 }  // namespace

@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
+#include "zero/comm/group.h"
 #include "zero/device/plugin.h"
+#include "zero/train/device.h"
 
 namespace zero {
 namespace {
@@ -41,6 +45,24 @@ TEST(DevicePlugin, OfCudaBringsItsOperatorsOrSaysWhatIsMissing) {
   if (!loaded) {
     EXPECT_THAT(message, AnyOf(HasSubstr("libtorch_cuda.so"), HasSubstr("libzero_cuda.so:")));
   }
+}
+
+TEST(TrainingDevice, IsTheCpuWhereThereIsNoOther) {
+  std::vector<std::string> told;
+  comm::run_as_threads(2, [&](auto host) {
+    const auto tell = [&](std::string_view text) { told.emplace_back(text); };
+    EXPECT_EQ(train::on_training_device(host, TrainingDevice::cpu, tell), host);
+    const auto group = train::on_training_device(host, TrainingDevice::automatic, tell);
+    if (!group->device().is_cpu()) return;
+    EXPECT_EQ(group, host);
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&] { (void)train::on_training_device(host, TrainingDevice::cuda, tell); }),
+                HasSubstr("CUDA"));
+    if (host->rank() == 0) {
+      ASSERT_EQ(told.size(), 1U) << "of the automatic choice alone";
+      EXPECT_THAT(told[0], HasSubstr("training on the CPU"));
+    }
+  });
 }
 
 }  // namespace

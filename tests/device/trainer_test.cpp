@@ -80,8 +80,7 @@ class TrainerOnDevices : public ::testing::Test {
 
 TEST_F(TrainerOnDevices, EachStageHasTheSameLossesNearTheCpus) {
   configure({});
-  const auto cpu = run(
-      [](int n, const auto& body) { comm::run_as_threads(n, body); }, 3);
+  const auto cpu = run([](int n, const auto& body) { comm::run_as_threads(n, body); }, 3);
   const auto first = on_devices(0);
   ASSERT_EQ(first.losses.size(), 4U);
   ASSERT_EQ(first.validations.size(), 2U);

@@ -18,6 +18,7 @@
 #include "zero/base/error.h"
 #include "zero/base/owner_process.h"
 #include "zero/base/streaming.h"
+#include "zero/comm/device_backend.h"
 #include "zero/comm/flight.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/peers.h"
@@ -416,6 +417,12 @@ void Group::abandon(std::string_view why) {
   if (impl_->transport.liveness) impl_->transport.liveness->abandon(why);
 }
 
+c10::intrusive_ptr<c10d::Store> Group::store() {
+  if (impl_->transport.store) return impl_->transport.store();
+  throw CommError(
+      "A group of one, or over a foreign backend, has no store in which its ranks could meet.");
+}
+
 std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
   const bool ascending =
       std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal{}) == ranks.end();
@@ -482,7 +489,10 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .device = device,
                       .keeps = host,
                       .number = of_host.number};
-  if (host->size() > 1) transport.data = make(*host);
+  if (host->size() > 1) {
+    if (!make) make = backend_of_plugin(device.type(), host->impl_->options.timeout);
+    transport.data = make(*host);
+  }
   const auto options = host->impl_->options;
   const auto accounts = host->accounts();
   transport.subgroups = std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make));

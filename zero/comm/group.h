@@ -171,6 +171,11 @@ class Group {
   /// they wait for it in vain (zero::ShownOperators shows operators). One for it and its subgroups.
   const std::shared_ptr<RankActivity>& activity();
 
+  /// A store in which these ranks can meet, under keys that nobody else uses: for another library
+  /// of theirs. Collective. Throws CommError where the transport has none: those of zero::init and
+  /// of run_as_threads have.
+  c10::intrusive_ptr<c10d::Store> store();
+
   /// The group of `ranks` (numbers in this group, ascending, this rank's among them; as many on
   /// each host, in order), whose rank i is ranks[i]. Collective among them. It counts in this
   /// group's accounts. Throws CommError where the transport cannot make it: those of zero::init and
@@ -199,9 +204,11 @@ class Group {
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks)>;
 
 /// The ranks of `host`, with collectives of tensors on `device`, which the backend carries that
-/// `make` gives (NCCL, say; it is asked once, and once for each subgroup; of a group of one never).
-/// Control, liveness and all that is counted stay those of `host`. Work::wait does not block there:
-/// what this thread enqueues afterwards, on its current stream, runs after the collective.
+/// `make` gives (it is asked once, and once for each subgroup; of a group of one never). Without it
+/// libzero's plugin for such devices is loaded, and carries them: NCCL, for CUDA. Throws
+/// ConfigError where there is none. Control, liveness and all that is counted stay those of `host`.
+/// Work::wait does not block there: what this thread enqueues afterwards, on its current stream,
+/// runs after the collective.
 std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
                                  MakeBackend make = {});
 

@@ -117,6 +117,11 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
       throw error_of(verdict);
     }
     transport.number = job_.rank;
+    transport.store = [job = weak_from_this(),
+                       members = std::vector<int>(ranks.begin(), ranks.end())] {
+      const auto held = job.lock();
+      return held->part_of(held->keys_of(members), "meeting");
+    };
     transport.subgroups =
         std::make_shared<Within>(shared_from_this(), std::vector<int>(ranks.begin(), ranks.end()));
     return std::make_shared<Group>(std::move(transport), options, accounts);

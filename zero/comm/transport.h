@@ -3,8 +3,10 @@
 
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -95,6 +97,8 @@ struct Transport {
   std::shared_ptr<Windows> windows{};
   std::shared_ptr<Liveness> liveness{};
   std::shared_ptr<Subgroups> subgroups{};
+  /// Where the ranks can meet, under keys that nobody else uses; called by all of them together.
+  std::function<c10::intrusive_ptr<c10d::Store>()> store{};
   std::shared_ptr<ActivitySlot> activity{};  ///< where others see what this rank does
   /// Of both backends (of `control` alone where `device` is not the CPU), which then count the
   /// bytes that they copy.

@@ -43,6 +43,13 @@ struct Choices<AccumulationDtype> {
       {"fp16", AccumulationDtype::model}};
 };
 template <>
+struct Choices<TrainingDevice> {
+  static constexpr std::pair<std::string_view, TrainingDevice> list[] = {
+      {"cpu", TrainingDevice::cpu},
+      {"cuda", TrainingDevice::cuda},
+      {"auto", TrainingDevice::automatic}};
+};
+template <>
 struct Choices<optim::Decay> {
   static constexpr std::pair<std::string_view, optim::Decay> list[] = {
       {"constant", optim::Decay::constant},
@@ -820,6 +827,13 @@ void add_program(All& all) {
              .most = 65536,
              .zero_is_none = true},
             &Program::threads);
+  train.add("device",
+            {.sentence = "Where the model lies and is trained",
+             .details = "cuda: each rank of a host takes the device of its number there, and NCCL "
+                        "carries their tensors. auto: that, where there is such a device and "
+                        "libzero's plugin for it; else the CPU, and a line says why.",
+             .option = "--device"},
+            &Program::device);
   train.add("eval_every",
             {.sentence = "Steps between validations; 0: at the end only",
              .option = "--eval-every",

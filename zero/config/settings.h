@@ -85,6 +85,9 @@ struct FlopsProfilerSettings {
   bool operator==(const FlopsProfilerSettings&) const = default;
 };
 
+/// Where a run's model lies: `automatic` is CUDA where there is such a device, else the CPU.
+enum class TrainingDevice : uint8_t { cpu, cuda, automatic };
+
 /// What `zero train` alone uses: the section `train`, the micro-batch, and what reports.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
@@ -104,7 +107,8 @@ struct ProgramSettings {
   std::optional<int64_t> decay_steps{};  ///< of Decay::wsd; else a tenth of the steps
   std::optional<double> dropout{};       ///< else the model's own
   int64_t seed = 1;
-  std::optional<int64_t> threads{};     ///< of each rank; else what the machine says
+  std::optional<int64_t> threads{};  ///< of each rank; else what the machine says
+  TrainingDevice device = TrainingDevice::cpu;
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
   int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
   int64_t log_every = 1;
