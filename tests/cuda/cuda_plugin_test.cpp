@@ -52,14 +52,14 @@ TEST(TrainingDevice, IsTheCpuWhereThereIsNoOther) {
   comm::run_as_threads(2, [&](auto host) {
     const auto tell = [&](std::string_view text) { told.emplace_back(text); };
     EXPECT_EQ(train::on_training_device(host, TrainingDevice::cpu, tell), host);
-    const auto group = train::on_training_device(host, TrainingDevice::automatic, tell);
+    const auto group = train::on_training_device(host, TrainingDevice::any, tell);
     if (!group->device().is_cpu()) return;
     EXPECT_EQ(group, host);
     EXPECT_THAT(message_of<ConfigError>(
                     [&] { (void)train::on_training_device(host, TrainingDevice::cuda, tell); }),
                 HasSubstr("CUDA"));
     if (host->rank() == 0) {
-      ASSERT_EQ(told.size(), 1U) << "of the automatic choice alone";
+      ASSERT_EQ(told.size(), 1U) << "of the free choice alone";
       EXPECT_THAT(told[0], HasSubstr("training on the CPU"));
     }
   });

@@ -45,9 +45,7 @@ struct Choices<AccumulationDtype> {
 template <>
 struct Choices<TrainingDevice> {
   static constexpr std::pair<std::string_view, TrainingDevice> list[] = {
-      {"cpu", TrainingDevice::cpu},
-      {"cuda", TrainingDevice::cuda},
-      {"auto", TrainingDevice::automatic}};
+      {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 };
 template <>
 struct Choices<optim::Decay> {
@@ -830,7 +828,7 @@ void add_program(All& all) {
   train.add("device",
             {.sentence = "Where the model lies and is trained",
              .details = "cuda: each rank of a host takes the device of its number there, and NCCL "
-                        "carries their tensors. auto: that, where there is such a device and "
+                        "carries their tensors. any: that, where there is such a device and "
                         "libzero's plugin for it; else the CPU, and a line says why.",
              .option = "--device"},
             &Program::device);

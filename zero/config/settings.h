@@ -85,8 +85,8 @@ struct FlopsProfilerSettings {
   bool operator==(const FlopsProfilerSettings&) const = default;
 };
 
-/// Where a run's model lies: `automatic` is CUDA where there is such a device, else the CPU.
-enum class TrainingDevice : uint8_t { cpu, cuda, automatic };
+/// Where a run's model lies: `any` is CUDA where there is such a device, else the CPU.
+enum class TrainingDevice : uint8_t { cpu, cuda, any };
 
 /// What `zero train` alone uses: the section `train`, the micro-batch, and what reports.
 struct ProgramSettings {
