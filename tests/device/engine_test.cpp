@@ -23,6 +23,7 @@
 #include "zero/engine/gathered.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/recompute/recompute.h"
+#include "zero/optim/operators.h"
 
 namespace zero::simulated {
 namespace {
@@ -361,6 +362,12 @@ TEST(EngineOnDevices, SavesOfTheCpuAreItsOwn) {
 
 TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   configure({});
+  EXPECT_TRUE(optim::has_kernels(c10::kPrivateUse1));
+  EXPECT_FALSE(optim::has_kernels(c10::kXPU));
+  nn::Module nowhere;
+  nowhere.register_parameter("weight", torch::empty({4}, c10::kMeta));
+  EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(nowhere, AdamW{}); }),
+              HasSubstr("'weight' is on the device meta"));
   const auto refusal = [](Config config, const Optimizer& optimizer = AdamW{}) {
     const auto model = make<Mlp>();
     model->to(device());

@@ -145,6 +145,12 @@ void Model::take_names(const NamedTensors& tensors) {
       index_[name] = found->second;
       continue;
     }
+    if (tensor.is_meta()) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' is on the device meta, where there are no values. Move the "
+                      "module to the CPU before constructing the Engine.",
+                      name));
+    }
     if (!parameters_.empty() && tensor.device() != device()) {
       throw ConfigError(
           fmt::format("Parameter '{}' is on {}, but '{}' is on {}. Move the module to one device "

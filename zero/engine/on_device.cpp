@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/device/plugin.h"
 #include "zero/device/stream.h"
+#include "zero/optim/operators.h"
 #include "zero/optim/passes.h"
 
 namespace zero {
@@ -26,6 +28,8 @@ std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
 void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model) {
   const auto device = model.device();
   if (!is_asynchronous(device)) return;
+  // Where it cannot be loaded the error says why, before anything of the model has changed.
+  if (!optim::has_kernels(device.type())) load_device_plugin(device.type());
   const auto refuse = [&](bool asked, std::string_view key, std::string_view remedy) {
     if (!asked) return;
     throw ConfigError(fmt::format("{} is for models on the CPU so far, and this one is on {}. {}",

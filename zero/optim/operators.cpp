@@ -1,6 +1,7 @@
 #include "zero/optim/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/library.h>
@@ -86,6 +87,12 @@ Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Ten
     range.parameter_dtype = parameter->scalar_type();
   }
   return range;
+}
+
+bool has_kernels(c10::DeviceType type) {
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(type));
+  auto& dispatcher = c10::Dispatcher::singleton();
+  return dispatcher.findSchemaOrThrow("zero::update_", "").hasComputedKernelForDispatchKey(key);
 }
 
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,

@@ -34,6 +34,9 @@ struct UpdateCall final : torch::CustomClassHolder {
 Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
                const std::optional<at::Tensor>& parameter, at::TensorList states);
 
+/// Whether devices of this type have kernels for the operators above.
+bool has_kernels(c10::DeviceType type);
+
 /// As `update`, for a range of a device; asynchronous. Throws ConfigError where master weights are
 /// split or the optimizer is not element-wise, and c10::Error where the device has no kernel.
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,

@@ -650,7 +650,7 @@ void Trainer::fail_not_finite(const std::string& what, const std::string& advice
   throw NotFinite(what);  // not reached: rank 0 has thrown
 }
 
-// On the model's device. The copy runs beside what the device still does.
+// The copy runs beside what the device still does.
 at::Tensor Trainer::on_device(const at::Tensor& tokens) const {
   const auto device = group_->device();
   return device.is_cpu() ? tokens : tokens.pin_memory().to(device, /*non_blocking=*/true);

@@ -100,9 +100,10 @@ class Trainer {
     bool leaves_out = false;              ///< the step, for its loss
     std::optional<int64_t> rewinds_to{};  ///< the checkpoint of that step, for its loss
   };
-  /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
+  /// On the model's device.
   at::Tensor on_device(const at::Tensor& tokens) const;
   TokenLoader::Batch next_batch();
+  /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
   /// What made a loss or gradient of step `step` infinite or NaN, for an error or a report: the
   /// same on every rank. Collective.
