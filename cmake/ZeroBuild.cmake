@@ -14,6 +14,7 @@ endif()
 
 if(ZERO_SANITIZE STREQUAL "address")
   set(ZERO_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g -DNDEBUG")  # compiles in 60 % of the time of -O2
 elseif(ZERO_SANITIZE STREQUAL "thread")
   set(ZERO_SANITIZE_FLAGS -fsanitize=thread)
 elseif(NOT ZERO_SANITIZE STREQUAL "")

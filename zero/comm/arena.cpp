@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -39,6 +41,10 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // more than it is worth.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
 constexpr int64_t kPiece = int64_t{32} << 20;
+// A refused rank looks again after the first of these, in which another's piece moves (it takes
+// some 10 ms), and at most for the second: the rest of the machine moves too.
+constexpr std::chrono::milliseconds kLookAgain{50};
+constexpr std::chrono::seconds kLongestDoubt{1};
 constexpr int64_t kNumber = sizeof(int64_t);
 // Of a rank: the bytes that it is about to take, and of whose memory.
 constexpr int64_t kCounter = kNumber * static_cast<int64_t>(1 + kMemoryLimits);
@@ -175,7 +181,8 @@ std::atomic_ref<int64_t> Mapping::limit_id(int rank, size_t which) const {
 // more than half of it, and the kernel would kill one. So a rank says first how much it is about to
 // take, and counts what the others say as taken. The pages are then reserved in pieces, each of
 // which stops being pending when it is there. A rank that reads a count and then the memory may see
-// a piece twice, but never misses one; so it looks again while the counts change. Ranks that share
+// a piece twice, but never misses one; so it looks again while the counts change, and is refused
+// only when the memory stands still as well: a piece that is half there moves. Ranks that share
 // this memory may be in different cgroups: what one takes is missing from the machine's memory and
 // from what its own group may have, but not from another group's. A rank that has not said yet what
 // limits it counts as in all of them.
@@ -184,28 +191,21 @@ class Arena::Grant {
   Grant(const Arena& arena, int64_t bytes)
       : mapping_(*arena.mapping_), rank_(arena.rank_), left_(bytes) {
     mapping_.pending(rank_).fetch_add(left_);
-    for (bool changes = true; changes && !fits();) {
-      const auto before = of_others({});
-      const auto limits = arena.limits_();
-      for (size_t i = 0; i < std::min(limits.size(), kMemoryLimits); ++i) {
-        mapping_.limit_id(rank_, i).store(limits[i].id);
+    const auto give_up = std::chrono::steady_clock::now() + kLongestDoubt;
+    for (std::optional<int64_t> before;; before = refusing_->available) {
+      while (!look(arena, bytes)) {
       }
-      refusing_.reset();
-      for (const auto& limit : limits) {
-        others_ = of_others(limit);
-        if (bytes <= limit.available - others_) continue;
-        refusing_ = limit;
+      if (fits() || others_ == 0 || before == refusing_->available ||
+          std::chrono::steady_clock::now() > give_up)
         break;
-      }
-      looked_ = true;
-      changes = of_others({}) != before;
+      std::this_thread::sleep_for(kLookAgain);
     }
   }
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
   ~Grant() { taken(left_); }
 
-  bool fits() const { return looked_ && !refusing_; }
+  bool fits() const { return !refusing_; }
   std::string refusal() const {
     return fmt::format("only {} can be had of {}{}",
                        format_bytes(static_cast<double>(refusing_->available)), refusing_->reason,
@@ -220,6 +220,22 @@ class Arena::Grant {
   }
 
  private:
+  // Whether the counts stood still, so that what was found is true.
+  bool look(const Arena& arena, int64_t bytes) {
+    const auto before = of_others({});
+    const auto limits = arena.limits_();
+    for (size_t i = 0; i < std::min(limits.size(), kMemoryLimits); ++i) {
+      mapping_.limit_id(rank_, i).store(limits[i].id);
+    }
+    refusing_.reset();
+    for (const auto& limit : limits) {
+      others_ = of_others(limit);
+      if (bytes <= limit.available - others_) continue;
+      refusing_ = limit;
+      break;
+    }
+    return of_others({}) == before || fits();
+  }
   // What the other ranks are about to take of the memory that `limit` is of.
   int64_t of_others(const MemoryLimit& limit) const {
     int64_t sum = 0;
@@ -240,7 +256,6 @@ class Arena::Grant {
   const Mapping& mapping_;
   int rank_;
   int64_t left_;
-  bool looked_ = false;
   std::optional<MemoryLimit> refusing_;
   int64_t others_ = 0;  // of what refuses
 };
