@@ -34,6 +34,8 @@ Config validated(Config config) {
 }
 
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
+  // What is gathered there is not the host's memory.
+  if (is_asynchronous(model.device())) return config;
   auto size = step_size(model, ranks);
   size.available = available;
   return choose_tiers(std::move(config), size).config;

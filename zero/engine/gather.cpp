@@ -111,6 +111,8 @@ void GatherFlow::finish_publish() {
 
 void GatherFlow::settle() {
   if (table_.window() != nullptr) table_.window()->settle();
+  sent_up_.wait_on_host();
+  table_.settle();
 }
 
 void GatherFlow::gather(int64_t unit, void* destination) {
@@ -121,13 +123,13 @@ void GatherFlow::gather(int64_t unit, void* destination) {
   at::Tensor slice;
   if (on_disk(unit)) {
     options_.complete(unit, false);
-    if (group_.size() == 1) {
+    if (!reads_to_buffers()) {
       fetch.read = table_.disk()->start_read(unit, place(unit), destination);
       return;
     }
     {
       const std::lock_guard lock(mutex_);
-      if (!fetch.slice.defined()) start_read(unit);
+      if (!fetch.buffer.memory.defined()) start_read(unit);
       leave_ahead(unit);
     }
     try {
@@ -136,15 +138,20 @@ void GatherFlow::gather(int64_t unit, void* destination) {
       drop(unit);
       throw;
     }
-    slice = fetch.slice.view(plan.dtype).narrow(0, 0, layout_.slice_numel(unit));
+    slice = fetch.buffer.memory.view(plan.dtype).narrow(0, 0, layout_.slice_numel(unit));
   } else {
     slice = table_.memory(unit, State::parameters);
   }
   auto output = tensor_at(destination, layout_.unit(unit).numel, plan.dtype, table_.device());
-  if (plan.parameters_at == Tier::host) {
-    auto place = output.narrow(0, plan.owned.begin, plan.owned.size());
-    table_.link().up(place.data_ptr(), slice.const_data_ptr(),
-                     static_cast<int64_t>(place.nbytes()));
+  if (plan.parameters_at == Tier::host || slice.device() != table_.device()) {
+    auto place = output.narrow(0, layout_.slice_numel(unit) * group_.rank(), slice.numel());
+    const auto bytes = static_cast<int64_t>(place.nbytes());
+    if (on_disk(unit)) {
+      table_.link().up(place.data_ptr(), slice.const_data_ptr(), bytes, fetch.buffer.sent);
+    } else {
+      const std::lock_guard lock(mutex_);
+      table_.link().up(place.data_ptr(), slice.const_data_ptr(), bytes, sent_up_);
+    }
     slice = place;
   }
   fetch.work = group_.all_gather(output, slice, labels_[u], wire_of(unit));
@@ -174,11 +181,11 @@ void GatherFlow::finish(int64_t unit) {
 }
 
 bool GatherFlow::expect(int64_t unit) {
-  if (!reads_disk_ || group_.size() == 1) return false;
+  if (!reads_disk_ || !reads_to_buffers()) return false;
   if (!on_disk(unit)) return true;
   if (!options_.complete(unit, true)) return false;
   const std::lock_guard lock(mutex_);
-  if (fetches_[static_cast<size_t>(unit)].slice.defined()) return true;
+  if (fetches_[static_cast<size_t>(unit)].buffer.memory.defined()) return true;
   if (!ahead_.empty() &&
       ahead_bytes_ + table_.disk()->whole_bytes(unit, place(unit)) > options_.read_ahead_bytes)
     return false;
@@ -190,10 +197,10 @@ bool GatherFlow::expect(int64_t unit) {
 void GatherFlow::start_read(int64_t unit) {
   auto& fetch = fetches_[static_cast<size_t>(unit)];
   const int64_t bytes = table_.disk()->whole_bytes(unit, place(unit));
-  fetch.slice = take_buffer(bytes);
+  fetch.buffer = take_buffer(bytes);
   ahead_.push_back(unit);
   ahead_bytes_ += bytes;
-  fetch.read = table_.disk()->start_read(unit, place(unit), fetch.slice.data_ptr());
+  fetch.read = table_.disk()->start_read(unit, place(unit), fetch.buffer.memory.data_ptr());
 }
 
 // Ends a fetch; its buffer serves the next one.
@@ -202,7 +209,7 @@ void GatherFlow::drop(int64_t unit) {
   auto fetch = std::exchange(fetches_[static_cast<size_t>(unit)], {});
   fetch.read = {};  // waits
   leave_ahead(unit);
-  if (fetch.slice.defined()) buffers_.push_back(std::move(fetch.slice));
+  if (fetch.buffer.memory.defined()) buffers_.push_back(std::move(fetch.buffer));
 }
 
 // With the mutex held.
@@ -215,19 +222,25 @@ void GatherFlow::leave_ahead(int64_t unit) {
 
 // Slices of ordinary units share buffers of one size; a larger one has its own, so that none of
 // them is ever held by a small slice.
-at::Tensor GatherFlow::take_buffer(int64_t bytes) {
-  const int64_t whole = std::max(bytes, options_.slice_bytes);
+GatherFlow::Buffer GatherFlow::take_buffer(int64_t bytes) {
+  const int64_t whole = at::round_up(std::max(bytes, options_.slice_bytes), store::kAlignment);
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
-    return static_cast<int64_t>(buffer.storage().nbytes()) == whole;
+    return buffer.memory.numel() == whole;
   });
-  at::Tensor taken;
   if (found != buffers_.end()) {
-    taken = std::move(*found);
+    auto taken = std::move(*found);
     buffers_.erase(found);
-  } else {
-    taken = group_.empty(whole, at::kByte, Category::offload_buffers);
+    taken.sent.wait_on_host();
+    return taken;
   }
-  return taken.as_strided({bytes}, {1}, 0);
+  if (table_.device().is_cpu())
+    return {.memory = group_.empty(whole, at::kByte, Category::offload_buffers), .sent = {}};
+  // Pinned memory need not begin where a disk wants it.
+  auto memory = pinned_zeros(whole + store::kAlignment, at::kByte, table_.device(), table_.ledger(),
+                             Category::host_buffers);
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.data_ptr()));
+  return {.memory = memory.narrow(0, at::round_up(address, store::kAlignment) - address, whole),
+          .sent = {}};
 }
 
 // Units [first, last) with bytes on the pages that this unit lies on. Where the user writes to it,

@@ -4,15 +4,17 @@
 //
 // Note [Parameters on the host]
 // A slice in host memory goes up to the device for each gather, to its place in the full unit,
-// where the group gathers the others'. A window that the ranks of a host share is memory of the
-// host: a device cannot read units in place there, so there is none.
+// where the group gathers the others'. The copy is enqueued before the gather; `settle` waits for
+// it, before the slice is written. A window that the ranks of a host share is memory of the host: a
+// device cannot read units in place there, so there is none.
 //
 // Note [Parameters on disk]
 // A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
 // reads its own slice, 1/N of the unit, so the disks of all hosts work for each unit; then the
 // group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
 // gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
-// unit is wanted.
+// unit is wanted, where that is memory of the host; a device gets what was read as in Note
+// [Parameters on the host].
 //
 // Note [Quantised weights]
 // Where units cross between hosts quantised (ZeRO++'s qwZ), what operators read is what the
@@ -110,20 +112,27 @@ class GatherFlow final : public paging::UnitSource {
   void forget();
 
  private:
+  // For slices that come from a disk.
+  struct Buffer {
+    at::Tensor memory;
+    StreamMark sent;  // to the device, of the last one that it had
+  };
   // A unit on its way.
   struct Fetch {
-    at::Tensor slice;  // where it comes from a disk, for the group to gather
+    Buffer buffer;  // where its slice comes from a disk
     store::Transfer read;
     comm::Work work;
   };
 
   bool on_disk(int64_t unit) const { return table_.on_disk(unit, State::parameters); }
+  // Slices are read to buffers, and not to where units are wanted.
+  bool reads_to_buffers() const { return group_.size() > 1 || !table_.device().is_cpu(); }
   // The number of a unit's slice among its arrays on disk.
   int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
   std::optional<comm::LinkWire> wire_of(int64_t unit) const;
   bool in_window(int64_t unit) const;
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
-  at::Tensor take_buffer(int64_t bytes);
+  Buffer take_buffer(int64_t bytes);
   void start_read(int64_t unit);
   void drop(int64_t unit);
   void leave_ahead(int64_t unit);
@@ -140,11 +149,12 @@ class GatherFlow final : public paging::UnitSource {
   std::vector<uint64_t> epoch_;      // by unit, the same on all ranks
   std::vector<std::string> labels_;  // of units, for errors
   std::vector<comm::Work> publishing_;
-  std::mutex mutex_;                 // of what follows: gathers of several units may run at once
-  std::vector<Fetch> fetches_;       // by unit
-  std::list<int64_t> ahead_;         // units that are read and not gathered yet, oldest first
-  int64_t ahead_bytes_ = 0;          // of those
-  std::vector<at::Tensor> buffers_;  // for slices; nobody uses them now
+  std::mutex mutex_;             // of what follows: gathers of several units may run at once
+  std::vector<Fetch> fetches_;   // by unit
+  std::list<int64_t> ahead_;     // units that are read and not gathered yet, oldest first
+  int64_t ahead_bytes_ = 0;      // of those
+  std::vector<Buffer> buffers_;  // for slices; nobody uses them now
+  StreamMark sent_up_;           // of slices in the host's memory
   std::unique_ptr<paging::Pager> pager_;
 };
 

@@ -10,8 +10,11 @@ namespace zero {
 
 namespace {
 
-// Elements of a block that comes down to be added.
+// Elements of a block that comes down to be added, and how many do at a time from a device.
 constexpr int64_t kArrivingNumel = 1 << 18;
+constexpr size_t kArriving = 8;
+// Of those that an update in backward waits for.
+constexpr size_t kHandedLate = 2;
 // Sums that are written at a time.
 constexpr size_t kWrites = 1;
 
@@ -189,7 +192,9 @@ HostSums::HostSums(const Context& context, bool doubled, std::function<bool(int6
     memory(u) = make(Category::host_gradients);
     if (doubled) other_[static_cast<size_t>(u)] = make(Category::host_buffers);
   }
-  arriving_ = host_memory(std::min(most, kArrivingNumel), at::kFloat, Category::host_buffers);
+  blocks_.resize(is_asynchronous(context_.table.device()) ? kArriving : 1);
+  for (auto& block : blocks_)
+    block = host_memory(std::min(most, kArrivingNumel), at::kFloat, Category::host_buffers);
 }
 
 // What goes down of a rank that is alone is its bucket: the sum needs no more bits than it has.
@@ -204,33 +209,65 @@ void HostSums::prepare(Reduction& reduction) {
 void HostSums::bring_down(const Reduction& reduction) {
   const auto& kept = memory(reduction.unit);
   const auto& sum = reduction.output;
-  auto& link = context_.table.link();
-  if (!reduction.adds && sum.scalar_type() == kept.scalar_type()) {
-    link.down(kept.data_ptr(), sum.const_data_ptr(), static_cast<int64_t>(sum.nbytes()));
-    return;
-  }
-  for (int64_t begin = 0; begin < sum.numel(); begin += kArrivingNumel) {
-    const int64_t count = std::min(kArrivingNumel, sum.numel() - begin);
+  const bool in_place = !reduction.adds && sum.scalar_type() == kept.scalar_type();
+  const int64_t step = in_place ? sum.numel() : kArrivingNumel;
+  for (int64_t begin = 0; begin < sum.numel(); begin += step) {
+    const int64_t count = std::min(step, sum.numel() - begin);
     const auto bytes = count * sum.element_size();
-    link.down(arriving_.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(), bytes);
-    const auto arrived = arriving_.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
-    const auto to = kept.narrow(0, begin, count);
-    if (reduction.adds) {
-      add_to(to, arrived);
-    } else {
-      to.copy_(arrived);
+    Arrival arrival{.unit = reduction.unit,
+                    .to = kept.narrow(0, begin, count),
+                    .from = {},
+                    .adds = reduction.adds,
+                    .last = begin + count == sum.numel(),
+                    .arrived = {}};
+    if (!in_place) {
+      while (taken_ == blocks_.size()) land();
+      ++taken_;
+      const auto& block = blocks_[turn_++ % blocks_.size()];
+      arrival.from = block.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
     }
+    const auto& to = in_place ? arrival.to : arrival.from;
+    context_.table.link().down(to.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(), bytes,
+                               arrival.arrived);
+    arrivals_.push_back(std::move(arrival));
   }
 }
 
-void HostSums::take(Reduction reduction) {
-  const int64_t unit = reduction.unit;
-  bring_down(reduction);
-  drop(std::move(reduction));
-  if (!hand_over_) return;
+// The oldest block is here: it goes to its place, and its unit, if that is whole, to its update.
+void HostSums::land() {
+  const auto arrival = std::move(arrivals_.front());
+  arrivals_.pop_front();
+  arrival.arrived.wait_on_host();
+  if (arrival.from.defined()) {
+    --taken_;
+    if (arrival.adds) {
+      add_to(arrival.to, arrival.from);
+    } else {
+      arrival.to.copy_(arrival.from);
+    }
+  }
+  if (!arrival.last || !hand_over_) return;
+  const int64_t unit = arrival.unit;
   const auto& kept = memory(unit);
   const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(kept);
   if (norm.finite && complete_(unit)) hand_over_(unit, kept);
+}
+
+void HostSums::settle() {
+  if (arrivals_.empty()) return;
+  arrivals_.back().arrived.wait_on_host();  // those before it have come too
+  for (auto& arrival : arrivals_) arrival.arrived = {};
+  while (!arrivals_.empty()) land();
+}
+
+void HostSums::take(Reduction reduction) {
+  bring_down(reduction);
+  drop(std::move(reduction));
+  if (!is_asynchronous(context_.table.device())) {
+    settle();
+  } else if (hand_over_) {
+    while (arrivals_.size() > kHandedLate) land();
+  }
 }
 
 void HostSums::drop(Reduction reduction) {

@@ -138,7 +138,9 @@ class HandedSums final : public KeptSums {
   std::vector<optim::SquaredNorm> norms_;
 };
 
-/// In the host's memory, where micro-batches add up: slices come down while backward goes on.
+/// In the host's memory, where micro-batches add up: slices come down while backward goes on. From
+/// a device with memory of its own they are enqueued behind the reduction, in blocks where the host
+/// is to add them; the host waits where its blocks are all under way, and in `settle`.
 class HostSums final : public GradientSums {
  public:
   /// `hand_over` may be empty.
@@ -147,17 +149,31 @@ class HostSums final : public GradientSums {
   void prepare(Reduction& reduction) override;
   void take(Reduction reduction) override;
   void drop(Reduction reduction) override;
+  void settle() override;
   optim::SquaredNorm norm(int64_t unit) override;
   at::Tensor detach(int64_t unit) override;
 
  private:
+  // A block on its way to the host.
+  struct Arrival {
+    int64_t unit = 0;
+    at::Tensor to;    // its place in the sum
+    at::Tensor from;  // where it comes to; undefined: to its place
+    bool adds = false;
+    bool last = false;  // of its unit
+    StreamMark arrived;
+  };
   bool alone() const { return context_.placement.ranks() == 1; }
   void bring_down(const Reduction& reduction);
+  void land();
   std::function<bool(int64_t)> complete_;
   HandOver hand_over_;
   std::vector<optim::SquaredNorm> norms_;
   std::vector<at::Tensor> other_;
-  at::Tensor arriving_;  // a block of what is added there
+  std::vector<at::Tensor> blocks_;  // for what is added there; they take turns
+  size_t turn_ = 0;
+  size_t taken_ = 0;  // of them
+  std::deque<Arrival> arrivals_;
 };
 
 /// On disk: written as they are reduced; the update reads them with the other states.

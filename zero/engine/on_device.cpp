@@ -35,22 +35,30 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
     throw ConfigError(fmt::format("{} is for models on the CPU so far, and this one is on {}. {}",
                                   key, device.str(), remedy));
   };
-  const auto on_disk = [](const auto& section) { return section.device == OffloadDevice::nvme; };
-  refuse(on_disk(config.offload_optimizer), "offload_optimizer.device \"nvme\"", "Use \"cpu\".");
-  refuse(on_disk(config.offload_param), "offload_param.device \"nvme\"", "Use \"cpu\".");
-  refuse(timing.delayed_after.has_value(), "offload_optimizer.delayed_update_after",
-         "Leave it out.");
-  refuse(timing.in_backward, "update_in_backward", "Switch it off.");
+  const auto& optimizer = config.offload_optimizer;
+  const bool on_host = optimizer.device != OffloadDevice::none && optimizer.ratio == 1;
+  const auto needs_host = [&](bool asked, std::string_view key) {
+    if (!asked || on_host) return;
+    throw ConfigError(
+        fmt::format("{} for a model on {} needs all of the optimizer's states on the host or on a "
+                    "disk, where the host updates them. Set offload_optimizer.device to \"cpu\" or "
+                    "\"nvme\", with ratio 1.",
+                    key, device.str()));
+  };
+  needs_host(config.offload_param.device == OffloadDevice::nvme, "offload_param.device \"nvme\"");
+  needs_host(timing.delayed_after.has_value(), "offload_optimizer.delayed_update_after");
+  needs_host(timing.in_backward, "update_in_backward");
+  needs_host(config.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads");
+  needs_host(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
+             "data_types.optimizer_state_dtype");
+  refuse(optimizer.on_disk_with_gradients(), "offload_optimizer.gradients",
+         "Leave it out: they are in the host's memory.");
   refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
   refuse(config.memory_budget > 0, "memory_budget",
          "Bound gathered parameters by stage3_max_live_parameters.");
   refuse(config.split_master_weights, "bf16.split_master_weights", "Switch it off.");
-  refuse(config.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads",
-         "Switch it off.");
-  refuse(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
-         "data_types.optimizer_state_dtype", "Use \"fp32\".");
-  for (const auto& optimizer : model.optimizers()) {
-    refuse(optim::reach(optimizer) != optim::Reach::element, optim::name(optimizer),
+  for (const auto& chosen : model.optimizers()) {
+    refuse(optim::reach(chosen) != optim::Reach::element, optim::name(chosen),
            "Use AdamW, SGD, Adagrad or Lion.");
   }
 }

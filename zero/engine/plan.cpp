@@ -8,6 +8,7 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/reduce_kernels.h"
+#include "zero/device/stream.h"
 #include "zero/engine/factored_states.h"
 #include "zero/optim/optimizer.h"
 
@@ -105,10 +106,11 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
     plan.states_at = states_at.of_next(plan.owned.size());
     plan.gradient_dtype = config.accumulates_fp32() ? at::kFloat : plan.dtype;
+    plan.own_memory = is_asynchronous(model.device());
     // To the host they go with what they update; to a disk they need not.
-    plan.gradients_at = gradients_on_disk              ? Tier::disk
-                        : plan.states_at == Tier::host ? Tier::host
-                                                       : Tier::device;
+    const bool to_host =
+        plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
+    plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;
     if (plan.trainable && config.communication_dtype &&
         !comm::can_sum(dtype_of(*config.communication_dtype), plan.gradient_dtype)) {
       throw ConfigError(fmt::format(

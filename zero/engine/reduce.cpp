@@ -528,12 +528,13 @@ void ReduceFlow::add_deferred() {
   }
 }
 
-// Replicated gradients, complete: those that this rank updates go to the host.
+// Replicated gradients, complete: those that this rank updates go to the host, which waits for the
+// norm behind them before it updates.
 void ReduceFlow::send_down(int64_t unit) {
   if (sharded() || table_.plan(unit).gradients_at != Tier::host) return;
   const auto& below = table_.memory(unit, State::gradients);
   table_.link().down(below.data_ptr(), sum(unit).const_data_ptr(),
-                     static_cast<int64_t>(below.nbytes()));
+                     static_cast<int64_t>(below.nbytes()), mark_);
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -25,6 +26,8 @@ namespace {
 
 // Elements of a block that crosses between device and host: it stays in a core's cache.
 constexpr int64_t kStagedNumel = 1 << 18;
+// Of such blocks, where the copies go on beside the update.
+constexpr size_t kStagedAtOnce = 4;
 
 std::byte* at_byte(const at::Tensor& tensor, int64_t element) {
   return static_cast<std::byte*>(tensor.data_ptr()) + element * tensor.element_size();
@@ -81,6 +84,7 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
       unshown_(plans_.size(), 0) {
   make_parameters(placement, options);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
+  make_staging();
 }
 
 at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
@@ -131,16 +135,10 @@ void StateTable::make_optimizer(int64_t unit) {
   const auto& plan = this->plan(unit);
   if (!plan.trainable) return;
   const int64_t numel = plan.owned.size();
-  if (hides_ && plan.parameters_at != Tier::disk && !plan.copies_master()) {
+  if (hides_ && plan.parameters_at != Tier::disk &&
+      (!plan.copies_master() || plan.copies_from_disk())) {
     hidden_[static_cast<size_t>(unit)] =
         zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
-  } else if (plan.crosses() && !plan.copies_master()) {
-    const auto bytes =
-        std::min(numel, kStagedNumel) * static_cast<int64_t>(c10::elementSize(plan.dtype));
-    if (!staging_.defined() || staging_.numel() < bytes) {
-      staging_ = at::Tensor();
-      staging_ = zeros(plan.updated_at(), bytes, at::kByte, buffers_at(plan.updated_at()));
-    }
   }
   if (plan.states_at == Tier::disk) return;
   const auto category =
@@ -155,6 +153,29 @@ void StateTable::make_optimizer(int64_t unit) {
     memory(unit, state) =
         zeros(plan.states_at, plan.entries(state, numel), plan.dtype_of(state), category, colour);
   }
+}
+
+// Of the units whose new parameters leave the block in which they are made: master weights that are
+// the parameters are copied from where they are kept, unless that is a disk.
+bool StateTable::is_staged(const UnitPlan& plan) const {
+  return plan.trainable && plan.crosses() && !hides_ &&
+         (!plan.copies_master() || plan.copies_from_disk());
+}
+
+void StateTable::make_staging() {
+  int64_t bytes = 0;
+  auto made_at = Tier::device;
+  for (const auto& plan : plans_) {
+    if (!is_staged(plan)) continue;
+    made_at = plan.updated_at();
+    bytes = std::max(bytes, std::min(plan.owned.size(), kStagedNumel) *
+                                static_cast<int64_t>(c10::elementSize(plan.dtype)));
+  }
+  if (bytes == 0) return;
+  const bool beside = is_asynchronous(device()) && made_at == Tier::host;
+  staging_.resize(beside ? kStagedAtOnce : 1);
+  for (auto& staging : staging_)
+    staging.memory = zeros(made_at, bytes, at::kByte, buffers_at(made_at));
 }
 
 // Cells.
@@ -215,6 +236,7 @@ std::optional<State> StateTable::find(int64_t unit, std::string_view name) const
 
 at::Tensor StateTable::read_kept(int64_t unit, State state) const {
   const auto held = held_as(unit, state);
+  if (plan(unit).tier(held) == Tier::host) settle();
   return tier(unit, held).read(unit, number(unit, held));
 }
 
@@ -356,8 +378,9 @@ void StateTable::refresh_master(int64_t parameter) {
     return;
   }
   if (plan.crosses()) {
-    const auto here = at::empty_like(written, written.options().device(device_of(plan.states_at)));
-    link_.copy(here, plan.states_at, written, plan.parameters_at);
+    const auto to = plan.updated_at();
+    const auto here = at::empty_like(written, written.options().device(device_of(to)));
+    link_.copy(here, to, written, plan.parameters_at);
     written = here;
   }
   const auto whole = read(u, State::master);
@@ -383,7 +406,8 @@ void StateTable::show(int64_t unit) {
   const auto& hidden = hidden_[static_cast<size_t>(unit)];
   const auto& updated = hidden.defined() ? hidden : memory(unit, State::master);
   link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at,
-             updated.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(updated.nbytes()));
+             updated.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(updated.nbytes()),
+             &shown_);
 }
 
 void StateTable::undo(int64_t unit) {
@@ -401,7 +425,7 @@ HostTraffic StateTable::host_bytes(int64_t unit, int64_t passes) const {
   const auto& plan = this->plan(unit);
   if (!plan.crosses()) return {};
   const int64_t bytes = plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype));
-  if (plan.states_at == Tier::host) return {.down = 0, .up = bytes};
+  if (plan.updated_at() == Tier::host) return {.down = 0, .up = bytes};
   return {.down = bytes, .up = plan.own_master() || hides_ ? 0 : passes * bytes};
 }
 
@@ -414,7 +438,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
   const bool narrows = plan.own_master() && !plan.copies_master();
   // The new parameters leave the block in which they were made for the other memory.
   const bool crosses = plan.crosses() && !hides_;
-  const bool staged = crosses && !plan.copies_master();
+  const bool staged = is_staged(plan);
   const bool parameters_on_disk = plan.parameters_at == Tier::disk;
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(plan.dtype));
   const bool updated = weights == Weights::updated;
@@ -426,8 +450,11 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     for (size_t i = 0; i < on_disk.size() && i < from_disk.arrays.size(); ++i)
       block.at[column(on_disk[i])] = from_disk.arrays[i];
     auto& parameters = block.at[column(State::parameters)];
+    auto* staging = staged ? &staging_[staged_++ % staging_.size()] : nullptr;
+    // One on the device is written behind the copies that read it.
+    if (staged && plan.updated_at() == Tier::host) staging->sent.wait_on_host();
     if (!parameters_on_disk) {
-      parameters = staged             ? static_cast<std::byte*>(staging_.data_ptr())
+      parameters = staged             ? static_cast<std::byte*>(staging->memory.data_ptr())
                    : hidden.defined() ? at_byte(hidden, block.begin)
                                       : at_byte(memory(unit, State::parameters), block.begin);
     }
@@ -442,19 +469,21 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
       master = parameters;
       if (staged) {
         link_.copy(parameters, plan.updated_at(),
-                   at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at,
-                   bytes);
+                   at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at, bytes,
+                   &staging->sent);
       }
     }
-    const auto* made = staged ? parameters : master;
+    auto* const place = parameters;
     if (!narrows) parameters = nullptr;
     block.fresh =
         narrows && !plan.split && (parameters_on_disk || (updated && (hidden.defined() || staged)));
     update(block);
-    if (crosses && updated) {
-      link_.copy(at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at, made,
-                 plan.updated_at(), bytes);
-    }
+    if (!updated) return;
+    if (plan.copies_from_disk()) std::memcpy(place, master, static_cast<size_t>(bytes));
+    if (!crosses) return;
+    link_.copy(at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at,
+               staged ? place : master, plan.updated_at(), bytes, &shown_);
+    if (staged) staging->sent.record(device());
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.
   if (!on_disk.empty()) {

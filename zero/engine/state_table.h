@@ -17,6 +17,15 @@
 // weights of their own on the host, since fetching the parameters for each update would double
 // that. The other way round (parameters on the host, optimizer on the device) the blocks lie on the
 // device. Results are those of states on the device, bit for bit.
+//
+// Note [Copies to a device]
+// Of a device with memory of its own the copies of an update are enqueued on the stream of who
+// updates, and the host goes on with the next block. It waits where it would write memory that a
+// copy may still read: a block of the ring, once that comes round again. Master weights that are
+// copied up themselves, and hidden parameters, are written again by the unit's next update only.
+// That one's gradient has come down from the device by then, on streams that follow these copies;
+// an update that is delayed has its gradient earlier, and waits (`settle`), as do reads of what
+// comes down.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -74,9 +83,7 @@ class StateTable {
   HostLink& link() const { return link_; }
   /// Where the device tier lies.
   c10::Device device() const { return group_.device(); }
-  c10::Device device_of(Tier tier) const {
-    return tier == Tier::device ? device() : c10::Device(c10::kCPU);
-  }
+  c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
   // Cells. Master weights of fp32 parameters that have none of their own are the parameters.
@@ -133,6 +140,8 @@ class StateTable {
   void undo(int64_t unit);
   /// Forgets what `show` would show.
   void forget_hidden();
+  /// Blocks until new parameters have crossed between device and host.
+  void settle() const { shown_.wait_on_host(); }
 
   // Blocks.
 
@@ -162,6 +171,8 @@ class StateTable {
  private:
   void make_parameters(const Placement& placement, const Options& options);
   void make_optimizer(int64_t unit);
+  void make_staging();
+  bool is_staged(const UnitPlan& plan) const;
   at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                    int64_t colour = 0) const;
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
@@ -194,7 +205,14 @@ class StateTable {
   // writes meanwhile can get in.
   std::vector<at::Tensor> hidden_;
   std::vector<uint8_t> unshown_;  // by unit
-  at::Tensor staging_;            // a block of parameters on their way; undefined without need
+  StreamMark shown_;              // copies of new parameters
+  // Blocks of parameters on their way, which take turns; none without need.
+  struct Staging {
+    at::Tensor memory;
+    StreamMark sent;
+  };
+  std::vector<Staging> staging_;
+  size_t staged_ = 0;
 };
 
 }  // namespace zero

@@ -45,6 +45,8 @@ struct UnitPlan {
   Tier parameters_at = Tier::device;
   Tier gradients_at = Tier::device;  ///< those that the update reads
   Tier states_at = Tier::device;     ///< master weights and moments
+  /// The device has memory of its own: what lies on a disk is updated on the host.
+  bool own_memory = false;
   /// Names of the optimizer's states; none where it is not trainable.
   std::vector<std::string_view> moments;
   std::array<optim::Sign, kStates> moment_signs{};  ///< of their values
@@ -61,7 +63,7 @@ struct UnitPlan {
   /// precision, or would have to cross from the device to the host for an update.
   bool own_master() const {
     return trainable && ((dtype != at::kFloat && !narrow) ||
-                         (parameters_at == Tier::device && states_at == Tier::host));
+                         (parameters_at == Tier::device && updated_at() == Tier::host));
   }
   at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
   at::ScalarType dtype_of(State state) const {
@@ -110,13 +112,16 @@ struct UnitPlan {
     return columns;
   }
   /// New parameters pass from one memory to the other.
-  bool crosses() const {
-    return parameters_at != Tier::disk && states_at != Tier::disk && parameters_at != states_at;
-  }
+  bool crosses() const { return parameters_at != Tier::disk && parameters_at != updated_at(); }
   /// Where the update makes new parameters.
-  Tier updated_at() const { return states_at == Tier::disk ? parameters_at : states_at; }
+  Tier updated_at() const {
+    if (states_at != Tier::disk) return states_at;
+    return own_memory ? Tier::host : parameters_at;
+  }
   /// Master weights that are the new parameters themselves, for the device to copy.
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
+  /// The same where they are gone after the update: it leaves a copy for the device.
+  bool copies_from_disk() const { return copies_master() && states_at == Tier::disk; }
 
  private:
   at::ScalarType moment_dtype() const {

@@ -81,6 +81,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   if (!timing.in_backward) update_.begin();
   present_ = reduce_.present();
   delayed_ = timing.delayed_after && steps >= *timing.delayed_after;
+  if (timing.delayed_after) table_.settle();  // those of the step before have just been shown
   if (!queue_) {
     update_now(scale);
     return;
@@ -91,7 +92,9 @@ void UpdateSchedule::start(double scale, int64_t steps) {
     const bool begun = reduce_.updated(u);
     if (begun && !update_.two_passes(u)) continue;
     const auto& present = begun ? all_present_ : present_;
-    queue_->push(u, [this, u, scale, &present, gradient = reduce_.detached(u)] {
+    queue_->push(u, [this, u, scale, &present, gradient = reduce_.detached(u),
+                     stream = current_stream(table_.device())] {
+      const StreamScope on(stream);
       update_.update(u, gradient, scale, present);
     });
   }

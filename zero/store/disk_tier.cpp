@@ -377,7 +377,8 @@ void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tenso
   const FramesLock lock(*this);
   finish_all();
   const auto& u = this->unit(unit);
-  const auto contiguous = values.to(u.arrays[static_cast<size_t>(array)].dtype).contiguous();
+  const auto contiguous =
+      values.to(at::kCPU, u.arrays[static_cast<size_t>(array)].dtype).contiguous();
   const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
   const int64_t entries = entries_of(unit, array, kEntryBlock);
   const int64_t end = begin + (entries == kEntryBlock ? contiguous.numel()

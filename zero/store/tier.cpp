@@ -9,9 +9,10 @@
 
 namespace zero {
 
-void HostLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes) {
+void HostLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                    StreamMark* done) {
   if (is_asynchronous(device_) && (to_tier == Tier::device || from_tier == Tier::device)) {
-    copy_on_device(to, to_tier, from, from_tier, bytes);
+    enqueue(to, to_tier, from, from_tier, bytes, done);
   } else {
     // From here on a second thread is worth its start.
     constexpr int64_t kGrain = 1 << 20;
@@ -34,18 +35,18 @@ void HostLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, 
 }
 
 void HostLink::count(Tier to_tier, Tier from_tier, int64_t bytes) {
-  if (to_tier != from_tier) (to_tier == Tier::host ? down_ : up_) += bytes;
+  if (to_tier != from_tier) (to_tier == Tier::device ? up_ : down_) += bytes;
 }
 
-void HostLink::copy_on_device(void* to, Tier to_tier, const void* from, Tier from_tier,
-                              int64_t bytes) const {
+void HostLink::enqueue(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                       StreamMark* done) const {
   const auto bytes_at = [&](void* data, Tier tier) {
-    return tensor_at(data, bytes, at::kByte,
-                     tier == Tier::device ? device_ : c10::Device(c10::kCPU));
+    return tensor_at(data, bytes, at::kByte, device_of(tier));
   };
   bytes_at(to, to_tier)
       .copy_(bytes_at(const_cast<void*>(from), from_tier),
-             /*non_blocking=*/to_tier == from_tier);
+             /*non_blocking=*/to_tier == from_tier || done != nullptr);
+  if (done != nullptr) done->record(device_);
 }
 
 }  // namespace zero
