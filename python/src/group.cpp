@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "binding.h"
-#include "zero/base/host_allocator.h"
 #include "zero/comm/traffic.h"
+#include "zero/device/memory.h"
 
 namespace zero::python {
 
@@ -37,7 +37,7 @@ py::dict memory_of(comm::Group& group) {
     if (category == Category::activations) continue;
     all[py::str(std::string(name(category)))] = both(group.ledger()->usage(category));
   }
-  all["activations"] = both(HostAllocator::instance().usage().used);
+  all["activations"] = both(other_tensors(group.device(), *group.ledger()));
   return all;
 }
 
@@ -94,7 +94,7 @@ void bind_group(py::module_& module) {
       .def("traffic", &traffic_of)
       .def("reset_peaks", [](comm::Group& group) {
         group.ledger()->reset_peaks();
-        HostAllocator::instance().reset_peaks();
+        reset_peak_memory(group.device());
       });
 }
 

@@ -20,6 +20,7 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/device/memory.h"
 #include "zero/engine/gathered.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/recompute/recompute.h"
@@ -28,6 +29,7 @@
 namespace zero::simulated {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 enum class Kind { gpt, mlp, convolution, lstm, gru, recomputed, own_gpt };
@@ -495,6 +497,82 @@ TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
       });
     }
   }
+}
+
+std::string refusal_in_training(const Setting& setting, size_t memory_bytes) {
+  Options options;
+  options.memory_bytes = memory_bytes;
+  configure(options);
+  std::string refusal;
+  run_on_devices(1, [&](const auto& group) {
+    const auto model = make_model(setting);
+    model->to(group->device());
+    std::optional<Engine> engine;
+    const auto train = [&] {
+      engine.emplace(*model, setting.optimizer, config_of(setting), group);
+      for (int64_t step = 0; step < 2; ++step) {
+        try {
+          engine->backward(loss_of(*model, setting, *group, step));
+        } catch (const c10::OutOfMemoryError& error) {
+          throw engine->explained(error);
+        }
+        engine->step();
+      }
+    };
+    refusal = message_of<OutOfMemory>(train);
+  });
+  synchronize();
+  configure({});
+  return refusal;
+}
+
+TEST(EngineOnDevices, ADeviceThatIsFullIsExplained) {
+  const Setting setting{.stage = 0, .ranks = 1};
+  // States of fp32 and AdamW: 16 bytes a parameter, of 28 thousand.
+  EXPECT_THAT(
+      refusal_in_training(setting, 400'000),
+      AllOf(HasSubstr("The device has 390.6 KiB, but the states of the model that stay there "
+                      "take"),
+            HasSubstr("The next cheaper choice: offload_optimizer.device \"cpu\"")));
+  const auto in_forward = refusal_in_training(setting, 500'000);
+  EXPECT_THAT(in_forward,
+              AllOf(HasSubstr("The device has no room for "), HasSubstr("of its 488.3 KiB"),
+                    HasSubstr("parameters "), HasSubstr("optimizer "),
+                    HasSubstr("The next cheaper choice: offload_optimizer.device \"cpu\"")));
+  EXPECT_EQ(in_forward.find("device_memory"), std::string::npos) << in_forward;
+}
+
+TEST(EngineOnDevices, WhatADeviceHasLeftIsForGatheredUnits) {
+  const Setting setting{.stage = 3, .ranks = 2, .live = 1'000'000};
+  const auto held = [&](size_t memory_bytes) {
+    Options options;
+    options.memory_bytes = memory_bytes;
+    configure(options);
+    int64_t gathered = 0;
+    run_on_devices(setting.ranks, [&](const auto& group) {
+      const auto model = make_model(setting);
+      model->to(group->device());
+      Engine engine(*model, setting.optimizer, config_of(setting), group);
+      for (int64_t step = 0; step < 4; ++step) {
+        engine.backward(loss_of(*model, setting, *group, step));
+        engine.step();
+        if (step == 1) group->ledger()->reset_peaks();
+      }
+      if (group->rank() == 0) {
+        gathered = group->ledger()->usage(Category::gathered_units).peak;
+        const auto memory = device_memory(group->device());
+        EXPECT_GE(memory.tensors.current, group->ledger()->own_memory());
+        EXPECT_LE(memory.tensors.peak, memory.total);
+      }
+    });
+    synchronize();
+    configure({});
+    return gathered;
+  };
+  const auto plenty = held(size_t{1} << 30);
+  const auto scarce = held(750'000);
+  EXPECT_LT(scarce, plenty);
+  EXPECT_GT(scarce, 0);
 }
 
 // No result is wrong without a report.

@@ -23,8 +23,11 @@ HostScope::~HostScope() { --host_scopes; }
 bool HostScope::active() { return host_scopes > 0; }
 
 DeviceLimit::DeviceLimit(std::shared_ptr<Ledger> ledger, int64_t bytes,
-                         std::vector<CheaperChoice> choices)
-    : ledger_(std::move(ledger)), bytes_(bytes), choices_(std::move(choices)) {
+                         std::vector<CheaperChoice> choices, std::function<Usage()> allocated)
+    : ledger_(std::move(ledger)),
+      bytes_(bytes),
+      choices_(std::move(choices)),
+      allocated_(std::move(allocated)) {
   ledger_->add_limit(this);
 }
 
@@ -39,12 +42,14 @@ void DeviceLimit::include_tensors() {
 }
 
 int64_t DeviceLimit::held() const {
+  if (allocated_) return allocated_().current;
   return ledger_->device().current + (tensors_ ? HostAllocator::instance().used() : 0);
 }
 
 std::unique_lock<std::mutex> DeviceLimit::admit(int64_t request, std::string_view what) {
   std::unique_lock lock(mutex_);
-  if (!HostScope::active() && held() + request > bytes_) throw OutOfMemory(refusal(request, what));
+  if (!allocated_ && !HostScope::active() && held() + request > bytes_)
+    throw OutOfMemory(refusal(request, what));
   return lock;
 }
 
@@ -71,14 +76,20 @@ std::string DeviceLimit::refusal(int64_t request, std::string_view what) const {
   };
   for (size_t i = 0; i < kCategories; ++i) {
     const auto category = static_cast<Category>(i);
-    if (!on_host(category)) row(name(category), ledger_->usage(category).current);
+    const bool staging = allocated_ && category == Category::communication;
+    if (!on_host(category) && !staging) row(name(category), ledger_->usage(category).current);
   }
-  if (tensors_) row(name(Category::activations), HostAllocator::instance().used());
-  const int64_t now = held();
-  return fmt::format(
-      "The device has no room for {} ({} bytes) of {}: of its {} (device_memory) {} are held ({}). "
-      "{}",
-      text(request), request, what, text(bytes_), text(now), table, advice(now + request - bytes_));
+  const int64_t now = allocated_ && request == 0 ? allocated_().peak : held();
+  if (allocated_) {
+    row(name(Category::activations), now - ledger_->own_memory());
+  } else if (tensors_) {
+    row(name(Category::activations), HostAllocator::instance().used());
+  }
+  const auto asked = request > 0 ? fmt::format("{} ({} bytes) of {}", text(request), request, what)
+                                 : std::string(what);
+  return fmt::format("The device has no room for {}: of its {}{} {} are held ({}). {}", asked,
+                     text(bytes_), allocated_ ? "" : " (device_memory)", text(now), table,
+                     advice(std::max<int64_t>(1, now + request - bytes_)));
 }
 
 }  // namespace zero

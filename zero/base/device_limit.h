@@ -1,4 +1,5 @@
-// The memory of a device, where there is none: a cap on what a rank would hold there.
+// The memory of a device: what a rank holds of it, and what would hold less. Where there is no
+// device a cap stands for one.
 //
 // Note [Device memory]
 // A build for CPUs has one memory. With a cap a part of it stands for a device's: everything that
@@ -7,10 +8,14 @@
 // that frees enough; nothing else is changed by the refusal. What the host tier holds lies outside,
 // and comes and goes by counted copies (store/tier.h). So a model can be fitted to a device, and
 // the traffic of that known, on a machine that has none.
+//
+// A device with memory of its own refuses what it has no room for itself, by the error of its
+// allocator. Then this says the same: what is held, and the cheapest change.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,7 +37,10 @@ struct CheaperChoice {
 class DeviceLimit {
  public:
   /// `choices`: the cheapest first; each frees more than the one before.
-  DeviceLimit(std::shared_ptr<Ledger> ledger, int64_t bytes, std::vector<CheaperChoice> choices);
+  /// `allocated`: of a device with memory of its own, the bytes that its allocator has given to
+  /// this process. It refuses by itself; nothing is refused here. Empty: `bytes` are a cap.
+  DeviceLimit(std::shared_ptr<Ledger> ledger, int64_t bytes, std::vector<CheaperChoice> choices,
+              std::function<Usage()> allocated = {});
   ~DeviceLimit();
   DeviceLimit(const DeviceLimit&) = delete;
   DeviceLimit& operator=(const DeviceLimit&) = delete;
@@ -49,13 +57,15 @@ class DeviceLimit {
   int64_t held() const;
   /// The sentence that names what frees `excess` bytes.
   std::string advice(int64_t excess) const;
-
- private:
+  /// The text of an error: no room for `request` bytes of `what`; 0 where they are not known, some
+  /// time after the refusal: then the most that was held counts.
   std::string refusal(int64_t request, std::string_view what) const;
 
+ private:
   std::shared_ptr<Ledger> ledger_;
   int64_t bytes_;
   std::vector<CheaperChoice> choices_;
+  std::function<Usage()> allocated_;
   std::atomic<bool> tensors_{false};
   std::mutex mutex_;
 };

@@ -51,12 +51,20 @@ void Ledger::remove_limit(DeviceLimit* limit) {
   limit_count_ = limits_.size();
 }
 
+std::string Ledger::refusal(int64_t request, std::string_view what) {
+  const std::lock_guard lock(limits_mutex_);
+  return limits_.empty() ? std::string() : limits_.back()->refusal(request, what);
+}
+
 Usage Ledger::usage(Category category) const {
   const auto& counter = counters_[static_cast<size_t>(category)];
   return {counter.current.load(), counter.peak.load()};
 }
 
 Usage Ledger::total() const { return {total_.current.load(), total_.peak.load()}; }
+int64_t Ledger::own_memory() const {
+  return device().current - usage(Category::communication).current;
+}
 Usage Ledger::device() const { return {device_.current.load(), device_.peak.load()}; }
 
 void Ledger::reset_peaks() {

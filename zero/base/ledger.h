@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -58,8 +59,14 @@ class Ledger {
   Usage total() const;
   /// The same without the host tier: what a device would hold.
   Usage device() const;
+  /// Bytes now in a device with memory of its own: without the staging of collectives, which is the
+  /// host's there.
+  int64_t own_memory() const;
   /// Sets each peak to the current value.
   void reset_peaks();
+  /// Why `request` bytes more for `what` do not fit on the device, with a table and advice, by the
+  /// DeviceLimit in force; empty without one.
+  std::string refusal(int64_t request, std::string_view what);
 
  private:
   friend class DeviceLimit;

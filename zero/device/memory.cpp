@@ -2,12 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
 #include "zero/base/host_memory.h"
 #include "zero/device/stream.h"
 
@@ -19,15 +21,19 @@ namespace {
 at::Tensor charged(int64_t numel, const at::TensorOptions& options, std::shared_ptr<Ledger> ledger,
                    Category category) {
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
-  auto charge = std::make_shared<Charge>(std::move(ledger), category, bytes);
   at::Tensor memory;
   try {
     memory = at::empty({numel}, options);
   } catch (const c10::OutOfMemoryError& error) {
-    throw OutOfMemory(fmt::format("{} has no {} left for {}: {}", options.device().str(),
-                                  format_bytes(static_cast<double>(bytes)), name(category),
-                                  error.what_without_backtrace()));
+    auto why = on_host(category) ? "" : ledger->refusal(bytes, name(category));
+    if (why.empty()) {
+      why = fmt::format("{} has no {} left for {}: {}", options.device().str(),
+                        format_bytes(static_cast<double>(bytes)), name(category),
+                        error.what_without_backtrace());
+    }
+    throw OutOfMemory(why);
   }
+  auto charge = std::make_shared<Charge>(std::move(ledger), category, bytes);
   void* data = memory.mutable_data_ptr();
   return at::from_blob(
       data, {numel}, [memory = std::move(memory), charge = std::move(charge)](void*) {}, options,
@@ -55,6 +61,38 @@ at::Tensor pinned_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
     return host_zeros(numel, dtype, std::move(ledger), category, colour);
   return charged(numel, at::TensorOptions(dtype).pinned_memory(true), std::move(ledger), category)
       .zero_();
+}
+
+DeviceMemory device_memory(c10::Device device) {
+  auto& allocator = *c10::getDeviceAllocator(device.type());
+  const auto index = device.has_index() ? device.index() : current_stream(device)->device_index();
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator.getDeviceStats(index);
+  DeviceMemory memory{
+      .tensors = {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak},
+      .reserved = stats.reserved_bytes[kAll].current};
+  try {
+    const auto [free, total] = allocator.getMemoryInfo(index);
+    memory.free = static_cast<int64_t>(free);
+    memory.total = static_cast<int64_t>(total);
+  } catch (const c10::NotImplementedError&) {  // stays unknown
+  }
+  return memory;
+}
+
+Usage other_tensors(c10::Device device, const Ledger& ledger) {
+  if (!is_asynchronous(device)) return HostAllocator::instance().usage().used;
+  const auto all = device_memory(device).tensors;
+  const int64_t counted = ledger.own_memory();
+  return {std::max<int64_t>(0, all.current - counted), std::max<int64_t>(0, all.peak - counted)};
+}
+
+void reset_peak_memory(c10::Device device) {
+  if (!is_asynchronous(device)) {
+    HostAllocator::instance().reset_peaks();
+  } else {
+    c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  }
 }
 
 StreamMemory::StreamMemory(at::Tensor memory)

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,7 +17,7 @@ namespace zero {
 /// An uninitialised 1-D tensor of `numel` elements on `device`, charged to `category` as long as
 /// its storage lives. On the CPU host_empty (base/host_memory.h); elsewhere of LibTorch's
 /// allocator, which hands it out again, when it is freed, on the stream on which it was taken.
-/// Throws OutOfMemory.
+/// Throws OutOfMemory, with what is held there and the advice of the ledger's DeviceLimit.
 at::Tensor device_empty(int64_t numel, at::ScalarType dtype, c10::Device device,
                         std::shared_ptr<Ledger> ledger, Category category);
 
@@ -28,6 +29,25 @@ at::Tensor device_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
 /// two then run on the device's streams. Charged to `category`. Throws OutOfMemory.
 at::Tensor pinned_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
                         std::shared_ptr<Ledger> ledger, Category category, int64_t colour = 0);
+
+/// The memory of a device, bytes.
+struct DeviceMemory {
+  Usage tensors;         ///< of this process, and the most since `reset_peak_memory`
+  int64_t reserved = 0;  ///< taken from the device for tensors, and kept for the next ones
+  int64_t free = 0;      ///< of the device, for anybody
+  int64_t total = 0;     ///< of the device; 0 where its allocator does not say
+  /// What this process may have, if others keep what they have.
+  int64_t available() const { return std::min(total, free + reserved); }
+};
+/// Of a device with memory of its own: by LibTorch's allocator.
+DeviceMemory device_memory(c10::Device device);
+
+/// What LibTorch's tensors take beside what `ledger` counts on `device`: of a process's CPU all
+/// that the allocator of tensors holds, of other devices the rest of what their allocator has
+/// given. Its peak there is the allocator's, without what the ledger counts now.
+Usage other_tensors(c10::Device device, const Ledger& ledger);
+/// Sets the peak of that to the current value.
+void reset_peak_memory(c10::Device device);
 
 /// Memory that several streams of a device use in turn: Note [Streams]. Move-only. On the CPU a
 /// tensor.

@@ -6,7 +6,8 @@
 // first step, which therefore keeps as few units gathered as it can; what the budget leaves then is
 // for gathered units, and the pager plans the steps from there on with it. Ranks gather together,
 // so all of them use what the poorest has. Where units are read in place (ranks of one host) there
-// is nothing to gather, and the budget is only checked.
+// is nothing to gather, and the budget is only checked. Where a device has memory of its own, what
+// it has is the budget.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/zeros.h>
@@ -22,6 +23,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/memory.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/tiers.h"
 
@@ -64,18 +66,34 @@ void Engine::Impl::check_memory(int64_t available) const {
 
 // Every rank has the same states: what is refused here is refused on all.
 void Engine::Impl::limit_device() {
-  if (config.device_memory == 0) return;
+  const auto device = model.device();
+  const bool own = is_asynchronous(device);
+  const int64_t capacity = own ? device_memory(device).total : config.device_memory;
+  if (capacity == 0) return;
+  std::function<Usage()> allocated;
+  if (own) allocated = [device] { return device_memory(device).tensors; };
   limit = std::make_unique<DeviceLimit>(
-      group().ledger(), config.device_memory,
-      cheaper_choices(config, step_size(model, placement.shards->size())));
+      group().ledger(), capacity,
+      cheaper_choices(config, step_size(model, placement.shards->size())), std::move(allocated));
   const auto need = states(placement.sharded, Tier::device);
-  if (need.total() <= config.device_memory) return;
+  if (need.total() <= capacity) return;
   throw OutOfMemory(fmt::format(
-      "The device has {} (device_memory), but the states of the model that stay there take {} of "
+      "The device has {}{}, but the states of the model that stay there take {} of "
       "each of {} rank{} at stage {} (parameters {}, gradients {}, optimizer {}). {}",
-      bytes(config.device_memory), bytes(need.total()), group().size(),
+      bytes(capacity), own ? "" : " (device_memory)", bytes(need.total()), group().size(),
       group().size() == 1 ? "" : "s", config.stage, bytes(need.parameters), bytes(need.gradients),
-      bytes(need.optimizer), limit->advice(need.total() - config.device_memory)));
+      bytes(need.optimizer), limit->advice(need.total() - capacity)));
+}
+
+OutOfMemory Engine::Impl::explained(const c10::OutOfMemoryError& error) const {
+  std::string why = error.what_without_backtrace();
+  if (limit != nullptr)
+    why = fmt::format("{} LibTorch says: {}", limit->refusal(0, "what a step takes"), why);
+  return OutOfMemory(why);
+}
+
+OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {
+  return impl_->explained(error);
 }
 
 namespace {
@@ -176,8 +194,29 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
       format_bytes(available), limit.reason, ways));
 }
 
+bool Engine::Impl::spends_budget() const {
+  if (is_asynchronous(model.device())) return limit != nullptr;
+  return config.memory_budget > 0 || config.device_memory > 0;
+}
+
+// Of a device with memory of its own: what it has left beside the most that a step has taken.
+void Engine::Impl::spend_device() {
+  auto* pages = gather->pager();
+  if (pages == nullptr) return;
+  const auto memory = device_memory(model.device());
+  const int64_t gathered = group().ledger()->usage(Category::gathered_units).peak;
+  auto mine = at::empty({1}, at::kLong);
+  auto all = at::empty({group().size()}, at::kLong);
+  // A step may hold a little more than the first, and the allocator loses some to fragments.
+  mine[0] = memory.available() - memory.available() / 16 - (memory.tensors.peak - gathered);
+  group().all_gather_control(all, mine, "memory of the device");
+  pages->set_budget(
+      std::clamp<int64_t>(all.min().item<int64_t>(), 0, bytes_of(config.max_live_parameters)));
+}
+
 void Engine::Impl::spend_budget() {
   if (!spends_budget()) return;
+  if (is_asynchronous(model.device())) return spend_device();
   if (!schedule->delayed()) schedule->finish();  // their buffers are among what is held
   const auto& ledger = *group().ledger();
   const int64_t held = ledger.total().peak;

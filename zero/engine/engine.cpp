@@ -19,6 +19,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/not_finite.h"
 #include "zero/comm/agreement.h"
+#include "zero/device/memory.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/passes.h"
@@ -263,8 +264,9 @@ void Engine::Impl::start() {
   // goes back to the system, and the peaks are the steps'.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
+  reset_peak_memory(model.device());
   group().ledger()->reset_peaks();
-  if (limit) {
+  if (limit && model.device().is_cpu()) {
     // Ranks that are threads share the tensors' allocator: none is capped while another still holds
     // the model twice.
     group().barrier("start of the engine");
@@ -370,7 +372,11 @@ void Engine::accumulate(int64_t micro_batches,
 void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
                            const std::function<void()>& passes) {
   const Timeline::Scope phase(*group().accounts().timeline, Activity::backward);
-  pass->run(holds, shared, passes);
+  try {
+    pass->run(holds, shared, passes);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw explained(error);
+  }
 }
 
 void Engine::Impl::make_pass() {

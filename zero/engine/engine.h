@@ -15,6 +15,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -23,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/base/error.h"
 #include "zero/base/ledger.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
@@ -353,6 +355,16 @@ class Engine {
   DiskUse disk() const;
   /// What this rank's device and its host have exchanged since construction.
   HostTraffic host_traffic() const;
+  /// The error of a device that has no room left, as LibTorch's operators throw it in a forward
+  /// pass, with what is held there and the cheapest change of the configuration that frees enough.
+  /// Backward passes and steps throw such an OutOfMemory themselves.
+  ///
+  ///   try {
+  ///     loss = model->forward(x);
+  ///   } catch (const c10::OutOfMemoryError& error) {
+  ///     throw engine.explained(error);
+  ///   }
+  OutOfMemory explained(const c10::OutOfMemoryError& error) const;
   /// Stage 3's pager; null where parameters are replicated.
   paging::Pager* pager();
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zero/base/device_limit.h"
+#include "zero/base/error.h"
 #include "zero/base/owner_process.h"
 #include "zero/engine/backward_pass.h"
 #include "zero/engine/engine.h"
@@ -122,7 +123,7 @@ struct Engine::Impl {
   /// Bytes of those in the host's memory: all but what lies on a disk, or on a device of its own.
   partition::StateMemory states_in_memory(partition::Placement at) const;
   /// What a budget or a device leaves after the first step is for gathered units.
-  bool spends_budget() const { return config.memory_budget > 0 || config.device_memory > 0; }
+  bool spends_budget() const;
   /// Bytes of as many parameters; saturates.
   int64_t bytes_of(int64_t elements) const;
   /// Throws OutOfMemory where the states alone exceed it, or those on the device its cap.
@@ -130,10 +131,12 @@ struct Engine::Impl {
   /// Throws OutOfMemory where the states exceed what the host has left for a rank and what the
   /// model holds of it now. All ranks have the same states and are given the same number.
   void check_memory(int64_t available) const;
-  /// The cap of the device is in force from here on.
+  /// The cap of the device is in force from here on; of one with memory of its own, what it has.
   void limit_device();
   /// After the first step: what is left is for gathered units. Collective.
   void spend_budget();
+  void spend_device();
+  OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
   Config config;
   Model model;
@@ -141,7 +144,7 @@ struct Engine::Impl {
   partition::Layout layout;
   UpdateTiming timing;
   std::vector<UnitPlan> plans;         // by unit
-  std::unique_ptr<DeviceLimit> limit;  // null without a cap
+  std::unique_ptr<DeviceLimit> limit;  // null where nothing is known of a device
   HostLink link;
   std::unique_ptr<StateTable> table;
   std::unique_ptr<FactoredStates> factored;

@@ -2,6 +2,7 @@
 
 #include "zero/base/host_allocator.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/memory.h"
 
 namespace zero::train {
 
@@ -12,8 +13,13 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   for (size_t i = 0; i < kCategories; ++i) mine.usage[i] = ledger.usage(static_cast<Category>(i));
   // The states, units and buckets are not LibTorch's: what its allocator holds is the rest.
   const auto host = HostAllocator::instance().usage();
-  mine.usage[static_cast<size_t>(Category::activations)] = host.used;
+  mine.usage[static_cast<size_t>(Category::activations)] =
+      other_tensors(engine.group().device(), ledger);
   mine.reserved = host.reserved;
+  if (const auto device = engine.group().device(); is_asynchronous(device)) {
+    const auto reserved = device_memory(device).reserved;
+    mine.reserved = {reserved, reserved};
+  }
   mine.system_requests = host.system_requests;
   mine.total = ledger.total();
   mine.parameters_formula = formula.parameters;

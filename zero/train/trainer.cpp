@@ -26,6 +26,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/comm/agreement.h"
 #include "zero/data/tokenizer.h"
+#include "zero/device/memory.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
 #include "zero/models/language/generate.h"
@@ -446,6 +447,7 @@ int Trainer::train() {
   // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
+  reset_peak_memory(group_->device());
   const auto begin = Clock::now();
   while (step_ < options_.steps && stop_signal_ == 0) {
     const bool complete = profile_.has_value();  // once this step has ended
@@ -661,6 +663,16 @@ TokenLoader::Batch Trainer::next_batch() {
   return {on_device(batch.tokens), on_device(batch.targets)};
 }
 
+// A device that is full says what would help.
+template <class Pass>
+auto Trainer::explained(const Pass& pass) const {
+  try {
+    return pass();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw engine_->explained(error);
+  }
+}
+
 void Trainer::pass_micro_batches() {
   if (watch_) watch_->begin_step();
   if (engine_->config().layer_major_accumulation) {
@@ -674,27 +686,31 @@ void Trainer::pass_micro_batches() {
     const auto model = cast(model_->layers(std::move(tokens), std::move(targets)),
                             engine_->config().autocast_dtype(), group_->device().type());
     if (watch_) watch_->begin_micro_batch(0);
-    const auto losses = backward_layer_major(*engine_, model, {.store = activations_});
+    const auto losses =
+        explained([&] { return backward_layer_major(*engine_, model, {.store = activations_}); });
     for (size_t i = 0; i < losses_.size(); ++i) {
       losses_[i] = losses[i].item<float>();
       if (watch_) watch_->add_loss(static_cast<int64_t>(i) + 1, losses_[i]);
     }
     return;
   }
+  std::vector<at::Tensor> losses;
   for (size_t i = 0; i < losses_.size(); ++i) {
     const auto batch = next_batch();
     const auto number = static_cast<int64_t>(i) + 1;
     if (watch_) watch_->begin_micro_batch(number);
-    const auto loss = [&] {
+    const auto loss = explained([&] {
       const Autocast casts(engine_->config().autocast_dtype(), group_->device().type());
       const Timeline::Scope forward(*group_->accounts().timeline, Activity::forward);
       return model_->loss(batch.tokens, batch.targets);
-    }();
+    });
     engine_->backward(loss);
-    losses_[i] = loss.item<float>();
-    if (watch_) watch_->add_loss(number, losses_[i]);
+    losses.push_back(loss.detach());
+    if (watch_) watch_->add_loss(number, loss.item<float>());
     if (i + 1 < losses_.size()) engine_->step();  // counts the micro-batch
   }
+  // When all are enqueued: a device works on while the host waits for the first.
+  for (size_t i = 0; i < losses_.size(); ++i) losses_[i] = losses[i].item<float>();
 }
 
 Trainer::Exchange Trainer::exchange(const std::vector<float>& losses, double lr) {

@@ -105,6 +105,8 @@ class Trainer {
   TokenLoader::Batch next_batch();
   /// Forward and backward of a step's micro-batches, whose losses go to `losses_`.
   void pass_micro_batches();
+  template <class Pass>
+  auto explained(const Pass& pass) const;
   /// What made a loss or gradient of step `step` infinite or NaN, for an error or a report: the
   /// same on every rank. Collective.
   std::string find_anomaly(int64_t step);
