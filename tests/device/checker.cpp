@@ -39,19 +39,36 @@ void Checker::access(const Operation& operation, const Range& range) {
           operation.clock);
 }
 
+Checker::Access Checker::whole_of(const Operation& operation, const Memory::Block& block) {
+  const auto low = reinterpret_cast<uintptr_t>(block.data);
+  return {.low = low,
+          .high = low + block.bytes,
+          .actor = operation.actor,
+          .task = operation.task,
+          .write = true,
+          .frees = true,
+          .row_bytes = 0,
+          .row_stride = 0,
+          .name = operation.name};
+}
+
 void Checker::free(const Operation& operation, const Memory::Block& block) {
   ++accesses_;
-  const auto low = reinterpret_cast<uintptr_t>(block.data);
-  compare({.low = low,
-           .high = low + block.bytes,
-           .actor = operation.actor,
-           .task = operation.task,
-           .write = true,
-           .frees = true,
-           .row_bytes = 0,
-           .row_stride = 0,
-           .name = operation.name},
-          operation.clock);
+  compare(whole_of(operation, block), operation.clock);
+}
+
+void Checker::will_be_freed(const Operation& operation, const Memory::Block& block) {
+  const Access release = whole_of(operation, block);
+  for (auto page = release.low >> kPageBits; page <= (release.high - 1) >> kPageBits; ++page) {
+    for (const Access& earlier : accesses_by_page_[page]) {
+      if (earlier.task <= known_[earlier.actor] || !release.touches(earlier)) continue;
+      if (!ordered(earlier, release, operation.clock)) report_race(earlier, release);
+    }
+  }
+}
+
+bool Checker::ordered(const Access& earlier, const Access& access, const Clock& clock) {
+  return earlier.actor == access.actor || clock[earlier.actor] >= earlier.task;
 }
 
 // Rows of the same stride, as columns of one matrix have, may lie beside each other.
@@ -76,10 +93,10 @@ void Checker::compare(const Access& access, const Clock& clock) {
     std::erase_if(list, [&](const Access& earlier) {
       if (earlier.task <= known_[earlier.actor]) return true;
       if (!access.touches(earlier)) return false;
-      const bool ordered = earlier.actor == access.actor || clock[earlier.actor] >= earlier.task;
-      if (!ordered && (earlier.write || access.write)) report_race(earlier, access);
+      const bool in_order = ordered(earlier, access, clock);
+      if (!in_order && (earlier.write || access.write)) report_race(earlier, access);
       // Whatever races with the earlier one later on races with this one too.
-      return ordered && access.covers(earlier) &&
+      return in_order && access.covers(earlier) &&
              (access.write || (!earlier.write && earlier.actor == access.actor));
     });
     list.push_back(access);

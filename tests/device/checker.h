@@ -29,6 +29,9 @@ class Checker {
   void access(const Operation& operation, const Range& range);
   /// A block is freed on its stream: what is enqueued there next may write it.
   void free(const Operation& operation, const Memory::Block& block);
+  /// The same of a block that is freed later, when what `operation` knows is done: what races with
+  /// that is reported now, and nothing is kept.
+  void will_be_freed(const Operation& operation, const Memory::Block& block);
   /// What every host that has done anything knows: such accesses cannot race any more.
   void forget(const Clock& known_to_all) { known_ = known_to_all; }
 
@@ -56,6 +59,8 @@ class Checker {
     std::string text;
     int64_t times;
   };
+  static Access whole_of(const Operation& operation, const Memory::Block& block);
+  static bool ordered(const Access& earlier, const Access& access, const Clock& clock);
   void compare(const Access& access, const Clock& clock);
   void report_race(const Access& first, const Access& second);
   void report(const std::string& key, const std::string& text);

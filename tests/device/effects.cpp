@@ -140,6 +140,15 @@ void call_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& arguments) {
   kernel.callBoxed(&arguments);
 }
 
+// Statistics of batch norm, where it trains.
+std::vector<size_t> written_unsaid(const c10::OperatorHandle& op,
+                                   const torch::jit::Stack& arguments) {
+  const auto& name = op.operator_name().name;
+  if (name == "aten::batch_norm_update_stats") return {1, 2};
+  if (name == "aten::native_batch_norm" && arguments[5].toBool()) return {3, 4};
+  return {};
+}
+
 bool depends_on_data(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
     return true;

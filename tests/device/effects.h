@@ -66,6 +66,10 @@ void map_tensors(const c10::FunctionSchema& schema, torch::jit::Stack& arguments
 /// Runs the CPU's kernel of the operator on arguments of the CPU and leaves its results there.
 void call_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& arguments);
 
+/// The numbers of the arguments that it writes though its schema does not say so.
+std::vector<size_t> written_unsaid(const c10::OperatorHandle& op,
+                                   const torch::jit::Stack& arguments);
+
 /// Its results' geometry or values depend on the data of its arguments.
 bool depends_on_data(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 

@@ -254,8 +254,17 @@ void Machine::release(void* pointer) {
     release_on_stream(memory_.remove(pointer));
     return;
   }
+  // It may be handed out again as soon as these uses are done, whatever others there are.
   std::vector<Mark> uses;
-  for (const Actor stream : block->used_on) uses.push_back(mark(stream));
+  Clock by_then = mark(block->stream).clock;
+  for (const Actor stream : block->used_on) {
+    uses.push_back(mark(stream));
+    by_then.join(uses.back().clock);
+  }
+  if (options_.check) {
+    const uint64_t next = streams_.last(block->stream) + 1;
+    checker_.will_be_freed({block->stream, next, kFree, by_then}, *block);
+  }
   released_.push_back({memory_.remove(pointer), std::move(uses)});
 }
 

@@ -98,6 +98,11 @@ class OperatorLaunch {
       TORCH_CHECK(!write, "simulated device: ", name_, " would write a tensor of the host");
       return host_copy(tensor, name_, indexes);
     });
+    for (const size_t i : written_unsaid(op_, arguments_)) {
+      if (!arguments_[i].isTensor()) continue;
+      const at::Tensor& tensor = arguments_[i].toTensor();
+      if (on_device(tensor)) ranges_.push_back(range_of(tensor, true));
+    }
     return captured;
   }
 
