@@ -47,6 +47,8 @@ struct Setting {
   bool delayed = false;
   bool in_backward = false;
   bool eight_bit = false;
+  bool fp16 = false;         // with a loss scale that the first steps overflow
+  bool layer_major = false;  // one pass of all micro-batches
   Kind kind = Kind::gpt;
   bool freezes = false;
   int64_t shards = 0;  // mics_shard_size
@@ -85,6 +87,8 @@ Config config_of(const Setting& s) {
   }
   if (s.delayed) config.offload_optimizer.delayed_update_after = 1;
   config.update_in_backward = s.in_backward;
+  config.fp16 = s.fp16;
+  config.layer_major_accumulation = s.layer_major;
   if (s.eight_bit) config.optimizer_states = optim::StateFormat::eight_bit;
   return config;
 }
@@ -160,7 +164,10 @@ std::pair<Tensor, Tensor> example(const Setting& s, int rank, int64_t number) {
   } else {
     x = x.narrow(0, 0, 96).view({6, 16});
   }
-  return {s.bf16 ? x.to(at::kBFloat16) : x, values.narrow(0, 0, 6).remainder(8)};
+  return {s.bf16   ? x.to(at::kBFloat16)
+          : s.fp16 ? x.to(at::kHalf)
+                   : x,
+          values.narrow(0, 0, 6).remainder(8)};
 }
 
 Tensor loss_of(Learner& model, const Setting& s, comm::Group& group, int64_t number) {
@@ -204,10 +211,23 @@ Outcome train(const Setting& s, const std::shared_ptr<comm::Group>& group,
   int64_t waits = 0;
   for (int64_t step = 0; step < s.steps; ++step) {
     if (step == 1) waits = host_waits();
-    for (int64_t m = 0; m < s.accumulate; ++m) {
-      const auto loss = loss_of(*model, s, *group, step * s.accumulate + m);
-      engine.backward(loss);
-      losses.push_back(loss.detach());
+    const auto loss = [&](int64_t m) {
+      losses.push_back(loss_of(*model, s, *group, step * s.accumulate + m));
+      return losses.back();
+    };
+    if (s.layer_major) {
+      engine.accumulate(s.accumulate, [&](const auto& layer_done) {
+        for (int64_t m = 0; m < s.accumulate; ++m) {
+          const auto of_batch = loss(m);
+          of_batch.backward(engine.loss_gradient(of_batch));
+        }
+        layer_done();
+      });
+      outcome.norms.push_back(engine.step().grad_norm);
+    }
+    for (int64_t m = 0; m < s.accumulate && !s.layer_major; ++m) {
+      engine.backward(loss(m));
+      losses.back() = losses.back().detach();
       const auto result = engine.step();
       if (result.boundary) outcome.norms.push_back(result.grad_norm);
     }
@@ -370,6 +390,29 @@ TEST(EngineOnDevices, HasTheCpusBitsOfNarrowStatesOnTheHost) {
   for (const auto states : {Tier::host, Tier::disk}) {
     for (const int stage : {1, 3})
       expect_as_on_cpu({.stage = stage, .bf16 = true, .states = states, .eight_bit = true}, 1);
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithALossScale) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const auto states : {Tier::device, Tier::host}) {
+      expect_as_on_cpu(
+          {.stage = stage, .accumulate = 2, .states = states, .fp16 = true, .kind = Kind::mlp}, 1);
+    }
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsLayerByLayer) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const auto states : {Tier::device, Tier::host}) {
+      expect_as_on_cpu({.stage = stage,
+                        .bf16 = true,
+                        .accumulate = 3,
+                        .states = states,
+                        .layer_major = true,
+                        .kind = Kind::mlp},
+                       1);
+    }
   }
 }
 

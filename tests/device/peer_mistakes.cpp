@@ -12,8 +12,12 @@ using at::Tensor;
 using c10::Event;
 
 // A kernel on this rank's device, which may touch memory of another's.
-void reads(const char* name, const Tensor& from) { launch(name, {bytes_of(from, false)}, [] {}); }
-void writes(const char* name, const Tensor& to) { launch(name, {bytes_of(to, true)}, [] {}); }
+void reads(const char* name, const Tensor& from) {
+  launch(name, {bytes_of(from, false)}, [] {});
+}
+void writes(const char* name, const Tensor& to) {
+  launch(name, {bytes_of(to, true)}, [] {});
+}
 
 // This rank knows that its stream is done, and so do the others from then on.
 void finish(int rank) {

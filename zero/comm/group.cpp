@@ -487,7 +487,6 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .announcements = of_host.announcements,
                       .topology = host->topology(),
                       .device = device,
-                      .keeps = host,
                       .number = of_host.number};
   if (host->size() > 1) {
     if (!make) make = backend_of_plugin(device.type(), host->impl_->options.timeout);
@@ -495,6 +494,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
   }
   const auto options = host->impl_->options;
   const auto accounts = host->accounts();
+  // Holds the host's group, too, whose roles these are.
   transport.subgroups = std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make));
   return std::make_shared<Group>(std::move(transport), options, accounts);
 }

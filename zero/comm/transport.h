@@ -108,8 +108,6 @@ struct Transport {
   std::optional<Topology> topology{};
   /// Of the tensors that `data` carries; those of `control` are the CPU's.
   c10::Device device{c10::kCPU};
-  /// Lives as long as the group.
-  std::shared_ptr<void> keeps{};
   /// What this rank is among the ranks of its job; null: the same as in the group.
   std::optional<int> number{};
 };

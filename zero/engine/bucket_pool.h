@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "zero/comm/group.h"
 #include "zero/device/memory.h"
@@ -26,6 +27,11 @@ class BucketPool {
   /// on the stream that uses it last.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give(at::Tensor array);
+  /// The same of an array that is a gradient itself, whose memory goes back to `home`, the stream
+  /// on which it was taken.
+  static void release(at::Tensor gradient, const std::optional<c10::Stream>& home) {
+    StreamMemory(std::move(gradient), home).used();
+  }
   int64_t bucket_bytes() const { return bucket_bytes_; }
 
  private:

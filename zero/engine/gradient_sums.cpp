@@ -50,7 +50,7 @@ void GradientSums::give_bucket(Reduction& reduction) const {
   if (reduction.pooled) {
     context_.pool.give(std::move(reduction.bucket));
   } else {
-    StreamMemory(std::move(reduction.bucket), reduction.home).used();
+    BucketPool::release(std::move(reduction.bucket), reduction.home);
   }
   reduction.bucket = at::Tensor();
 }

@@ -454,7 +454,7 @@ void ReduceFlow::reduce(int64_t unit) {
     if (std::exchange(reduction.pooled, true)) {
       pool_->give(std::move(collected));
     } else {
-      StreamMemory(std::move(collected), reduction.home).used();
+      BucketPool::release(std::move(collected), reduction.home);
     }
   }
   const SideScope on(side_, mark_);
