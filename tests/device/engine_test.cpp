@@ -472,6 +472,55 @@ TEST(EngineOnDevices, SavesOfTheCpuAreItsOwn) {
   }
 }
 
+// A model that is left on the CPU goes to the device of the group, a parameter at a time.
+TEST(EngineOnDevices, TakesAModelOverFromTheCpu) {
+  for (const int stage : {0, 2, 3}) {
+    for (const auto kind : {Kind::gpt, Kind::convolution}) {
+      const Setting setting{.stage = stage, .bf16 = true, .kind = kind};
+      SCOPED_TRACE(describe(setting));
+      configure({});
+      const auto reference = on_devices(setting);
+      run_on_devices(setting.ranks, [&](const auto& group) {
+        const auto model = make_model(setting);
+        Engine engine(*model, setting.optimizer, config_of(setting), group);
+        for (const auto& p : model->parameters()) EXPECT_EQ(p.device(), group->device());
+        for (const auto& b : model->buffers()) EXPECT_EQ(b.device(), group->device());
+        std::vector<float> losses;
+        for (int64_t step = 0; step < setting.steps; ++step) {
+          const auto loss = loss_of(*model, setting, *group, step);
+          engine.backward(loss);
+          engine.step();
+          losses.push_back(loss.template item<float>());
+        }
+        if (group->rank() == 0) {
+          EXPECT_EQ(losses, reference.losses);
+        }
+      });
+      synchronize();
+      EXPECT_EQ(reports(), "");
+    }
+  }
+}
+
+TEST(EngineOnDevices, AModelNeedNotFitOnTheDeviceWhole) {
+  const Setting setting{.stage = 3, .ranks = 4, .states = Tier::host};
+  const auto model_bytes = [&] {
+    int64_t bytes = 0;
+    for (const auto& p : make_model(setting)->parameters()) bytes += p.numel() * 4;
+    return bytes;
+  }();
+  Options options;
+  options.memory_bytes = static_cast<size_t>(model_bytes) * 3 / 4;
+  configure(options);
+  run_on_devices(setting.ranks, [&](const auto& group) {
+    const auto model = make_model(setting);
+    const Engine engine(*model, setting.optimizer, config_of(setting), group);
+    EXPECT_LT(device_memory(group->device()).tensors.current, model_bytes / 2);
+  });
+  synchronize();
+  configure({});
+}
+
 TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   configure({});
   EXPECT_TRUE(optim::has_kernels(c10::kPrivateUse1));

@@ -95,6 +95,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   limit_device();
   model.take_over();
   model.make_dense();
+  model.move_buffers();
   if (group().size() > 1) model.synchronize_buffers(BufferPolicy::rank_0, group());
   try {
     make_table();
@@ -140,9 +141,15 @@ void Engine::Impl::check_passes() const {
 
 void Engine::Impl::seed_ranks() const {
   if (!config.seed_by_rank || group().rank() == 0) return;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group().rank()));
+  const auto seed = [&](at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group().rank()));
+  };
+  const auto of_host = at::detail::getDefaultCPUGenerator();
+  seed(of_host);
+  if (model.device().is_cpu()) return;
+  const auto& of_device = at::globalContext().defaultGenerator(model.device());
+  if (of_device != of_host) seed(of_device);
 }
 
 void Engine::Impl::make_table() {

@@ -18,6 +18,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/base/host_allocator.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/passes.h"
 #include "zero/paging/page.h"
@@ -384,9 +385,14 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
   // What is to be written over may lie in a file that is mapped: a write would copy its pages, and
   // those would stay until the last parameter of the file is taken.
   const bool replaced = group.rank() != 0;
-  if (!own) {
-    tensor.set_data(replaced ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options())
-                             : tensor.detach().clone(at::MemoryFormat::Preserve));
+  if (!own || tensor.device() != device()) {
+    const auto before = tensor.detach();
+    tensor.set_data(replaced ? at::empty_strided(tensor.sizes(), tensor.strides(),
+                                                 tensor.options().device(device()))
+                             : before.to(tensor.options().device(device()), false, true,
+                                         at::MemoryFormat::Preserve));
+    if (before.device().is_cpu() && !replaced)  // what was read is what was made
+      HostAllocator::instance().check(before.storage().unsafeGetStorageImpl()->mutable_data());
   } else if (replaced) {
     auto& storage = *tensor.storage().unsafeGetStorageImpl();
     const c10::OptionalDeviceGuard on(tensor.device());
@@ -421,6 +427,12 @@ void Model::set_buffer(size_t index, const at::Tensor& values) const {
     source = source.narrow(d, 0, 1);
   }
   target.copy_(source);
+}
+
+void Model::move_buffers() const {
+  for (const auto& [name, buffer] : buffers_) {
+    if (buffer.device() != device()) buffer.set_data(buffer.detach().to(device()));
+  }
 }
 
 void Model::synchronize_buffers(BufferPolicy policy, comm::Group& group) const {

@@ -81,8 +81,13 @@ class Model {
   std::vector<std::string> names_of(int64_t index) const;
   const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
-  /// That all parameters are on.
-  c10::Device device() const { return parameters_.front().device(); }
+  /// That all parameters are on, or go to (`goes_to`).
+  c10::Device device() const { return device_.value_or(parameters_.front().device()); }
+  /// Parameters and buffers, which are on the CPU, move to this device when the engine takes them
+  /// over: one after the other, so that a model need not fit there whole.
+  void goes_to(c10::Device device) { device_ = device; }
+  /// The buffers move.
+  void move_buffers() const;
   /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
   int64_t index_of(std::string_view name) const;
   /// Index of a parameter by any of its tensors.
@@ -172,6 +177,7 @@ class Model {
   }
 
  private:
+  std::optional<c10::Device> device_;
   class Hook;
   /// A tensor that shows a parameter, and what the engine has made of it.
   struct Shown {

@@ -13,8 +13,8 @@
 
 namespace zero {
 
-std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
-                                             const Model& model) {
+std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model) {
+  if (model.device().is_cpu()) model.goes_to(ranks->device());
   const auto device = model.device();
   if (ranks->device() == device) return ranks;
   if (ranks->size() == 1) return comm::on_device(std::move(ranks), device);

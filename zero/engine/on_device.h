@@ -11,10 +11,10 @@
 namespace zero {
 
 /// The group whose collectives carry the tensors of `model`: `ranks`, or the same rank alone with
-/// memory on the model's device. Throws ConfigError where `ranks` are several and carry those of
-/// another device.
-std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
-                                             const Model& model);
+/// memory on the model's device. A model on the CPU goes to the device of `ranks`
+/// (Model::goes_to). Throws ConfigError where `ranks` are several and carry the tensors of another
+/// device.
+std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model);
 
 /// Loads the plugin for the model's device, where its kernels are not there yet. Throws ConfigError
 /// where that cannot be done, or naming the first key that asks for what is done on the CPU alone.

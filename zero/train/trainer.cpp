@@ -192,7 +192,6 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
   auto model = sizes->build();
   tile_linears(model->module(), settings.model.tile_elements.value_or(0));
-  if (!group.device().is_cpu()) model->module().to(group.device());
   return model;
 }
 
