@@ -84,7 +84,7 @@ Outcome run(c10::Device on, std::optional<Budget> paged) {
   const auto waits = counts().host_waits;
   std::vector<Tensor> losses;
   for (int step = 0; step < kSteps; ++step) {
-    for (auto p : parameters) p.mutable_grad() = Tensor();
+    for (const auto& p : parameters) p.mutable_grad() = Tensor();
     const auto loss = model.loss(x, y);
     loss.backward();
     losses.push_back(loss.detach());
@@ -96,7 +96,7 @@ Outcome run(c10::Device on, std::optional<Budget> paged) {
   for (const auto& p : parameters) outcome.gradients.push_back(p.grad().cpu());
   if (pager) outcome.counts = pager->counts();
   outcome.frames = ledger->usage(Category::gathered_units);
-  for (auto p : parameters) p.mutable_grad() = Tensor();
+  for (const auto& p : parameters) p.mutable_grad() = Tensor();
   pager.reset();
   EXPECT_EQ(ledger->total().current, 0);
   synchronize();

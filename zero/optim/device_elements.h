@@ -119,11 +119,11 @@ struct alignas(sizeof(T) * kCount) Pack {
 };
 template <int kCount, class T>
 constexpr Pack<T, kCount> load(const T* from) {
-  return *static_cast<const Pack<T, kCount>*>(static_cast<const void*>(from));
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
 }
 template <int kCount, class T>
 constexpr void store(const Pack<T, kCount>& pack, T* to) {
-  *static_cast<Pack<T, kCount>*>(static_cast<void*>(to)) = pack;
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
 /// Updates elements [begin, begin + kCount).
