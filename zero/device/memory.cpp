@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <exception>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -112,11 +113,17 @@ void StreamMemory::used() {
   if (memory_.defined()) last_uses_.record(memory_.device());
 }
 
-void StreamMemory::release() {
+void StreamMemory::release() noexcept {
   if (!memory_.defined()) return;
-  const StreamScope on(home_);
-  last_uses_.wait();
-  memory_ = at::Tensor();
+  try {
+    const StreamScope on(home_);
+    last_uses_.wait();
+    memory_ = at::Tensor();
+  } catch (const std::exception&) {
+    // The device has failed, and the caller most likely unwinds for that. Nobody may have memory
+    // whose last users have perhaps not ended: it stays taken.
+    (void)memory_.unsafeReleaseTensorImpl();
+  }
 }
 
 at::Tensor tensor_at(void* data, int64_t numel, at::ScalarType dtype, c10::Device device) {

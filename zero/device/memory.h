@@ -63,7 +63,8 @@ class StreamMemory {
   StreamMemory& operator=(StreamMemory&& other) noexcept;
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;
-  /// Gives it back to the stream on which it was taken, after its last users.
+  /// Gives it back to the stream on which it was taken, after its last users. On a device that has
+  /// failed, which cannot say when they end, the memory stays taken.
   ~StreamMemory();
 
   const at::Tensor& tensor() const { return memory_; }
@@ -76,7 +77,7 @@ class StreamMemory {
   void wait() { last_uses_.wait(); }
 
  private:
-  void release();
+  void release() noexcept;
   at::Tensor memory_;
   std::optional<c10::Stream> home_;
   StreamMarks last_uses_;

@@ -6,9 +6,17 @@
 
 namespace zero {
 
+namespace {
+
+c10::Stream stream_of_thread(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
 std::optional<c10::Stream> current_stream(c10::Device device) {
   if (!is_asynchronous(device)) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return stream_of_thread(device);
 }
 
 std::optional<c10::Stream> side_stream(c10::Device device) {
@@ -28,8 +36,8 @@ void StreamMark::record(const c10::Stream& stream) {
 
 void StreamMark::wait() const {
   if (!stream_) return;
-  const auto waits = current_stream(stream_->device());
-  if (*waits != *stream_) event_->block(*waits);  // a stream is in order with itself
+  const auto waits = stream_of_thread(stream_->device());
+  if (waits != *stream_) event_->block(waits);  // a stream is in order with itself
 }
 
 void StreamMark::wait_on_host() const {
