@@ -11,6 +11,11 @@
 // ranks want the memory's bandwidth for their updates at the same moment, where independent
 // trainers drift apart and one computes while the other updates. `--lockstep` runs the independent
 // trainers once more with a barrier after each step, which shows that part alone.
+//
+// Note [Time on a device]
+// The host runs ahead of a device, so when a call returns says little. A device is waited for
+// before the first of the timed steps and after the last, and a step's time is the mean of the
+// run's. No step waits for another beside what the engine waits for itself, as in training.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
@@ -30,10 +35,15 @@
 #include "zero/base/host_allocator.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/memory.h"
+#include "zero/device/stream.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/flops_profiler.h"
 #include "zero/models/architectures.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/product_speed.h"
 #include "zero/train/accounts.h"
+#include "zero/train/device.h"
 #include "zero/train/trainer.h"
 
 namespace zero::app::benchmarks {
@@ -59,6 +69,16 @@ constexpr const char* kDescription =
     "same\n"
     "  maps    mappings that LibTorch's allocator asked of the system in the timed steps, of the "
     "rank with the most\n"
+    "With --device, or with --mfu:\n"
+    "  MFU      the matrix products of forward and backward, 6 FLOPs a multiply-accumulate of "
+    "forward, over what the device\n"
+    "           could have multiplied in the step's time, measured before\n"
+    "  exposed  ms of a step beyond the independent trainers' in the round: what of the exchange "
+    "the computing does not hide\n"
+    "           (less what a rank saves that updates its share alone)\n"
+    "  device   the most that LibTorch's allocator of the device had given out, activations "
+    "included\n"
+    "A step's time is the mean of a run's on a device, since the host runs ahead of it.\n"
     "Memory is the peak of a rank by category, of the rank with the most; in parentheses what the "
     "formula of ZeRO says. The\n"
     "sum is the peak of all categories but activations, which another allocator counts, plus the "
@@ -75,6 +95,9 @@ constexpr std::pair<std::string_view, void (*)(Config&, int)> kSharding[] = {
        config.quantised.gradients = true;
      }},
 };
+
+constexpr std::pair<std::string_view, TrainingDevice> kDevices[] = {
+    {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 
 std::string places_of(const comm::Topology& topology) {
   if (topology.hosts == 1) return fmt::format("{} on one host", topology.local_size);
@@ -95,6 +118,8 @@ struct Options {
   std::vector<int> stages{0, 1, 2, 3};
   std::vector<std::string> sharding;  // of kSharding
   bool lockstep = false;
+  std::string device = "cpu";
+  bool mfu = false;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t bucket_size = Config{}.unit_bytes;
   JsonFile json;
@@ -142,6 +167,15 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       .add_option("--live-parameters", options.live_parameters,
                   "Stage 3: parameters that may be gathered at once")
       ->check(not_negative());
+  std::vector<std::string> devices;
+  for (const auto& [name, device] : kDevices) devices.emplace_back(name);
+  parser
+      .add_option("--device", options.device,
+                  "cpu, cuda (each rank of a host takes the device of its number there), or any: "
+                  "cuda where it can be used")
+      ->check(CLI::IsMember(devices));
+  parser.add_flag("--mfu", options.mfu,
+                  "Measure matrix products too, and print the table of MFU; a device's always is");
   options.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
   std::vector<std::string> names;
@@ -177,13 +211,16 @@ struct Trainers {
 
 /// What one rank measured in one run.
 struct Measurement {
-  double step_seconds = 0;  ///< the median
+  double step_seconds = 0;  ///< the median; on a device the mean
   double wait_share = 0;
   double cpu_seconds = 0;     ///< of a step
   double loss = 0;            ///< of the last step
   double link_megabytes = 0;  ///< that this rank sends to other hosts in a step
   int64_t system_requests = 0;
   int64_t parameters = 0;
+  double mfu = 0;           ///< where products were measured
+  double step_flops = 0;    ///< of the model's matrix products, forward and backward
+  int64_t device_peak = 0;  ///< of the device's allocator
   train::RankMemory memory;
 };
 
@@ -200,14 +237,15 @@ struct Batch {
   at::Tensor tokens, targets;  // (B, T)
 };
 
-std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, int rank) {
+std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, int rank,
+                                  c10::Device device) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(rank) + 1);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < options.warmup + options.steps; ++i) {
     const auto text = at::randint(vocabulary, {options.micro_batch, options.seq + 1}, generator,
                                   at::TensorOptions(at::kLong));
-    batches.push_back(
-        {text.narrow(1, 0, options.seq).contiguous(), text.narrow(1, 1, options.seq).contiguous()});
+    batches.push_back({text.narrow(1, 0, options.seq).contiguous().to(device),
+                       text.narrow(1, 1, options.seq).contiguous().to(device)});
   }
   return batches;
 }
@@ -226,30 +264,43 @@ Config engine_config(const Options& options, const Trainers& trainers, int local
   return config;
 }
 
-/// One run of one rank. Collective.
+/// One run of one rank, whose device multiplies `products` FLOP/s; 0: not measured. Collective.
 Measurement measure(const Options& options, const Gpt2Config& sizes, const Trainers& trainers,
-                    const std::shared_ptr<comm::Group>& ranks) {
+                    const std::shared_ptr<comm::Group>& ranks, double products) {
   using Clock = std::chrono::steady_clock;
   HostAllocator::instance().trim();
   const auto group = trainers.stage ? ranks : comm::single();
-  const auto batches = random_batches(options, sizes.vocab_size, ranks->rank());
+  const auto device = ranks->device();
+  const bool runs_ahead = is_asynchronous(device);
+  const auto batches = random_batches(options, sizes.vocab_size, ranks->rank(), device);
   at::manual_seed(1);  // every rank and every run draws the same weights
   Gpt2 model(sizes);
+  if (runs_ahead && !trainers.stage) model->to(device);  // others go where their group is
+  if (runs_ahead) reset_peak_memory(device);
   Engine engine(model, train::kDefaultOptimizer,
                 engine_config(options, trainers, group->local_size()), group);
 
   Measurement result;
   std::vector<double> seconds;
+  at::Tensor last_loss;
   const auto step = [&](const Batch& batch) {
     const auto loss = model->loss(batch.tokens, batch.targets);
     engine.backward(loss);
-    result.loss = loss.item<float>();
+    last_loss = loss.detach();
     engine.step();
     if (trainers.lockstep) ranks->barrier("the next step");
   };
   ranks->barrier("the first step");
   const auto timed = batches.begin() + options.warmup;
-  std::for_each(batches.begin(), timed, step);
+  for (auto batch = batches.begin(); batch != timed; ++batch) {
+    std::optional<FlopsProfiler> profiler;
+    if (products > 0 && batch == batches.begin()) profiler.emplace(model);
+    step(*batch);
+    if (!profiler) continue;
+    profiler->stop();
+    result.step_flops = 6 * static_cast<double>(profiler->profile().total.macs);
+  }
+  wait_for_device(device);
 
   const double waited = ranks->wait_ms();
   const auto sent = group->traffic().total().link_bytes;
@@ -263,13 +314,19 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
     seconds.push_back(std::chrono::duration<double>(now - last).count());
     last = now;
   }
+  wait_for_device(device);
+  if (runs_ahead) last = Clock::now();
   const double elapsed = std::chrono::duration<double>(last - begin).count();
   result.cpu_seconds = (cpu_seconds() - computed) / static_cast<double>(options.steps);
   result.wait_share = (ranks->wait_ms() - waited) * 1e-3 / elapsed;
   result.link_megabytes = static_cast<double>(group->traffic().total().link_bytes - sent) * 1e-6 /
                           static_cast<double>(options.steps);
   result.system_requests = HostAllocator::instance().usage().system_requests - requests;
-  result.step_seconds = summarize(seconds).median;
+  result.step_seconds =
+      runs_ahead ? elapsed / static_cast<double>(options.steps) : summarize(seconds).median;
+  result.loss = last_loss.item<float>();
+  if (products > 0) result.mfu = result.step_flops / (result.step_seconds * products);
+  result.device_peak = device_memory(device).tensors.peak;
   result.parameters = engine.parameter_count();
   result.memory = train::collect_memory(engine)[static_cast<size_t>(group->rank())];
   ranks->barrier("the last step");  // nobody starts the next run before all have ended this one
@@ -293,6 +350,14 @@ class Run {
   /// Of all ranks.
   double link_megabytes() const { return mean(&Measurement::link_megabytes) * size(); }
   double loss() const { return mean(&Measurement::loss); }
+  double mfu() const { return mean(&Measurement::mfu); }
+  double step_flops() const { return mean(&Measurement::step_flops); }
+  /// Of the rank with the most.
+  int64_t device_peak() const {
+    int64_t most = 0;
+    for (const auto& rank : ranks_) most = std::max(most, rank.device_peak);
+    return most;
+  }
   int64_t system_requests() const {
     int64_t most = 0;
     for (const auto& rank : ranks_) most = std::max(most, rank.system_requests);
@@ -334,6 +399,14 @@ Summary tax(const Series& reference, const Series& stage) {
   const auto rates = stage.each(&Run::tokens_per_s);
   for (size_t i = 0; i < taxes.size(); ++i) taxes[i] = taxes[i] / rates[i] - 1;
   return summarize(taxes);
+}
+
+/// What a step of `stage` takes beyond the `reference`'s, by round.
+Summary exposed_ms(const Series& reference, const Series& stage) {
+  auto beyond = stage.each(&Run::step_ms);
+  const auto reference_ms = reference.each(&Run::step_ms);
+  for (size_t i = 0; i < beyond.size(); ++i) beyond[i] -= reference_ms[i];
+  return summarize(beyond);
 }
 
 /// All that ran, independent trainers first and those in lockstep, if any, after them.
@@ -402,6 +475,9 @@ Json json_of(const Series& series, const AllSeries& all) {
   const auto tax_beside = [&](const Series* reference) {
     return reference == nullptr ? Json() : tax(*reference, series).json();
   };
+  const auto* const independent = independent_of(all, series);
+  const auto& last = series.runs.back();
+  const bool products = last.step_flops() > 0;
   Json rounds = Json::array();
   for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
   return {{"run", series.trainers.name()},
@@ -416,6 +492,10 @@ Json json_of(const Series& series, const AllSeries& all) {
           {"cpu_seconds_per_step", series.summary(&Run::cpu_seconds).json()},
           {"loss", series.runs.back().loss()},
           {"system_requests", series.runs.back().system_requests()},
+          {"mfu", products ? series.summary(&Run::mfu).json() : Json()},
+          {"flops_per_step", products ? Json(last.step_flops()) : Json()},
+          {"exposed_ms", independent ? exposed_ms(*independent, series).json() : Json()},
+          {"device_peak", last.device_peak() > 0 ? Json(last.device_peak()) : Json()},
           {"memory", json_of(largest(series))},
           {"rounds", rounds}};
 }
@@ -449,6 +529,29 @@ void print_speed(const AllSeries& all, int hosts) {
   }
 }
 
+/// Beside what a rank's device multiplies, in FLOP/s.
+void print_products(const AllSeries& all, double products, c10::Device device) {
+  fmt::print(
+      "\nmatrix products of a rank: {:.4g} TFLOP/s at best, measured on {}; a step needs "
+      "{:.4g} TFLOP\n{:<12} {:>8}  {:>10}  {:<20} {:>10}\n",
+      products * 1e-12, device.is_cpu() ? "the CPU" : device.str(),
+      all.front().runs.front().step_flops() * 1e-12, "", "MFU", "exposed ms", "least to most",
+      "device");
+  for (const auto& series : all) {
+    const auto* const independent = independent_of(all, series);
+    std::string exposed = "-", spread;
+    if (independent != nullptr) {
+      const auto ms = exposed_ms(*independent, series);
+      exposed = fmt::format("{:+.2f}", ms.median);
+      spread = fmt::format("{:+.2f} to {:+.2f}", ms.least, ms.most);
+    }
+    const auto peak = series.runs.back().device_peak();
+    fmt::print("{:<12} {:>7.1f}%  {:>10}  {:<20} {:>10}\n", series.trainers.name(),
+               100 * series.summary(&Run::mfu).median, exposed, spread,
+               peak > 0 ? format_bytes(static_cast<double>(peak)) : "-");
+  }
+}
+
 void print_memory(const AllSeries& all) {
   fmt::print("\npeak memory of a rank, formula beside\n{:<18}", "");
   for (const auto& series : all) fmt::print(" {:>25}", series.trainers.name());
@@ -469,8 +572,29 @@ void print_memory(const AllSeries& all) {
   row("sum", [&](const train::RankMemory& memory) { return bytes(peak(memory)); });
 }
 
-int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
+TrainingDevice device_of(const Options& options) {
+  for (const auto& [name, device] : kDevices)
+    if (name == options.device) return device;
+  throw ConfigError(fmt::format("--device is '{}'; it may be cpu, cuda or any.", options.device));
+}
+
+/// FLOP/s of a rank, while all ranks multiply: of the slowest. Collective.
+double measure_products(const Options& options, comm::Group& ranks) {
+  ranks.barrier("measuring matrix products");
+  const auto dtype = options.dtype == "bf16"   ? at::kBFloat16
+                     : options.dtype == "fp16" ? at::kHalf
+                                               : at::kFloat;
+  double slowest = 0;
+  for (const double each :
+       comm::gather_records(ranks, best_product_speed(dtype, ranks.device()), "products"))
+    slowest = slowest == 0 ? each : std::min(slowest, each);
+  return slowest;
+}
+
+int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
   at::set_num_threads(options.threads);
+  const auto ranks = train::on_training_device(
+      host, device_of(options), [](std::string_view text) { fmt::print("{}\n", text); });
   const auto sizes = model_of(options);
   const bool reports = ranks->rank() == 0;
   const auto start = machine();
@@ -483,6 +607,8 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
         options.rounds, options.steps, options.warmup);
     std::fflush(stdout);
   }
+  const bool with_products = options.mfu || !ranks->device().is_cpu();
+  const double products = with_products ? measure_products(options, *ranks) : 0;
   AllSeries all{{Trainers{}}};
   if (options.lockstep) all.push_back({Trainers{.lockstep = true}});
   for (const int stage : options.stages) all.push_back({Trainers{.stage = stage}});
@@ -491,7 +617,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
   for (int round = 0; round < options.rounds; ++round) {
     for (size_t i = 0; i < all.size(); ++i) {
       auto& series = all[(i + static_cast<size_t>(round)) % all.size()];
-      const auto mine = measure(options, sizes, series.trainers, ranks);
+      const auto mine = measure(options, sizes, series.trainers, ranks, products);
       series.runs.emplace_back(options, comm::gather_records(*ranks, mine, "measurements"));
     }
     if (!reports) continue;
@@ -504,6 +630,7 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
   }
   comm::agree_on_rank_zero(*ranks, "Writing the results", [&] {
     print_speed(all, ranks->topology().hosts);
+    if (with_products) print_products(all, products, ranks->device());
     print_memory(all);
     Json results = Json::array();
     for (const auto& series : all) results.push_back(json_of(series, all));
@@ -520,6 +647,8 @@ int run(const std::shared_ptr<comm::Group>& ranks, const Options& options) {
                         {"warmup", options.warmup},
                         {"rounds", options.rounds},
                         {"lockstep", options.lockstep},
+                        {"device", ranks->device().str()},
+                        {"products_flop_per_s", with_products ? Json(products) : Json()},
                         {"bucket_size", options.bucket_size},
                         {"live_parameters", options.live_parameters}},
                        results);

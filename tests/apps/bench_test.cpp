@@ -348,6 +348,35 @@ TEST_F(Bench, StepMeasuresTheWaysOfStageThree) {
   EXPECT_THAT(bench({"step", "--sharding", "hibrid"}).err, HasSubstr("hibrid"));
 }
 
+// On a machine with a GPU that is one's; elsewhere a line says that it is the CPU.
+TEST_F(Bench, StepCountsTheModelsProductsAndSetsThemBesideTheMeasured) {
+  const auto json =
+      measure({"step", "--model", tiny_model(), "--seq", "16", "--micro-batch", "2", "--steps", "2",
+               "--rounds", "2", "--stages", "0,3", "--nproc", "1", "--mfu", "--device", "any"},
+              {"TFLOP/s at best, measured on", "MFU", "exposed ms"});
+  const double speed = json["options"]["products_flop_per_s"];
+  EXPECT_GT(speed, 0);
+  ASSERT_EQ(json["results"].size(), 3u);
+  // docs/flops.md: layers, and the logits.
+  constexpr double kB = 2, kT = 16, kC = 32, kV = 256;
+  constexpr double kMacs = 2 * (12 * kB * kT * kC * kC + 2 * kB * kT * kT * kC) + kB * kT * kC * kV;
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["flops_per_step"], 6 * kMacs);
+    expect_summary(r["mfu"]);
+    const double slowest = r["step_ms"]["max"];
+    EXPECT_DOUBLE_EQ(r["mfu"]["min"], 6 * kMacs / (slowest * 1e-3 * speed));
+  }
+  EXPECT_TRUE(json["results"][0]["exposed_ms"].is_null());
+  expect_summary(json["results"][2]["exposed_ms"]);
+  const auto plain = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "1",
+                              "--warmup", "1", "--rounds", "1", "--stages", "1", "--nproc", "1"},
+                             {"stage 1"});
+  EXPECT_EQ(plain["options"]["device"], "cpu");
+  EXPECT_TRUE(plain["options"]["products_flop_per_s"].is_null());
+  EXPECT_TRUE(plain["results"][0]["mfu"].is_null());
+  EXPECT_THAT(bench({"step", "--device", "tpu"}).err, HasSubstr("tpu"));
+}
+
 TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
   const auto json = measure({"step", "--model", tiny_model(), "--seq", "8", "--steps", "2",
                              "--rounds", "1", "--stages", "2", "--lockstep"},

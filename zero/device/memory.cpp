@@ -1,13 +1,17 @@
 #include "zero/device/memory.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <exception>
 #include <utility>
+
+#if __has_include(<torch/headeronly/version.h>)
+#include <c10/core/CachingDeviceAllocator.h>
+#endif
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -41,6 +45,14 @@ at::Tensor charged(int64_t numel, const at::TensorOptions& options, std::shared_
       options.device());
 }
 
+// LibTorch 2.9 was the first whose allocators of devices have one interface.
+#if __has_include(<torch/headeronly/version.h>)
+c10::DeviceAllocator* allocator_of(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+}
+#endif
+
 }  // namespace
 
 at::Tensor device_empty(int64_t numel, at::ScalarType dtype, c10::Device device,
@@ -65,19 +77,28 @@ at::Tensor pinned_zeros(int64_t numel, at::ScalarType dtype, c10::Device device,
 }
 
 DeviceMemory device_memory(c10::Device device) {
-  auto& allocator = *c10::getDeviceAllocator(device.type());
+  DeviceMemory memory;
+#if __has_include(<torch/headeronly/version.h>)
+  auto* const allocator = allocator_of(device);
+  if (allocator == nullptr) return memory;
+  if (!allocator->initialized()) at::globalContext().lazyInitDevice(device.type());
   const auto index = device.has_index() ? device.index() : current_stream(device)->device_index();
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto stats = allocator.getDeviceStats(index);
-  DeviceMemory memory{
-      .tensors = {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak},
-      .reserved = stats.reserved_bytes[kAll].current};
+  const auto stats = allocator->getDeviceStats(index);
+  memory.tensors = {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
+  memory.reserved = stats.reserved_bytes[kAll].current;
+  const auto ask = [&](auto& of) {  // which allocators know since LibTorch 2.10
+    if constexpr (requires { of.getMemoryInfo(index); }) {
+      const auto [free, total] = of.getMemoryInfo(index);
+      memory.free = static_cast<int64_t>(free);
+      memory.total = static_cast<int64_t>(total);
+    }
+  };
   try {
-    const auto [free, total] = allocator.getMemoryInfo(index);
-    memory.free = static_cast<int64_t>(free);
-    memory.total = static_cast<int64_t>(total);
+    ask(*allocator);
   } catch (const c10::NotImplementedError&) {  // stays unknown
   }
+#endif
   return memory;
 }
 
@@ -89,11 +110,11 @@ Usage other_tensors(c10::Device device, const Ledger& ledger) {
 }
 
 void reset_peak_memory(c10::Device device) {
-  if (!is_asynchronous(device)) {
-    HostAllocator::instance().reset_peaks();
-  } else {
-    c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
-  }
+  if (!is_asynchronous(device)) return HostAllocator::instance().reset_peaks();
+#if __has_include(<torch/headeronly/version.h>)
+  auto* const allocator = allocator_of(device);
+  if (allocator != nullptr && allocator->initialized()) allocator->resetPeakStats(device.index());
+#endif
 }
 
 StreamMemory::StreamMemory(at::Tensor memory)

@@ -39,7 +39,8 @@ struct DeviceMemory {
   /// What this process may have, if others keep what they have.
   int64_t available() const { return std::min(total, free + reserved); }
 };
-/// Of a device with memory of its own: by LibTorch's allocator.
+/// Of a device with memory of its own: by LibTorch's allocator. Zeros on the CPU, and with LibTorch
+/// before 2.9.
 DeviceMemory device_memory(c10::Device device);
 
 /// What LibTorch's tensors take beside what `ledger` counts on `device`: of a process's CPU all

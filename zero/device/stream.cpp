@@ -24,6 +24,11 @@ std::optional<c10::Stream> side_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
+void wait_for_device(c10::Device device) {
+  if (is_asynchronous(device))
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 void StreamMark::record(c10::Device device) {
   if (const auto stream = current_stream(device)) record(*stream);
 }

@@ -39,6 +39,9 @@ std::optional<c10::Stream> side_stream(c10::Device device);
 /// While it lives, this thread enqueues on the stream that it was given, if any.
 using StreamScope = c10::OptionalStreamGuard;
 
+/// Blocks the host until all that any thread has enqueued for `device` is done, on every stream.
+void wait_for_device(c10::Device device);
+
 /// A place in a stream: what was enqueued there before it. Empty until `record`, and always on the
 /// CPU; whoever waits for an empty one goes on at once. Move-only.
 class StreamMark {

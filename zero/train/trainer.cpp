@@ -572,9 +572,12 @@ void Trainer::measure_products() {
   comm::agree_on_rank_zero(*group_, "Measuring matrix products", [] {});  // begin together
   try {
     const auto& config = engine_->config();
-    product_speed_ = best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()));
+    product_speed_ = best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()),
+                                        group_->device());
   } catch (const OutOfMemory&) {
-    product_speed_ = 0;  // a device that the run fills: its report has no MFU
+    product_speed_ = 0;  // memory that the run fills: its report has no MFU
+  } catch (const c10::OutOfMemoryError&) {
+    product_speed_ = 0;  // the same, of a device
   }
 }
 

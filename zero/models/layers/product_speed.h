@@ -7,12 +7,13 @@
 
 namespace zero {
 
-/// Multiplies two matrices by the function that layers call (`product`), and times it.
+/// Multiplies two matrices by the function that layers call (`product`), and
+/// times it.
 class ProductSpeed {
  public:
-  /// Of (size, size) by (size, size), on the CPU.
-  ProductSpeed(at::ScalarType dtype, int64_t size);
-  /// Multiplies once.
+  /// Of (size, size) by (size, size), on `device`.
+  ProductSpeed(at::ScalarType dtype, int64_t size, c10::Device device = c10::kCPU);
+  /// Multiplies once; on a device that works off streams several times, and waits for it.
   void measure();
   /// The best so far, in FLOP/s.
   double best() const { return best_; }
@@ -22,7 +23,8 @@ class ProductSpeed {
   double best_ = 0;
 };
 
-/// The best of several sizes, of 27 MiB at most, in some tenths of a second.
-double best_product_speed(at::ScalarType dtype);
+/// The best of several sizes, in some tenths of a second: on the CPU of 27 MiB at most, on another
+/// device of some hundred MiB. Throws OutOfMemory on the CPU, and c10::OutOfMemoryError elsewhere.
+double best_product_speed(at::ScalarType dtype, c10::Device device = c10::kCPU);
 
 }  // namespace zero
