@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Configures and builds one preset:  scripts/build.sh PRESET [TARGET ...]
-# The release preset has the Python package too, where scripts/python_environment.sh has made the environment for it.
+# The presets release and cuda have the Python package too, where scripts/python_environment.sh has made the environment for it.
+if [[ ${1:-} == cuda ]]; then export CUDA=1; fi
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-preset=${1:?a preset: release, debug, asan, tsan, fuzz}
+preset=${1:?a preset: release, cuda, debug, asan, tsan, fuzz}
 shift
-if [[ $preset != release ]]; then python_options=(-DZERO_BUILD_PYTHON=OFF); fi
+if [[ $preset != release && $preset != cuda ]]; then python_options=(-DZERO_BUILD_PYTHON=OFF); fi
 say "Building preset $preset with LibTorch in $LIBTORCH_ROOT"
 log=$(cmake --preset "$preset" -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_options[@]}" 2>&1) || {
   printf '%s\n' "$log" >&2

@@ -6,8 +6,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 default_version=$(sed -n 's/^set(LibTorch_DEFAULT_VERSION \(.*\))$/\1/p' cmake/FindLibTorch.cmake)
 LIBTORCH_VERSION=${LIBTORCH_VERSION:-$default_version}
 libtorch_cache=${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/libzero
+# CUDA=1: the LibTorch that has CUDA libraries too, in a folder of its own.
+case ${CUDA:-0} in
+  0) libtorch_name=libtorch-$LIBTORCH_VERSION ;;
+  1) libtorch_name=libtorch-cuda-$LIBTORCH_VERSION ;;
+  *)
+    printf 'error: CUDA=%s: it may be 1, for a LibTorch with CUDA, or 0\n' "$CUDA" >&2
+    exit 1
+    ;;
+esac
 # LIBTORCH=DIR: an existing LibTorch; nothing is downloaded.
-LIBTORCH_ROOT=$(realpath -m "${LIBTORCH:-$libtorch_cache/libtorch-$LIBTORCH_VERSION}")
+LIBTORCH_ROOT=$(realpath -m "${LIBTORCH:-$libtorch_cache/$libtorch_name}")
 export LIBTORCH_ROOT
 # The Python of scripts/python_environment.sh. The Python package is built for it where it has the torch of the LibTorch above.
 python_environment=$libtorch_cache/python/bin/python
