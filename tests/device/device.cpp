@@ -46,5 +46,8 @@ Counts counts() { return Machine::instance().counts(); }
 std::string describe_wait(int host, int64_t number) {
   return Machine::instance().describe_wait(host, number);
 }
+std::string place_of_wait(int host, int64_t number) {
+  return Machine::instance().place_of_wait(host, number);
+}
 
 }  // namespace zero::simulated

@@ -64,6 +64,8 @@ struct Options {
   /// The same of this host's own waits for a stream or an event (not of those inside operators).
   int64_t left_out_host_wait = -1;
   int left_out_host = 0;
+  /// Keeps where in the program each wait of a stream was asked for, for `place_of_wait`.
+  bool places = false;
 };
 
 /// Waits until the devices are idle, forgets reports and counts, and begins anew.
@@ -130,5 +132,7 @@ Counts counts();
 /// What the wait of a stream with that number waited for, of those that a host enqueued since
 /// `configure`; for failures of tests.
 std::string describe_wait(int host, int64_t number);
+/// Where in the program it was asked for, if Options say that places are kept.
+std::string place_of_wait(int host, int64_t number);
 
 }  // namespace zero::simulated

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/device/places.h"
+
 namespace zero::simulated {
 
 namespace {
@@ -149,10 +151,12 @@ void Machine::wait(Actor stream, const Mark& mark) {
   const auto lock = streams_.lock();
   if (mark.stream < 0 || mark.stream == stream) return;
   const auto host = static_cast<size_t>(current_device());
-  waits_[host].push_back(name_of(stream) + ", after its task " +
-                         std::to_string(checker_.number_of(stream, streams_.last(stream))) +
-                         ", for " + name_of(mark.stream) + " after its task " +
-                         std::to_string(checker_.number_of(mark.stream, mark.task)));
+  waits_[host].push_back(
+      {.text = name_of(stream) + ", after its task " +
+               std::to_string(checker_.number_of(stream, streams_.last(stream))) + ", for " +
+               name_of(mark.stream) + " after its task " +
+               std::to_string(checker_.number_of(mark.stream, mark.task)),
+       .calls = options_.places ? calls_under_way() : std::vector<void*>()});
   ++counts_.waits;
   if (left_out(counts_.waits_by_host[host], &Options::left_out_wait)) return;
   join_and_wait(stream, mark);
@@ -355,12 +359,17 @@ Counts Machine::counts() {
   counts.accesses = checker_.accesses();
   return counts;
 }
-std::string Machine::describe_wait(int host, int64_t number) {
+Machine::Wait Machine::wait_number(int host, int64_t number) {
   const auto lock = streams_.lock();
   const auto& waits = waits_.at(static_cast<size_t>(host));
-  return number >= 0 && number < static_cast<int64_t>(waits.size())
-             ? waits[static_cast<size_t>(number)]
-             : "no wait";
+  if (number < 0 || number >= static_cast<int64_t>(waits.size())) return {"no wait", {}};
+  return waits[static_cast<size_t>(number)];
+}
+std::string Machine::describe_wait(int host, int64_t number) {
+  return wait_number(host, number).text;
+}
+std::string Machine::place_of_wait(int host, int64_t number) {
+  return place_of(wait_number(host, number).calls);
 }
 std::vector<std::string> Machine::take_reports() {
   const auto lock = streams_.lock();

@@ -84,6 +84,7 @@ class Machine {
   void count_shadow_run();
   Counts counts();
   std::string describe_wait(int host, int64_t number);
+  std::string place_of_wait(int host, int64_t number);
   std::vector<std::string> take_reports();
 
  private:
@@ -91,7 +92,12 @@ class Machine {
     Memory::Block block;
     std::vector<Mark> uses;  // of other streams; free when all are reached
   };
+  struct Wait {
+    std::string text;
+    std::vector<void*> calls;  // under way when it was asked for
+  };
   Machine() = default;
+  Wait wait_number(int host, int64_t number);
   Clock& clock(Actor actor) { return clocks_[static_cast<size_t>(actor)]; }
   Clock& own_host();
   Mark mark(Actor stream);
@@ -113,7 +119,7 @@ class Machine {
   std::vector<Released> released_;
   std::map<uintptr_t, size_t> pinned_;
   Counts counts_;
-  std::array<std::vector<std::string>, kDevices> waits_;  // by host, what they were
+  std::array<std::vector<Wait>, kDevices> waits_;  // by host, what they were
 };
 
 }  // namespace zero::simulated

@@ -7,6 +7,7 @@
 #include <array>
 #include <exception>
 #include <thread>
+#include <utility>
 
 namespace zero::simulated {
 
@@ -23,35 +24,41 @@ bool is_right(const std::function<bool()>& right, const Options& options) {
   }
 }
 
+void check_as_it_stands(const std::function<bool()>& right, const Options& options) {
+  TORCH_CHECK(is_right(right, options) && take_reports().empty(),
+              "simulated device: with all its waits the schedule is wrong already");
+}
+
 LeftOut leave_out_each(const std::function<bool()>& right, int seeds, int64_t Options::*left_out,
                        WaitsByHost Counts::*waits) {
   LeftOut result;
-  TORCH_CHECK(is_right(right, {.executor = Executor::seeded}) && take_reports().empty(),
-              "simulated device: with all its waits the schedule is wrong already");
+  check_as_it_stands(right, {.executor = Executor::seeded});
   const WaitsByHost number = counts().*waits;
   for (int host = 0; host < kDevices; ++host) {
     for (int64_t wait = 0; wait < number[static_cast<size_t>(host)]; ++wait) {
       bool wrong = false, reported = false, missed = false;
-      std::string name;
       for (int seed = 0; seed < seeds; ++seed) {
         Options options{.executor = Executor::seeded, .seed = static_cast<uint64_t>(seed)};
         options.*left_out = wait;
         options.left_out_host = host;
+        options.places = true;
         const bool ok = is_right(right, options);
         const bool seen = !take_reports().empty();
         wrong = wrong || !ok;
         reported = reported || seen;
         missed = missed || (!ok && !seen);
-        name = "host " + std::to_string(host) + ", wait " + std::to_string(wait) + ": " +
-               describe_wait(host, wait);
       }
       ++result.waits;
       ++(missed     ? result.wrong_silent
          : wrong    ? result.wrong_reported
          : reported ? result.right_reported
                     : result.right_silent);
-      if (missed) result.missed.push_back(name);
-      if (!wrong && !reported) result.implied.push_back(name);
+      const auto name = [&] {
+        return "host " + std::to_string(host) + ", wait " + std::to_string(wait) + ": " +
+               describe_wait(host, wait) + ", in " + place_of_wait(host, wait);
+      };
+      if (missed) result.missed.push_back(name());
+      if (!wrong && !reported) result.implied.push_back(name());
     }
   }
   configure({});
@@ -88,6 +95,29 @@ std::string reports() {
 
 LeftOut leave_out_each_wait(const std::function<bool()>& right, int seeds) {
   return leave_out_each(right, seeds, &Options::left_out_wait, &Counts::waits_by_host);
+}
+
+void WaitPlaces::look_at(const std::string& schedule, const std::function<bool()>& right) {
+  check_as_it_stands(right, {.executor = Executor::seeded, .places = true});
+  std::vector<std::pair<int, std::string>> asked;  // by host and number: who has waited, and where
+  const WaitsByHost number = counts().waits_by_host;
+  for (int host = 0; host < kDevices; ++host) {
+    for (int64_t wait = 0; wait < number[static_cast<size_t>(host)]; ++wait)
+      asked.emplace_back(host, place_of_wait(host, wait));
+  }
+  int64_t wait = 0;
+  for (size_t i = 0; i < asked.size(); ++i, ++wait) {
+    const auto& [host, name] = asked[i];
+    if (i > 0 && host != asked[i - 1].first) wait = 0;
+    Place& place = places_[name];
+    ++place.waits;
+    if (!place.needed_in.empty()) continue;
+    const bool ok = is_right(
+        right, {.executor = Executor::seeded, .left_out_wait = wait, .left_out_host = host});
+    if (!take_reports().empty() || !ok) place.needed_in = schedule;
+    ++place.left_out;
+  }
+  configure({});
 }
 
 LeftOut leave_out_each_host_wait(const std::function<bool()>& right, int seeds) {

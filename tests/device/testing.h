@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,25 @@ struct LeftOut {
 LeftOut leave_out_each_wait(const std::function<bool()>& right, int seeds);
 /// The same of the waits of hosts.
 LeftOut leave_out_each_host_wait(const std::function<bool()>& right, int seeds);
+
+/// Which places of a program that ask a stream to wait are of use. One schedule seldom shows it:
+/// where others imply a wait, it may be the only one with more units or micro-batches. So several
+/// schedules are looked at, and a place is needed when one of its waits is, in one of them.
+class WaitPlaces {
+ public:
+  struct Place {
+    int64_t waits = 0;  ///< that it asked for, of all hosts in all schedules looked at
+    int64_t left_out = 0;
+    std::string needed_in;  ///< the first such schedule; empty if none
+  };
+  /// Runs `right` as leave_out_each_wait does, without the waits, one by one, of the places that
+  /// are not known to be needed. `schedule` is for `needed_in`.
+  void look_at(const std::string& schedule, const std::function<bool()>& right);
+  const std::map<std::string, Place>& all() const { return places_; }
+
+ private:
+  std::map<std::string, Place> places_;
+};
 
 /// Runs `body(rank)` on a thread for each rank, with the device of the same index. What a rank
 /// throws is thrown when all have ended, of the lowest rank.
