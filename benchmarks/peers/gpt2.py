@@ -71,14 +71,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         chunk = max(1, LinearCrossEntropy.LOGITS_BYTES // (4 * weight.size(0)))
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.empty_like(weight)
-        total = torch.zeros((), dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for begin in range(0, count, chunk):
             rows = slice(begin, min(begin + chunk, count))
             picked = targets[rows, None]
             values = torch.log_softmax(hidden[rows] @ weight.t(), dim=-1, dtype=torch.float32)
             total -= values.gather(1, picked).sum()
             # softmax minus one at the target, over N
-            values.exp_().scatter_add_(1, picked, torch.full(picked.shape, -1.0))
+            values.exp_().scatter_add_(1, picked, torch.full(picked.shape, -1.0, device=hidden.device))
             gradient = values.div_(count).to(weight.dtype)
             torch.mm(gradient, weight, out=grad_hidden[rows])
             grad_weight.addmm_(gradient.t(), hidden[rows], beta=0 if begin == 0 else 1)

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# scripts/gpu_check.sh with the CPU in a GPU's place passes and reports every part. Where programs fail it names the parts that need
+# them, runs the others all the same, and fails.
+#   gpu_check_test.sh SOURCE BUILD
+set -euo pipefail
+source=$1 build=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  cat "$folder"/*.md
+  echo "failed: $*"
+  exit 1
+}
+expect() { grep -q -- "$2" "$folder/$1" || fail "$1 has no '$2'"; }
+
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --out "$folder/whole.md" || fail "exit status $?"
+for part in environment plugin kernels training-parity refusals train bench-step comparison; do expect whole.md "^| $part | passed |"; done
+expect whole.md '^| sanitizer | not run: '
+expect whole.md 'No part failed'
+expect whole.md '^| stage 3 | '
+expect whole.md ' losses, at most '
+
+# Without the program, and with tests of the device that fail.
+mkdir -p "$folder/broken/tests/cuda"
+cp "$build/CMakeCache.txt" "$folder/broken"
+printf '#!/bin/sh\necho broken\nexit 3\n' >"$folder/broken/zero"
+cp "$folder/broken/zero" "$folder/broken/tests/cuda/cuda_device_test"
+chmod +x "$folder/broken/zero" "$folder/broken/tests/cuda/cuda_device_test"
+ln -s "$build/tests/cuda/cuda_plugin_test" "$folder/broken/tests/cuda/cuda_plugin_test"
+if "$source/scripts/gpu_check.sh" --device cpu --build "$folder/broken" --out "$folder/broken.md" 2>/dev/null; then
+  fail "it passed with programs that fail"
+fi
+for part in environment kernels training-parity refusals train bench-step; do expect broken.md "^| $part | \*\*failed\*\*: exit status 3 |"; done
+expect broken.md '^| plugin | passed |'
+expect broken.md '^| comparison | not run: '
+expect broken.md 'broken'
+echo passed
