@@ -30,6 +30,26 @@ grep -q "torch is not installed" without.log || fail "$(cat without.log)"
 
 "$python" -c "$where" >"$site/torch_of_another_environment.pth"
 fresh/bin/zero --version
+# The plugin for CUDA devices, which is in the wheel where a toolkit is, finds torch's libraries; what is missing then is a device.
+"$fresh" - "$site/libzero/libzero_cuda.so" <<'PYTHON'
+import os, sys
+import torch
+import libzero
+from libzero import _C
+message = ""
+try:
+    _C.load_device_plugin("cuda")
+except libzero.ConfigError as error:
+    message = str(error)
+has = [torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") for name in ("zero::update_", "zero::squared_norm_")]
+built = os.path.exists(sys.argv[1])
+print("plugin for CUDA devices:", "in the wheel" if built else "not in the wheel", "--", message or "loaded")
+assert has == [built, built], (built, has, message)
+if built:
+    assert message == "" if torch.cuda.is_available() else "finds no CUDA device" in message, message
+else:
+    assert message.startswith("The plugin for CUDA devices cannot be loaded: libzero_cuda.so:"), message
+PYTHON
 awk '/^## / {inside = $0 == "## From Python"} /^```/ {open = inside && $0 == "```python"; next} open {print}' "$source/README.md" >train.py
 grep -q "optimizer = libzero.shard(" train.py || fail "the README has no loop under 'From Python'"
 cat "$source/tests/python/loaded_libraries.py" >>train.py
