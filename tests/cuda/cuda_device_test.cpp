@@ -162,7 +162,8 @@ TEST(DeviceKernels, UpdateAsTheReferenceInBitsForEveryDtypeTailAndAlignment) {
               for (const int64_t step : {1, 2}) {
                 expected.new_gradient(static_cast<uint32_t>(10 + step), special);
                 found.new_gradient(static_cast<uint32_t>(10 + step), special);
-                optim::update_reference(optimizer, step, optim::lr(optimizer), 0.37, expected.range);
+                optim::update_reference(optimizer, step, optim::lr(optimizer), 0.37,
+                                        expected.range);
                 on_device.update(optimizer, step, 0.37);
               }
               on_device.read();
@@ -207,8 +208,7 @@ TEST(DeviceKernels, AddSquaresAsTheCpuInBitsAndSayWhetherAllIsFinite) {
           const auto expected = optim::squared_norm(values.const_data_ptr(), dtype, numel);
           const auto there = at::zeros({numel + offset}, dtype).to(device());
           there.narrow(0, offset, numel).copy_(values);
-          const auto sums =
-              at::full({2}, -1, at::TensorOptions(at::kDouble).device(device()));
+          const auto sums = at::full({2}, -1, at::TensorOptions(at::kDouble).device(device()));
           optim::squared_norm(there.narrow(0, offset, numel), sums);
           const auto found = sums.cpu();
           const auto what = fmt::format("{}, {} elements, offset {}, {}", c10::toString(dtype),
@@ -270,8 +270,7 @@ struct OwnGpt final : simulated::Learner {
 
 // Ranks are threads and share the generator: values that do not need it.
 std::shared_ptr<simulated::Learner> make_model(const Setting& s) {
-  const auto model =
-      s.own_gpt ? simulated::make<OwnGpt>() : simulated::make<simulated::Mlp>();
+  const auto model = s.own_gpt ? simulated::make<OwnGpt>() : simulated::make<simulated::Mlp>();
   const torch::NoGradGuard no_grad;
   double phase = 0.3;
   for (auto& p : model->parameters())
@@ -313,8 +312,7 @@ Outcome train(const Setting& s, const std::shared_ptr<comm::Group>& group,
   Outcome outcome;
   for (int64_t step = 0; step < s.steps; ++step) {
     for (int64_t m = 0; m < s.accumulate; ++m) {
-      const auto loss =
-          loss_of(*model, s, group->device(), group->rank(), step * s.accumulate + m);
+      const auto loss = loss_of(*model, s, group->device(), group->rank(), step * s.accumulate + m);
       engine.backward(loss);
       losses.push_back(loss.detach());
       const auto result = engine.step();
