@@ -34,7 +34,7 @@ wheel: setup ## build the wheel of the Python package in build/wheel
 
 asan: setup ## build with AddressSanitizer and UBSan, and run every test that is not long
 	@scripts/build.sh asan
-	@scripts/test.sh asan -LE long
+	@scripts/test.sh asan --short
 
 tsan: setup ## build with ThreadSanitizer, and run every test
 	@scripts/build.sh tsan

@@ -60,7 +60,8 @@ function(zero_program name)
 endfunction()
 
 # zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. `ctest -LE long` leaves out those
-# with the label `long`.
+# with the label `long`. Tests of a folder that sets ZERO_TESTS_OF_ONE_CORE get the label `one_core`: scripts/test.sh runs as many of
+# those at once as there are cores.
 function(zero_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT" ${ARGN})
   zero_program(${name} SOURCES ${arg_SOURCES})
@@ -70,6 +71,9 @@ function(zero_test name)
     set(arg_TIMEOUT 300)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
+  if(ZERO_TESTS_OF_ONE_CORE)
+    list(APPEND arg_LABELS one_core)
+  endif()
   if(arg_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
   endif()

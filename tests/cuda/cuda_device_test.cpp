@@ -656,20 +656,23 @@ TEST(Device, RefusesByNameWhatIsDoneOnTheCpuAloneAndTheCpuDoesNot) {
 }
 
 TEST(Device, IsWaitedForAndItsAllocatorTellsThePeak) {
+  if (device().is_cpu()) {
+    EXPECT_EQ(device_memory(device()).total, 0);
+    return;
+  }
   wait_for_device(device());
-  forget_peak_of_allocator(device());
-  const auto before = peak_of_allocator(device());
+  reset_peak_memory(device());
+  const auto before = device_memory(device());
+  EXPECT_GT(before.total, 0);
+  EXPECT_LE(before.available(), before.total);
   constexpr int64_t kBytes = int64_t{64} << 20;
   auto memory = at::empty({kBytes}, at::TensorOptions(at::kByte).device(device()));
   memory.fill_(3);
   wait_for_device(device());
-  EXPECT_EQ(before.has_value(), checked().type != c10::kCPU);
-  if (before) {
-    EXPECT_GE(*peak_of_allocator(device()), *before + kBytes);
-  }
+  EXPECT_GE(device_memory(device()).tensors.peak, before.tensors.peak + kBytes);
   memory = Tensor();
-  forget_peak_of_allocator(device());
-  EXPECT_EQ(peak_of_allocator(device()), before);
+  reset_peak_memory(device());
+  EXPECT_EQ(device_memory(device()).tensors.peak, before.tensors.peak);
 }
 
 constexpr int kSkipped = 77;  // ctest's word for it
