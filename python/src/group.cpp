@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "binding.h"
+#include "zero/base/host_allocator.h"
 #include "zero/comm/traffic.h"
 #include "zero/device/memory.h"
 
