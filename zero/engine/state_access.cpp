@@ -18,7 +18,7 @@ using partition::intersect;
 
 at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   const int64_t numel = layout.unit(unit).numel;
-  const auto slice = owned.to(table->device());
+  auto slice = owned.to(table->device());
   if (owned.numel() == numel) return slice;
   auto whole = at::empty({numel}, slice.options());
   placement.shards->all_gather(whole, slice, model.name(first_of(unit))).wait();
