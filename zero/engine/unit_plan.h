@@ -22,7 +22,8 @@ inline constexpr int64_t kStates = 5;
 
 /// The optimizer's state number `index`.
 constexpr State moment(int64_t index) {
-  return static_cast<State>(static_cast<int64_t>(State::first_moment) + index);
+  constexpr std::array kMoments{State::first_moment, State::second_moment};
+  return kMoments.at(static_cast<size_t>(index));
 }
 constexpr size_t column(State state) { return static_cast<size_t>(state); }
 
