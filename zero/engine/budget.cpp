@@ -14,10 +14,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -117,14 +117,16 @@ MemoryShare memory_share(comm::Group& group) {
   const std::span<const int64_t> ids(all.const_data_ptr<int64_t>(),
                                      static_cast<size_t>(all.numel()));
   ensure(!limits.empty(), "the machine's memory is a limit");
-  std::optional<MemoryShare> least;
+  const auto share_of = [&](const MemoryLimit& limit) {
+    return MemoryShare{limit, limit.id == 0 ? group.local_size()
+                                            : static_cast<int>(std::ranges::count(ids, limit.id))};
+  };
+  auto least = share_of(limits.front());
   for (const auto& limit : limits) {
-    const auto sharing =
-        limit.id == 0 ? group.local_size() : static_cast<int>(std::ranges::count(ids, limit.id));
-    const MemoryShare share{limit, sharing};
-    if (!least || share.of_rank() < least->of_rank()) least = share;
+    auto share = share_of(limit);
+    if (share.of_rank() < least.of_rank()) least = std::move(share);
   }
-  return *least;
+  return least;
 }
 
 }  // namespace
