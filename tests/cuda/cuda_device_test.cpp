@@ -232,16 +232,20 @@ struct Setting {
   at::ScalarType dtype = at::kFloat;
   int64_t accumulate = 1;
   Optimizer optimizer = AdamW{.lr = 1e-2};
-  bool offload = false;
+  OffloadDevice offload = OffloadDevice::none;
+  bool delayed = false;
   bool host_carried = true;  // else by what the plugin brings
   bool own_gpt = true;       // libzero's GPT-2, else a perceptron
   int64_t steps = 4;
 };
 
 std::string describe(const Setting& s) {
-  return fmt::format("stage {}, {} ranks, {}, {} micro-batches, {}{}{}", s.stage, s.ranks,
+  return fmt::format("stage {}, {} ranks, {}, {} micro-batches, {}{}{}{}", s.stage, s.ranks,
                      c10::toString(s.dtype), s.accumulate, s.own_gpt ? "GPT-2" : "perceptron",
-                     s.offload ? ", offloaded" : "", s.host_carried ? "" : ", by the plugin");
+                     s.offload == OffloadDevice::cpu    ? ", states on the host"
+                     : s.offload == OffloadDevice::nvme ? ", states on a disk"
+                                                        : "",
+                     s.delayed ? ", delayed" : "", s.host_carried ? "" : ", by the plugin");
 }
 
 Config config_of(const Setting& s) {
@@ -255,10 +259,14 @@ Config config_of(const Setting& s) {
   config.max_live_parameters = 6000;
   config.prefetch_bucket_size = 3000;
   config.one_sided_gather = false;  // as a device gathers
-  if (s.offload) {
-    config.offload_optimizer.device = OffloadDevice::cpu;
-    if (s.stage == 3) config.offload_param.device = OffloadDevice::cpu;
+  if (s.offload != OffloadDevice::none) {
+    static const TemporaryFolder files;
+    config.offload_optimizer.device = s.offload;
+    if (s.stage == 3) config.offload_param.device = s.offload;
+    if (s.offload == OffloadDevice::nvme)
+      config.offload_optimizer.nvme_path = config.offload_param.nvme_path = files.path().string();
   }
+  if (s.delayed) config.offload_optimizer.delayed_update_after = 1;
   return config;
 }
 
@@ -513,17 +521,30 @@ TEST(DeviceTraining, HasTheSameBitsInPairsOfStagesWithAccumulation) {
   }
 }
 
-TEST(DeviceTraining, HasTheSameBitsWithStatesOnTheHost) {
+TEST(DeviceTraining, HasTheSameBitsWithStatesElsewhere) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       for (const int ranks : {1, 2}) {
         Setting setting{.stage = stage, .ranks = ranks, .dtype = dtype, .accumulate = 2};
         const auto there = on_devices(setting);
-        setting.offload = true;
-        SCOPED_TRACE(describe(setting));
-        EXPECT_TRUE(on_devices(setting) == there);
+        for (const auto elsewhere : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+          setting.offload = elsewhere;
+          SCOPED_TRACE(describe(setting));
+          EXPECT_TRUE(on_devices(setting) == there);
+        }
       }
     }
+  }
+}
+
+TEST(DeviceTraining, HasTheSameBitsWithADelayedUpdate) {
+  for (const int stage : {1, 2, 3}) {
+    Setting setting{.stage = stage, .ranks = 2, .offload = OffloadDevice::cpu, .delayed = true};
+    const auto on_host = on_devices(setting);
+    setting.offload = OffloadDevice::nvme;
+    SCOPED_TRACE(describe(setting));
+    EXPECT_TRUE(on_devices(setting) == on_host);
+    expect_near(on_host, on_cpu(setting), tolerance(setting.dtype));
   }
 }
 
@@ -633,7 +654,9 @@ TEST(Device, RefusesByNameWhatIsDoneOnTheCpuAloneAndTheCpuDoesNot) {
   Config config;
   config.offload_optimizer.device = OffloadDevice::nvme;
   config.offload_optimizer.nvme_path = folder.path().string();
-  expect_refusal("offload_optimizer.device \"nvme\"", config);
+  config.stage = 2;
+  config.offload_optimizer.gradients = true;
+  expect_refusal("offload_optimizer.gradients", config);
   config = {};
   config.bf16 = config.split_master_weights = true;
   expect_refusal("bf16.split_master_weights", config);
