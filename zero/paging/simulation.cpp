@@ -1,0 +1,371 @@
+#include "zero/paging/simulation.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <set>
+#include <utility>
+
+#include "zero/base/error.h"
+
+namespace zero::paging {
+
+namespace {
+
+constexpr size_t kNone = SimulatedTask::kNone;
+
+size_t index(Resource resource) { return static_cast<size_t>(resource); }
+
+double seconds_of(double amount, double speed) { return speed > 0 ? amount / speed : 0; }
+
+// Tasks in the order in which they are handed out; each resource does its own in that order.
+class Machine {
+ public:
+  explicit Machine(const Speeds& speeds) : speeds_(speeds) { last_.fill(kNone); }
+
+  // A task after those of `needs` (kNone: nothing) and after the last one of its resource.
+  size_t add(SimulatedTask task, double seconds, std::initializer_list<size_t> needs) {
+    const auto wait = [&](size_t other) {
+      if (other == kNone || tasks_[other].end < task.begin ||
+          (task.waited_for != kNone && tasks_[other].end == task.begin))
+        return;
+      task.begin = tasks_[other].end;
+      task.waited_for = other;
+    };
+    // A need that ends as the resource gets free is what the task waited for.
+    for (const size_t need : needs) wait(need);
+    wait(last_[index(task.resource)]);
+    task.end = task.begin + seconds;
+    tasks_.push_back(task);
+    return last_[index(task.resource)] = tasks_.size() - 1;
+  }
+
+  // Bytes moved after `need`, which is the answer where there are none.
+  size_t move(Resource resource, Work work, int64_t unit, int64_t bytes, size_t need,
+              size_t also = kNone) {
+    if (bytes == 0) return later(need, also);
+    const double speed = resource == Resource::link   ? speeds_.link
+                         : resource == Resource::disk ? speeds_.disk
+                                                      : speeds_.pcie;
+    return add({.resource = resource, .work = work, .unit = unit, .bytes = bytes},
+               seconds_of(static_cast<double>(bytes), speed), {need, also});
+  }
+
+  // Whichever ends later.
+  size_t later(size_t a, size_t b) const {
+    if (a == kNone || b == kNone) return a == kNone ? b : a;
+    return tasks_[a].end >= tasks_[b].end ? a : b;
+  }
+
+  const Speeds& speeds() const { return speeds_; }
+  std::vector<SimulatedTask> take() { return std::move(tasks_); }
+
+ private:
+  Speeds speeds_;
+  std::vector<SimulatedTask> tasks_;
+  std::array<size_t, kResources> last_{};
+};
+
+class Run {
+ public:
+  Run(const StepSchedule& schedule, const Speeds& speeds)
+      : schedule_(schedule),
+        plan_(schedule.plan()),
+        machine_(speeds),
+        arrived_(schedule.units.size(), kNone),
+        reduced_(schedule.units.size(), 0),
+        read_(plan_.gathers.size(), kNone) {}
+
+  SimulatedStep finish() {
+    passes();
+    updates();
+    SimulatedStep step{.tasks = machine_.take()};
+    for (const auto& task : step.tasks) {
+      step.seconds = std::max(step.seconds, task.end);
+      step.busy[index(task.resource)] += task.end - task.begin;
+      step.bytes[index(task.resource)] += task.bytes;
+    }
+    expose(step);
+    step.live_bytes = live_bytes();
+    return step;
+  }
+
+ private:
+  const UnitCosts& costs(int64_t unit) const {
+    return schedule_.units[static_cast<size_t>(unit)];
+  }
+
+  void passes() {
+    auto reduction = schedule_.reductions.begin();
+    for (size_t p = 0; p < schedule_.trace.operators(); ++p) {
+      start_gathers(p);
+      size_t units = stalled_;
+      for (const int64_t unit : schedule_.trace.units(p))
+        units = machine_.later(units, arrived_[static_cast<size_t>(unit)]);
+      const auto used = schedule_.trace.units(p);
+      computed_ = machine_.add(
+          {.resource = Resource::compute,
+           .work = schedule_.backward[p] != 0 ? Work::backward : Work::forward,
+           .unit = used.empty() ? 0 : used.front()},
+          seconds_of(schedule_.flops[p], machine_.speeds().compute), {units});
+      for (; reduction != schedule_.reductions.end() && reduction->after == p; ++reduction) {
+        if (schedule_.reduces_in_backward) reduce(reduction->unit);
+      }
+    }
+    ensure(reduction == schedule_.reductions.end(), "reductions are in the order of the operators");
+    if (schedule_.reduces_in_backward) return;
+    std::vector<uint8_t> done(schedule_.units.size(), 0);
+    for (const auto& each : schedule_.reductions) {
+      if (std::exchange(done[static_cast<size_t>(each.unit)], 1) == 0) reduce(each.unit);
+    }
+  }
+
+  // What may start before operator `p`.
+  void start_gathers(size_t p) {
+    for (; next_ < plan_.gathers.size() && plan_.gathers[next_].start <= p; ++next_) {
+      const int64_t unit = plan_.gathers[next_].unit;
+      const auto& cost = costs(unit);
+      read_up_to(next_ + 1);
+      if (cost.gather_read > 0) ahead_bytes_ -= cost.gather_read;
+      const size_t here =
+          machine_.move(Resource::up, Work::copy, unit, cost.gather_up, computed_, read_[next_]);
+      arrived_[static_cast<size_t>(unit)] =
+          machine_.move(Resource::link, Work::gather, unit, cost.gather, here);
+    }
+    while (next_read_ < plan_.gathers.size()) {
+      const int64_t bytes = costs(plan_.gathers[next_read_].unit).gather_read;
+      if (ahead_bytes_ > 0 && ahead_bytes_ + bytes > schedule_.read_ahead_bytes) break;
+      read_up_to(next_read_ + 1);
+    }
+  }
+
+  // Reads the slices of gathers before `end`.
+  void read_up_to(size_t end) {
+    for (; next_read_ < end; ++next_read_) {
+      const int64_t unit = plan_.gathers[next_read_].unit;
+      const int64_t bytes = costs(unit).gather_read;
+      ahead_bytes_ += bytes;
+      if (bytes > 0)
+        read_[next_read_] = machine_.move(Resource::disk, Work::read, unit, bytes, computed_);
+    }
+  }
+
+  void reduce(int64_t unit) {
+    const auto& cost = costs(unit);
+    const bool first = std::exchange(reduced_[static_cast<size_t>(unit)], 1) == 0;
+    const size_t sum = machine_.move(Resource::link, Work::reduce, unit, cost.reduce, computed_);
+    stalled_ = std::exchange(under_way_, sum);
+    size_t kept = machine_.move(Resource::down, Work::copy, unit,
+                                first ? cost.reduce_down : cost.reduce_down_next, sum);
+    if (!first) kept = machine_.move(Resource::disk, Work::read, unit, cost.reduce_read, kept);
+    kept = machine_.move(Resource::disk, Work::write, unit, cost.reduce_write, kept);
+    gradients_ = machine_.later(gradients_, kept);
+  }
+
+  void updates() {
+    for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
+      if (reduced_[static_cast<size_t>(u)] == 0) continue;
+      const size_t sum = machine_.move(Resource::link, Work::reduce, u, costs(u).reduce_at_end,
+                                       computed_, gradients_);
+      gradients_ = machine_.later(gradients_, sum);
+    }
+    const size_t begun = machine_.later(gradients_, computed_);  // the norm is known
+    std::vector<int64_t> units;
+    for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
+      if (costs(u).trainable) units.push_back(u);
+    }
+    const auto read = [&](int64_t unit) {
+      return machine_.move(Resource::disk, Work::read, unit, costs(unit).update_read, begun);
+    };
+    size_t here = units.empty() ? kNone : read(units.front());
+    for (size_t i = 0; i < units.size(); ++i) {
+      const int64_t unit = units[i];
+      const auto& cost = costs(unit);
+      const size_t states = here;
+      if (i + 1 < units.size()) here = read(units[i + 1]);  // beside this update
+      const size_t down =
+          machine_.move(Resource::down, Work::copy, unit, cost.update_down, begun, states);
+      const auto seconds =
+          seconds_of(static_cast<double>(cost.update), machine_.speeds().update);
+      const size_t updated = machine_.add(
+          {.resource = cost.updated_on_host ? Resource::host : Resource::compute,
+           .work = Work::update,
+           .unit = unit,
+           .bytes = cost.update},
+          seconds, {down});
+      machine_.move(Resource::disk, Work::write, unit, cost.update_write, updated);
+      const size_t up =
+          machine_.move(Resource::up, Work::copy, unit, cost.update_up, updated);
+      machine_.move(Resource::link, Work::gather, unit, cost.publish, up);
+    }
+  }
+
+  // Note [Exposed time].
+  static void expose(SimulatedStep& step) {
+    const auto charge = [&](double begin, double end, size_t chain) {
+      while (end > begin && chain != kNone) {
+        const auto& task = step.tasks[chain];
+        const double from = std::max(begin, std::min(task.begin, end));
+        const double until = std::min(end, task.end);
+        if (until > from) step.exposed[index(task.resource)] += until - from;
+        end = std::min(end, from);
+        chain = task.waited_for;
+      }
+    };
+    double idle = 0;  // since when
+    size_t last = kNone;
+    for (size_t t = 0; t < step.tasks.size(); ++t) {
+      const auto& task = step.tasks[t];
+      if (last == kNone || task.end > step.tasks[last].end) last = t;
+      if (task.resource != Resource::compute) continue;
+      charge(idle, task.begin, task.waited_for);
+      idle = task.end;
+    }
+    charge(idle, step.seconds, last);
+  }
+
+  // As the pager follows the plan.
+  int64_t live_bytes() const {
+    std::vector<uint8_t> live(schedule_.units.size(), 0);
+    int64_t now = 0;
+    int64_t most = 0;
+    size_t next = 0;
+    const auto& touches = plan_.trace.touches();
+    for (size_t p = 0; p < plan_.trace.operators(); ++p) {
+      for (; next < plan_.gathers.size() && plan_.gathers[next].start <= p; ++next) {
+        live[static_cast<size_t>(plan_.gathers[next].unit)] = 1;
+        now += costs(plan_.gathers[next].unit).bytes;
+      }
+      most = std::max(most, now);
+      for (size_t i = plan_.trace.begin(p); i < plan_.trace.begin(p + 1); ++i) {
+        auto& there = live[static_cast<size_t>(touches[i])];
+        if (plan_.keep[i] == 0 && std::exchange(there, 0) != 0) now -= costs(touches[i]).bytes;
+      }
+    }
+    return most;
+  }
+
+  const StepSchedule& schedule_;
+  Plan plan_;
+  Machine machine_;
+  std::vector<size_t> arrived_;   // by unit: its last gather
+  std::vector<uint8_t> reduced_;  // by unit, in this step
+  std::vector<size_t> read_;      // by gather
+  size_t next_ = 0;               // into the plan's gathers
+  size_t next_read_ = 0;          // the same
+  int64_t ahead_bytes_ = 0;       // read and not gathered yet
+  size_t computed_ = kNone;       // the last operator
+  size_t under_way_ = kNone;      // the last reduction
+  size_t stalled_ = kNone;        // the one before it, whose bucket the next operators fill
+  size_t gradients_ = kNone;      // what brings the last gradient
+};
+
+}  // namespace
+
+std::string_view name(Resource resource) {
+  constexpr std::array<std::string_view, kResources> kNames{
+      "compute", "link", "to the device", "to the host", "disk", "host"};
+  return kNames[index(resource)];
+}
+
+std::string_view name(Work work) {
+  constexpr std::array<std::string_view, 8> kNames{"forward", "backward", "gather", "reduce",
+                                                   "update",  "copy",     "read",   "write"};
+  return kNames[static_cast<size_t>(work)];
+}
+
+std::vector<int64_t> StepSchedule::unit_bytes() const {
+  std::vector<int64_t> bytes;
+  for (const auto& unit : units) bytes.push_back(unit.bytes);
+  return bytes;
+}
+
+Plan StepSchedule::plan() const {
+  auto plan = make_plan(trace, unit_bytes(),
+                        {.budget_bytes = budget_bytes, .prefetch_bytes = prefetch_bytes});
+  if (!gathers) plan.gathers.clear();
+  return plan;
+}
+
+double SimulatedStep::exposed_seconds() const {
+  double sum = 0;
+  for (const double each : exposed) sum += each;
+  return sum;
+}
+
+SimulatedStep simulate(const StepSchedule& schedule, const Speeds& speeds) {
+  ensure(schedule.flops.size() == schedule.trace.operators() &&
+             schedule.backward.size() == schedule.trace.operators(),
+         "every operator of a schedule has its FLOPs and its pass");
+  return Run(schedule, speeds).finish();
+}
+
+PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, double tolerance) {
+  const int64_t most = std::min(schedule.prefetch_bytes, schedule.budget_bytes);
+  std::set<int64_t> distances{0, most};
+  auto sizes = schedule.unit_bytes();
+  std::ranges::sort(sizes);
+  if (!sizes.empty()) {
+    // One unit more each time, then half as many again: the more, the less one of them matters.
+    for (const int64_t size : {sizes[sizes.size() / 2], sizes.back()}) {
+      for (int64_t units = 1; size > 0 && units * size < most;
+           units += std::max<int64_t>(1, units / 2))
+        distances.insert(units * size);
+    }
+  }
+  std::vector<PrefetchChoice> tried;
+  for (const int64_t bytes : distances) {
+    schedule.prefetch_bytes = bytes;
+    const auto step = simulate(schedule, speeds);
+    tried.push_back(
+        {.prefetch_bytes = bytes, .seconds = step.seconds, .live_bytes = step.live_bytes});
+  }
+  double best = tried.front().seconds;
+  for (const auto& each : tried) best = std::min(best, each.seconds);
+  auto chosen = *std::find_if(tried.begin(), tried.end(), [&](const PrefetchChoice& each) {
+    return each.seconds <= best * (1 + tolerance);
+  });
+  chosen.best_seconds = best;
+  chosen.on_demand_seconds = tried.front().seconds;
+  return chosen;
+}
+
+UnitCosts unit_costs(const partition::Layout& layout, int64_t unit, const CostSettings& settings) {
+  const auto& whole = layout.unit(unit);
+  const auto& sharded = settings.sharded;
+  const auto& cluster = settings.cluster;
+  const bool hosts = cluster.hosts > 1;
+  const int64_t owned = sharded.optimizer ? layout.slice_numel(unit) : whole.numel;
+  const int64_t slice = owned * whole.element_bytes;
+  const partition::Wire parameters{.bits = 8 * whole.element_bytes};
+  const partition::Wire gradients{.bits = 8 * settings.gradient_bytes};
+  const int64_t gather = hosts ? all_gather_link_bytes(cluster, whole.numel, parameters)
+                               : partition::share_sent(whole.bytes(), cluster.ranks());
+  const int64_t gradient_bytes = whole.numel * settings.gradient_bytes;
+  const int64_t scattered = hosts ? reduce_scatter_link_bytes(cluster, whole.numel, gradients)
+                                  : partition::share_sent(gradient_bytes, cluster.ranks());
+  const int64_t reduced =
+      sharded.optimizer ? scattered
+      : hosts           ? all_reduce_link_bytes(cluster, whole.numel, gradients)
+                        : 2 * partition::share_sent(gradient_bytes, cluster.ranks());
+  const bool below = settings.states_at != Tier::device;
+  UnitCosts costs{.bytes = whole.bytes(), .reduce = reduced, .updated_on_host = below};
+  if (sharded.parameters) {
+    costs.gather = gather;
+    if (settings.parameters_at != Tier::device) costs.gather_up = slice;
+    if (settings.parameters_at == Tier::disk) costs.gather_read = slice;
+  } else if (sharded.optimizer) {
+    costs.publish = gather;
+  }
+  costs.update = owned * (settings.sum_bytes + whole.element_bytes + 2 * settings.optimizer_bytes);
+  if (below) {
+    costs.reduce_down = owned * settings.sum_bytes;
+    costs.reduce_down_next = owned * static_cast<int64_t>(sizeof(float));
+    if (settings.parameters_at == Tier::device) costs.update_up = slice;
+  }
+  if (settings.states_at == Tier::disk)
+    costs.update_read = costs.update_write = owned * settings.optimizer_bytes;
+  if (settings.parameters_at == Tier::disk) costs.update_write += slice;
+  return costs;
+}
+
+}  // namespace zero::paging

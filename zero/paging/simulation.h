@@ -1,0 +1,192 @@
+// A step's timeline, simulated: when its operators, gathers, reductions and updates run at given
+// speeds, what of them is not hidden behind computing, and from that how far ahead units should be
+// gathered. Numbers alone: no tensors, no clocks.
+//
+// Note [Simulated timeline]
+// A step that was recorded (StepSchedule) says which units its operators use, how much these
+// compute, and after which of them a unit is reduced. Its plan (plan.h) says before which operator
+// a gather may start. Each piece of work is a task of one resource, and a resource does its tasks
+// one after the other, in the order in which the engine hands them out. A task begins when its
+// resource is free and what it needs is done:
+//
+//   read, up    of a slice that is on a disk or on the host: a read may go as far ahead of its
+//               gather as `read_ahead_bytes` allow; a copy to the device begins with the gather
+//   gather      when the operators before its `start` are done: the frame that it takes was theirs
+//   operator    its units are there; and of two reductions under way the older one is done, since
+//               the next bucket to fill is its own
+//   reduction   the operator is done after which it starts; where gradients are replicated, the
+//               last one
+//   down        copies of reduced gradients to the host, when they are reduced
+//   update      unit by unit, when all gradients are there; on the device or on the host, with the
+//               reads before it, and the writes, copies and all-gathers of new parameters behind it
+//
+// What is simplified: an operator lasts as long as its FLOPs say; messages have no latency; the
+// host that hands out the work takes no time and waits for no copy; nothing else uses a resource;
+// and a gather waits for operators also where a frame is free before them, as a device's first ones
+// are. The engine computes no otherwise where the times are others: a schedule only decides what is
+// under way together.
+//
+// Note [Exposed time]
+// Where the resource `compute` is idle it waits for something: the task that it does next began
+// when another ended, which began when one before it had ended, and so on back. That chain says
+// whose time the gap is. So the step lasts as long as `compute` is busy and what all others are
+// exposed, together.
+//
+// Note [Prefetch distance]
+// Gathering ahead takes memory: the units that are on their way or waiting. Beyond the distance at
+// which gathers are hidden, or are bound by their link alone, more of it gains nothing. The pager
+// gathers as early as its budget and `prefetch_bytes` allow, so `prefetch_bytes` is the distance;
+// `choose_prefetch` tries distances of whole units, ordinary ones and the largest, and takes the
+// least with which the step is within a part in a hundred of the best. It changes when a gather starts, not which there are:
+// traffic and results are the same.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "zero/paging/plan.h"
+#include "zero/paging/trace.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/layout.h"
+#include "zero/store/tier.h"
+
+namespace zero::paging {
+
+/// What the resources do in a second. 0: what they do takes no time.
+struct Speeds {
+  double compute = 0;  ///< FLOPs
+  double link = 0;     ///< bytes that a rank (between hosts: a host) sends
+  double pcie = 0;     ///< bytes between device and host, each way
+  double disk = 0;     ///< bytes, reads and writes together
+  double update = 0;   ///< bytes of gradients, parameters and states that an update passes over
+};
+
+enum class Resource : uint8_t {
+  compute,
+  link,
+  up,    ///< from the host to the device
+  down,  ///< from the device to the host
+  disk,
+  host,  ///< updates of states that are not on the device
+};
+inline constexpr size_t kResources = 6;
+std::string_view name(Resource resource);
+
+enum class Work : uint8_t { forward, backward, gather, reduce, update, copy, read, write };
+std::string_view name(Work work);
+
+/// Bytes of one unit, of one rank.
+struct UnitCosts {
+  int64_t bytes = 0;          ///< the whole unit, in memory
+  int64_t gather = 0;         ///< over the link, for each gather
+  int64_t gather_up = 0;      ///< of its slice from the host, for each gather
+  int64_t gather_read = 0;    ///< of its slice from the disk, for each gather
+  int64_t reduce = 0;         ///< over the link, for each reduction
+  int64_t reduce_down = 0;    ///< of the sum to the host, for the first reduction of a step
+  int64_t reduce_down_next = 0;  ///< the same for each further one, which is added to it
+  int64_t reduce_write = 0;   ///< of the sum to the disk, for each reduction
+  int64_t reduce_read = 0;    ///< of the sum so far from the disk, for each further reduction
+  int64_t reduce_at_end = 0;  ///< over the link, when all passes have ended
+  int64_t update_read = 0;    ///< of states from the disk
+  int64_t update_down = 0;    ///< of parameters to the host, before the update
+  int64_t update = 0;         ///< passed over by the update
+  int64_t update_write = 0;   ///< of states to the disk
+  int64_t update_up = 0;      ///< of new parameters to the device
+  int64_t publish = 0;        ///< of new parameters over the link
+  bool trainable = true;      ///< it is reduced and updated
+  bool updated_on_host = false;
+  bool operator==(const UnitCosts&) const = default;
+};
+
+/// One step, as it was recorded.
+struct StepSchedule {
+  /// After operator `after` the reduction of `unit` starts.
+  struct Reduction {
+    int64_t unit = 0;
+    size_t after = 0;
+    bool operator==(const Reduction&) const = default;
+  };
+  Trace trace{};
+  /// By operator of the trace: FLOPs of it and of those that follow, up to the next one.
+  std::vector<double> flops{};
+  /// By operator: it runs in a backward pass.
+  std::vector<uint8_t> backward{};
+  /// In order, in all backward passes of the step.
+  std::vector<Reduction> reductions{};
+  /// By unit.
+  std::vector<UnitCosts> units{};
+  /// Stage 3: units are gathered for their operators. Else they are there all the time.
+  bool gathers = true;
+  /// Stages 2 and 3: reduced as `reductions` say. Else once, when the last pass has ended.
+  bool reduces_in_backward = true;
+  int64_t budget_bytes = 0;      ///< of gathered units: PlanOptions
+  int64_t prefetch_bytes = 0;    ///< of these, ahead of their use: the same
+  int64_t read_ahead_bytes = 0;  ///< of slices, ahead of their gather; a larger one alone
+
+  std::vector<int64_t> unit_bytes() const;
+  /// The plan of the trace for this budget. Throws nothing; it has no gathers without `gathers`.
+  Plan plan() const;
+};
+
+struct SimulatedTask {
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
+  Resource resource{};
+  Work work{};
+  int64_t unit = 0;  ///< that it is of; of an operator the first one that it uses
+  int64_t bytes = 0;
+  double begin = 0;  ///< seconds from the beginning of the step
+  double end = 0;
+  /// The task whose end it waited for; kNone where it began with the step.
+  size_t waited_for = kNone;
+};
+
+struct SimulatedStep {
+  std::vector<SimulatedTask> tasks{};  ///< in the order in which they are handed out
+  double seconds = 0;
+  std::array<double, kResources> busy{};
+  /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of these.
+  std::array<double, kResources> exposed{};
+  /// Bytes that the resource moves; of `compute` and `host` what updates pass over.
+  std::array<int64_t, kResources> bytes{};
+  /// Of gathered units, at most.
+  int64_t live_bytes = 0;
+
+  double exposed_seconds() const;
+};
+
+/// Runs the step with the plan of its own budget and prefetch.
+SimulatedStep simulate(const StepSchedule& schedule, const Speeds& speeds);
+
+struct PrefetchChoice {
+  int64_t prefetch_bytes = 0;
+  double seconds = 0;            ///< of the step with it
+  double best_seconds = 0;       ///< with as much as was allowed, or less
+  double on_demand_seconds = 0;  ///< with none
+  int64_t live_bytes = 0;        ///< of gathered units, at most, with it
+};
+
+/// Note [Prefetch distance]: the least that is as good as any up to `schedule.prefetch_bytes`, but
+/// for a part `tolerance` of the step.
+PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds,
+                               double tolerance = 0.01);
+
+/// What decides the costs of units, where nothing is quantised, split, or kept on hosts.
+struct CostSettings {
+  partition::Placement sharded{};
+  /// With several hosts the link is a host's, which its ranks share; else a rank's.
+  partition::Cluster cluster{};
+  int64_t gradient_bytes = 4;   ///< of an element as it is sent
+  int64_t sum_bytes = 4;        ///< of an element of the sum that the update reads
+  int64_t optimizer_bytes = 8;  ///< of an element: master weights and moments
+  Tier parameters_at = Tier::device;
+  Tier states_at = Tier::device;  ///< and reduced gradients, but for those of states on a disk
+};
+
+/// The costs of a trainable unit of a layout for cluster.ranks() ranks.
+UnitCosts unit_costs(const partition::Layout& layout, int64_t unit, const CostSettings& settings);
+
+}  // namespace zero::paging
