@@ -27,6 +27,7 @@
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/optim/operators.h"
+#include "zero/paging/simulation.h"
 
 namespace zero::simulated {
 namespace {
@@ -58,6 +59,7 @@ struct Setting {
   int64_t unit_bytes = 8000;
   // In so many steps the norm of each parameter is read before the update, later of half of them.
   int64_t norms = 0;
+  std::optional<PrefetchSpeeds> speeds{};
 };
 
 std::string describe(const Setting& s) {
@@ -82,6 +84,7 @@ Config config_of(const Setting& s) {
   config.prefetch_bucket_size = s.live / 2;
   config.one_sided_gather = false;  // as a device gathers
   if (s.shards > 0) config.mics_shard_size = s.shards;
+  if (s.speeds) config.prefetch_speeds = *s.speeds;
   if (s.states != Tier::device) {
     static const TemporaryFolder files;
     const auto at = s.states == Tier::host ? OffloadDevice::cpu : OffloadDevice::nvme;
@@ -320,6 +323,31 @@ TEST(EngineOnDevices, HasTheCpusBits) {
       for (const bool bf16 : {false, true})
         expect_as_on_cpu({.stage = stage, .ranks = ranks, .bf16 = bf16}, 1);
     }
+  }
+}
+
+// The distance at which units are gathered ahead is chosen from what a step computes, which is the
+// same on a device: there autograd has threads of its own.
+TEST(EngineOnDevices, ChoosesTheCpusPrefetchDistance) {
+  for (const double link : {1e3, 1e5, 1e9}) {
+    const Setting setting{.kind = Kind::mlp,
+                          .speeds = PrefetchSpeeds{.compute = 1e6, .link = link}};
+    const auto schedule_of = [&](const auto& train_with) {
+      paging::StepSchedule schedule;
+      train_with([&](Engine& engine, Learner&, int64_t step) {
+        if (step == 0 && engine.group().rank() == 0) schedule = *engine.schedule();
+      });
+      return schedule;
+    };
+    const auto expected = schedule_of([&](const Between& between) { on_cpu(setting, between); });
+    configure({});
+    const auto schedule =
+        schedule_of([&](const Between& between) { on_devices(setting, between); });
+    EXPECT_EQ(schedule.flops, expected.flops);
+    EXPECT_EQ(schedule.backward, expected.backward);
+    EXPECT_EQ(schedule.reductions, expected.reductions);
+    EXPECT_EQ(schedule.prefetch_bytes, expected.prefetch_bytes);
+    expect_as_on_cpu(setting, 1);
   }
 }
 

@@ -272,9 +272,8 @@ TEST(Simulation, ExposedTimeIsWhatComputingDoesNotFill) {
     for (const auto& task : step.tasks) {
       EXPECT_GE(task.begin, free[task.resource]);
       free[task.resource] = task.end;
-      EXPECT_EQ(task.begin, task.waited_for == SimulatedTask::kNone
-                                ? 0
-                                : step.tasks[task.waited_for].end);
+      EXPECT_EQ(task.begin,
+                task.waited_for == SimulatedTask::kNone ? 0 : step.tasks[task.waited_for].end);
     }
   }
 }
@@ -310,16 +309,13 @@ TEST(PrefetchChoice, StaysWithinWhatIsAllowed) {
 
 // Three parameters of which the layout makes two units.
 partition::Layout layout_of(const partition::Cluster& cluster) {
-  return {{{"a", 1000, 2}, {"b", 500, 2}, {"c", 5000, 2}},
-          static_cast<int>(cluster.ranks()),
-          4096};
+  return {{{"a", 1000, 2}, {"b", 500, 2}, {"c", 5000, 2}}, static_cast<int>(cluster.ranks()), 4096};
 }
 
 int64_t sum_of(const partition::Layout& layout, const CostSettings& settings,
                int64_t UnitCosts::*field) {
   int64_t sum = 0;
-  for (int64_t u = 0; u < layout.unit_count(); ++u)
-    sum += unit_costs(layout, u, settings).*field;
+  for (int64_t u = 0; u < layout.unit_count(); ++u) sum += unit_costs(layout, u, settings).*field;
   return sum;
 }
 
@@ -330,8 +326,7 @@ TEST(UnitCosts, AreTheFormulasOfTraffic) {
       const auto sharded = partition::placement_of_stage(stage);
       const CostSettings settings{.sharded = sharded, .cluster = cluster, .gradient_bytes = 2};
       const auto of = [&](int64_t UnitCosts::*field) { return sum_of(layout, settings, field); };
-      const int64_t gathers =
-          stage == 3 ? 2 * of(&UnitCosts::gather) : of(&UnitCosts::publish);
+      const int64_t gathers = stage == 3 ? 2 * of(&UnitCosts::gather) : of(&UnitCosts::publish);
       if (cluster.hosts == 1) {
         const auto traffic =
             partition::step_traffic(sharded, static_cast<double>(2 * layout.numel()), 4);

@@ -100,6 +100,17 @@ struct QuantisedLinks {
   bool operator==(const QuantisedLinks&) const = default;
 };
 
+/// What resources do in a second, by which the distance is chosen at which stage 3 gathers units
+/// ahead of their use: Note [Prefetch distance] in paging/simulation.h. Bytes but for `compute`;
+/// 0: it takes no time.
+struct PrefetchSpeeds {
+  double compute = 0;  ///< FLOPs of a rank; 0: no distance is chosen
+  double link = 0;     ///< that a rank, or between hosts a host, sends
+  double pcie = 0;     ///< between device and host, each way
+  double disk = 0;
+  bool operator==(const PrefetchSpeeds&) const = default;
+};
+
 /// In what autocast computes.
 enum class AutocastDtype : uint8_t { bf16, fp16 };
 
@@ -180,6 +191,9 @@ struct Config {
   /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
   /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
   int64_t prefetch_bucket_size = 50'000'000;
+  /// Where `compute` is given: after the first update the engine gathers ahead no more, within
+  /// `prefetch_bucket_size`, than makes the step shorter by these speeds. Results are the same.
+  PrefetchSpeeds prefetch_speeds{};
   /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
   /// install_host_allocator() counts them); 0: no limit. States that exceed it are refused before
   /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered

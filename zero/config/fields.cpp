@@ -100,6 +100,27 @@ void add_zero_optimization(All& all) {
             .also = {"prefetch_bucket_size"},
             .cost = "Part of `stage3_max_live_parameters`; nothing beside it."},
            &Config::prefetch_bucket_size);
+  Rows speeds(all, Part::engine, "zero_optimization.prefetch_speeds", &Settings::engine,
+              &Config::prefetch_speeds);
+  const auto speed = [](std::string_view sentence, std::string_view details) {
+    return About{.sentence = sentence, .details = details, .least = 0};
+  };
+  speeds.add("compute",
+             speed("FLOPs that a rank does in a second; where given, stage 3 gathers ahead no more "
+                   "than makes a step shorter",
+                   "The distance is chosen after the first update, by a simulated timeline at the "
+                   "speeds of this section, and is at most `stage3_prefetch_bucket_size`; less "
+                   "memory for gathered units, and the same results. `zero bench timeline` shows "
+                   "it. 0: none is chosen. Not in DeepSpeed."),
+             &PrefetchSpeeds::compute);
+  speeds.add("link",
+             speed("Bytes a second that a rank sends, or on several hosts a host",
+                   "0: what goes there takes no time."),
+             &PrefetchSpeeds::link);
+  speeds.add("pcie", speed("Bytes a second between device and host, each way", "0: the same."),
+             &PrefetchSpeeds::pcie);
+  speeds.add("disk", speed("Bytes a second of a rank's disk", "0: the same."),
+             &PrefetchSpeeds::disk);
   zero.add("unit_bytes",
            {.sentence = "Bytes that are gathered and reduced at once",
             .details = "A larger parameter is a unit of its own. Not in DeepSpeed.",

@@ -188,7 +188,11 @@ void Engine::Impl::make_gather() {
           .frozen_wire = chosen(links.frozen_weights),
           .complete = [this](int64_t unit,
                              bool beforehand) { return schedule->complete(unit, beforehand); },
-          .rethrow = model.rethrow()});
+          .rethrow = model.rethrow(),
+          .touched =
+              [this] {
+                if (recorder) recorder->touched();
+              }});
 }
 
 void Engine::Impl::make_reduce() {
@@ -214,7 +218,11 @@ void Engine::Impl::make_reduce() {
                           .wire = wire,
                           .feedback = feedback,
                           .doubled = timing.delayed_after.has_value(),
-                          .hand_over = std::move(hand_over)});
+                          .hand_over = std::move(hand_over),
+                          .starts =
+                              [this](int64_t unit) {
+                                if (recorder) recorder->reduces(unit);
+                              }});
 }
 
 void Engine::Impl::make_updates() {
@@ -279,6 +287,10 @@ void Engine::Impl::start() {
     group().barrier("start of the engine");
     limit->include_tensors();
   }
+  // Where units are read in place nothing is gathered ahead.
+  chooses_prefetch =
+      config.prefetch_speeds.compute > 0 && gather->pager() != nullptr && !gather->in_place();
+  if (chooses_prefetch) recorder = std::make_unique<StepRecorder>(*gather->pager());
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
@@ -565,6 +577,7 @@ StepResult Engine::step(bool update) {
   impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
   // A step that was skipped has not had the memory that an update takes.
   if (result.updated && !std::exchange(impl.budget_spent, true)) impl.spend_budget();
+  if (impl.recorder) impl.end_recording(result.updated);
   if (impl.loss_scale) {
     result.loss_scale = impl.loss_scale->value();
     if (!impl.loss_scale->update(!finite)) {

@@ -39,7 +39,8 @@ namespace zero {
 
 namespace paging {
 class Pager;
-}
+struct StepSchedule;
+}  // namespace paging
 
 /// Parameters that share an optimizer and its hyper-parameters.
 struct ParameterGroup {
@@ -367,6 +368,13 @@ class Engine {
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
   /// Stage 3's pager; null where parameters are replicated.
   paging::Pager* pager();
+  /// Records the step that begins now, or the next that updates where that does not: which units
+  /// its operators use and how much these compute, and which of them reductions follow. Operators
+  /// are observed until then, which makes them a little longer. On the thread that trains. Throws
+  /// ConfigError where parameters are replicated.
+  void record_schedule();
+  /// What was recorded last, with this rank's bytes, for zero/paging/simulation.h; null before.
+  const paging::StepSchedule* schedule() const;
 
  private:
   friend class Gathered;

@@ -21,8 +21,10 @@
 #include "zero/engine/reduce.h"
 #include "zero/engine/shown_operators.h"
 #include "zero/engine/state_table.h"
+#include "zero/engine/step_recorder.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_schedule.h"
+#include "zero/paging/simulation.h"
 #include "zero/store/tier.h"
 
 namespace zero {
@@ -138,6 +140,13 @@ struct Engine::Impl {
   void spend_device();
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
+  // The simulated timeline (formulas.cpp, prefetch.cpp).
+  paging::UnitCosts unit_costs(int64_t unit) const;
+  /// A step has ended that was to be recorded. Collective where a distance is to be chosen.
+  void end_recording(bool updated);
+  /// The pager gathers ahead as far as the recorded step gains by. Collective.
+  void choose_prefetch();
+
   Config config;
   Model model;
   Placement placement;
@@ -160,6 +169,9 @@ struct Engine::Impl {
   std::vector<uint8_t> frozen_written;  // by unit, by any rank's user, in this step
   std::optional<LossScale> loss_scale;  // where losses are scaled
   bool budget_spent = false;
+  std::unique_ptr<StepRecorder> recorder;        // while a step is recorded
+  bool chooses_prefetch = false;                 // when it has been
+  std::optional<paging::StepSchedule> recorded;  // the last one
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
 };
 

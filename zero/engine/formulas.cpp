@@ -117,6 +117,88 @@ DiskUse Engine::disk() const {
   return {disk->bytes(), counts.read, counts.written, disk->wait_ms()};
 }
 
+paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
+  const auto& unit = layout.unit(u);
+  const auto& plan = table->plan(u);
+  const auto& sharded = placement.sharded;
+  const auto& shards = *placement.shards;
+  const int ranks = shards.size();
+  // Between hosts the link is a host's. Inside one ranks that are on the CPU share its memory.
+  const bool hosts = group().topology().hosts > 1;
+  const auto cluster_of = [](const comm::Group& of) {
+    return partition::Cluster{of.topology().hosts, of.local_size()};
+  };
+  const auto link = [&](int64_t sent, const partition::Cluster& cluster, int64_t leaves) {
+    return hosts ? leaves / cluster.ranks_a_host * group().local_size() : sent;
+  };
+  const auto cluster = cluster_of(shards);
+  paging::UnitCosts costs{.bytes = unit.bytes(), .trainable = plan.trainable};
+
+  const auto parameter = wire_of(parameter_wire(u), unit.element_bytes);
+  const int64_t gather_sent = link(partition::share_sent(unit.bytes(), ranks), cluster,
+                                   all_gather_link_bytes(cluster, unit.numel, parameter));
+  if (sharded.parameters) {
+    if (!gather->in_place()) costs.gather = gather_sent;
+    if (plan.parameters_at == Tier::host) costs.gather_up = plan.owned.size() * unit.element_bytes;
+    if (plan.parameters_at == Tier::disk)
+      costs.gather_read =
+          table->disk()->whole_bytes(u, *table->place_on_disk(u, State::parameters));
+  }
+  if (!plan.trainable) return costs;
+  if (sharded.optimizer && (!sharded.parameters || kept_on_hosts())) costs.publish = gather_sent;
+
+  const int64_t gradient_bytes = bytes(reduce->wire_dtype(u));
+  const auto gradient = wire_of(gradient_wire(u), gradient_bytes);
+  if (sharded.optimizer) {
+    costs.reduce = link(partition::share_sent(unit.numel * gradient_bytes, ranks), cluster,
+                        reduce_scatter_link_bytes(cluster, unit.numel, gradient));
+  } else {
+    const auto all = cluster_of(group());
+    costs.reduce = link(2 * partition::share_sent(unit.numel * gradient_bytes, group().size()), all,
+                        all_reduce_link_bytes(all, unit.numel, gradient));
+  }
+  const auto& replicas = *placement.replicas;
+  if (sharded.optimizer && replicas.size() > 1) {
+    const auto across = cluster_of(replicas);
+    const int64_t numel = layout.slice_numel(u);
+    const partition::Wire partial{.bits = 8 * bytes(reduce->partial_dtype(u))};
+    const partition::Wire whole{.bits = 8 * bytes(reduce->sum_dtype(u, true))};
+    const int64_t sum = link(partition::share_sent(partial.bytes(numel), replicas.size()) +
+                                 partition::share_sent(whole.bytes(numel), replicas.size()),
+                             across,
+                             reduce_scatter_link_bytes(across, numel, partial) +
+                                 all_gather_link_bytes(across, numel, whole));
+    (reduce->defers(u) ? costs.reduce_at_end : costs.reduce) += sum;
+  }
+  costs.reduce_down = reduce->bytes_down(u, 1);
+  costs.reduce_down_next = reduce->bytes_down(u, 2) - costs.reduce_down;
+  if (plan.gradients_at == Tier::disk) {
+    costs.reduce_write = costs.reduce_read =
+        table->disk()->whole_bytes(u, *table->place_on_disk(u, State::gradients));
+  }
+
+  // A slice of padding alone is not updated.
+  const int64_t owned = plan.owned.size();
+  const bool owns = std::any_of(unit.segments.begin(), unit.segments.end(),
+                                [&](const partition::Segment& segment) {
+                                  return !partition::intersect(segment.range(), plan.owned).empty();
+                                });
+  if (!owns) return costs;
+  const int64_t passes = update->two_passes(u) ? 2 : 1;
+  if (table->disk() != nullptr) {
+    const auto moved = table->disk()->update_bytes(u);
+    costs.update_read = passes * moved.read;
+    costs.update_write = passes * moved.written;
+  }
+  const auto crossing = table->host_bytes(u, passes);
+  costs.update_down = crossing.down;
+  costs.update_up = crossing.up;
+  costs.update = passes * (owned * (bytes(plan.gradient_dtype) + unit.element_bytes) +
+                           2 * plan.optimizer_bytes(owned));
+  costs.updated_on_host = plan.states_at != Tier::device;
+  return costs;
+}
+
 TrafficFormula Engine::traffic_formula(bool updated) const {
   const auto& impl = *impl_;
   const auto& table = *impl.table;

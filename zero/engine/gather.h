@@ -69,6 +69,8 @@ class GatherFlow final : public paging::UnitSource {
     std::function<bool(int64_t unit, bool beforehand)> complete;
     /// As PagerOptions::rethrow.
     std::function<void()> rethrow{};
+    /// Called on the thread of an operator that is about to use a unit, with the pager's lock held.
+    std::function<void()> touched{};
   };
 
   /// `table` outlives this.
@@ -105,6 +107,7 @@ class GatherFlow final : public paging::UnitSource {
   bool expect(int64_t unit) override;
   void touched(int64_t unit) override {
     group_.activity()->use(labels_[static_cast<size_t>(unit)]);
+    if (options_.touched) options_.touched();
   }
   bool in_place() const override { return table_.window() != nullptr; }
   void* view(int64_t unit) override;

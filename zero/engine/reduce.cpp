@@ -432,6 +432,7 @@ void ReduceFlow::predivide(const at::Tensor& array) const {
 // Starts the reduce-scatter of a unit's bucket (sharded gradients).
 void ReduceFlow::reduce(int64_t unit) {
   const at::NoGradGuard no_grad;
+  if (options_.starts) options_.starts(unit);
   auto& u = state(unit);
   u.queued = true;
   u.arrived = 0;

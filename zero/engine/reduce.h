@@ -101,6 +101,8 @@ class ReduceFlow final : public GradientSink {
     /// Where set, the sums of sharded gradients are not kept: takes a unit's slice, for its update.
     /// A slice on the host stays as it is until `clear`. For one pass a step.
     HandOver hand_over;
+    /// Called where set when the reduction of a unit starts in a pass (sharded gradients).
+    std::function<void(int64_t unit)> starts{};
   };
 
   /// `table` outlives this.

@@ -126,6 +126,7 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
     return Plan::kNever;
   }
   trace_.record(units);
+  position_ = trace_.operators();
   if (position == 0 || (following_ != nullptr && !following_->trace.has(position, units))) {
     if (!choose_plan()) return Plan::kNever;
     forecast(position);
@@ -439,6 +440,7 @@ void Pager::end_step() {
     std::rotate(plans_.begin(), known, known + 1);
   }
   trace_.clear();
+  position_ = 0;
   following_ = nullptr;
   in_step_ = false;
 }
@@ -459,11 +461,21 @@ PagerCounts Pager::counts() const {
 void Pager::set_budget(int64_t bytes) {
   std::lock_guard lock(mutex_);
   if (bytes == std::exchange(options_.budget_bytes, bytes)) return;
-  following_ = nullptr;
-  for (auto& plan : plans_) plan = make(std::move(plan->trace));
+  make_plans();
   while (live_ > options_.budget_bytes && evict_one()) {
   }
   while (!free_frames_.empty() && live_ + free_bytes_ > bytes) drop_oldest_frame();
+}
+
+void Pager::set_prefetch(int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (bytes != std::exchange(options_.prefetch_bytes, bytes)) make_plans();
+}
+
+// Anew, with the options of now.
+void Pager::make_plans() {
+  following_ = nullptr;
+  for (auto& plan : plans_) plan = make(std::move(plan->trace));
 }
 
 int64_t Pager::live_bytes() const {

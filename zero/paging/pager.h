@@ -163,7 +163,13 @@ class Pager {
   /// The step under way has followed a plan so far.
   bool following() const { return following_ != nullptr; }
   PagerCounts counts() const;
+  /// Operators of the step under way so far. Takes no lock: the source may ask.
+  size_t position() const { return position_.load(std::memory_order_relaxed); }
   void set_budget(int64_t bytes);
+  /// Of units gathered ahead of their use: PagerOptions::prefetch_bytes. Known steps are planned
+  /// anew.
+  void set_prefetch(int64_t bytes);
+  int64_t prefetch() const { return options_.prefetch_bytes; }
   int64_t budget() const { return options_.budget_bytes; }
   /// Bytes of present units now.
   int64_t live_bytes() const;
@@ -205,6 +211,7 @@ class Pager {
   void forecast(size_t position);
   void tell_source();
   std::unique_ptr<Plan> make(Trace trace) const;
+  void make_plans();
   void unpin(std::span<const int64_t> units, size_t position);
   void make_room(int64_t bytes);
   bool evict_one();
@@ -233,6 +240,7 @@ class Pager {
   int64_t live_ = 0;  // bytes of present and gathering units
   bool in_step_ = false;
   Trace trace_;                               // of the step under way
+  std::atomic<size_t> position_ = 0;          // its operators
   std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
   const Plan* following_ = nullptr;           // of plans_
   size_t next_gather_ = 0;                    // into following_->gathers

@@ -90,9 +90,7 @@ class Run {
   }
 
  private:
-  const UnitCosts& costs(int64_t unit) const {
-    return schedule_.units[static_cast<size_t>(unit)];
-  }
+  const UnitCosts& costs(int64_t unit) const { return schedule_.units[static_cast<size_t>(unit)]; }
 
   void passes() {
     auto reduction = schedule_.reductions.begin();
@@ -102,11 +100,10 @@ class Run {
       for (const int64_t unit : schedule_.trace.units(p))
         units = machine_.later(units, arrived_[static_cast<size_t>(unit)]);
       const auto used = schedule_.trace.units(p);
-      computed_ = machine_.add(
-          {.resource = Resource::compute,
-           .work = schedule_.backward[p] != 0 ? Work::backward : Work::forward,
-           .unit = used.empty() ? 0 : used.front()},
-          seconds_of(schedule_.flops[p], machine_.speeds().compute), {units});
+      computed_ = machine_.add({.resource = Resource::compute,
+                                .work = schedule_.backward[p] != 0 ? Work::backward : Work::forward,
+                                .unit = used.empty() ? 0 : used.front()},
+                               seconds_of(schedule_.flops[p], machine_.speeds().compute), {units});
       for (; reduction != schedule_.reductions.end() && reduction->after == p; ++reduction) {
         if (schedule_.reduces_in_backward) reduce(reduction->unit);
       }
@@ -184,17 +181,15 @@ class Run {
       if (i + 1 < units.size()) here = read(units[i + 1]);  // beside this update
       const size_t down =
           machine_.move(Resource::down, Work::copy, unit, cost.update_down, begun, states);
-      const auto seconds =
-          seconds_of(static_cast<double>(cost.update), machine_.speeds().update);
-      const size_t updated = machine_.add(
-          {.resource = cost.updated_on_host ? Resource::host : Resource::compute,
-           .work = Work::update,
-           .unit = unit,
-           .bytes = cost.update},
-          seconds, {down});
+      const auto seconds = seconds_of(static_cast<double>(cost.update), machine_.speeds().update);
+      const size_t updated =
+          machine_.add({.resource = cost.updated_on_host ? Resource::host : Resource::compute,
+                        .work = Work::update,
+                        .unit = unit,
+                        .bytes = cost.update},
+                       seconds, {down});
       machine_.move(Resource::disk, Work::write, unit, cost.update_write, updated);
-      const size_t up =
-          machine_.move(Resource::up, Work::copy, unit, cost.update_up, updated);
+      const size_t up = machine_.move(Resource::up, Work::copy, unit, cost.update_up, updated);
       machine_.move(Resource::link, Work::gather, unit, cost.publish, up);
     }
   }
@@ -262,8 +257,8 @@ class Run {
 }  // namespace
 
 std::string_view name(Resource resource) {
-  constexpr std::array<std::string_view, kResources> kNames{
-      "compute", "link", "to the device", "to the host", "disk", "host"};
+  constexpr std::array<std::string_view, kResources> kNames{"compute",     "link", "to the device",
+                                                            "to the host", "disk", "host"};
   return kNames[index(resource)];
 }
 
@@ -343,10 +338,9 @@ UnitCosts unit_costs(const partition::Layout& layout, int64_t unit, const CostSe
   const int64_t gradient_bytes = whole.numel * settings.gradient_bytes;
   const int64_t scattered = hosts ? reduce_scatter_link_bytes(cluster, whole.numel, gradients)
                                   : partition::share_sent(gradient_bytes, cluster.ranks());
-  const int64_t reduced =
-      sharded.optimizer ? scattered
-      : hosts           ? all_reduce_link_bytes(cluster, whole.numel, gradients)
-                        : 2 * partition::share_sent(gradient_bytes, cluster.ranks());
+  const int64_t reduced = sharded.optimizer ? scattered
+                          : hosts           ? all_reduce_link_bytes(cluster, whole.numel, gradients)
+                                  : 2 * partition::share_sent(gradient_bytes, cluster.ranks());
   const bool below = settings.states_at != Tier::device;
   UnitCosts costs{.bytes = whole.bytes(), .reduce = reduced, .updated_on_host = below};
   if (sharded.parameters) {

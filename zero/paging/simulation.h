@@ -37,8 +37,8 @@
 // which gathers are hidden, or are bound by their link alone, more of it gains nothing. The pager
 // gathers as early as its budget and `prefetch_bytes` allow, so `prefetch_bytes` is the distance;
 // `choose_prefetch` tries distances of whole units, ordinary ones and the largest, and takes the
-// least with which the step is within a part in a hundred of the best. It changes when a gather starts, not which there are:
-// traffic and results are the same.
+// least with which the step is within a part in a hundred of the best. It changes when a gather
+// starts, not which there are: traffic and results are the same.
 #pragma once
 
 #include <array>
@@ -80,23 +80,23 @@ std::string_view name(Work work);
 
 /// Bytes of one unit, of one rank.
 struct UnitCosts {
-  int64_t bytes = 0;          ///< the whole unit, in memory
-  int64_t gather = 0;         ///< over the link, for each gather
-  int64_t gather_up = 0;      ///< of its slice from the host, for each gather
-  int64_t gather_read = 0;    ///< of its slice from the disk, for each gather
-  int64_t reduce = 0;         ///< over the link, for each reduction
-  int64_t reduce_down = 0;    ///< of the sum to the host, for the first reduction of a step
+  int64_t bytes = 0;             ///< the whole unit, in memory
+  int64_t gather = 0;            ///< over the link, for each gather
+  int64_t gather_up = 0;         ///< of its slice from the host, for each gather
+  int64_t gather_read = 0;       ///< of its slice from the disk, for each gather
+  int64_t reduce = 0;            ///< over the link, for each reduction
+  int64_t reduce_down = 0;       ///< of the sum to the host, for the first reduction of a step
   int64_t reduce_down_next = 0;  ///< the same for each further one, which is added to it
-  int64_t reduce_write = 0;   ///< of the sum to the disk, for each reduction
-  int64_t reduce_read = 0;    ///< of the sum so far from the disk, for each further reduction
-  int64_t reduce_at_end = 0;  ///< over the link, when all passes have ended
-  int64_t update_read = 0;    ///< of states from the disk
-  int64_t update_down = 0;    ///< of parameters to the host, before the update
-  int64_t update = 0;         ///< passed over by the update
-  int64_t update_write = 0;   ///< of states to the disk
-  int64_t update_up = 0;      ///< of new parameters to the device
-  int64_t publish = 0;        ///< of new parameters over the link
-  bool trainable = true;      ///< it is reduced and updated
+  int64_t reduce_write = 0;      ///< of the sum to the disk, for each reduction
+  int64_t reduce_read = 0;       ///< of the sum so far from the disk, for each further reduction
+  int64_t reduce_at_end = 0;     ///< over the link, when all passes have ended
+  int64_t update_read = 0;       ///< of states from the disk
+  int64_t update_down = 0;       ///< of parameters to the host, before the update
+  int64_t update = 0;            ///< passed over by the update
+  int64_t update_write = 0;      ///< of states to the disk
+  int64_t update_up = 0;         ///< of new parameters to the device
+  int64_t publish = 0;           ///< of new parameters over the link
+  bool trainable = true;         ///< it is reduced and updated
   bool updated_on_host = false;
   bool operator==(const UnitCosts&) const = default;
 };
