@@ -18,6 +18,9 @@ constexpr Subcommand kSubjects[] = {
     {"pager", "nanoseconds that stage 3 adds to an operator that uses a parameter",
      benchmarks::pager},
     {"step", "each stage's training step beside independent trainers", benchmarks::step},
+    {"timeline",
+     "a step simulated at given speeds: what is not hidden, and how far to gather ahead",
+     benchmarks::timeline},
 };
 
 void print_help() {

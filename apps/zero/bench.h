@@ -17,6 +17,7 @@ int nvme(const Arguments& arguments);
 int optimizer(const Arguments& arguments);
 int pager(const Arguments& arguments);
 int step(const Arguments& arguments);
+int timeline(const Arguments& arguments);
 
 using Json = nlohmann::ordered_json;
 
@@ -52,6 +53,10 @@ Summary summarize(std::vector<double> values);
 /// beside the published ones. Throws OutOfMemory, before it allocates anything, for a size that
 /// does not fit.
 Json whole_models(const std::vector<int64_t>& sizes, const std::vector<int>& threads, int rounds);
+
+/// A file that is to be written could be: throws ConfigError naming `option`. An empty path will
+/// do.
+void check_file(const char* option, const std::string& path);
 
 /// Every element is the name of something that exists, without repetition. Throws ConfigError
 /// naming `option`.

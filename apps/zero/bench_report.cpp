@@ -35,20 +35,7 @@ void JsonFile::add_to(OptionParser& parser) {
   parser.add_option("--json", path_, "File for the figures, which it replaces")->type_name("FILE");
 }
 
-void JsonFile::check() const {
-  namespace fs = std::filesystem;
-  if (path_.empty()) return;
-  std::error_code ignored;
-  const fs::path path(path_);
-  if (fs::is_directory(path, ignored)) {
-    throw ConfigError(fmt::format("--json is {}, which is a folder; name a file.", path_));
-  }
-  const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  if (!fs::is_directory(folder, ignored) || access(folder.c_str(), W_OK) != 0) {
-    throw ConfigError(fmt::format("--json is {}, but {} is no folder that can be written to.",
-                                  path_, folder.string()));
-  }
-}
+void JsonFile::check() const { check_file("--json", path_); }
 
 void JsonFile::write(const std::string& subject, const Json& machine, const Json& options,
                      const Json& results) const {
@@ -62,6 +49,21 @@ void JsonFile::write(const std::string& subject, const Json& machine, const Json
   OutputFile file(path_, fail<Error>);
   file.write(text.data(), text.size());
   file.commit();
+}
+
+void check_file(const char* option, const std::string& path) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  const fs::path file(path);
+  if (fs::is_directory(file, ignored)) {
+    throw ConfigError(fmt::format("{} is {}, which is a folder; name a file.", option, path));
+  }
+  const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored) || access(folder.c_str(), W_OK) != 0) {
+    throw ConfigError(fmt::format("{} is {}, but {} is no folder that can be written to.", option,
+                                  path, folder.string()));
+  }
 }
 
 Json machine() {

@@ -66,7 +66,8 @@ void expect_summary(const Json& summary) {
 TEST_F(Bench, ListsItsSubjects) {
   const auto help = bench({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* subject : {"collectives", "links", "nvme", "optimizer", "pager", "step"}) {
+  for (const char* subject :
+       {"collectives", "links", "nvme", "optimizer", "pager", "step", "timeline"}) {
     EXPECT_THAT(help.out, HasSubstr(subject));
     const auto about = bench({subject, "--help"});
     EXPECT_EQ(about.status, 0);
@@ -399,6 +400,71 @@ TEST_F(Bench, StepMeasuresTrainersThatOnlyMeet) {
   expect_summary(stage["tax_beside_lockstep"]);
   EXPECT_DOUBLE_EQ(stage["tax_beside_lockstep"]["median"], speed(lockstep) / speed(stage) - 1);
   EXPECT_DOUBLE_EQ(stage["tax"]["median"], speed(independent) / speed(stage) - 1);
+}
+
+TEST_F(Bench, TimelineSimulatesEachStage) {
+  const std::string picture = folder_ / "step.svg";
+  const auto json = measure(
+      {"timeline", "--model", tiny_model(), "--seq", "16", "--hosts", "4", "--bucket-size", "4096",
+       "--flops", "1GFLOP/s", "--link", "1.6Gbit", "--update", "1G", "--svg", picture},
+      {"stage", "exposed", "4 ranks on 4 hosts", "chosen", "stage3_prefetch_bucket_size"});
+  EXPECT_EQ(json["options"]["speeds"]["compute"], 1e9);
+  EXPECT_EQ(json["options"]["speeds"]["link"], 2e8);
+  EXPECT_EQ(json["options"]["speeds"]["pcie"], 0);
+  const auto& results = json["results"];
+  ASSERT_EQ(results.size(), 4u);  // stage 3 twice
+  const auto number = [](const Json& value) { return value.get<double>(); };
+  for (const auto& r : results) {
+    double exposed = 0;
+    for (const auto& [resource, milliseconds] : r["exposed_ms"].items())
+      exposed += number(milliseconds);
+    EXPECT_NEAR(number(r["compute_ms"]) + exposed, number(r["step_ms"]), 1e-9);
+    // The same at all stages.
+    EXPECT_NEAR(number(r["compute_ms"]), number(results[0]["compute_ms"]), 1e-9);
+  }
+  EXPECT_EQ(results[0]["bytes"]["link"], results[1]["bytes"]["link"]);
+  EXPECT_LT(number(results[1]["step_ms"]), number(results[0]["step_ms"]));  // reduces in backward
+  EXPECT_EQ(results[2]["bytes"], results[3]["bytes"]);
+  EXPECT_EQ(results[2]["prefetch_bytes"], 0);
+  EXPECT_GT(results[3]["prefetch_bytes"], 0);
+  EXPECT_LT(number(results[3]["step_ms"]), number(results[2]["step_ms"]));
+  const auto svg = read_file(picture);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns='http://www.w3.org/2000/svg'"));
+  EXPECT_THAT(svg, AllOf(HasSubstr(">stage 1: "), HasSubstr(">stage 3, gathered on demand: "),
+                         HasSubstr(">link<"), HasSubstr(">reduce<"), HasSubstr("</svg>")));
+
+  // More sequences and micro-batches compute as many times as much.
+  const auto more = measure({"timeline", "--model",         tiny_model(), "--seq",
+                             "16",       "--micro-batch",   "3",          "--accumulate",
+                             "2",        "--stages",        "3",          "--bucket-size",
+                             "4096",     "--flops",         "1G",         "--link",
+                             "200M",     "--prefetch",      "8KiB",       "--offload-optimizer",
+                             "nvme",     "--offload-param", "cpu",        "--pcie",
+                             "1G",       "--disk",          "1G",         "--ranks-per-host",
+                             "2",        "--dtype",         "fp32"},
+                            {"optimizer at nvme", "parameters at cpu"});
+  EXPECT_DOUBLE_EQ(number(more["options"]["flops"]), 6 * number(json["options"]["flops"]));
+  ASSERT_EQ(more["results"].size(), 2u);
+  EXPECT_EQ(more["results"][1]["prefetch_bytes"], 8192);
+  for (const char* resource : {"link", "to the device", "to the host", "disk"})
+    EXPECT_GT(more["results"][1]["bytes"][resource], 0) << resource;
+}
+
+TEST_F(Bench, TimelineSaysWhichSpeedIsMissing) {
+  const std::vector<std::string> tiny{"timeline", "--model", tiny_model(), "--seq", "16"};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), tiny.begin(), tiny.end());
+    return error(arguments);
+  };
+  EXPECT_THAT(with({}), HasSubstr("--flops"));
+  EXPECT_THAT(with({"--flops", "fast"}), AllOf(HasSubstr("--flops is 'fast'"), HasSubstr("50T")));
+  EXPECT_THAT(with({"--flops", "1T", "--link", "-1G"}), HasSubstr("--link is '-1G'"));
+  EXPECT_THAT(with({"--flops", "1T", "--offload-param", "cpu"}), HasSubstr("needs --pcie"));
+  EXPECT_THAT(with({"--flops", "1T", "--pcie", "1G", "--offload-optimizer", "nvme"}),
+              HasSubstr("needs --disk"));
+  EXPECT_THAT(with({"--flops", "1T", "--svg", folder_.path()}), HasSubstr("--svg is "));
+  EXPECT_THAT(error({"timeline", "--flops", "1T", "--model", tiny_model(), "--seq", "65"}),
+              AllOf(HasSubstr("--seq is 65"), HasSubstr("64")));
 }
 
 TEST_F(Bench, SaysWhatItCannotUse) {

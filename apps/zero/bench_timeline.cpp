@@ -1,0 +1,454 @@
+// `zero bench timeline`: a step that was recorded, simulated at given speeds.
+//
+// Note [Recording without a device]
+// Which units a step uses, and how much it computes, depends neither on ranks and stages nor on
+// where the model lies. So one rank records it here, at stage 3 with parameters in host memory,
+// where the pager sees every use; units, their bytes and the stage are then those of the ranks that
+// are simulated. One sequence is recorded; a micro-batch of more computes as many times as much.
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/zero/bench.h"
+#include "apps/zero/timeline_picture.h"
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/checkpoint/file.h"
+#include "zero/engine/engine.h"
+#include "zero/models/architectures.h"
+#include "zero/paging/simulation.h"
+
+namespace zero::app::benchmarks {
+namespace {
+
+using paging::Resource;
+
+constexpr const char* kDescription =
+    "Simulates a training step at given speeds: what of gathers, reductions, copies and updates is "
+    "not hidden behind\n"
+    "computing, and how far ahead stage 3 should gather. Nothing is timed: one step of one "
+    "sequence runs here, so that its\n"
+    "uses of parameters and its FLOPs are known, and the rest is arithmetic.\n\n"
+    "  zero bench timeline --model gpt2 --dtype bf16 --hosts 8 --micro-batch 4 --seq 1024 --flops "
+    "50T --link 10Gbit\n"
+    "  zero bench timeline --flops 50T --link 25GB/s --pcie 16GB/s --update 50GB/s "
+    "--offload-optimizer cpu --svg step.svg\n\n"
+    "Speeds are numbers with k, M, G, T or P (powers of 1000), and bytes a second (16G, 16GB, "
+    "16GB/s) or bits (10Gbit).\n"
+    "  ahead     bytes that stage 3 gathers ahead of their use; what is chosen is the least that is "
+    "within 1% of the best\n"
+    "  step      milliseconds of the step\n"
+    "  compute   in which operators run, and updates on the device\n"
+    "  exposed   in which nothing is computed, by what is waited for: the link, copies to the "
+    "device (up) and to the\n"
+    "            host (down), the disk, updates on the host\n"
+    "  gathered  bytes of gathered units at most";
+
+struct Options {
+  std::string model = "gpt2";
+  std::string dtype = "bf16";
+  int64_t micro_batch = 1;
+  int64_t seq = 1024;
+  int64_t accumulate = 1;
+  int64_t recompute = 0;
+  int hosts = 1;
+  int ranks_a_host = 1;
+  std::vector<int> stages{1, 2, 3};
+  std::string offload_optimizer = "none";
+  std::string offload_param = "none";
+  std::string compute, link, pcie, disk, update;
+  std::optional<int64_t> ahead;
+  int64_t live_parameters = Config{}.max_live_parameters;
+  int64_t prefetch_parameters = Config{}.prefetch_bucket_size;
+  int64_t bucket_size = Config{}.unit_bytes;
+  std::string svg;
+  JsonFile json;
+
+  int64_t ranks() const { return int64_t{hosts} * ranks_a_host; }
+};
+
+std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
+  OptionParser parser("bench timeline", kDescription);
+  parser.add_option("--model", options.model,
+                    "A name, as gpt2, gpt2-xl or gpt2-nano, or a Hugging Face config.json");
+  parser.add_option("--dtype", options.dtype, "fp32, or bf16 with fp32 master weights")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  parser.add_option("--micro-batch", options.micro_batch, "Sequences that a rank passes at a time")
+      ->check(positive());
+  parser.add_option("--seq", options.seq, "Tokens of a sequence")->check(positive());
+  parser.add_option("--accumulate", options.accumulate, "Micro-batches of a step")
+      ->check(positive());
+  parser.add_option("--recompute", options.recompute,
+                    "Compute the first of every so many blocks again in backward; 0: none")
+      ->check(not_negative());
+  parser.add_option("--hosts", options.hosts, "Hosts of the ranks; the link is between them")
+      ->check(positive());
+  parser.add_option("--ranks-per-host", options.ranks_a_host,
+                    "Ranks of a host, which share its link; with one host the link is a rank's")
+      ->check(positive());
+  parser.add_option("--stages", options.stages, "ZeRO stages")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3))
+      ->default_str("1,2,3")
+      ->type_name("STAGE,...");
+  parser.add_option("--offload-optimizer", options.offload_optimizer,
+                    "Where master weights and moments are: none (the device), cpu or nvme")
+      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  parser.add_option("--offload-param", options.offload_param,
+                    "Stage 3: where parameters are: none (the device), cpu or nvme")
+      ->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  const auto speed = [&](const char* name, std::string& value, const char* what) {
+    return parser.add_option(name, value, what)->type_name("SPEED");
+  };
+  speed("--flops", options.compute, "FLOPs a second of a rank")->required();
+  speed("--link", options.link, "Of a rank's link, or of a host's; no time where not given");
+  speed("--pcie", options.pcie, "Between device and host, each way");
+  speed("--disk", options.disk, "Of a rank's disk, reads and writes together");
+  speed("--update", options.update,
+        "Bytes that an update passes over in a second, 28 a parameter in bf16; no time where not "
+        "given");
+  parser
+      .add_option("--prefetch", options.ahead,
+                  "Stage 3: bytes to gather ahead, as 64MiB, instead of what is chosen")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(not_negative())
+      ->type_name("BYTES");
+  parser
+      .add_option("--live-parameters", options.live_parameters,
+                  "Stage 3: parameters that may be gathered at once")
+      ->check(not_negative());
+  parser
+      .add_option("--prefetch-parameters", options.prefetch_parameters,
+                  "Of those, that may be gathered ahead: the most that is chosen")
+      ->check(not_negative());
+  parser
+      .add_option("--bucket-size", options.bucket_size,
+                  "Bytes that are gathered and reduced at once")
+      ->check(positive());
+  parser.add_option("--svg", options.svg, "File for a picture, which it replaces")
+      ->type_name("FILE");
+  options.json.add_to(parser);
+  if (const auto status = parser.read(arguments)) return status;
+  std::vector<std::string> names;
+  for (const int stage : options.stages) names.push_back(std::to_string(stage));
+  check_distinct("--stages", names);
+  options.json.check();
+  check_file("--svg", options.svg);
+  return std::nullopt;
+}
+
+/// "16GB/s" and the like; 0 for nothing. Throws ConfigError.
+double speed_of(const char* option, const std::string& text) {
+  if (text.empty()) return 0;
+  std::string_view rest = text;
+  const auto ends_with = [&](std::string_view suffix) {
+    if (!rest.ends_with(suffix)) return false;
+    rest.remove_suffix(suffix.size());
+    return true;
+  };
+  ends_with("/s");
+  double scale = 1;
+  if (ends_with("bit")) {
+    scale = 1.0 / 8;
+  } else if (!ends_with("FLOP") && !ends_with("FLOPS")) {
+    ends_with("B");
+  }
+  for (const auto& [prefix, power] : {std::pair{"k", 1e3},
+                                      {"M", 1e6},
+                                      {"G", 1e9},
+                                      {"T", 1e12},
+                                      {"P", 1e15}}) {
+    if (!ends_with(prefix)) continue;
+    scale *= power;
+    break;
+  }
+  double number = 0;
+  if (!CLI::detail::lexical_cast(std::string(rest), number) || !std::isfinite(number) ||
+      !(number > 0)) {
+    throw ConfigError(fmt::format(
+        "{} is '{}'; it should be a number above 0 with k, M, G, T or P, as 50T, 16GB/s or 10Gbit.",
+        option, text));
+  }
+  return number * scale;
+}
+
+paging::Speeds speeds_of(const Options& options) {
+  const paging::Speeds speeds{.compute = speed_of("--flops", options.compute),
+                              .link = speed_of("--link", options.link),
+                              .pcie = speed_of("--pcie", options.pcie),
+                              .disk = speed_of("--disk", options.disk),
+                              .update = speed_of("--update", options.update)};
+  const auto need = [](bool needed, double speed, const char* option, const char* why) {
+    if (needed && speed == 0)
+      throw ConfigError(fmt::format("{} needs {} too: give the speed.", why, option));
+  };
+  const bool optimizer = options.offload_optimizer != "none";
+  const bool parameters = options.offload_param != "none";
+  need(optimizer, speeds.pcie, "--pcie", "--offload-optimizer");
+  need(parameters, speeds.pcie, "--pcie", "--offload-param");
+  need(options.offload_optimizer == "nvme", speeds.disk, "--disk", "--offload-optimizer nvme");
+  need(options.offload_param == "nvme", speeds.disk, "--disk", "--offload-param nvme");
+  return speeds;
+}
+
+Tier tier_of(const std::string& offload) {
+  return offload == "nvme" ? Tier::disk : offload == "cpu" ? Tier::host : Tier::device;
+}
+
+/// A step, and the parameters that its units are made of.
+struct Recording {
+  paging::StepSchedule schedule;
+  std::vector<partition::Parameter> parameters;
+  int64_t elements = 0;
+  double flops() const {
+    double sum = 0;
+    for (const double each : schedule.flops) sum += each;
+    return sum;
+  }
+};
+
+Recording record(const Options& options) {
+  auto sizes = language_model_config(options.model);
+  if (options.seq > sizes->context()) {
+    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.",
+                                  options.seq, options.model, sizes->context()));
+  }
+  sizes->set_dropout(0);
+  const auto model = sizes->build();
+  model->recompute({.every = options.recompute});
+  Config config;
+  config.stage = 3;
+  config.bf16 = options.dtype == "bf16";
+  config.gradient_accumulation_steps = options.accumulate;
+  config.unit_bytes = options.bucket_size;
+  config.offload_param.device = OffloadDevice::cpu;
+  Engine engine(model->module(), Sgd{.lr = 0}, config);
+  const auto step = [&] {
+    for (int64_t i = 0; i < options.accumulate; ++i) {
+      const auto text =
+          at::randint(sizes->vocab_size(), {1, options.seq + 1}, at::TensorOptions(at::kLong));
+      engine.backward(model->loss(text.narrow(1, 0, options.seq).contiguous(),
+                                  text.narrow(1, 1, options.seq).contiguous()));
+      engine.step();
+    }
+  };
+  step();  // after which the order of reductions is known
+  engine.record_schedule();
+  step();
+  ensure(engine.schedule() != nullptr, "the second step was recorded");
+  Recording recording{.schedule = *engine.schedule(),
+                      .parameters = engine.layout().parameters(),
+                      .elements = engine.parameter_count()};
+  for (auto& flops : recording.schedule.flops) flops *= static_cast<double>(options.micro_batch);
+  return recording;
+}
+
+/// The step at a stage, without prefetch.
+paging::StepSchedule at_stage(const Options& options, const Recording& recording, int stage) {
+  const bool bf16 = options.dtype == "bf16";
+  const partition::Layout layout(recording.parameters, static_cast<int>(options.ranks()),
+                                 options.bucket_size);
+  const auto sharded = partition::placement_of_stage(stage);
+  const bool adds_up = bf16 && options.accumulate > 1;
+  paging::CostSettings settings{
+      .sharded = sharded,
+      .cluster = {options.hosts, options.ranks_a_host},
+      .gradient_bytes = bf16 && !(adds_up && !sharded.gradients) ? 2 : 4,
+      .sum_bytes = bf16 && !adds_up ? 2 : 4,
+      .optimizer_bytes = bf16 ? 12 : 8,
+      .states_at = tier_of(options.offload_optimizer)};
+  if (stage == 3) settings.parameters_at = tier_of(options.offload_param);
+  auto schedule = recording.schedule;
+  schedule.units.clear();
+  for (int64_t u = 0; u < layout.unit_count(); ++u)
+    schedule.units.push_back(paging::unit_costs(layout, u, settings));
+  const int64_t element_bytes = bf16 ? 2 : 4;
+  schedule.gathers = sharded.parameters;
+  schedule.reduces_in_backward = sharded.gradients;
+  schedule.budget_bytes = options.live_parameters * element_bytes;
+  schedule.prefetch_bytes = 0;
+  schedule.read_ahead_bytes =
+      OffloadParam{}.buffer_count * options.bucket_size / options.ranks();
+  return schedule;
+}
+
+/// A row of the table.
+struct Row {
+  int stage = 0;
+  int64_t prefetch_bytes = 0;
+  std::string ahead{};
+  paging::SimulatedStep step;
+  Json json() const;
+};
+
+double ms(double seconds) { return seconds * 1e3; }
+
+std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+
+Json Row::json() const {
+  Json exposed = Json::object();
+  Json moved = Json::object();
+  for (size_t i = 0; i < paging::kResources; ++i) {
+    const auto resource = static_cast<Resource>(i);
+    if (resource != Resource::compute)
+      exposed[std::string(paging::name(resource))] = ms(step.exposed[i]);
+    moved[std::string(paging::name(resource))] = step.bytes[i];
+  }
+  return {{"stage", stage},
+          {"prefetch_bytes", prefetch_bytes},
+          {"step_ms", ms(step.seconds)},
+          {"compute_ms", ms(step.busy[static_cast<size_t>(Resource::compute)])},
+          {"exposed_ms", exposed},
+          {"bytes", moved},
+          {"gathered_bytes", step.live_bytes}};
+}
+
+std::vector<Row> simulate_all(const Options& options, const Recording& recording,
+                              const paging::Speeds& speeds) {
+  std::vector<Row> rows;
+  for (const int stage : options.stages) {
+    auto schedule = at_stage(options, recording, stage);
+    rows.push_back({.stage = stage,
+                    .ahead = stage == 3 ? "none" : "-",
+                    .step = paging::simulate(schedule, speeds)});
+    if (stage < 3) continue;
+    schedule.prefetch_bytes = options.prefetch_parameters * (options.dtype == "bf16" ? 2 : 4);
+    schedule.prefetch_bytes = options.ahead
+                                  ? *options.ahead
+                                  : paging::choose_prefetch(schedule, speeds).prefetch_bytes;
+    rows.push_back({.stage = stage,
+                    .prefetch_bytes = schedule.prefetch_bytes,
+                    .ahead = bytes(schedule.prefetch_bytes) + (options.ahead ? "" : ", chosen"),
+                    .step = paging::simulate(schedule, speeds)});
+  }
+  return rows;
+}
+
+void print(const std::vector<Row>& rows) {
+  constexpr std::pair<Resource, const char*> kColumns[] = {{Resource::link, "link"},
+                                                           {Resource::up, "up"},
+                                                           {Resource::down, "down"},
+                                                           {Resource::disk, "disk"},
+                                                           {Resource::host, "host"}};
+  fmt::print("\n{:<8} {:<18} {:>10} {:>10}  {:>8}", "stage", "ahead", "step ms", "compute",
+             "exposed:");
+  for (const auto& [resource, title] : kColumns) fmt::print(" {:>8}", title);
+  fmt::print("  {:>10}\n", "gathered");
+  for (const auto& row : rows) {
+    fmt::print("{:<8} {:<18} {:>10.2f} {:>10.2f}  {:>8.2f}", row.stage, row.ahead,
+               ms(row.step.seconds),
+               ms(row.step.busy[static_cast<size_t>(Resource::compute)]),
+               ms(row.step.exposed_seconds()));
+    for (const auto& [resource, title] : kColumns)
+      fmt::print(" {:>8.2f}", ms(row.step.exposed[static_cast<size_t>(resource)]));
+    fmt::print("  {:>10}\n", row.stage == 3 ? bytes(row.step.live_bytes) : "-");
+  }
+}
+
+std::string situation(const Options& options, const Recording& recording,
+                      const paging::StepSchedule& schedule) {
+  const auto ranks = options.hosts == 1
+                         ? fmt::format("{} rank{}", options.ranks_a_host,
+                                       options.ranks_a_host == 1 ? "" : "s")
+                         : fmt::format("{} ranks on {} hosts", options.ranks(), options.hosts);
+  return fmt::format(
+      "{} in {}, {:.1f} M parameters in {} units; {}; {} x {} tokens, {:.3g} TFLOP a rank",
+      options.model, options.dtype, static_cast<double>(recording.elements) * 1e-6,
+      schedule.units.size(), ranks, options.micro_batch * options.accumulate, options.seq,
+      recording.flops() * 1e-12);
+}
+
+std::string speeds_in_words(const Options& options) {
+  std::string words = fmt::format("compute {}", options.compute);
+  for (const auto& [name, value] : {std::pair<const char*, const std::string&>{"link", options.link},
+                                    {"PCIe", options.pcie},
+                                    {"disk", options.disk},
+                                    {"updates", options.update}}) {
+    if (!value.empty()) words += fmt::format(", {} {}", name, value);
+  }
+  for (const auto& [name, value] :
+       {std::pair<const char*, const std::string&>{"optimizer", options.offload_optimizer},
+        {"parameters", options.offload_param}}) {
+    if (value != "none") words += fmt::format("; {} at {}", name, value);
+  }
+  return words;
+}
+
+void write_picture(const Options& options, const std::string& title, const std::string& caption,
+                   const std::vector<Row>& rows) {
+  if (options.svg.empty()) return;
+  std::vector<TimelineBand> bands;
+  for (const auto& row : rows) {
+    auto band = fmt::format("stage {}", row.stage);
+    if (row.stage == 3)
+      band += row.prefetch_bytes == 0
+                  ? ", gathered on demand"
+                  : fmt::format(", gathered up to {} ahead", bytes(row.prefetch_bytes));
+    bands.push_back({fmt::format("{}: {:.1f} ms, {:.1f} of them exposed", band,
+                                 ms(row.step.seconds), ms(row.step.exposed_seconds())),
+                     row.step});
+  }
+  const auto picture = timeline_picture(title, caption, bands);
+  OutputFile file(options.svg, fail<Error>);
+  file.write(picture.data(), picture.size());
+  file.commit();
+}
+
+}  // namespace
+
+int timeline(const Arguments& arguments) {
+  Options options;
+  if (const auto status = read_command_line(arguments, options)) return *status;
+  const auto speeds = speeds_of(options);
+  install_host_allocator();
+  const auto start = machine();
+  const auto recording = record(options);
+  const auto rows = simulate_all(options, recording, speeds);
+  const auto stage = at_stage(options, recording, options.stages.front());
+  const auto what = situation(options, recording, stage);
+  const auto at = speeds_in_words(options);
+  fmt::print("{}\nsimulated at: {}\n", what, at);
+  print(rows);
+  const auto& last = rows.back();
+  if (last.stage == 3 && !options.ahead) {
+    fmt::print("\nstage3_prefetch_bucket_size {} ({}), stage3_max_live_parameters {} or more\n",
+               last.prefetch_bytes / (options.dtype == "bf16" ? 2 : 4),
+               bytes(last.prefetch_bytes),
+               last.step.live_bytes / (options.dtype == "bf16" ? 2 : 4));
+  }
+  write_picture(options, "A step of training, simulated", what + "; " + at, rows);
+  Json results = Json::array();
+  for (const auto& row : rows) results.push_back(row.json());
+  options.json.write("timeline", start,
+                     {{"model", options.model},
+                      {"dtype", options.dtype},
+                      {"micro_batch", options.micro_batch},
+                      {"seq", options.seq},
+                      {"accumulate", options.accumulate},
+                      {"hosts", options.hosts},
+                      {"ranks_per_host", options.ranks_a_host},
+                      {"offload_optimizer", options.offload_optimizer},
+                      {"offload_param", options.offload_param},
+                      {"speeds",
+                       {{"compute", speeds.compute},
+                        {"link", speeds.link},
+                        {"pcie", speeds.pcie},
+                        {"disk", speeds.disk},
+                        {"update", speeds.update}}},
+                      {"units", stage.units.size()},
+                      {"parameters", recording.elements},
+                      {"flops", recording.flops()}},
+                     results);
+  return 0;
+}
+
+}  // namespace zero::app::benchmarks
