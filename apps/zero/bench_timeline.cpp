@@ -44,7 +44,8 @@ constexpr const char* kDescription =
     "--offload-optimizer cpu --svg step.svg\n\n"
     "Speeds are numbers with k, M, G, T or P (powers of 1000), and bytes a second (16G, 16GB, "
     "16GB/s) or bits (10Gbit).\n"
-    "  ahead     bytes that stage 3 gathers ahead of their use; what is chosen is the least that is "
+    "  ahead     bytes that stage 3 gathers ahead of their use; what is chosen is the least that "
+    "is "
     "within 1% of the best\n"
     "  step      milliseconds of the step\n"
     "  compute   in which operators run, and updates on the device\n"
@@ -87,24 +88,28 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   parser.add_option("--seq", options.seq, "Tokens of a sequence")->check(positive());
   parser.add_option("--accumulate", options.accumulate, "Micro-batches of a step")
       ->check(positive());
-  parser.add_option("--recompute", options.recompute,
-                    "Compute the first of every so many blocks again in backward; 0: none")
+  parser
+      .add_option("--recompute", options.recompute,
+                  "Compute the first of every so many blocks again in backward; 0: none")
       ->check(not_negative());
   parser.add_option("--hosts", options.hosts, "Hosts of the ranks; the link is between them")
       ->check(positive());
-  parser.add_option("--ranks-per-host", options.ranks_a_host,
-                    "Ranks of a host, which share its link; with one host the link is a rank's")
+  parser
+      .add_option("--ranks-per-host", options.ranks_a_host,
+                  "Ranks of a host, which share its link; with one host the link is a rank's")
       ->check(positive());
   parser.add_option("--stages", options.stages, "ZeRO stages")
       ->delimiter(',')
       ->check(CLI::Range(0, 3))
       ->default_str("1,2,3")
       ->type_name("STAGE,...");
-  parser.add_option("--offload-optimizer", options.offload_optimizer,
-                    "Where master weights and moments are: none (the device), cpu or nvme")
+  parser
+      .add_option("--offload-optimizer", options.offload_optimizer,
+                  "Where master weights and moments are: none (the device), cpu or nvme")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
-  parser.add_option("--offload-param", options.offload_param,
-                    "Stage 3: where parameters are: none (the device), cpu or nvme")
+  parser
+      .add_option("--offload-param", options.offload_param,
+                  "Stage 3: where parameters are: none (the device), cpu or nvme")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
   const auto speed = [&](const char* name, std::string& value, const char* what) {
     return parser.add_option(name, value, what)->type_name("SPEED");
@@ -162,11 +167,8 @@ double speed_of(const char* option, const std::string& text) {
   } else if (!ends_with("FLOP") && !ends_with("FLOPS")) {
     ends_with("B");
   }
-  for (const auto& [prefix, power] : {std::pair{"k", 1e3},
-                                      {"M", 1e6},
-                                      {"G", 1e9},
-                                      {"T", 1e12},
-                                      {"P", 1e15}}) {
+  for (const auto& [prefix, power] :
+       {std::pair{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}) {
     if (!ends_with(prefix)) continue;
     scale *= power;
     break;
@@ -259,13 +261,12 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
                                  options.bucket_size);
   const auto sharded = partition::placement_of_stage(stage);
   const bool adds_up = bf16 && options.accumulate > 1;
-  paging::CostSettings settings{
-      .sharded = sharded,
-      .cluster = {options.hosts, options.ranks_a_host},
-      .gradient_bytes = bf16 && !(adds_up && !sharded.gradients) ? 2 : 4,
-      .sum_bytes = bf16 && !adds_up ? 2 : 4,
-      .optimizer_bytes = bf16 ? 12 : 8,
-      .states_at = tier_of(options.offload_optimizer)};
+  paging::CostSettings settings{.sharded = sharded,
+                                .cluster = {options.hosts, options.ranks_a_host},
+                                .gradient_bytes = bf16 && !(adds_up && !sharded.gradients) ? 2 : 4,
+                                .sum_bytes = bf16 && !adds_up ? 2 : 4,
+                                .optimizer_bytes = bf16 ? 12 : 8,
+                                .states_at = tier_of(options.offload_optimizer)};
   if (stage == 3) settings.parameters_at = tier_of(options.offload_param);
   auto schedule = recording.schedule;
   schedule.units.clear();
@@ -276,8 +277,7 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   schedule.reduces_in_backward = sharded.gradients;
   schedule.budget_bytes = options.live_parameters * element_bytes;
   schedule.prefetch_bytes = 0;
-  schedule.read_ahead_bytes =
-      OffloadParam{}.buffer_count * options.bucket_size / options.ranks();
+  schedule.read_ahead_bytes = OffloadParam{}.buffer_count * options.bucket_size / options.ranks();
   return schedule;
 }
 
@@ -322,9 +322,8 @@ std::vector<Row> simulate_all(const Options& options, const Recording& recording
                     .step = paging::simulate(schedule, speeds)});
     if (stage < 3) continue;
     schedule.prefetch_bytes = options.prefetch_parameters * (options.dtype == "bf16" ? 2 : 4);
-    schedule.prefetch_bytes = options.ahead
-                                  ? *options.ahead
-                                  : paging::choose_prefetch(schedule, speeds).prefetch_bytes;
+    schedule.prefetch_bytes =
+        options.ahead ? *options.ahead : paging::choose_prefetch(schedule, speeds).prefetch_bytes;
     rows.push_back({.stage = stage,
                     .prefetch_bytes = schedule.prefetch_bytes,
                     .ahead = bytes(schedule.prefetch_bytes) + (options.ahead ? "" : ", chosen"),
@@ -345,8 +344,7 @@ void print(const std::vector<Row>& rows) {
   fmt::print("  {:>10}\n", "gathered");
   for (const auto& row : rows) {
     fmt::print("{:<8} {:<18} {:>10.2f} {:>10.2f}  {:>8.2f}", row.stage, row.ahead,
-               ms(row.step.seconds),
-               ms(row.step.busy[static_cast<size_t>(Resource::compute)]),
+               ms(row.step.seconds), ms(row.step.busy[static_cast<size_t>(Resource::compute)]),
                ms(row.step.exposed_seconds()));
     for (const auto& [resource, title] : kColumns)
       fmt::print(" {:>8.2f}", ms(row.step.exposed[static_cast<size_t>(resource)]));
@@ -356,10 +354,10 @@ void print(const std::vector<Row>& rows) {
 
 std::string situation(const Options& options, const Recording& recording,
                       const paging::StepSchedule& schedule) {
-  const auto ranks = options.hosts == 1
-                         ? fmt::format("{} rank{}", options.ranks_a_host,
-                                       options.ranks_a_host == 1 ? "" : "s")
-                         : fmt::format("{} ranks on {} hosts", options.ranks(), options.hosts);
+  const auto ranks =
+      options.hosts == 1
+          ? fmt::format("{} rank{}", options.ranks_a_host, options.ranks_a_host == 1 ? "" : "s")
+          : fmt::format("{} ranks on {} hosts", options.ranks(), options.hosts);
   return fmt::format(
       "{} in {}, {:.1f} M parameters in {} units; {}; {} x {} tokens, {:.3g} TFLOP a rank",
       options.model, options.dtype, static_cast<double>(recording.elements) * 1e-6,
@@ -369,10 +367,11 @@ std::string situation(const Options& options, const Recording& recording,
 
 std::string speeds_in_words(const Options& options) {
   std::string words = fmt::format("compute {}", options.compute);
-  for (const auto& [name, value] : {std::pair<const char*, const std::string&>{"link", options.link},
-                                    {"PCIe", options.pcie},
-                                    {"disk", options.disk},
-                                    {"updates", options.update}}) {
+  for (const auto& [name, value] :
+       {std::pair<const char*, const std::string&>{"link", options.link},
+        {"PCIe", options.pcie},
+        {"disk", options.disk},
+        {"updates", options.update}}) {
     if (!value.empty()) words += fmt::format(", {} {}", name, value);
   }
   for (const auto& [name, value] :
@@ -421,8 +420,7 @@ int timeline(const Arguments& arguments) {
   const auto& last = rows.back();
   if (last.stage == 3 && !options.ahead) {
     fmt::print("\nstage3_prefetch_bucket_size {} ({}), stage3_max_live_parameters {} or more\n",
-               last.prefetch_bytes / (options.dtype == "bf16" ? 2 : 4),
-               bytes(last.prefetch_bytes),
+               last.prefetch_bytes / (options.dtype == "bf16" ? 2 : 4), bytes(last.prefetch_bytes),
                last.step.live_bytes / (options.dtype == "bf16" ? 2 : 4));
   }
   write_picture(options, "A step of training, simulated", what + "; " + at, rows);

@@ -57,8 +57,7 @@ std::string text(double x, double y, std::string_view words, const Style& style)
   return fmt::format(
       "<text x='{:.1f}' y='{:.1f}' font-size='{}' text-anchor='{}' fill='{}' font-weight='{}' "
       "font-family='Helvetica, Arial, sans-serif'>{}</text>\n",
-      x, y, style.size, style.anchor, style.colour, style.bold ? "bold" : "normal",
-      escaped(words));
+      x, y, style.size, style.anchor, style.colour, style.bold ? "bold" : "normal", escaped(words));
 }
 
 std::string box(double x, double y, double width, double height, std::string_view fill) {
@@ -85,8 +84,8 @@ std::string bar(const SimulatedTask& task, double top, double pixels_a_second) {
   const double x = kLeft + task.begin * pixels_a_second;
   const double width = (task.end - task.begin) * pixels_a_second;
   // A gap of half a pixel parts units where there is room for it.
-  auto svg = box(x, top, width > 1.5 ? width - 0.5 : std::max(width, 0.2), kRow - 4,
-                 colour(task.work));
+  auto svg =
+      box(x, top, width > 1.5 ? width - 0.5 : std::max(width, 0.2), kRow - 4, colour(task.work));
   const auto number = std::to_string(task.unit);
   if (width > 4 + 7 * static_cast<double>(number.size())) {
     const bool light = task.work == Work::backward || task.work == Work::reduce ||
@@ -148,8 +147,7 @@ std::string timeline_picture(const std::string& title, const std::string& captio
              "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0:.0f} {1:.0f}' "
              "width='{0:.0f}' height='{1:.0f}' role='img'>\n<title>{2}</title>\n",
              width, height, escaped(title)) +
-         box(0, 0, width, height, "#ffffff") +
-         text(16, 24, title, {.size = 16, .bold = true}) +
+         box(0, 0, width, height, "#ffffff") + text(16, 24, title, {.size = 16, .bold = true}) +
          text(16, 42, caption, {.colour = "#555555"}) + svg + "</svg>\n";
 }
 
