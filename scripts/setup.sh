@@ -2,7 +2,7 @@
 # Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
 #   scripts/setup.sh [lint|fuzz|mpi]   lint: also clang-format, and the omp.h that clang-tidy reads; fuzz: also clang and its fuzzer;
 #                                      mpi: also OpenMPI and MPICH with their headers, for rails over them and their tests
-#   CUDA=1                         LibTorch with its CUDA libraries, beside that for CPUs: 2.4 GB to download, 3.8 GB on disk
+#   CUDA=1                         LibTorch with its CUDA libraries, beside that for CPUs: 3.6 GB on disk
 #   LIBTORCH=DIR                   use this LibTorch (official archive, or the folder of a pip-installed torch); no download
 #   LIBTORCH_VERSION=2.15.0        another release of which scripts/ has a libtorch-VERSION.txt
 # shellcheck source=scripts/env.sh
@@ -58,7 +58,7 @@ install_libtorch() {
   if [[ ${CUDA:-0} == 1 ]]; then
     local free
     free=$(($(df --output=avail -k "$libtorch_cache" | tail -n 1) / 1000000))
-    ((free >= 8)) || die "LibTorch with CUDA needs 8 GB while it is installed, and $libtorch_cache has $free GB left: free some, or set XDG_CACHE_HOME"
+    ((free >= 8)) || die "LibTorch with CUDA needs 8 GB of room to be installed, and $libtorch_cache has $free GB left: free some, or set XDG_CACHE_HOME"
   fi
   temporary=$(mktemp -d "$libtorch_cache/.incomplete-XXXXXX")
   trap 'rm -rf "$temporary"' EXIT
