@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -151,12 +152,15 @@ void ReduceFlow::reserve_buckets() {
 }
 
 ReduceFlow::~ReduceFlow() {
-  const SideScope on(side_, mark_);  // where memory goes back to
-  for (auto& reduction : in_flight_) {
-    try {
-      reduction.of_ranks.wait();
-    } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+  try {
+    const SideScope on(side_, mark_);  // where memory goes back to
+    for (auto& reduction : in_flight_) {
+      try {
+        reduction.of_ranks.wait();
+      } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+      }
     }
+  } catch (const std::exception&) {  // the device has
   }
 }
 

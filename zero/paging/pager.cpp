@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -69,9 +70,12 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 }
 
 Pager::~Pager() {
-  evict_all();  // waits for what is being gathered ahead
-  while (!free_frames_.empty()) drop_oldest_frame();
-  settle_gathers();
+  try {
+    evict_all();  // waits for what is being gathered ahead
+    while (!free_frames_.empty()) drop_oldest_frame();
+    settle_gathers();
+  } catch (const std::exception&) {  // of a device that has failed: who met that has told it
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     untag(parameters_[i]);
     orphan(*pages_[i].storage, fmt::format("Parameter '{}' was sharded (ZeRO stage 3) by an Engine "
