@@ -5,9 +5,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 preset=${1:?a preset: release, debug, asan, tsan, cuda}
 shift
-without=()
+short=
 if [[ ${1:-} == --short ]]; then
-  without=(long)
+  short=1
   shift
 fi
 # run JOBS CTEST-ARGUMENT ...
@@ -16,12 +16,8 @@ run() {
   shift
   ctest --preset "$preset" --no-tests=ignore --parallel "$jobs" "$@"
 }
-excluded() {
-  local IFS='|'
-  echo "$*"
-}
 failed=0
 # A test starts up to 4 ranks: half as many of these at once as there are cores. Those of one core come first.
-run "$(nproc)" -L one_core ${without[0]:+-LE "$(excluded "${without[@]}")"} "$@" || failed=1
-run "$((($(nproc) + 1) / 2))" -LE "$(excluded one_core "${without[@]}")" "$@" || failed=1
+run "$(nproc)" -L one_core ${short:+-LE long} "$@" || failed=1
+run "$((($(nproc) + 1) / 2))" -LE "one_core${short:+|long}" "$@" || failed=1
 exit $failed

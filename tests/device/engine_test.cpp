@@ -630,14 +630,16 @@ TEST(EngineOnDevices, RefusesWhatItCannotDo) {
 TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto states : {Tier::device, Tier::host, Tier::disk}) {
-      const Setting setting{.stage = stage, .bf16 = true, .states = states};
+      const Setting setting{.stage = stage, .bf16 = true, .live = 20000, .states = states};
       SCOPED_TRACE(describe(setting));
       configure({});
       run_on_devices(setting.ranks, [&](const auto& group) {
         const auto model = make_model(setting);
         model->to(group->device());
         Engine engine(*model, setting.optimizer, config_of(setting), group);
-        for (int64_t step = 0; step < 2; ++step) {
+        HostTraffic before;  // the third step, which follows a plan
+        for (int64_t step = 0; step < 3; ++step) {
+          if (step == 2) before = engine.host_traffic();
           engine.backward(loss_of(*model, setting, *group, step));
           engine.step();
         }
@@ -650,6 +652,7 @@ TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
         EXPECT_EQ(ledger.usage(Category::host_parameters).peak, on_host.parameters);
         EXPECT_EQ(ledger.usage(Category::host_gradients).peak, on_host.gradients);
         EXPECT_EQ(ledger.usage(Category::host_optimizer).peak, on_host.optimizer);
+        EXPECT_EQ(engine.host_traffic().down - before.down, engine.traffic_formula().host_down);
       });
     }
   }

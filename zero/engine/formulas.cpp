@@ -17,6 +17,17 @@ std::optional<comm::Quantisation> quantised(bool chosen, comm::WireFormat format
   return comm::Quantisation{format, block};
 }
 
+partition::Cluster cluster_of(const comm::Group& group) {
+  return {group.topology().hosts, group.local_size()};
+}
+
+// A slice of padding alone is not updated.
+bool owns_some(const partition::Unit& unit, const UnitPlan& plan) {
+  return std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
+    return !partition::intersect(segment.range(), plan.owned).empty();
+  });
+}
+
 partition::Wire wire_of(const std::optional<comm::Quantisation>& quantisation, int64_t bytes) {
   if (!quantisation) return {.bits = 8 * bytes};
   return {.bits = quantisation->format == comm::WireFormat::int4 ? 4 : 8,
@@ -125,9 +136,6 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   const int ranks = shards.size();
   // Between hosts the link is a host's. Inside one ranks that are on the CPU share its memory.
   const bool hosts = group().topology().hosts > 1;
-  const auto cluster_of = [](const comm::Group& of) {
-    return partition::Cluster{of.topology().hosts, of.local_size()};
-  };
   const auto link = [&](int64_t sent, const partition::Cluster& cluster, int64_t leaves) {
     return hosts ? leaves / cluster.ranks_a_host * group().local_size() : sent;
   };
@@ -139,7 +147,7 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
                                    all_gather_link_bytes(cluster, unit.numel, parameter));
   if (sharded.parameters) {
     if (!gather->in_place()) costs.gather = gather_sent;
-    if (plan.parameters_at == Tier::host) costs.gather_up = plan.owned.size() * unit.element_bytes;
+    if (plan.comes_up()) costs.gather_up = plan.owned.size() * unit.element_bytes;
     if (plan.parameters_at == Tier::disk)
       costs.gather_read =
           table->disk()->whole_bytes(u, *table->place_on_disk(u, State::parameters));
@@ -177,13 +185,8 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
         table->disk()->whole_bytes(u, *table->place_on_disk(u, State::gradients));
   }
 
-  // A slice of padding alone is not updated.
   const int64_t owned = plan.owned.size();
-  const bool owns = std::any_of(unit.segments.begin(), unit.segments.end(),
-                                [&](const partition::Segment& segment) {
-                                  return !partition::intersect(segment.range(), plan.owned).empty();
-                                });
-  if (!owns) return costs;
+  if (!owns_some(unit, plan)) return costs;
   const int64_t passes = update->two_passes(u) ? 2 : 1;
   if (table->disk() != nullptr) {
     const auto moved = table->disk()->update_bytes(u);
@@ -204,9 +207,6 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
   const auto& table = *impl.table;
   const auto& sharded = impl.placement.sharded;
   const int ranks = impl.placement.shards->size();
-  const auto cluster_of = [](const comm::Group& group) {
-    return partition::Cluster{group.topology().hosts, group.local_size()};
-  };
   const auto cluster = cluster_of(*impl.placement.shards);
   const auto& replicas = *impl.placement.replicas;
   // Passes of a step, each of which gathers and reduces.
@@ -216,12 +216,7 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
   for (int64_t u = 0; u < impl.layout.unit_count(); ++u) {
     const auto& unit = impl.layout.unit(u);
     const auto& plan = table.plan(u);
-    // A slice of padding alone is not updated.
-    const bool owns =
-        std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
-          return !partition::intersect(segment.range(), plan.owned).empty();
-        });
-    const bool updates = plan.trainable && owns && (updated || impl.timing.undoes);
+    const bool updates = plan.trainable && owns_some(unit, plan) && (updated || impl.timing.undoes);
     const int64_t passes = impl.update->two_passes(u) ? 2 : 1;
 
     // Disk.
@@ -240,8 +235,7 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
     }
 
     // Host.
-    if (plan.parameters_at == Tier::host)
-      sum.host_up += 2 * k * plan.owned.size() * unit.element_bytes;
+    if (plan.comes_up()) sum.host_up += 2 * k * plan.owned.size() * unit.element_bytes;
     if (plan.trainable) sum.host_down += impl.reduce->bytes_down(u, k);
     if (updates) {
       const auto bytes = table.host_bytes(u, passes);

@@ -143,7 +143,7 @@ void GatherFlow::gather(int64_t unit, void* destination) {
     slice = table_.memory(unit, State::parameters);
   }
   auto output = tensor_at(destination, layout_.unit(unit).numel, plan.dtype, table_.device());
-  if (plan.parameters_at == Tier::host || slice.device() != table_.device()) {
+  if (plan.comes_up()) {
     auto place = output.narrow(0, layout_.slice_numel(unit) * group_.rank(), slice.numel());
     const auto bytes = static_cast<int64_t>(place.nbytes());
     if (on_disk(unit)) {

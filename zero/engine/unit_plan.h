@@ -114,6 +114,10 @@ struct UnitPlan {
   }
   /// New parameters pass from one memory to the other.
   bool crosses() const { return parameters_at != Tier::disk && parameters_at != updated_at(); }
+  /// A gather brings the slice up from the host's memory to the device.
+  bool comes_up() const {
+    return parameters_at == Tier::host || (parameters_at == Tier::disk && own_memory);
+  }
   /// Where the update makes new parameters.
   Tier updated_at() const {
     if (states_at != Tier::disk) return states_at;
