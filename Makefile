@@ -32,8 +32,9 @@ python: setup ## build the Python package in build/release/python, and install P
 wheel: setup ## build the wheel of the Python package in build/wheel
 	@scripts/wheel.sh
 
-asan: setup ## build with AddressSanitizer and UBSan, and run every test that is not long
-	@scripts/build.sh asan
+asan: ## build with AddressSanitizer and UBSan, by clang, and run every test that is not long
+	@scripts/setup.sh asan
+	@scripts/build.sh asan short_tests
 	@scripts/test.sh asan --short
 
 tsan: setup ## build with ThreadSanitizer, and run every test
@@ -41,7 +42,7 @@ tsan: setup ## build with ThreadSanitizer, and run every test
 	@scripts/test.sh tsan
 
 fuzz: ## fuzz what reads files and pipes under AddressSanitizer, one minute each
-	@scripts/setup.sh fuzz
+	@scripts/setup.sh asan
 	@scripts/fuzz.sh 60
 
 lint: ## clang-tidy over every source

@@ -4,7 +4,7 @@
 if [[ ${1:-} == cuda ]]; then export CUDA=1; fi
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-preset=${1:?a preset: release, cuda, debug, asan, tsan, fuzz}
+preset=${1:?a preset: release, cuda, debug, asan, tsan}
 shift
 if [[ $preset != release && $preset != cuda ]]; then python_options=(-DZERO_BUILD_PYTHON=OFF); fi
 say "Building preset $preset with LibTorch in $LIBTORCH_ROOT"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
-#   scripts/setup.sh [lint|fuzz|mpi]   lint: also clang-format, and the omp.h that clang-tidy reads; fuzz: also clang and its fuzzer;
+#   scripts/setup.sh [lint|asan|mpi]   lint: also clang-format, and the omp.h that clang-tidy reads; asan: also clang, its sanitizers and its fuzzer;
 #                                      mpi: also OpenMPI and MPICH with their headers, for rails over them and their tests
 #   CUDA=1                         LibTorch with its CUDA libraries, beside that for CPUs: 3.6 GB on disk
 #   LIBTORCH=DIR                   use this LibTorch (official archive, or the folder of a pip-installed torch); no download
@@ -18,7 +18,7 @@ packages=(
   bible-kjv                                                                # the text of `make demo`
 )
 if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 libomp-16-dev); fi
-if [[ ${1:-} == fuzz ]]; then packages+=(clang-16 libclang-rt-16-dev); fi
+if [[ ${1:-} == asan ]]; then packages+=(clang-16 libclang-rt-16-dev); fi
 if [[ ${1:-} == mpi ]]; then packages+=(libopenmpi-dev libmpich-dev mpich); fi
 
 install_packages() {

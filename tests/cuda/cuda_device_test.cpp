@@ -16,7 +16,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>

@@ -10,7 +10,8 @@
 
 namespace zero::simulated {
 
-/// Threads, threads with random delays, and the seeded executor, `seeds` times each.
+/// Threads, threads with random delays, and the seeded executor, `seeds` times each. Under
+/// sanitizers, which take many times as long: threads with random delays, once.
 std::vector<Options> schedules(int seeds);
 /// "seeded, seed 3".
 std::string describe(const Options& options);

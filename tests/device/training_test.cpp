@@ -1,7 +1,11 @@
 // Training on the simulated device gives the CPU's losses and weights, bit for bit, under every
 // schedule, and no report; and the host waits for nothing while it enqueues the steps.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 // Blocks that a pass leaves out (stochastic depth): Note [Order of reductions] in engine/reduce.h.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <map>
 #include <mutex>

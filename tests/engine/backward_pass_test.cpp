@@ -2,7 +2,9 @@
 // Engine::backward, bit for bit, in the programs that people write.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <functional>
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // Optimizer states in 8 bits, and in bf16 beside fp32 weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <string>
 #include <vector>

@@ -2,7 +2,7 @@
 // full sharding, memory and traffic beside the formulas, saving, what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <mutex>

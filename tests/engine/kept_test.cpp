@@ -3,7 +3,8 @@
 // sharding, memory and traffic beside the formulas, writes, saving, what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <functional>
 #include <memory>

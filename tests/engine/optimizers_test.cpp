@@ -3,7 +3,9 @@
 // load.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <string>

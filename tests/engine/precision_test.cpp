@@ -1,7 +1,8 @@
 // Training in fp16 with a scaled loss, and what else of numbers' formats the engine has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <array>
 #include <cmath>

@@ -1,7 +1,7 @@
 // The schedule that an engine records of a step, and the distance at which it gathers ahead.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <limits>

@@ -1,7 +1,8 @@
 // Parameters and gradients that cross between hosts quantised: qwZ, qgZ, LoCo.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <memory>

@@ -1,6 +1,6 @@
 // The generator of the user's program.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <memory>
 

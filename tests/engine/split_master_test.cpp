@@ -1,7 +1,8 @@
 // Master weights in two halves: the same bits at every stage and tier, 2 bytes a parameter less.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "tests/engine/net.h"
 #include "tests/engine/offload_runs.h"

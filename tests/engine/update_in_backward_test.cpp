@@ -1,7 +1,8 @@
 // Updates beside backward, through the engine's public interface: the same bits as in `step`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <filesystem>
 #include <limits>

@@ -1,7 +1,8 @@
 // Adafactor's sums by rows and columns, and its whole update beside formulas in double.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <bit>

@@ -2,7 +2,7 @@
 #include "zero/optim/narrow.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>

@@ -2,7 +2,7 @@
 // them: that of ZERO_TEST_TORCH, or of an environment beside the caches. Without one, or without
 // some of them, the tests are skipped, and say why.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <cstdlib>

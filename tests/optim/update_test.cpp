@@ -1,6 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -493,13 +499,18 @@ TEST(ExactSum, IsExactInAnyOrderAndOverTheWholeRange) {
 TEST(Muon, MakesMatricesOrthogonalAsThePlainLoopsDoOnAnyThreads) {
   torch::manual_seed(3);
   const int threads = at::get_num_threads();
+#ifdef _OPENMP
+  const std::vector<int> counts{1, 2, 3};
+#else
+  const std::vector<int> counts{1};  // LibTorch's products run outside of any region of ours
+#endif
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{1, 9}, {29, 33}, {33, 7}, {64, 64}, {300, 140}}) {
     const auto given = torch::randn({rows, columns});
     auto plain = given.to(torch::kDouble).contiguous();
     orthogonalise_reference(plain.mutable_data_ptr<double>(), rows, columns, 5);
     std::vector<torch::Tensor> made;
-    for (const int count : {1, 2, 3}) {
+    for (const int count : counts) {
       at::set_num_threads(count);
       made.push_back(given.clone());
       orthogonalise(made.back(), 5);

@@ -1,5 +1,10 @@
 #include "tests/parity/models.h"
 
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
+
 #include "zero/models/gpt2/gpt2.h"
 
 namespace zero::parity {

@@ -1,7 +1,9 @@
 // Stages 0 to 3 give the same losses and weights, bit for bit. Every rank is a process (dropout
 // draws from the process's generator), started by `zero launch`; each test runs on the whole group.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <tuple>

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
+#include <cpuid.h>
 
 #include <optional>
 #include <string_view>
@@ -30,11 +31,19 @@ std::optional<c10::TypedOperatorHandle<Linear>> onednn_linear() {
   return found->typed<Linear>();
 }
 
+// clang knows the name "avx512fp16" only since its release 18.
+bool multiplies_half() {
+  constexpr unsigned kLeaf = 7, kFp16 = 1U << 23;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx512f") && __get_cpuid_count(kLeaf, 0, &a, &b, &c, &d) &&
+         (d & kFp16) != 0;
+}
+
 // fp16 without instructions for it is multiplied by LibTorch's own loops, in 5 to 40 times the time
 // of fp32 for the shapes of a transformer. So both matrices are widened, and the product is
 // rounded: once, where the loops may round more often.
 bool widens(const at::Tensor& a) {
-  static const bool native = __builtin_cpu_supports("avx512fp16");
+  static const bool native = multiplies_half();
   return a.is_cpu() && a.scalar_type() == at::kHalf && !native;
 }
 
