@@ -15,6 +15,7 @@
 #include "tests/engine/net.h"
 #include "tests/engine/offload_runs.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/thread_counts.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
@@ -135,7 +136,7 @@ TEST(Optimizers, ThreadsDoNotMatter) {
   for (const auto& [name, optimizer] : optimizers()) {
     SCOPED_TRACE(name);
     std::vector<at::Tensor> of_one;
-    for (const int count : {1, 2, 3}) {
+    for (const int count : thread_counts()) {
       auto net = std::make_shared<Net>();
       Engine engine(net, optimizer, config(0));
       for (int64_t i = 0; i < 3; ++i) {

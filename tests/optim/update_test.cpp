@@ -19,6 +19,7 @@
 #include "tests/optim/test_arrays.h"
 #include "tests/optim/test_shard.h"
 #include "tests/support/instruction_sets.h"
+#include "tests/support/thread_counts.h"
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"
 #include "zero/optim/halves.h"
@@ -499,18 +500,13 @@ TEST(ExactSum, IsExactInAnyOrderAndOverTheWholeRange) {
 TEST(Muon, MakesMatricesOrthogonalAsThePlainLoopsDoOnAnyThreads) {
   torch::manual_seed(3);
   const int threads = at::get_num_threads();
-#ifdef _OPENMP
-  const std::vector<int> counts{1, 2, 3};
-#else
-  const std::vector<int> counts{1};  // LibTorch's products run outside of any region of ours
-#endif
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{1, 9}, {29, 33}, {33, 7}, {64, 64}, {300, 140}}) {
     const auto given = torch::randn({rows, columns});
     auto plain = given.to(torch::kDouble).contiguous();
     orthogonalise_reference(plain.mutable_data_ptr<double>(), rows, columns, 5);
     std::vector<torch::Tensor> made;
-    for (const int count : counts) {
+    for (const int count : thread_counts()) {
       at::set_num_threads(count);
       made.push_back(given.clone());
       orthogonalise(made.back(), 5);
