@@ -34,7 +34,7 @@ wheel: setup ## build the wheel of the Python package in build/wheel
 
 asan: ## build with AddressSanitizer and UBSan, by clang, and run every test that is not long
 	@scripts/setup.sh asan
-	@scripts/build.sh asan short_tests
+	@scripts/build.sh asan
 	@scripts/test.sh asan --short
 
 tsan: setup ## build with ThreadSanitizer, and run every test

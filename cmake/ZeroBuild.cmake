@@ -78,9 +78,6 @@ function(zero_shared_header target)
   endif()
 endfunction()
 
-# What scripts/test.sh --short runs.
-add_custom_target(short_tests)
-
 # zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. `ctest -LE long` leaves out those
 # with the label `long`. Tests of a folder that sets ZERO_TESTS_OF_ONE_CORE get the label `one_core`: scripts/test.sh runs as many of
 # those at once as there are cores.
@@ -95,9 +92,6 @@ function(zero_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
   if(ZERO_TESTS_OF_ONE_CORE)
     list(APPEND arg_LABELS one_core)
-  endif()
-  if(NOT "long" IN_LIST arg_LABELS)
-    add_dependencies(short_tests ${name})
   endif()
   if(arg_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
