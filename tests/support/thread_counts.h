@@ -5,8 +5,8 @@
 
 namespace zero {
 
-/// One alone in builds without OpenMP (those of sanitizers): parallel loops of ours are serial there, and the matrix products inside
-/// them, which would be serial otherwise, take the threads.
+/// One alone in builds without OpenMP (those of sanitizers): parallel loops of ours are serial
+/// there, and the matrix products inside them, which would be serial otherwise, take the threads.
 inline std::vector<int> thread_counts() {
 #ifdef _OPENMP
   return {1, 2, 3};
