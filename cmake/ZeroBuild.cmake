@@ -26,6 +26,7 @@ if(ZERO_SANITIZE STREQUAL "address")
   add_compile_definitions(HWY_DISABLED_TARGETS=HWY_SSE4|HWY_SSSE3|HWY_AVX3|HWY_AVX3_DL
                           __SANITIZE_ADDRESS__=1)  # as g++ says it
 elseif(ZERO_SANITIZE STREQUAL "thread")
+  # The instrumentation hides from g++ that LibTorch's optional arguments are initialised: a false warning.
   set(ZERO_SANITIZE_FLAGS -fsanitize=thread -Wno-maybe-uninitialized)
 elseif(NOT ZERO_SANITIZE STREQUAL "")
   message(FATAL_ERROR "ZERO_SANITIZE is '${ZERO_SANITIZE}'; it may be address, thread or empty")
@@ -42,10 +43,12 @@ target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow>")
 endif()
-# at::parallel_for is serial in files compiled without it; ThreadSanitizer cannot see libgomp's barriers.
+# at::parallel_for is serial in files compiled without it. ThreadSanitizer cannot see libgomp's barriers; clang would bring an OpenMP of
+# its own beside LibTorch's libgomp.
 if(NOT ZERO_SANITIZE)
-  target_compile_options(zero_private INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  set(ZERO_OPENMP -fopenmp)  # programs that have such loops link with it, too
 endif()
+target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ZERO_OPENMP}>")
 
 # LibTorch's include folder brings its own fmt headers, which hide those of the system's library that is
 # linked. A folder of links to the system's headers, searched first, restores them.
