@@ -4,7 +4,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -71,6 +73,8 @@ std::vector<Options> schedules(int seeds) {
 #ifdef ZERO_FEW_SCHEDULES
   if (seeds > 0) return {{.executor = Executor::threads, .delay = std::chrono::microseconds(200)}};
 #endif
+  if (const char* const wanted = std::getenv("ZERO_SEEDS"))
+    seeds = std::max(seeds, std::atoi(wanted));
   std::vector<Options> all;
   for (int i = 0; i < seeds; ++i) {
     const auto seed = static_cast<uint64_t>(i);

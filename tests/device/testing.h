@@ -10,8 +10,9 @@
 
 namespace zero::simulated {
 
-/// Threads, threads with random delays, and the seeded executor, `seeds` times each. Under
-/// sanitizers, which take many times as long: threads with random delays, once.
+/// Threads, threads with random delays, and the seeded executor, `seeds` times each, or as often as
+/// ZERO_SEEDS in the environment says, if that is more. Under sanitizers, which take many times as
+/// long: threads with random delays, once.
 std::vector<Options> schedules(int seeds);
 /// "seeded, seed 3".
 std::string describe(const Options& options);
