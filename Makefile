@@ -37,7 +37,8 @@ asan: ## build with AddressSanitizer and UBSan, by clang, and run every test tha
 	@scripts/build.sh asan
 	@scripts/test.sh asan --short
 
-tsan: setup ## build with ThreadSanitizer, and run every test
+tsan: ## build with ThreadSanitizer, by clang, and run every test
+	@scripts/setup.sh asan
 	@scripts/build.sh tsan
 	@scripts/test.sh tsan
 

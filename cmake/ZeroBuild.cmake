@@ -14,22 +14,25 @@ if(CCACHE_PROGRAM)
 endif()
 
 if(ZERO_SANITIZE STREQUAL "address")
-  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    message(FATAL_ERROR "ZERO_SANITIZE=address is for clang, and the compiler is ${CMAKE_CXX_COMPILER}: use the preset asan")
-  endif()
   # LibTorch has no type information for `vptr` and `function`.
   set(ZERO_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr,function)
-  # The time to compile counts: the library and tests that compute at -O1, other tests and programs at -O0, and vector kernels for two
-  # instruction sets. The fuzzers need to see where the readers go.
-  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-g1 -DNDEBUG")
+  # The fuzzers need to see where the readers go.
   set(ZERO_OPTIMISED -O1 -fsanitize=fuzzer-no-link -fsanitize-coverage-allowlist=${CMAKE_SOURCE_DIR}/tests/fuzz/covered.txt)
-  add_compile_definitions(HWY_DISABLED_TARGETS=HWY_SSE4|HWY_SSSE3|HWY_AVX3|HWY_AVX3_DL
-                          __SANITIZE_ADDRESS__=1)  # as g++ says it
+  add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as g++ says it
 elseif(ZERO_SANITIZE STREQUAL "thread")
-  # The instrumentation hides from g++ that LibTorch's optional arguments are initialised: a false warning.
-  set(ZERO_SANITIZE_FLAGS -fsanitize=thread -Wno-maybe-uninitialized)
+  set(ZERO_SANITIZE_FLAGS -fsanitize=thread)
+  set(ZERO_OPTIMISED -O1)
+  add_compile_definitions(__SANITIZE_THREAD__=1)
 elseif(NOT ZERO_SANITIZE STREQUAL "")
   message(FATAL_ERROR "ZERO_SANITIZE is '${ZERO_SANITIZE}'; it may be address, thread or empty")
+endif()
+if(ZERO_SANITIZE)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "ZERO_SANITIZE=${ZERO_SANITIZE} is for clang, and the compiler is ${CMAKE_CXX_COMPILER}: use the preset asan or tsan")
+  endif()
+  # The time to compile counts: what is optimised is so at -O1, and there are vector kernels for two instruction sets.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-g1 -DNDEBUG")
+  add_compile_definitions(HWY_DISABLED_TARGETS=HWY_SSE4|HWY_SSSE3|HWY_AVX3|HWY_AVX3_DL)
 endif()
 if(ZERO_SANITIZE_FLAGS)
   add_compile_options(${ZERO_SANITIZE_FLAGS} -fno-omit-frame-pointer -g1)
@@ -63,34 +66,45 @@ function(zero_shadow_bundled_headers)
                         Threads::Threads)
 endfunction()
 
-# zero_program(name SOURCES ...): a program of ours, linked to libzero, with the shared precompiled header.
+# zero_shared_header(target): the target is compiled as libzero is, with its precompiled header.
+function(zero_shared_header target)
+  target_compile_options(${target} PRIVATE ${ZERO_OPTIMISED})
+  target_precompile_headers(${target} REUSE_FROM zero)
+endfunction()
+
+# zero_program(name SOURCES ...): a test, or a program that tests start, linked to libzero. Most tests compute in libzero and LibTorch
+# alone: they are not optimised, which takes a third of the time off the compiler, and share a header of their own. Those of a folder that
+# sets ZERO_TESTS_COMPUTE are.
 function(zero_program name)
   cmake_parse_arguments(arg "" "" "SOURCES" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE zero zero_private)
-  zero_shared_header(${name})
-endfunction()
-
-# zero_shared_header(target): the target takes the shared precompiled header: libzero's, if it is compiled as libzero is.
-function(zero_shared_header target)
-  if(ZERO_OPTIMISED AND NOT ZERO_TESTS_OF_ONE_CORE)
-    target_precompile_headers(${target} REUSE_FROM zero_header)
+  if(ZERO_TESTS_COMPUTE)
+    zero_shared_header(${name})
   else()
-    target_compile_options(${target} PRIVATE ${ZERO_OPTIMISED})
-    target_precompile_headers(${target} REUSE_FROM zero)
+    target_compile_options(${name} PRIVATE -O0)
+    target_precompile_headers(${name} REUSE_FROM zero_header)
   endif()
 endfunction()
 
-# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...]): one GoogleTest program and one ctest entry. `ctest -LE long` leaves out those
-# with the label `long`. Tests of a folder that sets ZERO_TESTS_OF_ONE_CORE get the label `one_core`: scripts/test.sh runs as many of
-# those at once as there are cores.
+# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...] [LEAVE_OUT PATTERN ...] [SANITIZERS_LEAVE_OUT PATTERN ...]): one GoogleTest program
+# and one ctest entry. `ctest -LE long` leaves out those with the label `long`. Tests of a folder that sets ZERO_TESTS_OF_ONE_CORE get the
+# label `one_core`: scripts/test.sh runs as many of those at once as there are cores. Tests of the program that fit one of the patterns are
+# left out of the entry: under sanitizers those that take minutes there and look for other things, bits above all.
 function(zero_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT;LEAVE_OUT;SANITIZERS_LEAVE_OUT" ${ARGN})
   zero_program(${name} SOURCES ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE zero_test_support GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
+  endif()
+  if(ZERO_SANITIZE)
+    list(APPEND arg_LEAVE_OUT ${arg_SANITIZERS_LEAVE_OUT})
+  endif()
+  if(arg_LEAVE_OUT)
+    list(JOIN arg_LEAVE_OUT ":" patterns)
+    list(APPEND arg_ENVIRONMENT "GTEST_FILTER=-${patterns}")
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
   if(ZERO_TESTS_OF_ONE_CORE)

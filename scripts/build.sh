@@ -8,8 +8,8 @@ preset=${1:?a preset: release, cuda, debug, asan, tsan}
 shift
 if [[ $preset != release && $preset != cuda ]]; then python_options=(-DZERO_BUILD_PYTHON=OFF); fi
 say "Building preset $preset with LibTorch in $LIBTORCH_ROOT"
-# CMake cannot go from one compiler to another in a folder; asan's was g++ once.
-if [[ $preset == asan ]] && ! grep -q '^CMAKE_CXX_COMPILER:.*clang' build/asan/CMakeCache.txt 2>/dev/null; then fresh=(--fresh); fi
+# CMake cannot go from one compiler to another in a folder; the sanitizers' was g++ once.
+if [[ $preset == [at]san ]] && ! grep -q '^CMAKE_CXX_COMPILER:.*clang' "build/$preset/CMakeCache.txt" 2>/dev/null; then fresh=(--fresh); fi
 log=$(cmake --preset "$preset" -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_options[@]}" "${fresh[@]}" 2>&1) || {
   printf '%s\n' "$log" >&2
   exit 1

@@ -14,7 +14,8 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// This program's, so that what is off can be seen to allocate nothing.
+// This program's, so that what is off can be seen to allocate nothing. ThreadSanitizer has its own.
+#ifndef __SANITIZE_THREAD__
 void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes)) return memory;
@@ -22,6 +23,7 @@ void* operator new(size_t bytes) {
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#endif
 
 namespace zero {
 namespace {
