@@ -34,7 +34,7 @@ ranks=${ranks:-$((gpus > 0 ? gpus : 1))}
 report=$(realpath -m "${out:-run/gpu-check/report.md}")
 work=${report%.md}.parts
 mkdir -p "$work"
-rm -f "$work"/*
+rm -rf "${work:?}"/*
 if [[ $device == cuda ]]; then
   model=${model:-gpt2}
   sizes=(--dtype bf16 --micro-batch 8 --seq 1024 --steps 10 --warmup 3)

@@ -33,7 +33,9 @@ int launch(const Arguments& arguments) {
       .add_option("--master-addr", options.master_addr,
                   "Name or address of the host with --node-rank 0, as the others reach it")
       ->type_name("HOST");
-  parser.add_option("--master-port", options.master_port, "A free port there")->type_name("PORT");
+  parser.add_option("--master-port", options.master_port, "A free port there")
+      ->check(CLI::Range(1, 65535))
+      ->type_name("PORT");
   parser
       .add_option("--logs", log_mode,
                   "prefix: every line of every rank behind [RANK]; rank0: rank 0's output as it "

@@ -403,6 +403,31 @@ TEST(Watch, SaysWhichAddressCannotBeReached) {
                     HasSubstr("firewall")));
 }
 
+// It has no connection to rank 0, but rank 0 has one to it.
+TEST(Watch, TellsAJudgeThatAnotherCannotReachIt) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::string heard;
+  std::jthread first([&] {
+    heard = message_of<CommError>([&] {
+      HostWatch watch(settings(0, 2), *store, HostWatch::OnTrouble());
+      for (int i = 0; i < 1000 && !watch.verdict(); ++i)
+        std::this_thread::sleep_for(milliseconds(20));
+      throw CommError(watch.verdict() ? watch.verdict()->message : "nothing");
+    });
+  });
+  const std::string key = "zero/watch/1/0";
+  std::istringstream said(store->get_to_str(key));
+  std::string token, address, port, rest;
+  said >> token >> address >> port;
+  std::getline(said, rest);
+  write(*store, key, token + " " + address + " 1" + rest);
+  const auto own =
+      message_of<CommError>([&] { HostWatch(settings(1, 2), *store, HostWatch::OnTrouble()); });
+  EXPECT_THAT(own, HasSubstr("Rank 1 on host h1 cannot reach the watch of rank 0 at 127.0.0.1:1"));
+  first.join();
+  EXPECT_EQ(heard, own);
+}
+
 TEST(Watch, BelievesOnlyWhatARankWrites) {
   for (const auto* said : {"", "7", "token 127.0.0.1 80 0 7 h0",
                            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 127.0.0.1 80 9 7 h0",

@@ -12,6 +12,7 @@
 // host carries what they exchange (HostCarried): it adds in rank order, so that the stages give
 // the same bits, as on the CPU.
 #include <ATen/Context.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -408,6 +409,9 @@ Outcome on_devices(const Setting& s, const Between& between = {}) {
     const auto own = device(host->rank());
     if (!own.is_cpu()) {
       c10::impl::VirtualGuardImpl(own.type()).setDevice(own);
+      // Autograd has one thread a device, on which ranks that share it would wait for each other.
+      if (s.ranks > checked().count)
+        c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       comm::MakeBackend carrier;
       if (s.host_carried) {
         carrier = [&](comm::Group& of) {

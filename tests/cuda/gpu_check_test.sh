@@ -20,6 +20,11 @@ expect whole.md 'No part failed'
 expect whole.md '^| stage 3 | '
 expect whole.md ' losses, at most '
 
+# Again, into the same folder, where the first report is.
+echo stale >>"$folder/whole.md"
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --out "$folder/whole.md" || fail "exit status $? the second time"
+if grep -q '^stale$' "$folder/whole.md"; then fail "the first report is still there"; fi
+
 # Without the program, and with tests of the device that fail.
 mkdir -p "$folder/broken/tests/cuda"
 cp "$build/CMakeCache.txt" "$folder/broken"

@@ -539,6 +539,52 @@ void with_memory(size_t bytes) {
 }
 
 // A model that is left on the CPU goes to the device of the group, a parameter at a time.
+// A generator whose loss goes through the discriminator, which is another engine's: autograd brings
+// its gradients on a thread of the device's.
+TEST(EngineOnDevices, GradientsOfAnotherEnginesPassAreNoneOfThisOnes) {
+  const auto weights = [](int stage, bool adversarial) {
+    configure({});
+    std::vector<at::Tensor> found;
+    run_on_devices(2, [&](const auto& group) {
+      const auto layer = [&](double phase) {
+        auto made = std::make_shared<torch::nn::LinearImpl>(7, 7);
+        const torch::NoGradGuard no_grad;
+        for (auto& p : made->parameters())
+          p.copy_(torch::sin(torch::arange(p.numel()) * 0.7 + (phase += 1)).view(p.sizes()));
+        made->to(group->device());
+        return made;
+      };
+      const auto generator = layer(0.1), discriminator = layer(0.2);
+      const Config config{.stage = stage};
+      Engine of_generator(generator, AdamW{.lr = 1e-2}, config, group);
+      Engine engine(discriminator, AdamW{.lr = 1e-2}, config, group);
+      const auto input = torch::sin(torch::arange(21) + group->rank()).view({3, 7});
+      for (int64_t step = 0; step < 3; ++step) {
+        const auto x = input.to(group->device());
+        engine.backward(discriminator->forward(x).square().mean());
+        engine.step();
+        if (!adversarial) continue;
+        of_generator.backward(discriminator->forward(generator->forward(x)).square().mean());
+        of_generator.step();
+        EXPECT_EQ(of_generator.steps(), step + 1);
+      }
+      for (const auto& name : engine.parameter_names()) {
+        const auto whole = engine.parameter(name).cpu();
+        if (group->rank() == 0) found.push_back(whole);
+      }
+    });
+    synchronize();
+    EXPECT_EQ(reports(), "");
+    return found;
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto alone = weights(stage, false), adversarial = weights(stage, true);
+    ASSERT_EQ(alone.size(), 2);
+    for (size_t i = 0; i < alone.size(); ++i)
+      EXPECT_TRUE(at::equal(alone[i], adversarial[i])) << "stage " << stage << ", " << i;
+  }
+}
+
 TEST(EngineOnDevices, TakesAModelOverFromTheCpu) {
   for (const int stage : {0, 2, 3}) {
     for (const auto kind : {Kind::gpt, Kind::convolution}) {

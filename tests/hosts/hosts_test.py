@@ -98,6 +98,17 @@ def loopback_name_is_not_listened_at():
           "the error does not say that the name means the loopback interface", text)
 
 
+def meets_at_a_loopback_name():
+    """The same under torchrun, whose store listens everywhere: the ranks tell each other their addresses."""
+    with hosts.Network(2) as network:
+        names = network.folder / "own-names"
+        names.write_text("127.0.1.1 zh1\n10.77.0.2 zh2\n")
+        check(network.hosts[0].run(["mount", "--bind", names, "/etc/hosts"]) == 0, "no mount", "")
+        commands = hosts.start_launcher(network, "torchrun", 2, [INIT], ZERO)
+        status, text = output_of(lambda out: hosts.run_all(network, commands, out))
+    check_sums(status, text, 4)
+
+
 def names_a_killed_rank(count, ranks):
     """Rank 1 kills itself while all reduce again and again: every other rank says so, and nothing else goes wrong."""
     (status, _), text = output_of(
@@ -297,7 +308,8 @@ SUITES = {
                 ("a killed rank is named on 2 x 2", functools.partial(names_a_killed_rank, 2, 2)),
                 ("a killed rank is named on 3 x 1", functools.partial(names_a_killed_rank, 3, 1)),
                 ("a node that is missing is named", names_a_node_that_is_missing),
-                ("a host name that means loopback is not listened at", loopback_name_is_not_listened_at)],
+                ("a host name that means loopback is not listened at", loopback_name_is_not_listened_at),
+                ("torchrun's ranks meet at a host name that means loopback", meets_at_a_loopback_name)],
     "slurm": [(f"{launcher} starts {count} x {ranks} ranks under a real Slurm",
                functools.partial(meets, launcher, count, ranks))
               for launcher in ("srun-none", "srun-pmix", "srun-pmi2") for count, ranks in ((2, 1), (2, 2))],

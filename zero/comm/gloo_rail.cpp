@@ -211,15 +211,6 @@ std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int ho
   return all;
 }
 
-// Where this end listens, given where all say that they do.
-std::string usable(const std::string& own, const std::vector<std::string>& all) {
-  if (!is_loopback(own)) return own;
-  for (const auto& other : all) {
-    if (!is_loopback(other)) return address_towards(other);
-  }
-  return own;
-}
-
 }  // namespace
 
 bool has_gloo_rails() { return true; }
@@ -229,7 +220,7 @@ std::unique_ptr<Rail> gloo_rail(c10::intrusive_ptr<c10d::Store> store, int host,
   check_release();
   check_transport();
   const auto all = exchange_addresses(*store, host, hosts, address, options.timeout);
-  const auto listens = usable(address, all);
+  const auto listens = reachable_address(address, all);
   std::unique_ptr<Carrier> carrier;
   try {
     // Gloo waits for a peer to connect until the time is up; the store may know that none will.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 
@@ -264,8 +265,12 @@ std::unique_ptr<Window> Group::window(int64_t bytes, int64_t slots, Category cat
     const ClockedScope clocked(*impl_->accounts.clock);
     return impl_->transport.windows->make(bytes, slots, category);
   }
-  if (impl_->size > 1 || !device().is_cpu()) return nullptr;
+  if (!has_windows()) return nullptr;
   return std::make_unique<SingleWindow>(bytes, slots, ledger(), category);
+}
+
+bool Group::has_windows() const {
+  return impl_->transport.windows != nullptr || (impl_->size == 1 && device().is_cpu());
 }
 
 Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tensor input,
@@ -462,10 +467,33 @@ double Group::wait_ms() const {
 
 namespace {
 
+// Ends a backend that a plugin has made, when its group goes: what is under way on the device is
+// completed, unless the group has failed, where it might never be.
+class DeviceBackendEnd {
+ public:
+  DeviceBackendEnd(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<Liveness> liveness)
+      : backend_(std::move(backend)), liveness_(std::move(liveness)) {}
+  DeviceBackendEnd(const DeviceBackendEnd&) = delete;
+  DeviceBackendEnd& operator=(const DeviceBackendEnd&) = delete;
+  ~DeviceBackendEnd() {
+    const bool failed = std::uncaught_exceptions() > 0 || (liveness_ && liveness_->failure());
+    try {
+      failed ? backend_->abort() : backend_->shutdown();
+    } catch (const std::exception&) {  // nothing is left to be ended
+    }
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<Liveness> liveness_;
+};
+
 class DeviceSubgroups final : public Subgroups {
  public:
-  DeviceSubgroups(std::shared_ptr<Group> host, c10::Device device, MakeBackend make)
-      : host_(std::move(host)), device_(device), make_(std::move(make)) {}
+  /// `make` and `end` as of the group itself; each may be null.
+  DeviceSubgroups(std::shared_ptr<Group> host, c10::Device device, MakeBackend make,
+                  std::unique_ptr<DeviceBackendEnd> end)
+      : host_(std::move(host)), device_(device), make_(std::move(make)), end_(std::move(end)) {}
   std::shared_ptr<Group> make(std::span<const int> ranks, const GroupOptions& /*options*/,
                               const Accounts& /*accounts*/) override {
     return on_device(host_->subgroup(ranks), device_, make_);
@@ -475,6 +503,7 @@ class DeviceSubgroups final : public Subgroups {
   std::shared_ptr<Group> host_;
   c10::Device device_;
   MakeBackend make_;
+  std::unique_ptr<DeviceBackendEnd> end_;
 };
 
 }  // namespace
@@ -488,14 +517,20 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .topology = host->topology(),
                       .device = device,
                       .number = of_host.number};
+  std::unique_ptr<DeviceBackendEnd> end;
   if (host->size() > 1) {
-    if (!make) make = backend_of_plugin(device.type(), host->impl_->options.timeout);
-    transport.data = make(*host);
+    if (make) {
+      transport.data = make(*host);
+    } else {
+      transport.data = backend_of_plugin(device.type(), host->impl_->options.timeout)(*host);
+      end = std::make_unique<DeviceBackendEnd>(transport.data, transport.liveness);
+    }
   }
   const auto options = host->impl_->options;
   const auto accounts = host->accounts();
   // Holds the host's group, too, whose roles these are.
-  transport.subgroups = std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make));
+  transport.subgroups =
+      std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make), std::move(end));
   return std::make_shared<Group>(std::move(transport), options, accounts);
 }
 

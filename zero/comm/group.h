@@ -123,6 +123,8 @@ class Group {
   /// (see Window), or null where the transport has none. Collective. Each rank charges its share,
   /// bytes / local_size(), to `category`: a host holds one copy.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
+  /// Whether `window` gives one.
+  bool has_windows() const;
 
   // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor
   // read, if it is an output), until Work::wait returns. `label` names the caller's business (a
@@ -209,6 +211,8 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks
 /// ConfigError where there is none. Control, liveness and all that is counted stay those of `host`.
 /// Work::wait does not block there: what this thread enqueues afterwards, on its current stream,
 /// runs after the collective.
+/// What the plugin's backend has under way when the group goes is completed first, unless the group
+/// has failed.
 std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
                                  MakeBackend make = {});
 

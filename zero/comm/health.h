@@ -19,8 +19,7 @@ class Health final : public Liveness {
   explicit Health(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
   /// Throws the failure, if there was one.
   void check() const;
-  /// The failure, or null.
-  std::exception_ptr failure() const;
+  std::exception_ptr failure() const override;
   /// Records an exception that a call ended with.
   void fail(const std::exception_ptr& error) noexcept;
   void abandon(std::string_view why) override;

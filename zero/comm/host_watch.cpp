@@ -549,10 +549,20 @@ void HostWatch::Impl::decide(Clock::time_point now) {
     pending_.push_back(std::move(*lost));
   }
   if (pending_.empty() || told_ == acting) return;
-  for (auto& link : links_) {
-    if (!link->to_judge || link->rank != acting) continue;
-    link->frames.send(Kind::report, pending_.front().origin, pending_.front().message);
+  const auto tell = [&](int judge) {
+    const auto link = std::find_if(links_.begin(), links_.end(), [&](const auto& one) {
+      return one->to_judge && one->rank == judge;
+    });
+    if (link == links_.end()) return false;
+    (*link)->frames.send(Kind::report, pending_.front().origin, pending_.front().message);
     told_ = acting;
+    return true;
+  };
+  if (tell(acting) || meeting_) return;
+  // This rank could not connect to him: whoever could is told, and a judge says it himself.
+  if (is_judge()) return settle(pending_.front());
+  for (const int judge : judges_) {
+    if (tell(judge)) return;
   }
 }
 

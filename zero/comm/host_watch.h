@@ -7,7 +7,7 @@
 // 0 is gone. So
 // - a process that dies is noticed at once, since the system closes its connections;
 // - a process that is stopped, a host that is, and a link that is cut are noticed by the beats that
-//   go both ways twice a second, from this thread: a rank that computes for minutes is well;
+//   go both ways once a second, from this thread: a rank that computes for minutes is well;
 // - no rank depends on another of its host to be seen, and the job's store is needed at the start
 //   alone: it may go, and whoever hosts it.
 // The judge says who was the first: his word is the verdict, which stands for ever and which all

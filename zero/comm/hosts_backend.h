@@ -50,8 +50,7 @@ class HostsHealth final : public Liveness {
               std::function<PeerError(const PeerError& trouble)> report);
   /// Throws the failure, if there was one.
   void check() const;
-  /// Null while there is none.
-  std::exception_ptr failure() const;
+  std::exception_ptr failure() const override;
   /// Records what a call ended with, tells everybody, and aborts what is under way. Returns the
   /// failure that stands.
   std::exception_ptr fail(const std::exception_ptr& error) noexcept;

@@ -39,15 +39,17 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
   accounts_.traffic->add_link(
       Collective::all_gather,
       others * (what.wire ? wire_bytes(what.wire->quantisation, what.slice.numel()) : bytes));
-  auto& coming = coming_[static_cast<size_t>(slot)];
-  coming.flight = Flight(accounts_,
-                         {.collective = Collective::all_gather,
-                          .ranks = ranks,
-                          .label = what.label,
-                          .message = static_cast<int64_t>(what.whole.nbytes())},
-                         others * bytes);
-  coming.work = backend_->gather_to_host(
+  auto flight =
+      std::make_shared<Flight>(accounts_,
+                               CallTime{.collective = Collective::all_gather,
+                                        .ranks = ranks,
+                                        .label = what.label,
+                                        .message = static_cast<int64_t>(what.whole.nbytes())},
+                               others * bytes);
+  auto work = backend_->gather_to_host(
       what, [local = local_, slot, epoch] { local->publish(slot, epoch); });
+  const std::lock_guard lock(mutex_);
+  coming_[static_cast<size_t>(slot)] = {std::move(work), std::move(flight)};
 }
 
 void HostsWindow::settle() {
@@ -62,16 +64,23 @@ void HostsWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view 
 
 // What this rank's own exchange of `slot` brings.
 void HostsWindow::await(int64_t slot) {
-  auto& coming = coming_[static_cast<size_t>(slot)];
+  Coming coming;
+  {
+    const std::lock_guard lock(mutex_);
+    coming = coming_[static_cast<size_t>(slot)];
+  }
   if (!coming.work) return;
   const ClockedScope clocked(*accounts_.clock);
   std::optional<Timeline::Scope> waiting;
-  if (coming.flight)
-    waiting.emplace(coming.flight.timeline(), coming.flight.waiting(), coming.flight.label());
+  if (*coming.flight)
+    waiting.emplace(coming.flight->timeline(), coming.flight->waiting(), coming.flight->label());
   coming.work->wait();
   waiting.reset();
-  end_flight(coming.flight, *coming.work);
-  coming.work.reset();
+  const std::lock_guard lock(mutex_);
+  auto& now = coming_[static_cast<size_t>(slot)];
+  if (now.work != coming.work) return;  // another thread has waited for it
+  end_flight(*coming.flight, *coming.work);
+  now = {};
 }
 
 }  // namespace zero::comm

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -42,8 +43,9 @@ class HostsWindow final : public Window {
   Accounts accounts_;
   struct Coming {
     c10::intrusive_ptr<c10d::Work> work;
-    Flight flight;
+    std::shared_ptr<Flight> flight;
   };
+  std::mutex mutex_;            // several threads of a rank may use units that share a page
   std::vector<Coming> coming_;  // by slot, to this rank's place
 };
 

@@ -72,8 +72,10 @@ class World {
   };
 
  public:
+  // It is never destroyed: where MPI's thread is stuck it goes on until the process has ended.
   static World& instance() {
-    static World world;
+    static World& world = *new World;
+    static const Leaving at_exit(world);
     return world;
   }
 
@@ -133,12 +135,13 @@ class World {
     if (under_way) stop();
   }
 
-  // When it returns MPI touches no memory of a rail any more: nobody calls it.
+  // When it returns MPI touches no memory of a rail any more: nobody calls it. But for a rail that
+  // is being opened, which may wait for ever for a rank that has died.
   void stop() {
     std::unique_lock lock(mutex_);
     stopped_ = true;
     wake_.notify_all();
-    quiet_.wait(lock, [this] { return ended_; });
+    quiet_.wait(lock, [this] { return ended_ || runs_task_; });
   }
 
   // On MPI's thread: MPI is ready, or this throws.
@@ -166,10 +169,22 @@ class World {
  private:
   World() : thread_([this] { work(); }) {}
 
-  ~World() {
+  class Leaving {
+   public:
+    explicit Leaving(World& world) : world_(world) {}
+    Leaving(const Leaving&) = delete;
+    Leaving& operator=(const Leaving&) = delete;
+    ~Leaving() { world_.leave(); }
+
+   private:
+    World& world_;
+  };
+
+  void leave() {
     {
       const std::lock_guard lock(mutex_);
       leaves_ = true;
+      if (runs_task_) return;  // that its caller has given up: MPI waits for a rank that has died
     }
     wake_.notify_all();
     thread_.join();
@@ -185,8 +200,13 @@ class World {
       }
       auto tasks = std::exchange(tasks_, {});
       auto posted = std::exchange(posted_, {});
+      runs_task_ = !tasks.empty();
       lock.unlock();
       for (auto* task : tasks) run_here(*task);
+      if (!tasks.empty()) {
+        const std::lock_guard done(mutex_);
+        runs_task_ = false;
+      }
       std::vector<Operation*> ended;
       for (auto* operation : posted) start(*operation, ended);
       test(ended);
@@ -282,7 +302,7 @@ class World {
   std::condition_variable wake_, quiet_;
   std::deque<Task*> tasks_;
   std::deque<Operation*> posted_;
-  bool stopped_ = false, leaves_ = false, ended_ = false;
+  bool stopped_ = false, leaves_ = false, ended_ = false, runs_task_ = false;
   // Of MPI's thread alone, until it has ended.
   bool initialised_ = false;
   std::vector<MPI_Request> requests_;

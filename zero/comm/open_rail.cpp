@@ -39,7 +39,13 @@ std::string chosen() {
 std::unique_ptr<Rail> open_rail(c10::intrusive_ptr<c10d::Store> store, const RailEnd& end,
                                 PieceOptions options) {
   const auto transport = chosen();
-  if (transport != "gloo") return plugin_rail(transport, end.ranks, end.host, options);
+  if (transport != "gloo") {
+    // A store that knows that a rank has died throws. MPI itself needs none.
+    const auto check = [&] {
+      if (store) (void)store->check({"rail"});
+    };
+    return plugin_rail(transport, end.ranks, end.host, options, check);
+  }
   return gloo_rail(std::move(store), end.host, end.hosts, rail_address(end.address), options);
 }
 

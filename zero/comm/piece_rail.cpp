@@ -255,7 +255,9 @@ class PieceRail final : public Rail {
     }
     const std::lock_guard lock(shared_->mutex);
     shared_->under_way.insert(message.get());
-    if (shared_->aborted) message->abort_pieces();  // the wait will say so
+    // It may have been noticed meanwhile: the wait will say so.
+    if (shared_->aborted || !shared_->lost[static_cast<size_t>(title.peer)].empty())
+      message->abort_pieces();
     return message;
   }
 
@@ -268,11 +270,13 @@ class PieceRail final : public Rail {
   }
 
   int tag(uint64_t number, size_t bytes) const {
-    const int check_bits = std::max(shared_->carrier->tag_bits() - kCounterBits, 0);
-    const auto low = static_cast<uint32_t>(number & ((1U << kCounterBits) - 1));
+    const int bits = shared_->carrier->tag_bits();
+    const int counter_bits = std::min(bits, kCounterBits);
+    const int check_bits = bits - counter_bits;
+    const auto low = static_cast<uint32_t>(number & ((1U << counter_bits) - 1));
     const uint64_t mixed = static_cast<uint64_t>(bytes) * 0x9E3779B97F4A7C15U;
     const auto check = check_bits == 0 ? 0 : static_cast<uint32_t>(mixed >> (64 - check_bits));
-    return static_cast<int>((check << kCounterBits) | low);
+    return static_cast<int>((check << counter_bits) | low);
   }
 
   // Note [Lost hosts]

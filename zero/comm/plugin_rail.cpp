@@ -13,6 +13,7 @@
 #include "zero/base/error.h"
 #include "zero/base/shared_library.h"
 #include "zero/comm/rail_plugin.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -119,9 +120,13 @@ class PluginCarrier final : public Carrier {
 }  // namespace
 
 std::unique_ptr<Rail> plugin_rail(const std::string& name, const std::vector<int>& ranks, int host,
-                                  PieceOptions options) {
-  return piece_rail(std::make_unique<PluginCarrier>(load(name), name, ranks, host), host,
-                    static_cast<int>(ranks.size()), options);
+                                  PieceOptions options, const std::function<void()>& check) {
+  const auto& plugin = load(name);
+  auto carrier =
+      answer_to([&plugin, name, ranks,
+                 host] { return std::make_unique<PluginCarrier>(plugin, name, ranks, host); },
+                check);
+  return piece_rail(std::move(carrier), host, static_cast<int>(ranks.size()), options);
 }
 
 }  // namespace zero::comm

@@ -1,6 +1,7 @@
 // Rails over a plugin, a library of its own that is loaded when it is asked for.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,8 +20,11 @@ namespace zero::comm {
 /// themselves, as InfiniBand's, a piece whose transfer had begun may still arrive afterwards: end
 /// the process.)
 ///
-/// Throws CommError naming the file, and the package that brings what it lacks.
-std::unique_ptr<Rail> plugin_rail(const std::string& name, const std::vector<int>& ranks, int host,
-                                  PieceOptions options = {});
+/// Throws CommError naming the file, and the package that brings what it lacks. MPI waits for a
+/// rank that has died as long as it likes: `check` is called again and again meanwhile, and what it
+/// throws ends the wait.
+std::unique_ptr<Rail> plugin_rail(
+    const std::string& name, const std::vector<int>& ranks, int host, PieceOptions options = {},
+    const std::function<void()>& check = [] {});
 
 }  // namespace zero::comm

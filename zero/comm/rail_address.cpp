@@ -118,4 +118,12 @@ std::string rail_address(const std::string& store_host) {
   return towards;
 }
 
+std::string reachable_address(const std::string& own, const std::vector<std::string>& others) {
+  if (!is_loopback(own)) return own;
+  for (const auto& other : others) {
+    if (!other.empty() && !is_loopback(other)) return address_towards(other);
+  }
+  return own;
+}
+
 }  // namespace zero::comm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace zero::comm {
 
@@ -22,5 +23,10 @@ bool is_loopback(const std::string& address);
 /// the variable names the loopback interface and `store_host` is elsewhere: no other host could
 /// connect.
 std::string rail_address(const std::string& store_host);
+
+/// `own`, an address of this host, or where that is of the loopback interface and one of `others`
+/// is not, the address towards that one. A host's own name may mean its loopback interface
+/// (Debian's /etc/hosts), and the ranks may meet at that name.
+std::string reachable_address(const std::string& own, const std::vector<std::string>& others);
 
 }  // namespace zero::comm

@@ -327,13 +327,21 @@ std::string rank_list(const std::vector<int>& ranks) {
 
 constexpr size_t kLongestEntry = 2048;
 
-std::string encode(const Attendant& rank) { return rank.host + " " + rank.machine; }
+std::string encode(const Attendant& rank) {
+  return fmt::format("{} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
+                     rank.machine);
+}
 
 /// Nothing where no rank wrote it.
 std::optional<Attendant> decode(const std::string& text) {
-  const auto end = text.find(' ');
-  if (text.size() > kLongestEntry || end == std::string::npos) return std::nullopt;
-  return Attendant{.host = text.substr(0, end), .machine = text.substr(end + 1)};
+  const auto host = text.find(' ');
+  const auto address = host == std::string::npos ? host : text.find(' ', host + 1);
+  if (text.size() > kLongestEntry || address == std::string::npos) return std::nullopt;
+  Attendant rank{.host = text.substr(0, host),
+                 .address = text.substr(host + 1, address - host - 1),
+                 .machine = text.substr(address + 1)};
+  if (rank.address == "-") rank.address.clear();
+  return rank;
 }
 
 class RollCall {
@@ -462,6 +470,15 @@ std::string remedy(const std::string& launcher, const std::string& each) {
   return fmt::format("srun --ntasks-per-node={} --distribution=block", each);
 }
 
+/// Empty where there is none, of which the rail will say more.
+std::string known_address_towards(const std::string& host) {
+  try {
+    return address_towards(host);
+  } catch (const CommError&) {
+    return {};
+  }
+}
+
 /// Rank 0 may host the store: it stays until all know what it knows, or time is up.
 void leave_together(c10d::Store& store, const Job& job) {
   constexpr const char* kLeft = "left";
@@ -528,6 +545,12 @@ fs::path rendezvous_folder() {
 
 Topology Joined::topology(int rank) const { return Topology::of(places_of(ranks), rank); }
 
+std::string Joined::address() const {
+  std::vector<std::string> all;
+  for (const auto& rank : ranks) all.push_back(rank.address);
+  return reachable_address(rail_address(store_address), all);
+}
+
 Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::path& folder) {
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
@@ -548,10 +571,11 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     const auto keys = fmt::format("{}/{}", prefix, generation);
     WatchedStore store(keys, opened.store, check);
     const auto self = Process::self();
-    auto met =
-        RollCall(store, job, timeout).hold({.host = self.host, .machine = self.machine}, [&] {
-          file.remove();
-        });
+    auto met = RollCall(store, job, timeout)
+                   .hold({.host = self.host,
+                          .address = known_address_towards(opened.address),
+                          .machine = self.machine},
+                         [&] { file.remove(); });
     if (!Topology::of(places_of(met.ranks), 0).regular) {
       leave_together(store, job);
       refuse_irregular(met.ranks, job.launcher);
@@ -636,13 +660,12 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   if (const auto block = comm::sum_block_from_environment(); block > 0) options.block = block;
   auto joined = comm::join_store(job, options.timeout, folder);
   const auto topology = joined.topology(job.rank);
-  return comm::job_group(
-      std::move(joined.store),
-      {.rank = job.rank,
-       .size = job.size,
-       .topology = topology,
-       .address = topology.hosts == 1 ? std::string() : comm::rail_address(joined.store_address)},
-      options);
+  return comm::job_group(std::move(joined.store),
+                         {.rank = job.rank,
+                          .size = job.size,
+                          .topology = topology,
+                          .address = topology.hosts == 1 ? std::string() : joined.address()},
+                         options);
 }
 
 }  // namespace zero

@@ -17,14 +17,14 @@
 // the launcher says of hosts is not asked again: the ranks know better.
 //
 // Note [Trust]
-// A store answers whoever reaches it. So it listens on one address alone: the loopback interface,
-// or the one that MASTER_ADDR or the launcher names; and the job's keys begin with a random token,
-// which the ranks have from their launcher's environment, from the file, or, under other launchers
-// and across hosts, from rank 0 at the roll call. Who sees the store's keys or guesses right can
-// still keep a job from starting, but not more: memory is passed over a socket of which the kernel
-// says which user and process is at the other end (shm_meeting.cpp), and what peers write there is
-// checked before it is used. Between hosts there is no such kernel: whoever can read the traffic
-// of the network can read the token too.
+// A store answers whoever reaches it. So ours (torchrun brings its own) listens on one address
+// alone: the loopback interface, or the one that MASTER_ADDR or the launcher names; and the job's
+// keys begin with a random token, which the ranks have from their launcher's environment, from the
+// file, or, under other launchers and across hosts, from rank 0 at the roll call. Who sees the
+// store's keys or guesses right can still keep a job from starting, but not more: memory is passed
+// over a socket of which the kernel says which user and process is at the other end
+// (shm_meeting.cpp), and what peers write there is checked before it is used. Between hosts there
+// is no such kernel: whoever can read the traffic of the network can read the token too.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -47,6 +47,7 @@ std::filesystem::path rendezvous_folder();
 /// A rank as it signed in.
 struct Attendant {
   std::string host{};     ///< for messages
+  std::string address{};  ///< of its host, by which it reaches the store; empty: none is known
   std::string machine{};  ///< Process::machine: the same for ranks that can share memory
 };
 
@@ -59,6 +60,8 @@ struct Joined {
 
   /// Which ranks share a host.
   Topology topology(int rank) const;
+  /// Of this host, for those on other hosts. Throws as rail_address.
+  std::string address() const;
 };
 
 /// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called

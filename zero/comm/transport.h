@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,8 @@ class Liveness {
   /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
+  /// What the group has failed of, as far as this rank knows; null while it works.
+  virtual std::exception_ptr failure() const = 0;
 };
 
 /// Groups of some of the ranks.

@@ -1,5 +1,6 @@
 #include "zero/engine/backward_pass.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -11,28 +12,24 @@ namespace zero {
 
 namespace {
 
-// The pass that an engine has marked on this thread. Autograd runs the graphs of CPU tensors on the
-// thread that calls it.
-thread_local const BackwardPass* marked_here = nullptr;
+// That an engine has marked the pass under way. LibTorch takes what it calls debug information
+// along to the threads on which autograd runs the graphs of a device; the kind is none of its own.
+constexpr auto kMark = static_cast<c10::DebugInfoKind>(0x7A);
+bool marked_here() { return c10::ThreadLocalDebugInfo::get(kMark) != nullptr; }
 
 }  // namespace
 
 // While it lives, `pass` is marked.
 class BackwardPass::Mark {
  public:
-  explicit Mark(BackwardPass& pass) : pass_(pass), outer_(std::exchange(marked_here, &pass)) {
-    pass_.marked_ = true;
-  }
+  explicit Mark(BackwardPass& pass) : pass_(pass) { pass_.marked_ = true; }
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
-  ~Mark() {
-    marked_here = outer_;
-    pass_.marked_ = false;
-  }
+  ~Mark() { pass_.marked_ = false; }
 
  private:
   BackwardPass& pass_;
-  const BackwardPass* outer_;
+  c10::DebugInfoGuard here_{kMark, std::make_shared<c10::DebugInfoBase>()};
 };
 
 // What autograd holds to call back. Where it goes without having been called, the pass has thrown.
@@ -119,7 +116,7 @@ at::Tensor BackwardPass::place(int64_t parameter) {
 
 // Unless a pass is under way, or it is another engine's, or there is none. With the mutex held.
 void BackwardPass::begin_unmarked() {
-  if (marked_here != nullptr || torch::autograd::get_current_graph_task_id() < 0) return;
+  if (marked_here() || torch::autograd::get_current_graph_task_id() < 0) return;
   if (marked_ || !ending_.expired()) return;
   steps_.check_unmarked();
   const auto ending = std::make_shared<Ending>(*this);

@@ -89,7 +89,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   plans = plan_units(layout, model, config, placement, timing);
   if (config.scales_loss()) loss_scale.emplace(config.loss_scaling);
   check_passes();
-  check_on_device(config, timing, model);
+  check_on_device(config, timing, model, placement.shards->topology());
   check_budget();
   check_memory(available);
   limit_device();

@@ -25,7 +25,8 @@ std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
       model.name(0), device.str(), ranks->size(), ranks->device().str(), ranks->device().str()));
 }
 
-void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model) {
+void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
+                     const comm::Topology& topology) {
   const auto device = model.device();
   if (!is_asynchronous(device)) return;
   // Where it cannot be loaded the error says why, before anything of the model has changed.
@@ -57,6 +58,8 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   refuse(config.memory_budget > 0, "memory_budget",
          "Bound gathered parameters by stage3_max_live_parameters.");
   refuse(config.split_master_weights, "bf16.split_master_weights", "Switch it off.");
+  refuse(config.quantised.any() && topology.hosts > 1, "zero_quantized_weights and its like",
+         "Switch them off.");
   for (const auto& chosen : model.optimizers()) {
     refuse(optim::reach(chosen) != optim::Reach::element, optim::name(chosen),
            "Use AdamW, SGD, Adagrad or Lion.");

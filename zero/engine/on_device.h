@@ -18,6 +18,7 @@ std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
 
 /// Loads the plugin for the model's device, where its kernels are not there yet. Throws ConfigError
 /// where that cannot be done, or naming the first key that asks for what is done on the CPU alone.
-void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model);
+void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
+                     const comm::Topology& topology);
 
 }  // namespace zero

@@ -47,6 +47,9 @@ void check_kept(const Config& config, const comm::Group& all) {
         "out.",
         size, all.topology().hosts, other, why));
   };
+  if (!all.has_windows())
+    refuse("its group is a device's, or is carried by another backend than libzero's",
+           "ranks of a host share no memory there.");
   if (config.offload_param.device != OffloadDevice::none)
     refuse("offload_param is given", "each host would keep in memory what is to be elsewhere.");
   if (config.device_memory > 0)

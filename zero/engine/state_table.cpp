@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -85,6 +86,13 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
   make_parameters(placement, options);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
   make_staging();
+}
+
+StateTable::~StateTable() {
+  try {
+    settle();
+  } catch (const std::exception&) {  // the device has failed, and said so elsewhere
+  }
 }
 
 at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,

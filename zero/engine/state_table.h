@@ -74,6 +74,10 @@ class StateTable {
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
              const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
+  /// Waits until nothing reads its memory any more.
+  ~StateTable();
+  StateTable(const StateTable&) = delete;
+  StateTable& operator=(const StateTable&) = delete;
 
   const UnitPlan& plan(int64_t unit) const { return plans_[static_cast<size_t>(unit)]; }
   bool trainable(int64_t unit) const { return plan(unit).trainable; }

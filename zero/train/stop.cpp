@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 
 namespace zero::train {
@@ -9,8 +10,9 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-// A signal handler can reach nothing else.
-volatile std::sig_atomic_t received_signal = 0;
+// A signal handler can reach nothing else. Trainers of ranks that are threads set it back together.
+std::atomic<int> received_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 
 }  // namespace
 

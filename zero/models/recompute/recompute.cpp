@@ -1,6 +1,7 @@
 #include "zero/models/recompute/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -52,8 +53,19 @@ struct RandomState {
   at::Tensor state;
 };
 
+// LibTorch's default generators of the CPU and of the devices where inputs lie.
+std::vector<at::Generator> default_generators(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
+  for (const auto& input : inputs) {
+    if (!input.defined() || input.is_cpu()) continue;
+    const auto& own = at::globalContext().defaultGenerator(input.device());
+    if (std::find(generators.begin(), generators.end(), own) == generators.end())
+      generators.push_back(own);
+  }
+  return generators;
+}
+
 std::vector<RandomState> random_states(std::vector<at::Generator> generators) {
-  if (generators.empty()) generators.push_back(at::detail::getDefaultCPUGenerator());
   std::vector<RandomState> states;
   for (auto& generator : generators) {
     auto state = state_of(generator);
@@ -286,6 +298,7 @@ bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& inputs) 
 std::vector<at::Tensor> recompute(TensorFunction function, std::vector<at::Tensor> inputs,
                                   RecomputeOptions options) {
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return function(inputs);
+  if (options.generators.empty()) options.generators = default_generators(inputs);
   auto random = random_states(std::move(options.generators));
   const auto autocast = Autocast::State::current();
   std::vector<int64_t> versions;

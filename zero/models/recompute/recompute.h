@@ -37,7 +37,8 @@ struct RecomputeOptions {
   /// are no parameters); others stay where they are, as they outlive backward anyway. Null: all
   /// stay where they are.
   std::shared_ptr<ActivationStore> store{};
-  /// From which `function` draws random numbers; empty: LibTorch's default generator of the CPU.
+  /// From which `function` draws random numbers; empty: LibTorch's default generators of the CPU
+  /// and of the devices where inputs lie.
   std::vector<at::Generator> generators{};
 };
 
