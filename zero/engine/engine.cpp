@@ -145,7 +145,7 @@ void Engine::Impl::seed_ranks() const {
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(group().rank()));
   };
-  const auto of_host = at::detail::getDefaultCPUGenerator();
+  const auto& of_host = at::detail::getDefaultCPUGenerator();
   seed(of_host);
   if (model.device().is_cpu()) return;
   const auto& of_device = at::globalContext().defaultGenerator(model.device());
