@@ -198,15 +198,15 @@ class World {
         wake_.wait(lock, [this] { return stopped_ || leaves_ || !idle(); });
         continue;
       }
-      auto tasks = std::exchange(tasks_, {});
-      auto posted = std::exchange(posted_, {});
-      runs_task_ = !tasks.empty();
-      lock.unlock();
-      for (auto* task : tasks) run_here(*task);
-      if (!tasks.empty()) {
-        const std::lock_guard done(mutex_);
-        runs_task_ = false;
+      Task* task = nullptr;
+      if (!tasks_.empty()) {
+        task = tasks_.front();
+        tasks_.pop_front();
       }
+      auto posted = std::exchange(posted_, {});
+      runs_task_ = task != nullptr;
+      lock.unlock();
+      if (task != nullptr) run_here(*task);
       std::vector<Operation*> ended;
       for (auto* operation : posted) start(*operation, ended);
       test(ended);
@@ -233,13 +233,23 @@ class World {
     quiet_.notify_all();
   }
 
-  static void run_here(Task& task) {
+  void run_here(Task& task) {
+    std::exception_ptr error;
     try {
       task.body();
     } catch (...) {
-      return task.ended.set_exception(std::current_exception());
+      error = std::current_exception();
     }
-    task.ended.set_value();
+    {
+      // Before its caller goes on: that may leave at once, and MPI is not stuck.
+      const std::lock_guard lock(mutex_);
+      runs_task_ = false;
+    }
+    if (error) {
+      task.ended.set_exception(error);
+    } else {
+      task.ended.set_value();
+    }
   }
 
   bool idle() const { return tasks_.empty() && posted_.empty() && under_way_.empty(); }
