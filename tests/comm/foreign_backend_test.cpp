@@ -158,6 +158,16 @@ TEST(GroupOverAnotherBackend, CountsItsTrafficByDefinition) {
     EXPECT_EQ(group.traffic().count(Collective::all_gather).logical_bytes, 16);
     EXPECT_EQ(group.traffic().count(Collective::all_gather).copied_bytes, 16);
     EXPECT_EQ(group.traffic().count(Collective::control).calls, 1);
+    // Sums of bf16 into fp32, and of fp32 into bf16, are sent in fp32.
+    const auto bf16 = whole.to(at::kBFloat16);
+    group.reduce_scatter(slice, bf16).wait();
+    EXPECT_EQ(group.traffic().count(Collective::reduce_scatter).logical_bytes, 16);
+    auto rounded = slice.to(at::kBFloat16);
+    group.reduce_scatter(rounded, whole).wait();
+    EXPECT_EQ(group.traffic().count(Collective::reduce_scatter).logical_bytes, 32);
+    group.reduce_scatter(rounded, bf16).wait();
+    EXPECT_EQ(group.traffic().count(Collective::reduce_scatter).logical_bytes, 40);
+    EXPECT_EQ(group.sent_dtype(at::kBFloat16, at::kFloat), at::kFloat);
   });
 }
 

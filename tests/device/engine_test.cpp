@@ -716,6 +716,41 @@ TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
   }
 }
 
+// Later passes of bf16 gradients are added up in fp32, and devices' backends send one dtype.
+TEST(EngineOnDevices, BytesOfTheSumsAreTheFormulas) {
+  for (const int64_t shards : {0, 2}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (shards > 0 && stage == 0) continue;
+      const Setting setting{.stage = stage,
+                            .ranks = shards > 0 ? 4 : 2,
+                            .bf16 = true,
+                            .accumulate = 3,
+                            .live = 20000,
+                            .shards = shards};
+      SCOPED_TRACE(describe(setting) + (shards > 0 ? ", in two replicas" : ""));
+      configure({});
+      run_on_devices(setting.ranks, [&](const auto& group) {
+        const auto model = make_model(setting);
+        model->to(group->device());
+        Engine engine(*model, setting.optimizer, config_of(setting), group);
+        for (int64_t step = 0; step < 2; ++step) {
+          group->traffic().reset();
+          for (int64_t batch = 0; batch < setting.accumulate; ++batch) {
+            engine.backward(loss_of(*model, setting, *group, step));
+            engine.step();
+          }
+        }
+        const auto formula = engine.traffic_formula();
+        const auto sent = [&](comm::Collective collective) {
+          return group->traffic().count(collective).logical_bytes;
+        };
+        EXPECT_EQ(sent(comm::Collective::reduce_scatter), formula.reduce_scatter);
+        EXPECT_EQ(sent(comm::Collective::all_reduce), formula.all_reduce);
+      });
+    }
+  }
+}
+
 std::string refusal_in_training(const Setting& setting, size_t memory_bytes) {
   with_memory(memory_bytes);
   std::string refusal;

@@ -321,6 +321,12 @@ int64_t Group::feedback_bytes(const Quantisation& quantisation, int64_t slice_nu
   return (topology().hosts - 1) * wire_bytes(feedback_quantisation(quantisation), slice_numel);
 }
 
+at::ScalarType Group::sent_dtype(at::ScalarType input, at::ScalarType output) const {
+  const bool widened = impl_->size > 1 && !impl_->ours(Collective::reduce_scatter) &&
+                       c10::elementSize(output) > c10::elementSize(input);
+  return widened ? output : input;
+}
+
 Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label,
                            std::optional<LinkWire> wire) {
   impl_->check_defined("reduce_scatter", output);
@@ -331,7 +337,9 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
     copy_slice(output, input);
     return impl_->done(Collective::reduce_scatter, label, bytes_of(input));
   }
-  const auto bytes = (impl_->size - 1) * output.numel() * input.element_size();
+  const auto sent = sent_dtype(input.scalar_type(), output.scalar_type());
+  const auto bytes =
+      (impl_->size - 1) * output.numel() * static_cast<int64_t>(c10::elementSize(sent));
   impl_->check_wire("reduce_scatter", wire, input.scalar_type());
   if (wire) impl_->check_error(*wire, feedback_bytes(wire->quantisation, output.numel()));
   c10d::ReduceScatterOptions call;
@@ -343,12 +351,12 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
             input.scalar_type() == output.scalar_type()) {
           return impl_->transport.data->_reduce_scatter_base(output, input, call);
         }
-        if (input.element_size() > output.element_size()) {
-          auto sum = at::empty(output.sizes(), output.options().dtype(input.scalar_type()));
+        if (sent != output.scalar_type()) {
+          auto sum = at::empty(output.sizes(), output.options().dtype(sent));
           auto work = impl_->transport.data->_reduce_scatter_base(sum, input, call);
           return c10::make_intrusive<RoundingWork>(std::move(work), std::move(sum), output);
         }
-        auto converted = input.to(output.scalar_type());  // another backend reduces one dtype only
+        auto converted = input.to(sent);
         auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
         return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
       },

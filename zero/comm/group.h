@@ -148,6 +148,9 @@ class Group {
   /// that the slice is on enters as it is. Added in host order, and rounded once.
   Work reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label = "",
                       std::optional<LinkWire> wire = {});
+  /// The dtype in which reduce_scatter sends an input of dtype `input` whose sum has dtype
+  /// `output`: `input`, but over another backend, which adds one dtype only, the wider of them.
+  at::ScalarType sent_dtype(at::ScalarType input, at::ScalarType output) const;
   /// Bytes of LinkWire::error for sums whose slices have `slice_numel` elements: about 1 for each
   /// element that this rank sends, 0 on one host.
   int64_t feedback_bytes(const Quantisation& quantisation, int64_t slice_numel) const;

@@ -155,7 +155,7 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   if (!plan.trainable) return costs;
   if (sharded.optimizer && (!sharded.parameters || kept_on_hosts())) costs.publish = gather_sent;
 
-  const int64_t gradient_bytes = bytes(reduce->wire_dtype(u));
+  const int64_t gradient_bytes = bytes(reduce->sent_dtype(u, true));
   const auto gradient = wire_of(gradient_wire(u), gradient_bytes);
   if (sharded.optimizer) {
     costs.reduce = link(partition::share_sent(unit.numel * gradient_bytes, ranks), cluster,
@@ -169,7 +169,7 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   if (sharded.optimizer && replicas.size() > 1) {
     const auto across = cluster_of(replicas);
     const int64_t numel = layout.slice_numel(u);
-    const partition::Wire partial{.bits = 8 * bytes(reduce->partial_dtype(u))};
+    const partition::Wire partial{.bits = 8 * bytes(reduce->sent_to_replicas(u, true))};
     const partition::Wire whole{.bits = 8 * bytes(reduce->sum_dtype(u, true))};
     const int64_t sum = link(partition::share_sent(partial.bytes(numel), replicas.size()) +
                                  partition::share_sent(whole.bytes(numel), replicas.size()),
@@ -260,20 +260,25 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       sum.all_gather_link += gathers * gathered_across;
     }
     if (!plan.trainable) continue;
-    const int64_t gradient_bytes = bytes(impl.reduce->wire_dtype(u));
-    const auto gradient = wire_of(impl.gradient_wire(u), gradient_bytes);
+    const auto gradient = [&](bool first) {
+      return wire_of(impl.gradient_wire(u), bytes(impl.reduce->sent_dtype(u, first)));
+    };
     if (sharded.optimizer) {
-      const int64_t reduced = partition::share_sent(unit.numel * gradient_bytes, ranks);
       const int64_t sums = sharded.gradients ? k : 1;
-      sum.reduce_scatter += sums * reduced;
-      sum.reduce_scatter_link +=
-          sums * reduce_scatter_link_bytes(cluster, unit.numel, gradient) / cluster.ranks_a_host;
+      for (int64_t pass = 0; pass < sums; ++pass) {
+        const int64_t each = bytes(impl.reduce->sent_dtype(u, pass == 0));
+        sum.reduce_scatter += partition::share_sent(unit.numel * each, ranks);
+        sum.reduce_scatter_link +=
+            reduce_scatter_link_bytes(cluster, unit.numel, gradient(pass == 0)) /
+            cluster.ranks_a_host;
+      }
       if (replicas.size() == 1) continue;
       // A slice's sum over replicas, in two halves.
       const auto across = cluster_of(replicas);
       const int64_t numel = impl.layout.slice_numel(u);
       for (int64_t pass = 0; pass < (impl.reduce->defers(u) ? 1 : sums); ++pass) {
-        const partition::Wire partial{.bits = 8 * bytes(impl.reduce->partial_dtype(u))};
+        const partition::Wire partial{.bits =
+                                          8 * bytes(impl.reduce->sent_to_replicas(u, pass == 0))};
         const partition::Wire whole{.bits = 8 * bytes(impl.reduce->sum_dtype(u, pass == 0))};
         sum.reduce_scatter += partition::share_sent(partial.bytes(numel), replicas.size());
         sum.all_gather += partition::share_sent(whole.bytes(numel), replicas.size());
@@ -283,8 +288,10 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       }
     } else {
       const auto all = cluster_of(impl.group());
-      sum.all_reduce += 2 * partition::share_sent(unit.numel * gradient_bytes, impl.group().size());
-      sum.all_reduce_link += all_reduce_link_bytes(all, unit.numel, gradient) / all.ranks_a_host;
+      const int64_t each = bytes(impl.reduce->wire_dtype(u));
+      sum.all_reduce += 2 * partition::share_sent(unit.numel * each, impl.group().size());
+      sum.all_reduce_link +=
+          all_reduce_link_bytes(all, unit.numel, gradient(true)) / all.ranks_a_host;
     }
   }
   if (!updated) return sum;

@@ -185,6 +185,18 @@ at::ScalarType ReduceFlow::partial_dtype(int64_t unit) const {
   return group_.size() == 1 ? wire : comm::partial_dtype(wire);
 }
 
+at::ScalarType ReduceFlow::sent_dtype(int64_t unit, bool first) const {
+  const auto wire = wire_dtype(unit);
+  if (!placement_.sharded.optimizer) return wire;
+  if (replicas() != nullptr && !defers(unit)) return group_.sent_dtype(wire, partial_dtype(unit));
+  return group_.sent_dtype(wire,
+                           sharded() ? sum_dtype(unit, first) : table_.plan(unit).gradient_dtype);
+}
+
+at::ScalarType ReduceFlow::sent_to_replicas(int64_t unit, bool first) const {
+  return placement_.replicas->sent_dtype(partial_dtype(unit), sum_dtype(unit, first));
+}
+
 int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
   const auto& plan = table_.plan(unit);
   if (plan.gradients_at != Tier::host) return 0;

@@ -164,8 +164,12 @@ class ReduceFlow final : public GradientSink {
 
   /// dtype of the array that a pass's gradients of a unit are collected in.
   at::ScalarType collected_dtype(int64_t unit) const;
-  /// dtype of what a unit's reduction sends.
+  /// dtype of a unit's array that is reduced.
   at::ScalarType wire_dtype(int64_t unit) const;
+  /// dtype of what a rank sends of it, in a step's first pass or in a later one.
+  at::ScalarType sent_dtype(int64_t unit, bool first) const;
+  /// The same of a block's sum on its way to the replicas.
+  at::ScalarType sent_to_replicas(int64_t unit, bool first) const;
   /// The sum over replicas of this unit is made once a step, of what micro-batches have added up.
   bool defers(int64_t unit) const;
   /// dtype of a block's sum on its way to the replicas.
