@@ -198,7 +198,7 @@ Result on_two_ranks(Slip slip) {
   const auto weights = initial_weights();
   const std::vector<Tensor> batches{batch(0), batch(1)};
   Result result;
-  result.losses.resize(static_cast<size_t>(kSteps * kRanks));
+  result.losses.resize(size_t{kSteps} * kRanks);
   std::vector<std::unique_ptr<Rank>> ranks(kRanks);
   std::vector<std::vector<Tensor>> losses(kRanks);
   std::vector<Tensor> inputs(kRanks);

@@ -279,6 +279,13 @@ TEST(Recompute, WorksWhereNoInputNeedsAGradient) {
   (z + w.sum()).sum().backward();
 }
 
+TEST(Recompute, WorksWithoutDataForShapesAlone) {
+  const auto w = at::empty({6, 3}, at::device(at::kMeta)).requires_grad_();
+  const auto y = zero::recompute([w](const at::Tensor& z) { return at::mm(z, w); },
+                                 at::empty({4, 6}, at::device(at::kMeta)));
+  EXPECT_EQ(y.sizes(), (at::IntArrayRef{4, 3}));
+}
+
 TEST(Recompute, AParameterMayBeReturned) {
   const auto w = parameter({6}, 0.4);
   const auto y =

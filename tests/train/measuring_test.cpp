@@ -20,7 +20,6 @@
 namespace zero::train {
 namespace {
 
-using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::json;

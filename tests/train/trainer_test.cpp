@@ -533,7 +533,7 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   EXPECT_THROW(Trainer({.engine = with(nowhere), .program = options_}, comm::single()), Error);
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
-  Trainer(settings(), comm::single());  // has not begun to train
+  { const Trainer has_not_begun(settings(), comm::single()); }
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
   options_.save_every.reset();

@@ -484,7 +484,7 @@ class DeviceBackendEnd {
   DeviceBackendEnd(const DeviceBackendEnd&) = delete;
   DeviceBackendEnd& operator=(const DeviceBackendEnd&) = delete;
   ~DeviceBackendEnd() {
-    const bool failed = std::uncaught_exceptions() > 0 || (liveness_ && liveness_->failure());
+    const bool failed = std::uncaught_exceptions() > 0 || (liveness_ && liveness_->failed());
     try {
       failed ? backend_->abort() : backend_->shutdown();
     } catch (const std::exception&) {  // nothing is left to be ended

@@ -19,7 +19,8 @@ class Health final : public Liveness {
   explicit Health(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
   /// Throws the failure, if there was one.
   void check() const;
-  std::exception_ptr failure() const override;
+  std::exception_ptr failure() const;
+  bool failed() const override { return failure() != nullptr || trouble().has_value(); }
   /// Records an exception that a call ended with.
   void fail(const std::exception_ptr& error) noexcept;
   void abandon(std::string_view why) override;

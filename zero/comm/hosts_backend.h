@@ -50,7 +50,10 @@ class HostsHealth final : public Liveness {
               std::function<PeerError(const PeerError& trouble)> report);
   /// Throws the failure, if there was one.
   void check() const;
-  std::exception_ptr failure() const override;
+  std::exception_ptr failure() const;
+  bool failed() const override {
+    return failure() != nullptr || (local_ != nullptr && local_->failed());
+  }
   /// Records what a call ended with, tells everybody, and aborts what is under way. Returns the
   /// failure that stands.
   std::exception_ptr fail(const std::exception_ptr& error) noexcept;

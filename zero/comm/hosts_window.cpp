@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -65,15 +66,20 @@ void HostsWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view 
 // What this rank's own exchange of `slot` brings.
 void HostsWindow::await(int64_t slot) {
   Coming coming;
+  std::string label;
+  std::optional<Activity> activity;
   {
     const std::lock_guard lock(mutex_);
     coming = coming_[static_cast<size_t>(slot)];
+    if (!coming.work) return;
+    if (*coming.flight) {  // which another thread that waits may end
+      label = coming.flight->label();
+      activity = coming.flight->waiting();
+    }
   }
-  if (!coming.work) return;
   const ClockedScope clocked(*accounts_.clock);
   std::optional<Timeline::Scope> waiting;
-  if (*coming.flight)
-    waiting.emplace(coming.flight->timeline(), coming.flight->waiting(), coming.flight->label());
+  if (activity) waiting.emplace(*accounts_.timeline, *activity, label);
   coming.work->wait();
   waiting.reset();
   const std::lock_guard lock(mutex_);

@@ -126,22 +126,25 @@ class World {
   }
 
   void release(Operation* operation) {
-    const std::unique_ptr<Operation> owned(operation);
+    std::unique_ptr<Operation> owned(operation);
     bool under_way = false;
     {
       const std::lock_guard lock(mutex_);
       under_way = owned->state == Operation::State::under_way;
     }
-    if (under_way) stop();
+    // Where MPI's thread is stuck it still has the operation: what it names must stay.
+    if (under_way && !stop()) (void)owned.release();
   }
 
-  // When it returns MPI touches no memory of a rail any more: nobody calls it. But for a rail that
-  // is being opened, which may wait for ever for a rank that has died.
-  void stop() {
+  // Returns whether MPI touches no memory of a rail any more: nobody calls it. Not so where a rail
+  // is being opened, which may wait for ever for a rank that has died; until the process ends MPI
+  // may then still fill the memory of receives that were under way.
+  bool stop() {
     std::unique_lock lock(mutex_);
     stopped_ = true;
     wake_.notify_all();
     quiet_.wait(lock, [this] { return ended_ || runs_task_; });
+    return ended_;
   }
 
   // On MPI's thread: MPI is ready, or this throws.
@@ -206,7 +209,15 @@ class World {
       auto posted = std::exchange(posted_, {});
       runs_task_ = task != nullptr;
       lock.unlock();
-      if (task != nullptr) run_here(*task);
+      if (task != nullptr) {
+        run_here(*task);
+        lock.lock();
+        if (stopped_) {  // meanwhile: the memory of what was posted may be gone
+          posted_.insert(posted_.end(), posted.begin(), posted.end());
+          break;
+        }
+        lock.unlock();
+      }
       std::vector<Operation*> ended;
       for (auto* operation : posted) start(*operation, ended);
       test(ended);
@@ -414,7 +425,7 @@ int32_t wait(void* piece, int64_t milliseconds, char* error, size_t size) {
 
 void abort_piece(void* piece) { World::instance().abort(*static_cast<Operation*>(piece)); }
 void release(void* piece) { World::instance().release(static_cast<Operation*>(piece)); }
-void stop(void* /*rail*/) { World::instance().stop(); }
+void stop(void* /*rail*/) { (void)World::instance().stop(); }
 
 void close(void* rail) {
   std::unique_ptr<Line> line(static_cast<Line*>(rail));
@@ -422,7 +433,8 @@ void close(void* rail) {
     World::instance().run([&line] {
       for (auto& channel : line->channels) MPI_Comm_free(&channel);
     });
-  } catch (const std::exception&) {  // it was stopped: MPI is called no more
+  } catch (const std::exception&) {  // it was stopped: MPI is called no more, unless it is stuck
+    if (!World::instance().stop()) (void)line.release();
   }
 }
 

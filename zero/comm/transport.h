@@ -52,8 +52,8 @@ class Liveness {
   /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
-  /// What the group has failed of, as far as this rank knows; null while it works.
-  virtual std::exception_ptr failure() const = 0;
+  /// Whether the group has failed, or a rank of it, as far as is known here. Does not block.
+  virtual bool failed() const = 0;
 };
 
 /// Groups of some of the ranks.

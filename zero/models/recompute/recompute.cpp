@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -57,7 +58,8 @@ struct RandomState {
 std::vector<at::Generator> default_generators(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
   for (const auto& input : inputs) {
-    if (!input.defined() || input.is_cpu()) continue;
+    // Tensors of `meta` draw nothing.
+    if (!input.defined() || input.is_cpu() || !at::isAccelerator(input.device().type())) continue;
     const auto& own = at::globalContext().defaultGenerator(input.device());
     if (std::find(generators.begin(), generators.end(), own) == generators.end())
       generators.push_back(own);
