@@ -59,6 +59,13 @@ void check_file(const char* option, const std::string& path) {
   if (fs::is_directory(file, ignored)) {
     throw ConfigError(fmt::format("{} is {}, which is a folder; name a file.", option, path));
   }
+  // It is replaced by a rename: a link or a device would be, too.
+  const auto type = fs::symlink_status(file, ignored).type();
+  if (type != fs::file_type::not_found && type != fs::file_type::regular) {
+    throw ConfigError(fmt::format("{} is {}, which is no regular file but a {}; name another file.",
+                                  option, path,
+                                  type == fs::file_type::symlink ? "link" : "device or a pipe"));
+  }
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored) || access(folder.c_str(), W_OK) != 0) {
     throw ConfigError(fmt::format("{} is {}, but {} is no folder that can be written to.", option,

@@ -151,8 +151,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   return std::nullopt;
 }
 
-/// "16GB/s" and the like; 0 for nothing. Throws ConfigError.
-double speed_of(const char* option, const std::string& text) {
+enum class Of { flops, bytes };
+
+/// "16GB/s" and the like, of FLOPs "50T"; 0 for nothing. Throws ConfigError.
+double speed_of(const char* option, const std::string& text, Of what = Of::bytes) {
   if (text.empty()) return 0;
   std::string_view rest = text;
   const auto ends_with = [&](std::string_view suffix) {
@@ -162,9 +164,11 @@ double speed_of(const char* option, const std::string& text) {
   };
   ends_with("/s");
   double scale = 1;
-  if (ends_with("bit")) {
+  if (what == Of::flops) {
+    if (!ends_with("FLOPS")) ends_with("FLOP");
+  } else if (ends_with("bit")) {
     scale = 1.0 / 8;
-  } else if (!ends_with("FLOP") && !ends_with("FLOPS")) {
+  } else {
     ends_with("B");
   }
   for (const auto& [prefix, power] :
@@ -176,15 +180,15 @@ double speed_of(const char* option, const std::string& text) {
   double number = 0;
   if (!CLI::detail::lexical_cast(std::string(rest), number) || !std::isfinite(number) ||
       !(number > 0)) {
-    throw ConfigError(fmt::format(
-        "{} is '{}'; it should be a number above 0 with k, M, G, T or P, as 50T, 16GB/s or 10Gbit.",
-        option, text));
+    throw ConfigError(
+        fmt::format("{} is '{}'; it should be a number above 0 with k, M, G, T or P, as {}.",
+                    option, text, what == Of::flops ? "50T" : "16GB/s or 10Gbit"));
   }
   return number * scale;
 }
 
 paging::Speeds speeds_of(const Options& options) {
-  const paging::Speeds speeds{.compute = speed_of("--flops", options.compute),
+  const paging::Speeds speeds{.compute = speed_of("--flops", options.compute, Of::flops),
                               .link = speed_of("--link", options.link),
                               .pcie = speed_of("--pcie", options.pcie),
                               .disk = speed_of("--disk", options.disk),

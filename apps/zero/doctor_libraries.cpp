@@ -205,10 +205,12 @@ std::vector<std::string> read_gpus(const fs::path& root) {
 }
 
 Findings judge_gpus(const std::vector<std::string>& gpus) {
-  return {fine(kLibTorch, "GPUs",
-               gpus.empty() ? "none"
-                            : fmt::format("{}: unused, libzero trains on CPUs only today",
-                                          fmt::join(gpus, ", ")))};
+  return {
+      fine(kLibTorch, "GPUs",
+           gpus.empty()
+               ? "none"
+               : fmt::format("{}: for `zero train --device cuda`, which needs the plugin for CUDA",
+                             fmt::join(gpus, ", ")))};
 }
 
 }  // namespace zero::app::checkup

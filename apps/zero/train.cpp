@@ -87,8 +87,9 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   const auto asked = run_asked_for(line, text, origin);
-  const auto saved =
-      asked.resume ? train::saved_settings(train::RunFolder(asked.out)) : std::nullopt;
+  const train::RunFolder folder(asked.out);
+  if (asked.resume) folder.check(false, true);
+  const auto saved = asked.resume ? train::saved_settings(folder) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);

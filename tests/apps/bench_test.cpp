@@ -462,7 +462,16 @@ TEST_F(Bench, TimelineSaysWhichSpeedIsMissing) {
   EXPECT_THAT(with({"--flops", "1T", "--offload-param", "cpu"}), HasSubstr("needs --pcie"));
   EXPECT_THAT(with({"--flops", "1T", "--pcie", "1G", "--offload-optimizer", "nvme"}),
               HasSubstr("needs --disk"));
+  for (const char* bytes : {"80Tbit", "50TB", "50GB/s"})
+    EXPECT_THAT(with({"--flops", bytes}), HasSubstr(std::string("--flops is '") + bytes));
   EXPECT_THAT(with({"--flops", "1T", "--svg", folder_.path()}), HasSubstr("--svg is "));
+  const std::string link = folder_ / "link";
+  std::filesystem::create_symlink(folder_.write("precious.txt", "x"), link);
+  for (const char* option : {"--svg", "--json"}) {
+    EXPECT_THAT(with({"--flops", "1T", option, link}),
+                AllOf(HasSubstr(option), HasSubstr("no regular file but a link")));
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
   EXPECT_THAT(error({"timeline", "--flops", "1T", "--model", tiny_model(), "--seq", "65"}),
               AllOf(HasSubstr("--seq is 65"), HasSubstr("64")));
 }

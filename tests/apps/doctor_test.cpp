@@ -200,7 +200,7 @@ TEST_F(Machine, TwoOpenMPsInOneProcessAreAProblem) {
   EXPECT_THAT(named(judge(library), "threads").cost, HasSubstr("5 of 8"));
 }
 
-TEST_F(Machine, GpusAreNamedAndSaidToBeUnused) {
+TEST_F(Machine, GpusAreNamedAndWhatUsesThem) {
   EXPECT_EQ(named(judge_gpus(read_gpus(root.path())), "GPUs").value, "none");
   root.write("dev/nvidia0", "");
   root.write("dev/nvidiactl", "");
@@ -211,7 +211,7 @@ TEST_F(Machine, GpusAreNamedAndSaidToBeUnused) {
   root.write("sys/bus/pci/devices/0000:01:00.0/class", "0x020000\n");
   EXPECT_THAT(read_gpus(root.path()), ::testing::ElementsAre("NVIDIA H100 (0000:3b:00.0)"));
   EXPECT_THAT(named(judge_gpus(read_gpus(root.path())), "GPUs").value,
-              AllOf(HasSubstr("H100"), HasSubstr("unused")));
+              AllOf(HasSubstr("H100"), HasSubstr("--device cuda")));
 }
 
 TEST_F(Machine, MemoryThatRanksDoNotFitInIsAProblem) {

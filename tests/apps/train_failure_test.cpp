@@ -106,6 +106,10 @@ TEST_F(TrainFailure, AnEarlierRunIsKept) {
   const auto log = read_file(folder_.out() / "log.jsonl");
   EXPECT_THAT(error({}, 2), AllOf(HasSubstr("holds an earlier run"), HasSubstr("--overwrite")));
   EXPECT_THAT(error({"--resume"}, 2), HasSubstr("no checkpoint"));
+  // Also where the checkpoint would say which data.
+  const auto bare = run({ZERO_PROGRAM, "train", "--resume", "--out", folder_ / "run"});
+  EXPECT_EQ(bare.status, 2);
+  EXPECT_THAT(bare.err, HasSubstr("holds no checkpoint to resume"));
   EXPECT_EQ(read_file(folder_.out() / "log.jsonl"), log);
   EXPECT_EQ(folder_.train({"--steps", "3", "--overwrite"}).status, 0);
   EXPECT_EQ(folder_.steps().size(), 3u);

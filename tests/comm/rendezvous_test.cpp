@@ -92,6 +92,8 @@ TEST(JobFromEnvironment, PutsTheLaunchersTokenIntoThePrefix) {
   const auto token = random_token();
   const auto job = job_of(with(kTorchrun, kTokenVariable, token));
   EXPECT_THAT(job.prefix, EndsWith("/" + token));
+  EXPECT_EQ(job.launcher, "zero launch");
+  EXPECT_EQ(job_of(kTorchrun).launcher, "torchrun");
   EXPECT_THAT(job.prefix, StartsWith(job_of(kTorchrun).prefix));
   for (const std::string wrong : {"", "abc", "../../../../../../../../../../etc"}) {
     const auto complaint = complaint_about(with(kTorchrun, kTokenVariable, wrong));

@@ -225,11 +225,18 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
   }
   expect({.inputs = {folder.write("one.txt", "only one line\n")}, .output = out},
          "split would be empty");
-  expect({.inputs = {text}, .output = out, .vocab_size = 60000}, "Vocabulary size");
-  expect({.inputs = {text}, .output = out, .vocab_size = 60000},
-         "give another --vocab-size, or --tokenizer bytes.");
-  expect({.inputs = {text}, .output = out, .tokenizer = (folder.path() / "no.model").string()},
-         "no.model");
+  const auto words = folder.write("words.txt", sample_text(800));
+  expect({.inputs = {words}, .output = out, .vocab_size = 60000},
+         "The text has too few different words for a byte-pair encoding of 60000 tokens: ");
+  expect({.inputs = {words}, .output = out, .vocab_size = 60000}, ", or --tokenizer bytes.");
+  std::string same;
+  for (int line = 0; line < 200; ++line) same += "aa bb\n";
+  expect({.inputs = {folder.write("few.txt", same)}, .output = out, .vocab_size = 512},
+         "are the most. Give --tokenizer bytes.");
+  for (const auto& wrong : {(folder.path() / "no.model").string(), std::string("bpf")}) {
+    expect({.inputs = {text}, .output = out, .tokenizer = wrong},
+           (wrong + "; it should be bpe, bytes, or the file of a sentencepiece model").c_str());
+  }
   expect({.inputs = {text}, .output = out, .tokenizer = text.string()},
          "zero-sentencepiece pieces failed");
   EXPECT_THROW(prepare({.inputs = {}, .output = out}), ConfigError);

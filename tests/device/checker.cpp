@@ -67,6 +67,16 @@ void Checker::will_be_freed(const Operation& operation, const Memory::Block& blo
   }
 }
 
+void Checker::forget(const void* data, size_t bytes) {
+  if (bytes == 0) return;
+  const auto low = reinterpret_cast<uintptr_t>(data);
+  const auto high = low + bytes;
+  for (auto page = low >> kPageBits; page <= (high - 1) >> kPageBits; ++page) {
+    std::erase_if(accesses_by_page_[page],
+                  [&](const Access& a) { return a.low < high && low < a.high; });
+  }
+}
+
 bool Checker::ordered(const Access& earlier, const Access& access, const Clock& clock) {
   return earlier.actor == access.actor || clock[earlier.actor] >= earlier.task;
 }

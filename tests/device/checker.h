@@ -32,6 +32,9 @@ class Checker {
   /// The same of a block that is freed later, when what `operation` knows is done: what races with
   /// that is reported now, and nothing is kept.
   void will_be_freed(const Operation& operation, const Memory::Block& block);
+  /// Host memory that is free, and nothing is under way with: who gets it next, another rank of the
+  /// process perhaps, has nothing to do with what was done to it.
+  void forget(const void* data, size_t bytes);
   /// What every host that has done anything knows: such accesses cannot race any more.
   void forget(const Clock& known_to_all) { known_ = known_to_all; }
 

@@ -30,6 +30,9 @@ void copy_down(const at::Tensor& source, const at::Tensor& destination, bool non
                  [from = shown_to_tasks(source), destination] { destination.copy_(from); });
   if (!non_blocking || !destination.is_pinned()) {
     machine.host_wait_for_stream(stream, "copy to the host", false);
+    // Ordinary memory goes back to the C library, and then to any rank of the process.
+    const auto copied = range_of(destination, true);
+    if (!destination.is_pinned()) machine.forget(copied.data, copied.bytes);
   }
 }
 

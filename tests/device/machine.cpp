@@ -119,6 +119,11 @@ void Machine::host_access(const std::string& name, const Range& range) {
   if (options_.check) checker_.access({actor, host[actor], name, host}, range);
 }
 
+void Machine::forget(const void* data, size_t bytes) {
+  const auto lock = streams_.lock();
+  checker_.forget(data, bytes);
+}
+
 void Machine::hosts_met() {
   const auto lock = streams_.lock();
   Clock all;
@@ -329,7 +334,11 @@ void* Machine::allocate_pinned(size_t bytes) {
 void Machine::release_pinned(void* pointer) {
   {
     const auto lock = streams_.lock();
-    pinned_.erase(reinterpret_cast<uintptr_t>(pointer));
+    const auto found = pinned_.find(reinterpret_cast<uintptr_t>(pointer));
+    if (found != pinned_.end()) {
+      checker_.forget(pointer, found->second);  // copies under way keep it
+      pinned_.erase(found);
+    }
   }
   std::free(pointer);  // NOLINT(cppcoreguidelines-no-malloc)
 }

@@ -47,6 +47,8 @@ class Machine {
   void launch(Actor stream, const std::string& name, const std::vector<Range>& ranges,
               std::function<void()> body);
   void host_access(const std::string& name, const Range& range);
+  /// See Checker::forget.
+  void forget(const void* data, size_t bytes);
   void hosts_met();
   /// A thread stops to be the one host and becomes the other.
   void change_host(int from, int to);

@@ -45,6 +45,22 @@ bool two_streams(bool wait) {
   return y.cpu().eq(10).all().item<bool>();
 }
 
+// As memory of the C library does that one rank gives back and another gets.
+TEST(Machine, HostMemoryThatIsFreeMayBeAnotherHosts) {
+  configure({});
+  std::vector<float> memory(8);
+  for (int index = 0; index < 2; ++index) {
+    std::thread host([&memory, index] {
+      const c10::DeviceGuard guard(device(index));
+      const auto x = ones(8, index);
+      torch::from_blob(memory.data(), {8}).copy_(x);
+      torch::zeros({8}, torch::TensorOptions().pinned_memory(true)).copy_(x);
+    });
+    host.join();
+  }
+  EXPECT_EQ(reports(), "");
+}
+
 TEST(Machine, WhatDoesNotWaitIsWrongSooner) {
   for (const auto executor : {Executor::threads, Executor::seeded}) {
     int right = 0;

@@ -382,7 +382,7 @@ def main():
     parser.add_argument("--rate", help="of each host's cable, as tc writes it: 1gbit")
     parser.add_argument("--burst", default="1mb", help="that the cable lets through at once")
     parser.add_argument("--loopback", action="store_true")
-    parser.add_argument("--zero", help="the program zero, for the launcher `launch`")
+    parser.add_argument("--zero", default="zero", help="the program zero, for the launcher `launch` [zero]")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

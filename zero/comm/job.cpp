@@ -135,7 +135,7 @@ void read_local(const Variables& variables, const std::string& rank, const std::
 
 Job torchrun_job(const Lookup& lookup) {
   const Variables variables(lookup, "torchrun");
-  Job job{.launcher = "torchrun"};
+  Job job{.launcher = variables.has(kTokenVariable) ? "zero launch" : "torchrun"};
   std::tie(job.rank, job.size) = variables.rank_and_size("RANK", "WORLD_SIZE");
   read_local(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE", job);
   if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {

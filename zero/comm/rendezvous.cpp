@@ -461,10 +461,8 @@ std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
 
 /// What mends ranks that are not `each` a host, in order.
 std::string remedy(const std::string& launcher, const std::string& each) {
-  if (launcher == "torchrun") {
-    return fmt::format("--nproc-per-node {} (torchrun) or -n {} (zero launch) on every node", each,
-                       each);
-  }
+  if (launcher == "torchrun") return fmt::format("--nproc-per-node {} on every node", each);
+  if (launcher == "zero launch") return fmt::format("-n {} on every node", each);
   if (launcher == "mpirun") return fmt::format("mpirun --map-by ppr:{}:node", each);
   if (launcher == "MPICH") return fmt::format("mpiexec -ppn {}", each);
   return fmt::format("srun --ntasks-per-node={} --distribution=block", each);

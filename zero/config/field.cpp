@@ -221,7 +221,7 @@ std::string Spec::wanted(bool of_file) const {
     case Kind::integer:
       return with_range("a whole number", true);
     case Kind::bytes:
-      return with_range("a number of bytes, as 6000000000 or \"6GB\"", true);
+      return with_range("a number of bytes, as 6442450944 or \"6GB\"", true);
     case Kind::number:
       return with_range("a number", false);
     case Kind::pair:
@@ -670,15 +670,16 @@ namespace zero {
 std::vector<std::string> warnings_of(std::span<const Finding> findings, std::string_view origin) {
   std::vector<std::string> warnings;
   std::vector<Finding> without_effect;
+  const auto where = origin.empty() ? std::string() : fmt::format("{}: ", origin);
   for (const auto& finding : findings) {
     if (finding.effect == Effect::none) without_effect.push_back(finding);
     if (finding.effect == Effect::acts && !finding.text.empty())
-      warnings.push_back(fmt::format("{}: {}", origin, finding.text));
+      warnings.push_back(where + finding.text);
   }
   const auto lines = fields::lines_of(without_effect);
   if (!lines.empty()) {
     warnings.push_back(
-        fmt::format("{}: these keys have no effect here:\n  {}", origin, fmt::join(lines, "\n  ")));
+        fmt::format("{}these keys have no effect here:\n  {}", where, fmt::join(lines, "\n  ")));
   }
   return warnings;
 }

@@ -221,7 +221,8 @@ void add_hosts(All& all) {
                   "hosts keeps all parameters in one array that its ranks read in place, so they "
                   "cross between hosts once a step and not twice a micro-batch; on one host that "
                   "is so anyway. With the quantised weights each rank keeps its own slice too.",
-       .least = 1},
+       .least = 1,
+       .cost = "Parameters of 1 / (ranks of a host) a rank in place of 1/N."},
       &Config::hpz_partition_size);
   zero.add("mics_shard_size",
            {.sentence = "Stages 1 to 3: consecutive ranks among which states are sharded, the "
@@ -280,8 +281,9 @@ void add_hosts(All& all) {
              .details =
                  "`err_beta` (0.8; at least 0, less than 1): what a moving average of the "
                  "losses keeps at each gradient. `reset_T` (1024; at least 1): updates "
-                 "after which it begins anew, as it does after a load: checkpoints do not have it. "
-                 "Takes about a byte for each element that a rank sends."},
+                 "after which it begins anew, as it does after a load: checkpoints do not have "
+                 "it.",
+             .cost = "About a byte for each element that a rank sends."},
             Kind::section},
        [](Settings& root, const Json& section, Report& report) {
          auto& feedback = root.engine.quantised.feedback;
@@ -348,7 +350,9 @@ void add_offload(All& all) {
                 {.sentence = "Gradients on disk too, beside the optimizer's states there",
                  .details = "Stages 2 and 3: written as they are reduced and read by the update "
                             "with the rest. Not in DeepSpeed.",
-                 .option = "--offload-gradients"},
+                 .option = "--offload-gradients",
+                 .cost = "The rank's slice of the gradients leaves the device; the disk writes and "
+                         "reads it once a step, with accumulation once a micro-batch."},
                 &OffloadOptimizer::gradients);
   optimizer.add(
       "delayed_update_after",
@@ -577,7 +581,7 @@ void add_engine(All& all) {
       "memory_budget",
       {.sentence = "Bytes that a rank may hold, states, buffers and activations together; 0: no "
                    "limit",
-       .details = "As 6000000000 or \"6GB\" (GB is 2^30 bytes). States that exceed it are refused "
+       .details = "As 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are refused "
                   "before they are allocated, with what each higher stage would take; a first step "
                   "that exceeds it, when it ends. What it leaves is for gathered units, up to "
                   "`stage3_max_live_parameters` (on one host units are read in place and need "

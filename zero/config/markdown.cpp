@@ -157,7 +157,7 @@ std::string explanation_of(const Line& line) {
   add("option", about.option);
   add("also", fmt::format("{}", fmt::join(about.also, ", ")));
   add("effect", effect_of(line));
-  add("cost", !about.cost.empty() ? about.cost : line.acts ? "nothing to speak of" : "none");
+  add("cost", about.cost.empty() && !line.acts ? "none" : about.cost);
   return text;
 }
 

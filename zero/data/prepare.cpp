@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <system_error>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
@@ -26,11 +30,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kLeastVocabulary = 512;
+
 void check(const PrepareOptions& options) {
   if (options.inputs.empty()) throw ConfigError("There are no text files to prepare.");
-  if (options.tokenizer == "bpe" && (options.vocab_size < 512 || options.vocab_size > 65536)) {
-    throw ConfigError(
-        fmt::format("The vocabulary size is {}; it must be 512 to 65536.", options.vocab_size));
+  if (options.tokenizer == "bpe" &&
+      (options.vocab_size < kLeastVocabulary || options.vocab_size > 65536)) {
+    throw ConfigError(fmt::format("--vocab-size is {}; it must be {} to 65536.", options.vocab_size,
+                                  kLeastVocabulary));
   }
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
     throw ConfigError(fmt::format("The validation fraction is {}; it must be between 0 and 1.",
@@ -179,14 +186,14 @@ void check_replaceable(const fs::path& folder, bool overwrite) {
   };
   std::error_code error;
   if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
-  if (!overwrite) refuse("is not empty. Choose another, or allow overwriting it");
+  if (!overwrite) refuse("is not empty. Give another --out, or --overwrite to replace it");
   if (!fs::exists(folder / "meta.json", error))
-    refuse("holds no meta.json, so no preparation wrote it. Choose another");
+    refuse("holds no meta.json, so no preparation wrote it. Give another --out");
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename();
     if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
-    refuse(fmt::format("holds {}, which no preparation writes. Choose another, or move that away",
-                       name));
+    refuse(fmt::format(
+        "holds {}, which no preparation writes. Give another --out, or move that away", name));
   }
   if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
 }
@@ -219,6 +226,17 @@ bool adopt(const fs::path& source, const fs::path& model) {
   return true;
 }
 
+// "... too high (8192). Please set it to a value <= 423.", says sentencepiece.
+std::optional<int> most_tokens(std::string_view message) {
+  constexpr std::string_view kBefore = "Please set it to a value <= ";
+  const auto at = message.find(kBefore);
+  int most = 0;
+  if (at == std::string_view::npos) return {};
+  const auto* from = message.data() + at + kBefore.size();
+  const auto [end, error] = std::from_chars(from, message.data() + message.size(), most);
+  return error == std::errc() ? std::optional(most) : std::nullopt;
+}
+
 Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& training_text,
                          const fs::path& model, bool& changed) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
@@ -226,12 +244,24 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
     try {
       Tokenizer::train(training_text, options.vocab_size, model);
     } catch (const DataError& error) {
-      throw DataError(
-          fmt::format("Training a byte-pair encoding of {} tokens failed: {} Where the text is too "
-                      "short for as many, give another --vocab-size, or --tokenizer bytes.",
-                      options.vocab_size, error.what()));
+      const auto most = most_tokens(error.what());
+      if (!most) {
+        throw DataError(fmt::format("Training a byte-pair encoding of {} tokens failed: {}",
+                                    options.vocab_size, error.what()));
+      }
+      throw DataError(fmt::format(
+          "The text has too few different words for a byte-pair encoding of {} tokens: {} are the "
+          "most. Give {}--tokenizer bytes.",
+          options.vocab_size, *most,
+          *most < kLeastVocabulary ? "" : fmt::format("--vocab-size {}, or ", *most)));
     }
   } else {
+    std::error_code error;
+    if (!fs::exists(options.tokenizer, error)) {
+      throw DataError(fmt::format(
+          "--tokenizer is {}; it should be bpe, bytes, or the file of a sentencepiece model.",
+          options.tokenizer));
+    }
     changed = adopt(options.tokenizer, model);
   }
   auto tokenizer = Tokenizer::load(model);

@@ -126,7 +126,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   void initial_memory(const std::vector<RankMemory>& ranks) override {
-    print("\nmemory before step 1 (formula beside)\n");
+    print("\nmemory before step {} (formula beside)\n", info_.first_step);
     table(ranks, false);
     on_disk_ = ranks[0].disk.bytes > 0;
     print("\n{:>7}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}  {:>6}{}  {:>10}\n", "step", "loss", "norm",

@@ -287,7 +287,7 @@ void check_profile(const Options& options, int64_t done) {
   if (options.profile.empty()) return;
   const std::filesystem::path file(options.profile);
   std::error_code ignored;
-  const auto type = std::filesystem::status(file, ignored).type();
+  const auto type = std::filesystem::symlink_status(file, ignored).type();
   if (type != std::filesystem::file_type::not_found &&
       type != std::filesystem::file_type::regular) {
     throw ConfigError(fmt::format(
