@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""libzero's collectives beside Gloo's and MPI's: the time of one all-gather and one reduce-scatter among ranks of one host.
+"""libzero's collectives beside Gloo's and MPI's: the time of one all-gather and one reduce-scatter.
 
-    benchmarks/peers/collectives.py                        64 MiB of fp32, 2 ranks; Gloo, and the MPIs that PyPI has
+    benchmarks/peers/collectives.py                        64 MiB of fp32, 2 ranks of one host; Gloo, and the MPIs that PyPI has
     benchmarks/peers/collectives.py --ranks 4 --size 16777216
+    benchmarks/peers/collectives.py --hosts 2 --ranks 1 --rate 1gbit       between hosts of this machine, beside iperf3
+
+With --hosts, hosts are network namespaces (tests/hosts/hosts.py) with links of a given speed, the MPIs are Debian's (openmpi-bin, mpich),
+and what iperf3 reaches over the same link comes first: the all-gather's and the reduce-scatter's bytes over it are the least time.
 
 Each round runs `zero bench collectives`, Gloo (through torch.distributed, over the loopback device) and each MPI (through mpi4py)
 in turn. A run's time is the median over its repetitions of the slowest rank's; ours has a barrier at its end. SIZE is that of the full buffer: what each rank has
@@ -12,6 +16,8 @@ after the all-gather and before the reduce-scatter. Needs the release build and 
 import argparse
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,12 +26,13 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+HOSTS = ROOT / "tests/hosts/hosts.py"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libzero"
 COLLECTIVES = ("all_gather", "reduce_scatter")
 
 # A peer's rank: `collective(name)` does one, `barrier` meets the others, `slowest(seconds)` is the largest of all ranks'.
 RANK = """
-import sys, time
+import os, sys, time
 from statistics import median
 peer, size, repetitions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if peer == "gloo":
@@ -62,7 +69,29 @@ for name, collective in collectives.items():
         times.append(slowest(time.perf_counter() - start))
     if rank == 0:
         print("RESULT", name, median(times[3:]), flush=True)
+barrier()
+if peer == "gloo":
+    os._exit(0)  # Gloo's own end aborts where the other rank is gone already
 """
+
+
+def over_hosts(options: argparse.Namespace, launcher: str, command: list, **environment: str) -> str:
+    """What `command` prints as ranks of virtual hosts."""
+    words = [sys.executable, str(HOSTS), "--hosts", str(options.hosts), "--ranks", str(options.ranks), "--rate", options.rate]
+    words += ["--launcher", launcher, "--zero", options.zero, "--", *command]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "ZERO_TEST_TORCH": options.python} | environment
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{Path(command[0]).name} failed under {launcher}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def iperf3(options: argparse.Namespace) -> float:
+    """Bytes a second from one host to another."""
+    script = "case $(hostname) in *1) exec iperf3 -s -1 >/dev/null;; esac; sleep 1; iperf3 -c $MASTER_ADDR -t 5 -f k"
+    one = argparse.Namespace(**{**vars(options), "hosts": 2, "ranks": 1})
+    found = re.findall(r"([0-9.]+) Kbits/sec.*receiver", over_hosts(one, "launch", ["sh", "-c", script]))
+    return float(found[0]) * 1000 / 8 if found else 0.0
 
 
 def parse(output: str) -> dict[str, float]:
@@ -72,15 +101,20 @@ def parse(output: str) -> dict[str, float]:
 
 def libzero(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [options.zero, "bench", "collectives", "--nproc", str(options.ranks), "--sizes", str(options.size)]
+        command = [options.zero, "bench", "collectives", "--sizes", str(options.size)]
         command += ["--memory", "arena", "--repetitions", str(options.repetitions), "--json", file.name]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if options.hosts > 1:
+            over_hosts(options, "launch", command)
+        else:
+            subprocess.run([*command, "--nproc", str(options.ranks)], check=True, stdout=subprocess.DEVNULL)
         results = json.loads(Path(file.name).read_text())["results"]
     times = {row["operation"]: row["microseconds"]["median"] * 1e-6 for row in results}
     return {name: times[name] for name in COLLECTIVES}
 
 
 def gloo(options: argparse.Namespace) -> dict[str, float]:
+    if options.hosts > 1:
+        return parse(over_hosts(options, "torchrun", [options.python, "-c", RANK, "gloo", str(options.size), str(options.repetitions)]))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -95,6 +129,14 @@ def gloo(options: argparse.Namespace) -> dict[str, float]:
 
 
 def mpi(options: argparse.Namespace, name: str) -> dict[str, float]:
+    if options.hosts > 1:
+        launcher, ours, debians = {"OpenMPI": ("mpirun", "libmpi.so.40", "libmpi.so.40"),
+                                   "MPICH": ("mpiexec", "libmpi.so.12", "libmpich.so.12")}[name]
+        with tempfile.TemporaryDirectory() as folder:  # Debian has another name for MPICH's library
+            library = Path(folder) / ours
+            library.symlink_to(f"/usr/lib/{os.uname().machine}-linux-gnu/{debians}")
+            command = ["env", f"MPI4PY_LIBMPI={library}", f"LD_LIBRARY_PATH={folder}", options.python, "-c", RANK, name]
+            return parse(over_hosts(options, launcher, [*command, str(options.size), str(options.repetitions)]))
     folder = Path(options.python).parent.parent / name.lower()
     library = folder / "lib" / {"OpenMPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}[name]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder / "lib")}
@@ -113,7 +155,9 @@ def mpi(options: argparse.Namespace, name: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2, help="[2]")
+    parser.add_argument("--hosts", type=int, default=1, help="[1]")
+    parser.add_argument("--rate", default="1gbit", help="of each link between hosts, as tc writes it [1gbit]")
+    parser.add_argument("--ranks", type=int, default=2, help="of a host [2]")
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of the full buffer [67108864]")
     parser.add_argument("--repetitions", type=int, default=21, help="of each run [21]")
     parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
@@ -124,12 +168,19 @@ def main() -> None:
     options = parser.parse_args()
     peers = options.peers.split(",")
     rounds = []
+    if options.hosts > 1:
+        if shutil.which("iperf3") is None:
+            parser.error("iperf3 is missing; as root, run: apt-get install iperf3")
+        link = iperf3(options)
+        # A host's share of the whole buffer leaves it once to each of the others.
+        least = options.size * (options.hosts - 1) / options.hosts / link
+        print(f"{options.hosts} hosts, {options.rate}: iperf3 {link * 8e-9:.3f} Gbit/s, at which a host's bytes take {least * 1e3:.1f} ms")
     for _ in range(options.rounds):
         times = {"libzero": libzero(options)}
         for peer in peers:
             times[peer] = gloo(options) if peer == "Gloo" else mpi(options, peer)
         rounds.append(times)
-    print(f"{options.size / (1 << 20):.4g} MiB fp32, {options.ranks} ranks: median ms, and the peer's time over libzero's by round")
+    print(f"{options.size / (1 << 20):.4g} MiB fp32, {options.ranks} ranks{' a host' if options.hosts > 1 else ''}: median ms, and the peer's time over libzero's by round")
     for collective in COLLECTIVES:
         for who in ["libzero", *peers]:
             ratios = [one[who][collective] / one["libzero"][collective] for one in rounds]
