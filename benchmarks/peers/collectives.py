@@ -75,11 +75,11 @@ if peer == "gloo":
 """
 
 
-def over_hosts(options: argparse.Namespace, launcher: str, command: list, **environment: str) -> str:
+def over_hosts(options: argparse.Namespace, launcher: str, command: list) -> str:
     """What `command` prints as ranks of virtual hosts."""
     words = [sys.executable, str(HOSTS), "--hosts", str(options.hosts), "--ranks", str(options.ranks), "--rate", options.rate]
     words += ["--launcher", launcher, "--zero", options.zero, "--", *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "ZERO_TEST_TORCH": options.python} | environment
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "ZERO_TEST_TORCH": options.python}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{Path(command[0]).name} failed under {launcher}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -90,8 +90,11 @@ def iperf3(options: argparse.Namespace) -> float:
     """Bytes a second from one host to another."""
     script = "case $(hostname) in *1) exec iperf3 -s -1 >/dev/null;; esac; sleep 1; iperf3 -c $MASTER_ADDR -t 5 -f k"
     one = argparse.Namespace(**{**vars(options), "hosts": 2, "ranks": 1})
-    found = re.findall(r"([0-9.]+) Kbits/sec.*receiver", over_hosts(one, "launch", ["sh", "-c", script]))
-    return float(found[0]) * 1000 / 8 if found else 0.0
+    output = over_hosts(one, "launch", ["sh", "-c", script])
+    found = re.search(r"([0-9.]+) Kbits/sec.*receiver", output)
+    if found is None:
+        sys.exit(f"iperf3 says no speed:\n{output[-2000:]}")
+    return float(found[1]) * 1000 / 8
 
 
 def parse(output: str) -> dict[str, float]:

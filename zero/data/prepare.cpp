@@ -195,7 +195,7 @@ void check_replaceable(const fs::path& folder, bool overwrite) {
     refuse(fmt::format(
         "holds {}, which no preparation writes. Give another --out, or move that away", name));
   }
-  if (error) refuse(fmt::format("cannot be listed: {}. Choose another", error.message()));
+  if (error) refuse(fmt::format("cannot be listed: {}. Give another --out", error.message()));
 }
 
 void write_file(const fs::path& path, std::string_view bytes) {

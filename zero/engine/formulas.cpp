@@ -260,16 +260,14 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       sum.all_gather_link += gathers * gathered_across;
     }
     if (!plan.trainable) continue;
-    const auto gradient = [&](bool first) {
-      return wire_of(impl.gradient_wire(u), bytes(impl.reduce->sent_dtype(u, first)));
-    };
+    const auto quantised_to = impl.gradient_wire(u);
     if (sharded.optimizer) {
       const int64_t sums = sharded.gradients ? k : 1;
       for (int64_t pass = 0; pass < sums; ++pass) {
         const int64_t each = bytes(impl.reduce->sent_dtype(u, pass == 0));
         sum.reduce_scatter += partition::share_sent(unit.numel * each, ranks);
         sum.reduce_scatter_link +=
-            reduce_scatter_link_bytes(cluster, unit.numel, gradient(pass == 0)) /
+            reduce_scatter_link_bytes(cluster, unit.numel, wire_of(quantised_to, each)) /
             cluster.ranks_a_host;
       }
       if (replicas.size() == 1) continue;
@@ -291,7 +289,7 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       const int64_t each = bytes(impl.reduce->wire_dtype(u));
       sum.all_reduce += 2 * partition::share_sent(unit.numel * each, impl.group().size());
       sum.all_reduce_link +=
-          all_reduce_link_bytes(all, unit.numel, gradient(true)) / all.ranks_a_host;
+          all_reduce_link_bytes(all, unit.numel, wire_of(quantised_to, each)) / all.ranks_a_host;
     }
   }
   if (!updated) return sum;
