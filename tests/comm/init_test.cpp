@@ -154,8 +154,10 @@ TEST(Init, NamesAStoreThatDoesNotAnswer) {
                                  HasSubstr("answer"), HasSubstr("2 s")));
 }
 
-/// Ranks on virtual hosts, one letter each, that meet over loopback.
-std::vector<Outcome> on_hosts(const std::string& hosts) {
+/// Ranks on virtual hosts, one letter each, that meet over loopback; `of_last`: of the last rank's
+/// environment.
+std::vector<Outcome> on_hosts(const std::string& hosts,
+                              const std::map<std::string, std::string>& of_last = {}) {
   const auto ranks = static_cast<int>(hosts.size());
   const auto port = [] { return host_local_store(seconds(1)).port; }();
   return by_hand(ranks, [&](int rank) {
@@ -165,6 +167,7 @@ std::vector<Outcome> on_hosts(const std::string& hosts) {
     variables["LOCAL_WORLD_SIZE"] = std::to_string(local);
     variables["LOCAL_RANK"] = "0";
     variables["ZERO_HOST"] = "host-" + name;
+    if (rank == ranks - 1) variables.insert(of_last.begin(), of_last.end());
     return variables;
   });
 }
@@ -185,6 +188,25 @@ TEST(Init, RefusesRanksThatAreNotInTheOrderOfTheirHosts) {
                                    HasSubstr("2 on host-a (ranks 0, 2), 2 on host-b (ranks 1, 3)"),
                                    HasSubstr("--nproc-per-node 2")));
   }
+}
+
+// mpirun, for one, passes no variables on to other hosts unless it is told to.
+TEST(Init, RefusesHostsThatWantDifferentTransports) {
+  const auto begin = steady_clock::now();
+  for (const auto& outcome : on_hosts("ab", {{"ZERO_TRANSPORT", "mpich"}})) {
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("ZERO_TRANSPORT is not the same on all hosts"),
+                                   HasSubstr("'gloo' for rank 0 (host-a)"),
+                                   HasSubstr("'mpich' for rank 1 (host-b)")));
+  }
+  EXPECT_LT(steady_clock::now() - begin, seconds(10)) << "nobody waits for the other transport";
+}
+
+TEST(Init, RefusesATransportThatThereIsNot) {
+  const auto outcome = test::run({INIT_PROGRAM}, {{"ZERO_TRANSPORT", "openmp"}});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("ZERO_TRANSPORT is 'openmp'"), HasSubstr("Did you mean 'openmpi'?")));
 }
 
 TEST(Init, AsksForAnAddressWhereRanksAreOnSeveralHosts) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -309,7 +310,18 @@ Job job_from_environment(const Lookup& variable) {
   // Hosts may share the folder of the file.
   job.key += fmt::format("-{:016x}", std::hash<std::string>{}(Process::self().machine));
   if (job.prefix.empty()) job.prefix = "zero/attempt_0";
+  job.transport = transport_from_environment(variable);
   return job;
+}
+
+std::string transport_from_environment(const Lookup& variable) {
+  constexpr const char* kVariable = "ZERO_TRANSPORT";
+  const std::array<std::string, 4> known{"gloo", "openmpi", "mpich", "mpi"};
+  auto value = variable(kVariable).value_or("");
+  if (value.empty()) return known[0];
+  if (std::find(known.begin(), known.end(), value) != known.end()) return value;
+  throw ConfigError(fmt::format("{} is '{}'.{} It may be gloo, openmpi, mpich or mpi.", kVariable,
+                                value, did_you_mean(value, known)));
 }
 
 int sum_block_from_environment(const Lookup& variable) {

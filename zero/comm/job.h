@@ -25,6 +25,8 @@ struct Job {
   /// Of the keys in the store: a restarted job must not read its predecessor's. Ends with the
   /// launcher's token where there is one.
   std::string prefix{};
+  /// What ZERO_TRANSPORT asks for, which all ranks must agree about.
+  std::string transport = "gloo";
 
   /// Whether its launcher says that the ranks are on several hosts.
   bool across_hosts() const { return local_size != size; }
@@ -45,6 +47,10 @@ std::optional<std::string> environment_variable(const std::string& name);
 /// Throws ConfigError for a variable that is missing or cannot be used, with its name, its value
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);
+
+/// ZERO_TRANSPORT: what is to carry bytes between hosts, "gloo" (also where it is not set),
+/// "openmpi", "mpich" or "mpi". Throws ConfigError.
+std::string transport_from_environment(const Lookup& variable = environment_variable);
 
 /// ZERO_SUM_BLOCK: GroupOptions::block for `zero::init`, so that a run on one host has the bits of
 /// a run on several of so many ranks each. 0 where it is not set. Throws ConfigError.

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <thread>
@@ -328,18 +329,17 @@ std::string rank_list(const std::vector<int>& ranks) {
 constexpr size_t kLongestEntry = 2048;
 
 std::string encode(const Attendant& rank) {
-  return fmt::format("{} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
-                     rank.machine);
+  return fmt::format("{} {} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
+                     rank.transport, rank.machine);
 }
 
 /// Nothing where no rank wrote it.
 std::optional<Attendant> decode(const std::string& text) {
-  const auto host = text.find(' ');
-  const auto address = host == std::string::npos ? host : text.find(' ', host + 1);
-  if (text.size() > kLongestEntry || address == std::string::npos) return std::nullopt;
-  Attendant rank{.host = text.substr(0, host),
-                 .address = text.substr(host + 1, address - host - 1),
-                 .machine = text.substr(address + 1)};
+  if (text.size() > kLongestEntry) return std::nullopt;
+  Attendant rank;
+  std::istringstream words(text);
+  if (!(words >> rank.host >> rank.address >> rank.transport >> std::ws)) return std::nullopt;
+  std::getline(words, rank.machine);
   if (rank.address == "-") rank.address.clear();
   return rank;
 }
@@ -513,6 +513,24 @@ void leave_together(c10d::Store& store, const Job& job) {
       remedy(launcher, each)));
 }
 
+/// The ranks of one transport cannot reach those of another: each would wait for its own.
+[[noreturn]] void refuse_transports(const std::vector<Attendant>& ranks,
+                                    const std::string& launcher) {
+  std::map<std::string, std::vector<int>> of_transport;
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    of_transport[ranks[rank].transport].push_back(static_cast<int>(rank));
+  std::string table;
+  for (const auto& [transport, list] : of_transport) {
+    table += fmt::format("{}'{}' for {} ({})", table.empty() ? "" : ", ", transport,
+                         rank_list(list), ranks[static_cast<size_t>(list[0])].host);
+  }
+  std::string how = "Set it for all ranks";
+  if (launcher == "mpirun") how += ": `mpirun -x ZERO_TRANSPORT` passes it on to other hosts";
+  if (launcher == "MPICH") how += ": `mpiexec -genv ZERO_TRANSPORT VALUE` does";
+  throw ConfigError(
+      fmt::format("ZERO_TRANSPORT is not the same on all hosts: {}. {}.", table, how));
+}
+
 }  // namespace
 
 fs::path rendezvous_folder() {
@@ -572,11 +590,20 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     auto met = RollCall(store, job, timeout)
                    .hold({.host = self.host,
                           .address = known_address_towards(opened.address),
+                          .transport = job.transport,
                           .machine = self.machine},
                          [&] { file.remove(); });
-    if (!Topology::of(places_of(met.ranks), 0).regular) {
+    const auto topology = Topology::of(places_of(met.ranks), 0);
+    if (!topology.regular) {
       leave_together(store, job);
       refuse_irregular(met.ranks, job.launcher);
+    }
+    const auto other_transport = [&](const Attendant& rank) {
+      return rank.transport != met.ranks.front().transport;
+    };
+    if (topology.hosts > 1 && std::ranges::any_of(met.ranks, other_transport)) {
+      leave_together(store, job);
+      refuse_transports(met.ranks, job.launcher);
     }
     return {.store = c10::make_intrusive<c10d::PrefixStore>(
                 met.token, c10::make_intrusive<c10d::PrefixStore>(keys, opened.store)),

@@ -46,9 +46,10 @@ std::filesystem::path rendezvous_folder();
 
 /// A rank as it signed in.
 struct Attendant {
-  std::string host{};     ///< for messages
-  std::string address{};  ///< of its host, by which it reaches the store; empty: none is known
-  std::string machine{};  ///< Process::machine: the same for ranks that can share memory
+  std::string host{};       ///< for messages
+  std::string address{};    ///< of its host, by which it reaches the store; empty: none is known
+  std::string transport{};  ///< Job::transport
+  std::string machine{};    ///< Process::machine: the same for ranks that can share memory
 };
 
 /// What a rank has when all of its job have met.
@@ -67,7 +68,8 @@ struct Joined {
 /// The store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be called
 /// again: every call of all ranks gives a fresh store. Throws CommError naming the address, the
 /// ranks that did not arrive within `timeout`, or, where the hosts do not have as many ranks each,
-/// one after the other, the ranks of each host and what the launcher offers against it.
+/// one after the other, the ranks of each host and what the launcher offers against it. Throws
+/// ConfigError where the ranks of several hosts ask for different transports.
 Joined join_store(const Job& job, std::chrono::milliseconds timeout,
                   const std::filesystem::path& folder);
 
