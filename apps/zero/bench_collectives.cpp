@@ -60,6 +60,8 @@ struct Options {
   std::optional<int> nproc;
   std::vector<int64_t> sizes{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   std::vector<std::string> dtypes{"fp32"};
+  std::vector<std::string> collectives{"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                       "all_to_all"};
   std::string memory = "both";
   int repetitions = 21;
   int threads = 1;
@@ -79,6 +81,12 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("D,...");
   parser
+      .add_option("--collectives", options.collectives,
+                  "Those to time, each with the copies that it is compared with")
+      ->delimiter(',')
+      ->check(CLI::IsMember(options.collectives))
+      ->option_text("C,... [all_gather,reduce_scatter,all_reduce,broadcast,all_to_all]");
+  parser
       .add_option("--memory", options.memory,
                   "arena: tensors that the peers read in place; private: staged; or both")
       ->check(CLI::IsMember({"arena", "private", "both"}));
@@ -87,6 +95,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   options.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
   check_distinct("--dtype", options.dtypes);
+  check_distinct("--collectives", options.collectives);
   options.json.check();
   return std::nullopt;
 }
@@ -238,12 +247,17 @@ class Run {
   std::vector<Operation> collectives(Buffers& b) {
     const int n = group_.size();
     using comm::Collective;
-    return {
+    std::vector<Operation> all{
         {Collective::all_gather, {[&] { group_.all_gather(b.full, b.slice).wait(); }}, n},
         {Collective::reduce_scatter, {[&] { group_.reduce_scatter(b.slice, b.full).wait(); }}, n},
         {Collective::all_reduce, {[&] { group_.all_reduce(b.full).wait(); }}, n},
         {Collective::broadcast, {[&] { group_.broadcast(b.full, 0).wait(); }}, n - 1},
         {Collective::all_to_all, {[&] { group_.all_to_all(b.other, b.full).wait(); }}, n}};
+    std::erase_if(all, [&](const Operation& operation) {
+      return std::ranges::find(options_.collectives, comm::name(operation.collective)) ==
+             options_.collectives.end();
+    });
+    return all;
   }
 
   /// Ranks `size - workers` and up copy.

@@ -7,6 +7,7 @@
 
 With --hosts, hosts are network namespaces (tests/hosts/hosts.py) with links of a given speed, the MPIs are Debian's (openmpi-bin, mpich),
 and what iperf3 reaches over the same link comes first: the all-gather's and the reduce-scatter's bytes over it are the least time.
+libzero is then run three times: over LibTorch's Gloo, and over each of the MPIs (ZERO_TRANSPORT), each collective for itself, as the peers do.
 
 Each round runs `zero bench collectives`, Gloo (through torch.distributed, over the loopback device) and each MPI (through mpi4py)
 in turn. A run's time is the median over its repetitions of the slowest rank's; ours has a barrier at its end. SIZE is that of the full buffer: what each rank has
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HOSTS = ROOT / "tests/hosts/hosts.py"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libzero"
 COLLECTIVES = ("all_gather", "reduce_scatter")
+LAUNCHERS = {"OpenMPI": "mpirun", "MPICH": "mpiexec"}  # of tests/hosts/hosts.py
 
 # A peer's rank: `collective(name)` does one, `barrier` meets the others, `slowest(seconds)` is the largest of all ranks'.
 RANK = """
@@ -102,17 +104,19 @@ def parse(output: str) -> dict[str, float]:
     return {name: float(seconds) for _, name, seconds in words}
 
 
-def libzero(options: argparse.Namespace) -> dict[str, float]:
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [options.zero, "bench", "collectives", "--sizes", str(options.size)]
-        command += ["--memory", "arena", "--repetitions", str(options.repetitions), "--json", file.name]
-        if options.hosts > 1:
-            over_hosts(options, "launch", command)
-        else:
-            subprocess.run([*command, "--nproc", str(options.ranks)], check=True, stdout=subprocess.DEVNULL)
-        results = json.loads(Path(file.name).read_text())["results"]
-    times = {row["operation"]: row["microseconds"]["median"] * 1e-6 for row in results}
-    return {name: times[name] for name in COLLECTIVES}
+def libzero(options: argparse.Namespace, launcher: str = "launch", transport: str = "gloo") -> dict[str, float]:
+    times = {}
+    for collective in COLLECTIVES:
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            command = [options.zero, "bench", "collectives", "--collectives", collective, "--sizes", str(options.size)]
+            command += ["--memory", "arena", "--repetitions", str(options.repetitions), "--json", file.name]
+            if options.hosts > 1:
+                over_hosts(options, launcher, ["env", f"ZERO_TRANSPORT={transport}", *command])
+            else:
+                subprocess.run([*command, "--nproc", str(options.ranks)], check=True, stdout=subprocess.DEVNULL)
+            rows = json.loads(Path(file.name).read_text())["results"]
+        times |= {row["operation"]: row["microseconds"]["median"] * 1e-6 for row in rows if row["operation"] == collective}
+    return times
 
 
 def gloo(options: argparse.Namespace) -> dict[str, float]:
@@ -133,13 +137,12 @@ def gloo(options: argparse.Namespace) -> dict[str, float]:
 
 def mpi(options: argparse.Namespace, name: str) -> dict[str, float]:
     if options.hosts > 1:
-        launcher, ours, debians = {"OpenMPI": ("mpirun", "libmpi.so.40", "libmpi.so.40"),
-                                   "MPICH": ("mpiexec", "libmpi.so.12", "libmpich.so.12")}[name]
+        ours, debians = {"OpenMPI": ("libmpi.so.40", "libmpi.so.40"), "MPICH": ("libmpi.so.12", "libmpich.so.12")}[name]
         with tempfile.TemporaryDirectory() as folder:  # Debian has another name for MPICH's library
             library = Path(folder) / ours
             library.symlink_to(f"/usr/lib/{os.uname().machine}-linux-gnu/{debians}")
             command = ["env", f"MPI4PY_LIBMPI={library}", f"LD_LIBRARY_PATH={folder}", options.python, "-c", RANK, name]
-            return parse(over_hosts(options, launcher, [*command, str(options.size), str(options.repetitions)]))
+            return parse(over_hosts(options, LAUNCHERS[name], [*command, str(options.size), str(options.repetitions)]))
     folder = Path(options.python).parent.parent / name.lower()
     library = folder / "lib" / {"OpenMPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}[name]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder / "lib")}
@@ -181,14 +184,16 @@ def main() -> None:
     for _ in range(options.rounds):
         times = {"libzero": libzero(options)}
         for peer in peers:
+            if options.hosts > 1 and peer in LAUNCHERS:
+                times[f"libzero, {peer}"] = libzero(options, LAUNCHERS[peer], peer.lower())
             times[peer] = gloo(options) if peer == "Gloo" else mpi(options, peer)
         rounds.append(times)
-    print(f"{options.size / (1 << 20):.4g} MiB fp32, {options.ranks} ranks{' a host' if options.hosts > 1 else ''}: median ms, and the peer's time over libzero's by round")
+    print(f"{options.size / (1 << 20):.4g} MiB fp32, {options.ranks} ranks{' a host' if options.hosts > 1 else ''}: median ms, and the time over libzero's by round")
     for collective in COLLECTIVES:
-        for who in ["libzero", *peers]:
+        for who in rounds[0]:
             ratios = [one[who][collective] / one["libzero"][collective] for one in rounds]
             spread = f"{median(ratios):6.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})" if who != "libzero" else ""
-            print(f"{collective:<16} {who:<8} {median(one[who][collective] for one in rounds) * 1e3:8.2f} {spread}")
+            print(f"{collective:<16} {who:<16} {median(one[who][collective] for one in rounds) * 1e3:8.2f} {spread}")
     if options.json:
         Path(options.json).write_text(json.dumps(rounds, indent=1) + "\n")
 

@@ -191,6 +191,16 @@ TEST_F(Bench, CollectivesTakeTheMemoryAndSizesGiven) {
   EXPECT_EQ(sizes, (std::set<int64_t>{1024, 8192}));
 }
 
+TEST_F(Bench, CollectivesTimesThoseThatAreAskedFor) {
+  const auto json = measure({"collectives", "--collectives", "broadcast,all_gather", "--sizes",
+                             "1KiB", "--repetitions", "1", "--memory", "arena"},
+                            {"all_gather", "broadcast"});
+  std::multiset<std::string> operations;
+  for (const auto& r : json["results"]) operations.insert(r["operation"].get<std::string>());
+  EXPECT_EQ(operations,
+            (std::multiset<std::string>{"copy", "copy", "read", "all_gather", "broadcast"}));
+}
+
 TEST_F(Bench, OptimizerCountsItsBytes) {
   const auto json =
       measure({"optimizer", "--elements", "5000", "--rounds", "3", "--threads", "1,2"},
@@ -490,6 +500,9 @@ TEST_F(Bench, SaysWhatItCannotUse) {
               AllOf(HasSubstr("--sizes has 64 bytes"), HasSubstr("at least 128")));
   EXPECT_THAT(error({"collectives", "--sizes", "64XB"}), HasSubstr("--sizes"));
   EXPECT_THAT(error({"collectives", "--memory", "shared"}), HasSubstr("--memory"));
+  EXPECT_THAT(error({"collectives", "--collectives", "gather"}), HasSubstr("--collectives"));
+  EXPECT_THAT(error({"collectives", "--collectives", "broadcast,broadcast"}),
+              HasSubstr("--collectives"));
   EXPECT_THAT(error({"optimizer", "--threads", "0"}), HasSubstr("--threads"));
   EXPECT_THAT(error({"optimizer", "--elements", "-3"}), HasSubstr("--elements"));
   EXPECT_THAT(error({"optimizer", "--parameters", "0"}), HasSubstr("--parameters"));

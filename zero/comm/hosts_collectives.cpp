@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 
 namespace zero::comm {
@@ -54,7 +54,7 @@ std::span<std::byte> span_of(const at::Tensor& values) {
 
 void copy_values(const at::Tensor& to, const at::Tensor& from) {
   if (bytes_of(to) == bytes_of(from)) return;
-  std::memcpy(bytes_of(to), bytes_of(from), span_of(from).size());
+  copy_bytes(bytes_of(to), bytes_of(from), static_cast<int64_t>(span_of(from).size()));
 }
 
 // Of what the ranks of a host call, for them to compare: of parts of different calls the sizes may
