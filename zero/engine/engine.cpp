@@ -403,7 +403,7 @@ void Engine::Impl::make_pass() {
     model.check();
     model.hook();
     schedule->begin_pass(holds);
-    reduce->begin_backward(holds, shared);
+    reduce->begin_backward(holds, shared, micro_batches + 1 >= config.gradient_accumulation_steps);
     if (timing.in_backward) update->begin();
   };
   const auto end = [this] {

@@ -37,6 +37,7 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
       options_(std::move(options)),
       states_(static_cast<size_t>(layout.unit_count())),
       in_bucket_(parameters_.size(), 0),
+      came_(parameters_.size(), 0),
       promised_(parameters_.size(), 0),
       places_(parameters_.size(), WeakTensor(at::Tensor().getIntrusivePtr())),
       local_(parameters_.size(), 0),
@@ -57,6 +58,11 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
   } else {
     make_whole();
     reserve_buckets();
+    // An all-reduce of a bucket is waited for where it starts.
+    const bool waits =
+        !placement_.sharded.optimizer &&
+        std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return converts(u); });
+    early_ = placement_.ranks() > 1 && !waits && (placement_.all->topology().hosts > 1 || side_);
   }
 }
 
@@ -160,6 +166,12 @@ ReduceFlow::~ReduceFlow() {
       } catch (const std::exception&) {  // the group has failed, and said so elsewhere
       }
     }
+    for (auto& work : sums_of_all_) {
+      try {
+        work.wait();
+      } catch (const std::exception&) {  // the same
+      }
+    }
   } catch (const std::exception&) {  // the device has
   }
 }
@@ -235,7 +247,7 @@ at::Tensor ReduceFlow::converted(int64_t unit, const at::Tensor& array) {
   return bucket;
 }
 
-void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) {
+void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, bool last) {
   const std::lock_guard lock(mutex_);
   if (used()) {
     throw Error(
@@ -257,7 +269,16 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) 
   passed_ = true;
   holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
-  if (!sharded()) return;
+  if (!sharded()) {
+    const bool some_left =
+        std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.queued; });
+    counts_ = early_ && last && !holds && !some_left;
+    if (!counts_) return;
+    std::fill(came_.begin(), came_.end(), uint8_t{0});
+    for (auto& unit : states_) unit.arrived = 0;
+    next_ = 0;
+    return;
+  }
   next_ = 0;
   waiting_ = 0;
   for (auto& unit : states_) {
@@ -272,7 +293,7 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared) 
 // The array that the gradients of this pass go to.
 const at::Tensor& ReduceFlow::array_of(int64_t unit) {
   auto& u = state(unit);
-  if (!sharded()) return u.whole;
+  if (!sharded() && !u.queued) return u.whole;
   if (!u.bucket.defined()) {
     u.bucket = pool_->take(layout_.unit(unit).numel, collected_dtype(unit));
     u.pooled = true;
@@ -337,14 +358,15 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   finished_ = false;
   local_[p] = 1;
   placement_.shards->activity()->use(labels_[static_cast<size_t>(u)]);
-  if (std::exchange(in_bucket_[p], 1) != 0) return;
+  const bool another = std::exchange(in_bucket_[p], 1) != 0;
+  if (sharded() ? another : !counts_ || std::exchange(came_[p], 1) != 0) return;
   ++unit.arrived;
-  if (!sharded() || unit.queued) return;
+  if (unit.queued) return;
   if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
   if (!order_known_ && std::find(ready_.begin(), ready_.end(), u) == ready_.end())
     ready_.push_back(u);
-  if (!unit.last) ++waiting_;
-  if (!holds_) advance();
+  if (sharded() && !unit.last) ++waiting_;
+  if (sharded() ? !holds_ : order_known_) advance();
 }
 
 void ReduceFlow::release() {
@@ -358,10 +380,15 @@ void ReduceFlow::advance() {
     const auto& unit = state(order_[next_]);
     const bool complete =
         unit.arrived >= static_cast<int64_t>(layout_.unit(order_[next_]).segments.size());
-    const bool forced = waiting_ >= kWaiting && may_leave(order_[next_]);
+    const bool forced = sharded() && waiting_ >= kWaiting && may_leave(order_[next_]);
     if (unit.last || (!complete && !forced)) return;
-    if (complete) --waiting_;
-    reduce(order_[next_++]);
+    if (sharded()) {
+      if (complete) --waiting_;
+      reduce(order_[next_++]);
+    } else {
+      const SideScope on(side_, mark_);
+      start_whole(order_[next_++]);
+    }
   }
 }
 
@@ -395,6 +422,13 @@ void ReduceFlow::abandon_backward() {
 
 void ReduceFlow::abandon_reductions() {
   const SideScope on(side_, mark_);
+  for (auto& work : sums_of_all_) {
+    try {
+      work.wait();
+    } catch (const CommError&) {  // as below
+    }
+  }
+  sums_of_all_.clear();
   for (auto& reduction : in_flight_) {
     try {
       reduction.of_ranks.wait();
@@ -555,8 +589,8 @@ void ReduceFlow::send_down(int64_t unit) {
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
-// their bucket, and the order in which rank 0's became ready.
-void ReduceFlow::agree() {
+// their bucket (returned), and the order in which rank 0's became ready.
+std::vector<bool> ReduceFlow::agree() {
   const auto parameters = static_cast<int64_t>(parameters_.size());
   const auto units = layout_.unit_count();
   const auto ordered = static_cast<int64_t>(order_.size());
@@ -589,9 +623,8 @@ void ReduceFlow::agree() {
     const auto* theirs = gathered + parameters + units;
     std::copy(theirs, theirs + ordered, order_.begin());
   }
-  if (!sharded()) return;
   for (const int64_t u : order_) {
-    if (!left[static_cast<size_t>(u)]) continue;
+    if (!sharded() || !left[static_cast<size_t>(u)]) continue;
     if (options_.hand_over) {
       throw Error(fmt::format(
           "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
@@ -601,13 +634,14 @@ void ReduceFlow::agree() {
     }
     reduce(u);
   }
+  return left;
 }
 
 void ReduceFlow::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;
   const at::NoGradGuard no_grad;
-  agree();
+  const auto left = agree();
   finished_ = true;  // what fails from here on has failed for good
   {
     const SideScope on(side_, mark_);
@@ -617,6 +651,10 @@ void ReduceFlow::finish() {
       add_deferred();
     } else {
       reduce_whole();
+      add_late(left);
+      for (const int64_t u : order_) {
+        if (wanted(u)) send_down(u);
+      }
     }
   }
   wait_for(side_, mark_);
@@ -630,40 +668,79 @@ bool ReduceFlow::wanted(int64_t unit) const {
   });
 }
 
+// Replicated gradients: starts the sum over ranks.
+void ReduceFlow::start_whole(int64_t u) {
+  auto& unit = state(u);
+  unit.queued = unit.filled = true;
+  zero_missing(u, unit.whole, in_bucket_);
+  predivide(unit.whole);
+  for (const auto& segment : layout_.unit(u).segments)
+    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  const auto& label = labels_[static_cast<size_t>(u)];
+  if (converts(u) && !placement_.sharded.optimizer) {
+    auto bucket = converted(u, unit.whole);
+    placement_.all->all_reduce(bucket, label).wait();
+    unit.whole.copy_(bucket);
+    pool_->give(std::move(bucket));
+    return;
+  }
+  if (!placement_.sharded.optimizer) {
+    sums_of_all_.push_back(placement_.all->all_reduce(unit.whole, label));
+    return;
+  }
+  start({.unit = u,
+         .bucket = converts(u) ? converted(u, unit.whole) : unit.whole,
+         .pooled = converts(u),
+         .output = slice(u),
+         .sum = {},
+         .partial = {},
+         .of_ranks = {}},
+        true);
+  if (converts(u) || replicas() != nullptr) progress(1);  // which needs memory for each
+}
+
 // Replicated gradients: of the units that some rank has a gradient for.
 void ReduceFlow::reduce_whole() {
-  std::vector<comm::Work> works;
   for (const int64_t u : order_) {
-    if (!wanted(u)) continue;
+    if (wanted(u) && !state(u).queued) start_whole(u);
+  }
+  while (!in_flight_.empty()) progress(0);
+  for (auto& work : sums_of_all_) work.wait();
+  sums_of_all_.clear();
+}
+
+// Replicated gradients: what came for units that had been reduced (Note [Early reductions]).
+void ReduceFlow::add_late(const std::vector<bool>& left) {
+  for (const int64_t u : order_) {
+    if (!left[static_cast<size_t>(u)]) continue;
+    early_ = false;
     auto& unit = state(u);
-    zero_missing(u, unit.whole, in_bucket_);
-    predivide(unit.whole);
-    unit.filled = true;
-    if (converts(u) && !placement_.sharded.optimizer) {
-      auto bucket = converted(u, unit.whole);
+    auto bucket = array_of(u);
+    unit.bucket = at::Tensor();
+    zero_missing(u, bucket, in_bucket_);
+    predivide(bucket);
+    if (!placement_.sharded.optimizer) {
       placement_.all->all_reduce(bucket, labels_[static_cast<size_t>(u)]).wait();
-      unit.whole.copy_(bucket);
+      unit.whole.add_(bucket);
       pool_->give(std::move(bucket));
       continue;
     }
-    if (!placement_.sharded.optimizer) {
-      works.push_back(placement_.all->all_reduce(unit.whole, labels_[static_cast<size_t>(u)]));
-      continue;
+    if (converts(u)) {
+      auto collected = std::exchange(bucket, converted(u, bucket));
+      pool_->give(std::move(collected));
     }
+    const auto sum =
+        group_.empty(layout_.slice_numel(u), unit.whole.scalar_type(), Category::gradient_buckets);
     start({.unit = u,
-           .bucket = converts(u) ? converted(u, unit.whole) : unit.whole,
-           .pooled = converts(u),
-           .output = slice(u),
+           .bucket = std::move(bucket),
+           .pooled = true,
+           .output = sum,
            .sum = {},
            .partial = {},
            .of_ranks = {}},
           true);
-    if (converts(u) || replicas() != nullptr) progress(1);  // which needs memory for each
-  }
-  while (!in_flight_.empty()) progress(0);
-  for (auto& work : works) work.wait();
-  for (const int64_t u : order_) {
-    if (wanted(u)) send_down(u);
+    while (!in_flight_.empty()) progress(0);
+    slice(u).add_(sum);
   }
 }
 
@@ -744,14 +821,14 @@ void ReduceFlow::clear() {
   for (const auto& sums : sums_) sums->settle();
   for (const int64_t u : order_) {
     auto& unit = state(u);
-    unit.filled = unit.updated = false;
+    unit.filled = unit.updated = unit.queued = false;
     unit.arrived = 0;
+    auto bucket = std::exchange(unit.bucket, at::Tensor());
+    if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
     if (!sharded()) continue;
     // What an update under way reads is its own.
     if (!options_.doubled) unit.detached = at::Tensor();
     unit.sums->clear(u);
-    auto bucket = std::exchange(unit.bucket, at::Tensor());
-    if (bucket.defined() && unit.pooled) pool_->give(std::move(bucket));
   }
   finished_ = passed_ = foreign_ = false;
 }

@@ -5,10 +5,12 @@
 // Each parameter's post-accumulate hook copies its gradient into the unit's array and drops
 // `.grad`; a backward function that asked for the place beforehand (gradient_place.h) has written
 // it there itself. Replicated (stages 0 and 1): the array is the gradient storage of the formula;
-// micro-batches add up in it, and it is all-reduced (stage 0) or reduce-scattered (stage 1) at the
-// accumulation boundary. Sharded (stages 2 and 3): the array is a bucket that lives until the unit
-// is complete and reduce-scattered, in every backward pass; the slice that this rank owns is the
-// gradient storage of the formula, and micro-batches add up where that lies (gradient_sums.h).
+// micro-batches add up in it, and it is all-reduced (stage 0) or reduce-scattered (stage 1) once a
+// step: in `finish`, or, where that costs backward no core (Note [Early reductions]), as soon as
+// the step's last pass has completed it. Sharded (stages 2 and 3): the array is a bucket that lives
+// until the unit is complete and reduce-scattered, in every backward pass; the slice that this rank
+// owns is the gradient storage of the formula, and micro-batches add up where that lies
+// (gradient_sums.h).
 //
 // Note [Order of reductions]
 // Every rank reduces the units in the same order: a unit that is ready early waits its turn, and
@@ -18,6 +20,15 @@
 // has come once kWaiting complete ones wait behind it (ReduceFlow::may_leave says where not). A
 // gradient that comes for a unit already reduced in this pass (recomputation, several uses) waits
 // in its bucket for the next pass, or for the boundary.
+//
+// Note [Early reductions]
+// Between hosts and on a device a replicated unit is reduced beside the backward pass of the step's
+// last micro-batch, once the first step has told the order. Units whose turn does not come in that
+// pass are left to `finish`, in the same order. A gradient that comes for a unit already reduced
+// (a second loss, a shared weight under reentrant checkpoints) adds up in a bucket, of which
+// `finish` adds the sum to the unit's; from then on all are reduced in `finish` again, so that a
+// unit's bytes are sent once a step. On one host's CPU reductions would only take the cores of
+// backward.
 //
 // A gradient that was written to its place reaches the hook when all uses of the parameter in its
 // backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
@@ -120,8 +131,9 @@ class ReduceFlow final : public GradientSink {
   bool only_foreign() const { return foreign_ && !passed_; }
 
   /// `holds`: no unit is reduced but by `release` and at the end; those of the parameters `shared`
-  /// at the end.
-  void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {});
+  /// at the end. `last`: no other pass of this step is to come, as far as is known.
+  void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {},
+                      bool last = false);
   /// Reduces the units whose gradients have all arrived: no more will come for them in this pass.
   void release();
   /// Reduces what the pass left over (sharded gradients).
@@ -193,7 +205,7 @@ class ReduceFlow final : public GradientSink {
     at::Tensor bucket;     // sharded: gradients of this pass; undefined until one arrives
     std::optional<c10::Stream> home{};  // of the bucket's memory, on a device
     bool pooled = false;                // the bucket is of the pool, not a gradient itself
-    bool queued = false;                // sharded: its turn in this pass is over
+    bool queued = false;                // its turn in this pass (replicated: step) is over
     int64_t arrived = 0;                // parameters whose gradient came in this pass
   };
 
@@ -229,13 +241,15 @@ class ReduceFlow final : public GradientSink {
   void retire(Reduction reduction);
   void predivide(const at::Tensor& array) const;
   void add_deferred();
+  void start_whole(int64_t unit);
   void reduce_whole();
+  void add_late(const std::vector<bool>& left);
   bool wanted(int64_t unit) const;
   bool on_device(int64_t unit) const;
   at::Tensor part_of_norm(int64_t unit) const;
   void send_down(int64_t unit);
   at::Tensor slice(int64_t unit) const;
-  void agree();
+  std::vector<bool> agree();
   Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
   const Unit& state(int64_t unit) const { return states_[static_cast<size_t>(unit)]; }
 
@@ -253,10 +267,13 @@ class ReduceFlow final : public GradientSink {
   std::vector<int64_t> order_;
   std::vector<int64_t> ready_;  // units in the order in which they became ready in the first pass
   bool order_known_ = false;
+  bool early_ = false;              // replicated: Note [Early reductions]
+  bool counts_ = false;             // those of this pass are told apart
   size_t next_ = 0;                 // into order_: the unit whose turn it is
   int64_t waiting_ = 0;             // complete units whose turn has not come in this pass
   std::vector<uint8_t> in_bucket_;  // by parameter: its gradient is in the unit's array
                                     // (replicated) or bucket (sharded)
+  std::vector<uint8_t> came_;  // by parameter: its gradient came in this pass, where that counts
   std::vector<uint8_t> promised_;   // by parameter: a backward function has its place in there
   std::vector<WeakTensor> places_;  // by parameter: the tensor that it has, while promised
   std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
@@ -269,7 +286,8 @@ class ReduceFlow final : public GradientSink {
   std::unique_ptr<BucketPool> pool_;
   std::vector<std::unique_ptr<GradientSums>> sums_;  // sharded: those that units use
   std::deque<Reduction> in_flight_;
-  std::mutex mutex_;  // autograd may run hooks on threads of its own
+  std::vector<comm::Work> sums_of_all_;  // replicated: all-reduces under way
+  std::mutex mutex_;                     // autograd may run hooks on threads of its own
 };
 
 }  // namespace zero

@@ -1,0 +1,191 @@
+// Stages 0 and 1 between hosts: gradients that are reduced beside the backward pass (Note [Early
+// reductions] in engine/reduce.h).
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/engine/worlds.h"
+#include "zero/comm/group.h"
+#include "zero/engine/engine.h"
+
+namespace zero {
+namespace {
+
+using comm::Collective;
+
+constexpr World kTwoOnOneHost{1, 2};
+
+Collective sum_at(int stage) {
+  return stage == 0 ? Collective::all_reduce : Collective::reduce_scatter;
+}
+
+// Sums that have been started.
+int64_t sums(comm::Group& group, int stage) { return group.traffic().count(sum_at(stage)).calls; }
+
+using Body = std::function<void(Engine& engine, Uneven& model, int rank)>;
+
+// The weights after `body`, the same on all ranks.
+std::vector<at::Tensor> trained(World world, const Config& c, const Body& body, int block = 0,
+                                const Optimizer& optimizer = AdamW{.lr = 1e-2}) {
+  std::mutex mutex;
+  std::vector<std::vector<at::Tensor>> all(static_cast<size_t>(world.hosts * world.ranks_a_host));
+  run_in(
+      world,
+      [&](auto group) {
+        auto model = std::make_shared<Uneven>();
+        Engine engine(model, optimizer, c, group);
+        body(engine, *model, group->rank());
+        auto mine = weights(engine);
+        const std::lock_guard lock(mutex);
+        all[static_cast<size_t>(group->rank())] = std::move(mine);
+      },
+      block);
+  for (const auto& other : all) expect_equal(other, all.front());
+  return all.front();
+}
+
+void expect_the_bits_of_one_host(const Config& c, const Body& body) {
+  expect_equal(trained(kTwoByOne, c, body), trained(kTwoOnOneHost, c, body));
+  expect_equal(trained(kTwoByTwo, c, body), trained(kFourByOne, c, body, 2));
+}
+
+TEST(EarlyReductions, GiveTheBitsOfOneHost) {
+  for (const int stage : {0, 1}) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t k : {1, 3}) {
+        SCOPED_TRACE("stage " + std::to_string(stage) + (bf16 ? " bf16" : " fp32") + ", k " +
+                     std::to_string(k));
+        expect_the_bits_of_one_host(clipped(stage, bf16, k),
+                                    [&](Engine& engine, Uneven& model, int rank) {
+                                      for (int64_t i = 0; i < 4 * k; ++i) {
+                                        engine.backward(model.loss(rank, i, true));
+                                        engine.step();
+                                      }
+                                    });
+      }
+    }
+  }
+}
+
+TEST(EarlyReductions, GiveTheBitsOfOneHostWhereSumsAreSentInAnotherDtype) {
+  for (const int stage : {0, 1}) {
+    for (const auto sent : {DtypeName::fp32, DtypeName::bf16}) {
+      auto c = clipped(stage, sent == DtypeName::fp32);
+      c.communication_dtype = sent;
+      expect_the_bits_of_one_host(c, [&](Engine& engine, Uneven& model, int rank) {
+        for (int64_t i = 0; i < 4; ++i) {
+          engine.backward(model.loss(rank, i, true));
+          engine.step();
+        }
+      });
+    }
+  }
+}
+
+TEST(EarlyReductions, StartInTheLastPassOfAStepOnceTheOrderIsKnown) {
+  for (const int stage : {0, 1}) {
+    for (const int64_t k : {1, 2}) {
+      for (const auto world : {kTwoByOne, kTwoByTwo, kTwoOnOneHost}) {
+        run_in(world, [&](auto group) {
+          auto model = std::make_shared<Uneven>();
+          Engine engine(model, AdamW{}, config(stage, false, k), group);
+          int64_t units = 0;
+          for (int64_t step = 0; step < 3; ++step) {
+            const int64_t before = sums(*group, stage);
+            for (int64_t i = 1; i <= k; ++i) {
+              engine.backward(model->loss(group->rank(), step, true));
+              const int64_t started = sums(*group, stage) - before;
+              const bool early = world.hosts > 1 && step > 0 && i == k;
+              EXPECT_EQ(started, early ? units : 0) << "step " << step << ", pass " << i;
+              engine.step();
+            }
+            units = sums(*group, stage) - before;
+            EXPECT_GT(units, 2);
+          }
+        });
+      }
+    }
+  }
+}
+
+// A layer that one rank leaves out in every second step stops those behind it in the order, and
+// changes no sum.
+TEST(EarlyReductions, WaitForTheEndWhereARankLeavesALayerOut) {
+  for (const int stage : {0, 1}) {
+    expect_the_bits_of_one_host(clipped(stage, false),
+                                [&](Engine& engine, Uneven& model, int rank) {
+                                  for (int64_t i = 0; i < 6; ++i) {
+                                    engine.backward(model.loss(rank, i % 2, false));
+                                    engine.step();
+                                  }
+                                });
+  }
+}
+
+TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd) {
+  for (const int stage : {0, 1}) {
+    for (const int replicas : {1, 2}) {
+      if (stage == 0 && replicas > 1) continue;
+      auto c = config(stage);
+      if (replicas > 1) c.mics_shard_size = 2;
+      const auto body = [&](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          const int64_t before = sums(engine.group(), stage);
+          engine.backward(model.loss(rank, step, true));
+          const int64_t started = sums(engine.group(), stage) - before;
+          if (replicas == 1) {
+            EXPECT_EQ(started > 0, engine.group().topology().hosts > 1 && step == 1);
+          }
+          // A second loss, on rank 1 of other layers too.
+          engine.backward(model.loss(rank, step + 7, rank != 0));
+          engine.step();
+        }
+      };
+      const auto expect_near = [](const auto& a, const auto& b) {
+        ASSERT_EQ(a.size(), b.size());
+        for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-5, 1e-6));
+      };
+      const Optimizer sgd = Sgd{.lr = 0.1};
+      if (replicas == 1)
+        expect_near(trained(kTwoByOne, c, body, 0, sgd), trained(kTwoOnOneHost, c, body, 0, sgd));
+      expect_near(trained(kTwoByTwo, c, body, 0, sgd), trained(kFourByOne, c, body, 2, sgd));
+    }
+  }
+}
+
+// The gradients of the first loss are read before the step; those that a pass has begun to reduce
+// when it fails are dropped.
+TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
+  for (const int stage : {0, 1}) {
+    const auto c = clipped(stage, false);
+    const auto body = [&](bool fails) {
+      return [&, fails](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          if (fails && step == 2) {
+            const int64_t before = sums(engine.group(), stage);
+            // In the first layer that forward meets, which backward meets last.
+            auto x = input(rank, step, at::kFloat).requires_grad_(true);
+            x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+            const auto loss = model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
+            EXPECT_THROW(engine.backward(loss), std::runtime_error);
+            EXPECT_GT(sums(engine.group(), stage), before) << "it has begun to reduce";
+          }
+          engine.backward(model.loss(rank, step, true));
+          const auto gradient = engine.gradient("net.b.weight");
+          EXPECT_TRUE(gradient.defined());
+          engine.step();
+        }
+      };
+    };
+    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+  }
+}
+
+}  // namespace
+}  // namespace zero
