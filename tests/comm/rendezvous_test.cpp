@@ -66,6 +66,18 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
+TEST(JobFromEnvironment, SaysWhichTransportIsAskedFor) {
+  EXPECT_EQ(job_of({}).transport, "gloo");
+  EXPECT_EQ(job_of({{"ZERO_TRANSPORT", "mpich"}}).transport, "mpich");
+  EXPECT_EQ(job_of({{"ZERO_TRANSPORT", "mpi"}}).transport, "mpi");
+  EXPECT_EQ(
+      job_of(
+          {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}, {"ZERO_TRANSPORT", "mpi"}})
+          .transport,
+      "openmpi");
+  EXPECT_THAT(complaint_about({{"ZERO_TRANSPORT", "glo"}}), HasSubstr("Did you mean 'gloo'?"));
+}
+
 TEST(JobFromEnvironment, IsAloneWithoutALauncher) {
   const auto job = job_of({{"HOME", "/"}});
   EXPECT_EQ(job.launcher, "");

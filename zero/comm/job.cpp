@@ -319,6 +319,8 @@ std::string transport_from_environment(const Lookup& variable) {
   const std::array<std::string, 4> known{"gloo", "openmpi", "mpich", "mpi"};
   auto value = variable(kVariable).value_or("");
   if (value.empty()) return known[0];
+  if (value == "mpi" && variable("OMPI_COMM_WORLD_SIZE")) return "openmpi";
+  if (value == "mpi" && variable("PMI_SIZE")) return "mpich";
   if (std::find(known.begin(), known.end(), value) != known.end()) return value;
   throw ConfigError(fmt::format("{} is '{}'.{} It may be gloo, openmpi, mpich or mpi.", kVariable,
                                 value, did_you_mean(value, known)));

@@ -49,7 +49,8 @@ std::optional<std::string> environment_variable(const std::string& name);
 Job job_from_environment(const Lookup& variable = environment_variable);
 
 /// ZERO_TRANSPORT: what is to carry bytes between hosts, "gloo" (also where it is not set),
-/// "openmpi", "mpich" or "mpi". Throws ConfigError.
+/// "openmpi" or "mpich"; "mpi" where that was asked for and no mpirun has started this process.
+/// Throws ConfigError.
 std::string transport_from_environment(const Lookup& variable = environment_variable);
 
 /// ZERO_SUM_BLOCK: GroupOptions::block for `zero::init`, so that a run on one host has the bits of

@@ -9,22 +9,14 @@
 #include "zero/comm/rail_address.h"
 
 namespace zero::comm {
-namespace {
-
-std::string mpi_of_the_launcher() {
-  if (environment_variable("OMPI_COMM_WORLD_SIZE")) return "openmpi";
-  if (environment_variable("PMI_SIZE")) return "mpich";
-  throw ConfigError(
-      "ZERO_TRANSPORT is 'mpi', and no mpirun has started this process. Say which one it is to be: "
-      "openmpi or mpich.");
-}
-
-}  // namespace
-
 std::unique_ptr<Rail> open_rail(c10::intrusive_ptr<c10d::Store> store, const RailEnd& end,
                                 PieceOptions options) {
-  auto transport = transport_from_environment();
-  if (transport == "mpi") transport = mpi_of_the_launcher();
+  const auto transport = transport_from_environment();
+  if (transport == "mpi") {
+    throw ConfigError(
+        "ZERO_TRANSPORT is 'mpi', and no mpirun has started this process. Say which one it is to "
+        "be: openmpi or mpich.");
+  }
   if (transport != "gloo") {
     // A store that knows that a rank has died throws. MPI itself needs none.
     const auto check = [&] {

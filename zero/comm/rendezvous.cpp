@@ -329,8 +329,9 @@ std::string rank_list(const std::vector<int>& ranks) {
 constexpr size_t kLongestEntry = 2048;
 
 std::string encode(const Attendant& rank) {
-  return fmt::format("{} {} {} {}", rank.host, rank.address.empty() ? "-" : rank.address,
-                     rank.transport, rank.machine);
+  const auto word = [](const std::string& text) { return text.empty() ? "-" : text; };
+  return fmt::format("{} {} {} {}", word(rank.host), word(rank.address), rank.transport,
+                     rank.machine);
 }
 
 /// Nothing where no rank wrote it.
@@ -340,7 +341,9 @@ std::optional<Attendant> decode(const std::string& text) {
   std::istringstream words(text);
   if (!(words >> rank.host >> rank.address >> rank.transport >> std::ws)) return std::nullopt;
   std::getline(words, rank.machine);
-  if (rank.address == "-") rank.address.clear();
+  for (auto* word : {&rank.host, &rank.address}) {
+    if (*word == "-") word->clear();
+  }
   return rank;
 }
 

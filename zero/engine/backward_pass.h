@@ -12,9 +12,9 @@
 // is dropped (a GAN's generator, whose loss goes through the discriminator). One that nobody has
 // marked belongs to every engine that it brings gradients to, as PyTorch's users expect.
 //
-// At stages 2 and 3 gradients of an unmarked pass are reduced as they come: where it goes through
-// several engines, or through checkpoints that make passes of their own, every rank must reach the
-// same parameters. One thread goes backward at a time.
+// At stages 2 and 3, and between hosts or on a device, gradients of an unmarked pass are reduced as
+// they come: where it goes through several engines, or through checkpoints that make passes of
+// their own, every rank must reach the same parameters. One thread goes backward at a time.
 //
 // Where a pass throws, autograd drops what should be called back, and that ends it.
 #pragma once

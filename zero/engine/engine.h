@@ -183,10 +183,11 @@ class Engine {
   /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
   /// several times before `step`; all gradients add up. With a scaled loss they are those of the
   /// loss times the loss scale; the loss itself is as it was. Collective at stages 2 and 3
-  /// (reduce-scatter of each unit as it becomes ready). A pass that throws, as OutOfMemory, takes
-  /// the gradients of the step so far with it: the accumulation begins anew. Where it has thrown at
-  /// the same place on all ranks, training can go on with less. (With update_in_backward some
-  /// weights have changed: load a checkpoint.)
+  /// (reduce-scatter of each unit as it becomes ready), and between hosts or on a device at stages
+  /// 0 and 1, in the step's last pass (Note [Early reductions] in reduce.h). A pass that throws, as
+  /// OutOfMemory, takes the gradients of the step so far with it: the accumulation begins anew.
+  /// Where it has thrown at the same place on all ranks, training can go on with less. (With
+  /// update_in_backward some weights have changed: load a checkpoint.)
   ///
   /// LibTorch's `loss.backward()` does the same, at the first gradient, for every engine that it
   /// brings gradients to: Note [Passes] in backward_pass.h. It cannot scale the loss (`scale`), and

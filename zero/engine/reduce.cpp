@@ -41,7 +41,8 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
       promised_(parameters_.size(), 0),
       places_(parameters_.size(), WeakTensor(at::Tensor().getIntrusivePtr())),
       local_(parameters_.size(), 0),
-      present_(parameters_.size(), 0) {
+      present_(parameters_.size(), 0),
+      before_(parameters_.size(), 0) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     labels_.push_back("gradients of " + unit_label(layout_, u));
     // Backward meets the last first; corrected after the first pass.
@@ -58,10 +59,9 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
   } else {
     make_whole();
     reserve_buckets();
-    // An all-reduce of a bucket is waited for where it starts.
-    const bool waits =
-        !placement_.sharded.optimizer &&
-        std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return converts(u); });
+    // A hook must not wait for other ranks, as these would: for their bucket, or a phase.
+    const bool waits = replicas() != nullptr || std::any_of(order_.begin(), order_.end(),
+                                                            [&](int64_t u) { return converts(u); });
     early_ = placement_.ranks() > 1 && !waits && (placement_.all->topology().hosts > 1 || side_);
   }
 }
@@ -159,20 +159,24 @@ void ReduceFlow::reserve_buckets() {
 
 ReduceFlow::~ReduceFlow() {
   try {
-    const SideScope on(side_, mark_);  // where memory goes back to
-    for (auto& reduction : in_flight_) {
-      try {
-        reduction.of_ranks.wait();
-      } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+    const bool whole = !sharded() && !(in_flight_.empty() && sums_of_all_.empty());
+    {
+      const SideScope on(side_, mark_);  // where memory goes back to
+      for (auto& reduction : in_flight_) {
+        try {
+          reduction.of_ranks.wait();
+        } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+        }
+      }
+      for (auto& work : sums_of_all_) {
+        try {
+          work.wait();
+        } catch (const std::exception&) {  // the same
+        }
       }
     }
-    for (auto& work : sums_of_all_) {
-      try {
-        work.wait();
-      } catch (const std::exception&) {  // the same
-      }
-    }
-  } catch (const std::exception&) {  // the device has
+    if (whole) wait_for(side_, mark_);  // the arrays are another stream's
+  } catch (const std::exception&) {     // the device has
   }
 }
 
@@ -270,9 +274,9 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, 
   holds_ = holds;
   std::fill(promised_.begin(), promised_.end(), uint8_t{0});
   if (!sharded()) {
-    const bool some_left =
-        std::any_of(states_.begin(), states_.end(), [](const Unit& u) { return u.queued; });
-    counts_ = early_ && last && !holds && !some_left;
+    again_ |= last && began_;
+    counts_ = early_ && last && !holds && !began_;
+    began_ |= last;
     if (!counts_) return;
     std::fill(came_.begin(), came_.end(), uint8_t{0});
     for (auto& unit : states_) unit.arrived = 0;
@@ -359,7 +363,15 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   local_[p] = 1;
   placement_.shards->activity()->use(labels_[static_cast<size_t>(u)]);
   const bool another = std::exchange(in_bucket_[p], 1) != 0;
-  if (sharded() ? another : !counts_ || std::exchange(came_[p], 1) != 0) return;
+  if (sharded()) {
+    if (another) return;
+  } else {
+    if (!counts_) return;
+    if (std::exchange(came_[p], 1) != 0) {
+      again_ = true;
+      return;
+    }
+  }
   ++unit.arrived;
   if (unit.queued) return;
   if (unit.arrived < static_cast<int64_t>(layout_.unit(u).segments.size())) return;
@@ -377,6 +389,10 @@ void ReduceFlow::release() {
 // Reduces units in order as long as the next one is complete, or keeps too many waiting.
 void ReduceFlow::advance() {
   while (next_ < order_.size()) {
+    if (!sharded() && !expected(order_[next_])) {
+      ++next_;
+      continue;
+    }
     const auto& unit = state(order_[next_]);
     const bool complete =
         unit.arrived >= static_cast<int64_t>(layout_.unit(order_[next_]).segments.size());
@@ -389,6 +405,23 @@ void ReduceFlow::advance() {
       const SideScope on(side_, mark_);
       start_whole(order_[next_++]);
     }
+  }
+}
+
+// Replicated gradients: some rank had one in the step before.
+bool ReduceFlow::expected(int64_t unit) const {
+  const auto& segments = layout_.unit(unit).segments;
+  return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+    return before_[static_cast<size_t>(segment.parameter)] != 0;
+  });
+}
+
+// Replicated gradients: those whose turn has not come.
+void ReduceFlow::start_expected() {
+  for (const int64_t u : order_) {
+    if (!expected(u) || state(u).queued) continue;
+    const SideScope on(side_, mark_);
+    start_whole(u);
   }
 }
 
@@ -421,31 +454,45 @@ void ReduceFlow::abandon_backward() {
 }
 
 void ReduceFlow::abandon_reductions() {
-  const SideScope on(side_, mark_);
-  for (auto& work : sums_of_all_) {
-    try {
-      work.wait();
-    } catch (const CommError&) {  // as below
+  if (in_flight_.empty() && sums_of_all_.empty()) return;
+  {
+    const SideScope on(side_, mark_);
+    for (auto& work : sums_of_all_) {
+      try {
+        work.wait();
+      } catch (const CommError&) {  // as below
+      }
     }
-  }
-  sums_of_all_.clear();
-  for (auto& reduction : in_flight_) {
-    try {
-      reduction.of_ranks.wait();
-    } catch (const CommError&) {  // the group has failed, which the next collective says
+    sums_of_all_.clear();
+    for (auto& reduction : in_flight_) {
+      try {
+        reduction.of_ranks.wait();
+      } catch (const CommError&) {  // the group has failed, which the next collective says
+      }
+      reduction.of_ranks = {};
+      if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
+      if (auto* sums = state(reduction.unit).sums) {
+        sums->drop(std::move(reduction));
+      } else if (reduction.pooled) {
+        pool_->give(std::move(reduction.bucket));
+      }
     }
-    reduction.of_ranks = {};
-    if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
-    if (auto* sums = state(reduction.unit).sums) sums->drop(std::move(reduction));
+    in_flight_.clear();
   }
-  in_flight_.clear();
+  if (!sharded()) wait_for(side_, mark_);  // the next pass writes to the same arrays
 }
 
 void ReduceFlow::end_backward() {
   const std::lock_guard lock(mutex_);
   in_pass_ = false;
-  if (!sharded()) return;
-  while (next_ < order_.size()) reduce(order_[next_++]);
+  if (sharded()) {
+    while (next_ < order_.size()) reduce(order_[next_++]);
+    return;
+  }
+  if (!counts_ || !order_known_) return;
+  started_ = true;
+  const at::NoGradGuard no_grad;
+  start_expected();
 }
 
 // The gradient is all of its unit, lies as the unit does, and is nobody else's.
@@ -589,15 +636,18 @@ void ReduceFlow::send_down(int64_t unit) {
 }
 
 // Exchanges, in one small all-gather: which parameters had a gradient, which units have one left in
-// their bucket (returned), and the order in which rank 0's became ready.
-std::vector<bool> ReduceFlow::agree() {
+// their bucket, and the order in which rank 0's became ready.
+ReduceFlow::Agreed ReduceFlow::agree() {
   const auto parameters = static_cast<int64_t>(parameters_.size());
   const auto units = layout_.unit_count();
   const auto ordered = static_cast<int64_t>(order_.size());
-  auto mine = at::zeros({parameters + units + ordered}, at::kInt);
+  auto mine = at::zeros({parameters + units + ordered + 2}, at::kInt);
   auto* values = mine.mutable_data_ptr<int32_t>();
   std::copy(local_.begin(), local_.end(), values);
   for (int64_t u = 0; u < units; ++u) values[parameters + u] = state(u).bucket.defined() ? 1 : 0;
+  auto* flags = values + parameters + units + ordered;
+  flags[0] = again_ ? 1 : 0;
+  flags[1] = started_ ? 1 : 0;
   if (!order_known_) {
     // Units that never became ready by themselves go last, so that none waits for them.
     std::vector<int64_t> order = ready_;
@@ -609,22 +659,25 @@ std::vector<bool> ReduceFlow::agree() {
   auto all = at::zeros({placement_.ranks() * mine.numel()}, at::kInt);
   placement_.all->all_gather_control(all, mine, "gradients present");
   const auto* gathered = all.const_data_ptr<int32_t>();
-  std::vector<bool> left(static_cast<size_t>(units), false);
+  Agreed agreed{.left = std::vector<bool>(static_cast<size_t>(units), false)};
   std::fill(present_.begin(), present_.end(), uint8_t{0});
   for (int rank = 0; rank < placement_.ranks(); ++rank) {
     const auto* theirs = gathered + rank * mine.numel();
     for (int64_t p = 0; p < parameters; ++p)
       present_[static_cast<size_t>(p)] |= static_cast<uint8_t>(theirs[p]);
     for (int64_t u = 0; u < units; ++u) {
-      if (theirs[parameters + u] != 0) left[static_cast<size_t>(u)] = true;
+      if (theirs[parameters + u] != 0) agreed.left[static_cast<size_t>(u)] = true;
     }
+    const auto* of_rank = theirs + parameters + units + ordered;
+    if (of_rank[0] != 0) early_ = false;
+    if (of_rank[1] != 0) agreed.started = true;
   }
   if (!std::exchange(order_known_, true)) {
     const auto* theirs = gathered + parameters + units;
     std::copy(theirs, theirs + ordered, order_.begin());
   }
   for (const int64_t u : order_) {
-    if (!sharded() || !left[static_cast<size_t>(u)]) continue;
+    if (!sharded() || !agreed.left[static_cast<size_t>(u)]) continue;
     if (options_.hand_over) {
       throw Error(fmt::format(
           "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
@@ -634,14 +687,14 @@ std::vector<bool> ReduceFlow::agree() {
     }
     reduce(u);
   }
-  return left;
+  return agreed;
 }
 
 void ReduceFlow::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;
   const at::NoGradGuard no_grad;
-  const auto left = agree();
+  const auto agreed = agree();
   finished_ = true;  // what fails from here on has failed for good
   {
     const SideScope on(side_, mark_);
@@ -650,8 +703,9 @@ void ReduceFlow::finish() {
     if (sharded()) {
       add_deferred();
     } else {
+      if (agreed.started) start_expected();  // where this rank's pass has not
       reduce_whole();
-      add_late(left);
+      add_late(agreed.left);
       for (const int64_t u : order_) {
         if (wanted(u)) send_down(u);
       }
@@ -713,7 +767,6 @@ void ReduceFlow::reduce_whole() {
 void ReduceFlow::add_late(const std::vector<bool>& left) {
   for (const int64_t u : order_) {
     if (!left[static_cast<size_t>(u)]) continue;
-    early_ = false;
     auto& unit = state(u);
     auto bucket = array_of(u);
     unit.bucket = at::Tensor();
@@ -722,18 +775,14 @@ void ReduceFlow::add_late(const std::vector<bool>& left) {
     if (!placement_.sharded.optimizer) {
       placement_.all->all_reduce(bucket, labels_[static_cast<size_t>(u)]).wait();
       unit.whole.add_(bucket);
-      pool_->give(std::move(bucket));
+      BucketPool::release(std::move(bucket), side_);
       continue;
-    }
-    if (converts(u)) {
-      auto collected = std::exchange(bucket, converted(u, bucket));
-      pool_->give(std::move(collected));
     }
     const auto sum =
         group_.empty(layout_.slice_numel(u), unit.whole.scalar_type(), Category::gradient_buckets);
     start({.unit = u,
-           .bucket = std::move(bucket),
-           .pooled = true,
+           .bucket = bucket,
+           .pooled = false,
            .output = sum,
            .sum = {},
            .partial = {},
@@ -741,6 +790,7 @@ void ReduceFlow::add_late(const std::vector<bool>& left) {
           true);
     while (!in_flight_.empty()) progress(0);
     slice(u).add_(sum);
+    BucketPool::release(std::move(bucket), side_);
   }
 }
 
@@ -813,11 +863,16 @@ void ReduceFlow::detach() {
 
 void ReduceFlow::clear() {
   const std::lock_guard lock(mutex_);
+  if (finished_) {
+    before_ = present_;
+  } else {
+    again_ |= started_;  // they are dropped
+  }
+  abandon_reductions();
   const SideScope on(side_, mark_);  // sums go back to that stream
   std::fill(in_bucket_.begin(), in_bucket_.end(), uint8_t{0});
   std::fill(local_.begin(), local_.end(), uint8_t{0});
   std::fill(present_.begin(), present_.end(), uint8_t{0});
-  abandon_reductions();
   for (const auto& sums : sums_) sums->settle();
   for (const int64_t u : order_) {
     auto& unit = state(u);
@@ -830,7 +885,7 @@ void ReduceFlow::clear() {
     if (!options_.doubled) unit.detached = at::Tensor();
     unit.sums->clear(u);
   }
-  finished_ = passed_ = foreign_ = false;
+  finished_ = passed_ = foreign_ = began_ = started_ = false;
 }
 
 void ReduceFlow::forget_losses() {

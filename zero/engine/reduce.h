@@ -23,12 +23,14 @@
 //
 // Note [Early reductions]
 // Between hosts and on a device a replicated unit is reduced beside the backward pass of the step's
-// last micro-batch, once the first step has told the order. Units whose turn does not come in that
-// pass are left to `finish`, in the same order. A gradient that comes for a unit already reduced
-// (a second loss, a shared weight under reentrant checkpoints) adds up in a bucket, of which
-// `finish` adds the sum to the unit's; from then on all are reduced in `finish` again, so that a
-// unit's bytes are sent once a step. On one host's CPU reductions would only take the cores of
-// backward.
+// last micro-batch, once the first step has told the order. So that all ranks end that pass with
+// the same calls, it reduces what some rank had a gradient for in the step before, with zeros where
+// none has come; what is new is left to `finish`. Where gradients come again for what one pass of a
+// last micro-batch brings (a second loss, `backward` several times before `step`, a shared weight
+// under reentrant checkpoints), or reductions are dropped by zero_grad, all are reduced in `finish`
+// from then on: mostly the first step tells. In a later one, what comes for a unit that has been
+// reduced adds up in a bucket, whose sum `finish` adds to the unit's. On one host's CPU reductions
+// would only take the cores of backward.
 //
 // A gradient that was written to its place reaches the hook when all uses of the parameter in its
 // backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
@@ -234,6 +236,8 @@ class ReduceFlow final : public GradientSink {
   }
   void abandon_reductions();
   void advance();
+  bool expected(int64_t unit) const;
+  void start_expected();
   bool may_leave(int64_t unit) const;
   void reduce(int64_t unit);
   void start(Reduction reduction, bool over_replicas);
@@ -249,7 +253,12 @@ class ReduceFlow final : public GradientSink {
   at::Tensor part_of_norm(int64_t unit) const;
   void send_down(int64_t unit);
   at::Tensor slice(int64_t unit) const;
-  std::vector<bool> agree();
+  /// What all ranks know when a step's last pass is over.
+  struct Agreed {
+    std::vector<bool> left;  ///< by unit: some rank has a gradient in its bucket
+    bool started = false;    ///< some rank has started what a last pass is expected to bring
+  };
+  Agreed agree();
   Unit& state(int64_t unit) { return states_[static_cast<size_t>(unit)]; }
   const Unit& state(int64_t unit) const { return states_[static_cast<size_t>(unit)]; }
 
@@ -269,6 +278,9 @@ class ReduceFlow final : public GradientSink {
   bool order_known_ = false;
   bool early_ = false;              // replicated: Note [Early reductions]
   bool counts_ = false;             // those of this pass are told apart
+  bool began_ = false;              // a pass that is taken for the last one of this step
+  bool started_ = false;            // it has started what was expected
+  bool again_ = false;              // what is against early reductions has happened on this rank
   size_t next_ = 0;                 // into order_: the unit whose turn it is
   int64_t waiting_ = 0;             // complete units whose turn has not come in this pass
   std::vector<uint8_t> in_bucket_;  // by parameter: its gradient is in the unit's array
@@ -278,6 +290,7 @@ class ReduceFlow final : public GradientSink {
   std::vector<WeakTensor> places_;  // by parameter: the tensor that it has, while promised
   std::vector<uint8_t> local_;      // by parameter: this rank had a gradient in this step
   std::vector<uint8_t> present_;    // by parameter: some rank had
+  std::vector<uint8_t> before_;     // the same of the step before
   bool holds_ = false;
   bool in_pass_ = false;  // of Engine::backward, not of the user's torch::autograd::grad
   bool passed_ = false;   // there was one in this step
