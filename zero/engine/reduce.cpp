@@ -408,14 +408,6 @@ void ReduceFlow::advance() {
   }
 }
 
-// Replicated gradients: some rank had one in the step before.
-bool ReduceFlow::expected(int64_t unit) const {
-  const auto& segments = layout_.unit(unit).segments;
-  return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
-    return before_[static_cast<size_t>(segment.parameter)] != 0;
-  });
-}
-
 // Replicated gradients: those whose turn has not come.
 void ReduceFlow::start_expected() {
   for (const int64_t u : order_) {
@@ -526,6 +518,14 @@ void ReduceFlow::predivide(const at::Tensor& array) const {
   if (options_.predivisor != 1) array.mul_(1 / options_.predivisor);
 }
 
+// No more of this rank's gradients go into a unit's array: it is ready to be added to the others'.
+void ReduceFlow::close(int64_t unit, const at::Tensor& array) {
+  zero_missing(unit, array, in_bucket_);
+  predivide(array);
+  for (const auto& segment : layout_.unit(unit).segments)
+    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+}
+
 // Starts the reduce-scatter of a unit's bucket (sharded gradients).
 void ReduceFlow::reduce(int64_t unit) {
   const at::NoGradGuard no_grad;
@@ -543,10 +543,7 @@ void ReduceFlow::reduce(int64_t unit) {
                       .partial = {},
                       .of_ranks = {}};
   u.bucket = at::Tensor();
-  zero_missing(unit, reduction.bucket, in_bucket_);
-  predivide(reduction.bucket);
-  for (const auto& segment : layout_.unit(unit).segments)
-    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  close(unit, reduction.bucket);
   if (converts(unit)) {
     auto collected = std::exchange(reduction.bucket, converted(unit, reduction.bucket));
     if (std::exchange(reduction.pooled, true)) {
@@ -714,11 +711,11 @@ void ReduceFlow::finish() {
   wait_for(side_, mark_);
 }
 
-// Some rank has a gradient for it.
-bool ReduceFlow::wanted(int64_t unit) const {
+// One of its parameters is among `parameters`.
+bool ReduceFlow::any_of(int64_t unit, const std::vector<uint8_t>& parameters) const {
   const auto& segments = layout_.unit(unit).segments;
   return std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
-    return present_[static_cast<size_t>(segment.parameter)] != 0;
+    return parameters[static_cast<size_t>(segment.parameter)] != 0;
   });
 }
 
@@ -726,10 +723,7 @@ bool ReduceFlow::wanted(int64_t unit) const {
 void ReduceFlow::start_whole(int64_t u) {
   auto& unit = state(u);
   unit.queued = unit.filled = true;
-  zero_missing(u, unit.whole, in_bucket_);
-  predivide(unit.whole);
-  for (const auto& segment : layout_.unit(u).segments)
-    in_bucket_[static_cast<size_t>(segment.parameter)] = 0;
+  close(u, unit.whole);
   const auto& label = labels_[static_cast<size_t>(u)];
   if (converts(u) && !placement_.sharded.optimizer) {
     auto bucket = converted(u, unit.whole);
@@ -770,8 +764,7 @@ void ReduceFlow::add_late(const std::vector<bool>& left) {
     auto& unit = state(u);
     auto bucket = array_of(u);
     unit.bucket = at::Tensor();
-    zero_missing(u, bucket, in_bucket_);
-    predivide(bucket);
+    close(u, bucket);
     if (!placement_.sharded.optimizer) {
       placement_.all->all_reduce(bucket, labels_[static_cast<size_t>(u)]).wait();
       unit.whole.add_(bucket);

@@ -21,17 +21,6 @@
 // gradient that comes for a unit already reduced in this pass (recomputation, several uses) waits
 // in its bucket for the next pass, or for the boundary.
 //
-// Note [Early reductions]
-// Between hosts and on a device a replicated unit is reduced beside the backward pass of the step's
-// last micro-batch, once the first step has told the order. So that all ranks end that pass with
-// the same calls, it reduces what some rank had a gradient for in the step before, with zeros where
-// none has come; what is new is left to `finish`. Where gradients come again for what one pass of a
-// last micro-batch brings (a second loss, `backward` several times before `step`, a shared weight
-// under reentrant checkpoints), or reductions are dropped by zero_grad, all are reduced in `finish`
-// from then on: mostly the first step tells. In a later one, what comes for a unit that has been
-// reduced adds up in a bucket, whose sum `finish` adds to the unit's. On one host's CPU reductions
-// would only take the cores of backward.
-//
 // A gradient that was written to its place reaches the hook when all uses of the parameter in its
 // backward pass have run. A pass inside that one (recomputation) may bring another gradient of the
 // parameter before: then what waits moves out of the place, to memory of its own.
@@ -64,6 +53,17 @@
 // fills. A parameter too large for them is a unit of its own; its gradient needs no bucket where it
 // has the unit's shape: it is reduced from where autograd left it, through the group's small
 // staging buffer.
+//
+// Note [Early reductions]
+// Between hosts and on a device a replicated unit is reduced beside the backward pass of the step's
+// last micro-batch, once the first step has told the order. So that all ranks end that pass with
+// the same calls, it reduces what some rank had a gradient for in the step before, with zeros where
+// none has come; what is new is left to `finish`. Where gradients come again for what one pass of a
+// last micro-batch brings (a second loss, `backward` several times before `step`, a shared weight
+// under reentrant checkpoints), or reductions are dropped by zero_grad, all are reduced in `finish`
+// from then on: mostly the first step tells. In a later one, what comes for a unit that has been
+// reduced adds up in a bucket, whose sum `finish` adds to the unit's. On one host's CPU reductions
+// would only take the cores of backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -138,7 +138,7 @@ class ReduceFlow final : public GradientSink {
                       bool last = false);
   /// Reduces the units whose gradients have all arrived: no more will come for them in this pass.
   void release();
-  /// Reduces what the pass left over (sharded gradients).
+  /// Reduces what the pass left over (replicated gradients: Note [Early reductions]).
   void end_backward();
   /// The pass failed: what it reduces is of no use.
   void abandon_backward();
@@ -204,7 +204,7 @@ class ReduceFlow final : public GradientSink {
     bool updated = false;  // in backward
     bool last = false;     // in this pass: waits for the end
     at::Tensor losses;     // of quantised sums, with feedback (comm::LinkWire::error)
-    at::Tensor bucket;     // sharded: gradients of this pass; undefined until one arrives
+    at::Tensor bucket;     // sharded: gradients of this pass, replicated: late ones; or none
     std::optional<c10::Stream> home{};  // of the bucket's memory, on a device
     bool pooled = false;                // the bucket is of the pool, not a gradient itself
     bool queued = false;                // its turn in this pass (replicated: step) is over
@@ -236,7 +236,10 @@ class ReduceFlow final : public GradientSink {
   }
   void abandon_reductions();
   void advance();
-  bool expected(int64_t unit) const;
+  bool any_of(int64_t unit, const std::vector<uint8_t>& parameters) const;
+  // Some rank has a gradient for it; had one in the step before.
+  bool wanted(int64_t unit) const { return any_of(unit, present_); }
+  bool expected(int64_t unit) const { return any_of(unit, before_); }
   void start_expected();
   bool may_leave(int64_t unit) const;
   void reduce(int64_t unit);
@@ -244,11 +247,11 @@ class ReduceFlow final : public GradientSink {
   void progress(size_t newest);
   void retire(Reduction reduction);
   void predivide(const at::Tensor& array) const;
+  void close(int64_t unit, const at::Tensor& array);
   void add_deferred();
   void start_whole(int64_t unit);
   void reduce_whole();
   void add_late(const std::vector<bool>& left);
-  bool wanted(int64_t unit) const;
   bool on_device(int64_t unit) const;
   at::Tensor part_of_norm(int64_t unit) const;
   void send_down(int64_t unit);
