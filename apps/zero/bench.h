@@ -8,6 +8,7 @@
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
+#include "zero/comm/topology.h"
 
 namespace zero::app::benchmarks {
 
@@ -40,6 +41,9 @@ class JsonFile {
 Json machine();
 /// The same in a line.
 std::string describe(const Json& machine);
+
+/// "4 on 2 hosts, 2 on each".
+std::string places_of(const comm::Topology& topology);
 
 /// Of several runs of one thing; `least` and `most` are the spread.
 struct Summary {

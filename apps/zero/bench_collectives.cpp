@@ -35,7 +35,8 @@ namespace zero::app::benchmarks {
 namespace {
 
 constexpr const char* kDescription =
-    "Times the collectives between ranks of this host, beside plain copies in the same run.\n\n"
+    "Times the collectives between ranks, beside plain copies in the same run. Between hosts it is "
+    "started as training is, by any launcher.\n\n"
     "  zero bench collectives --nproc 2 --sizes 1MiB,64MiB\n\n"
     "S is a size: the bytes of the full buffer (all-gather's output, reduce-scatter's input). A "
     "collective of N ranks must\n"
@@ -140,8 +141,8 @@ struct Loop {
 struct Operation {
   comm::Collective collective;
   Loop loop;
-  int workers;                                      ///< ranks that read and write
-  int64_t sent = 0, copied = 0, counted_calls = 0;  ///< of this rank, as its traffic ledger says
+  int workers;                   ///< ranks that read and write
+  comm::TrafficCount counted{};  ///< of this rank, as its traffic ledger says
 };
 
 void copy_with(at::Tensor& to, const at::Tensor& from,
@@ -208,18 +209,11 @@ class Run {
     for (auto& operation : operations) loops.push_back(&operation.loop);
     for (auto* loop : loops) calibrate(*loop);
 
-    for (auto& operation : operations) operation.sent -= count(operation).logical_bytes;
-    for (auto& operation : operations) operation.copied -= count(operation).copied_bytes;
-    for (auto& operation : operations) operation.counted_calls -= count(operation).calls;
+    for (auto& operation : operations) operation.counted -= count(operation);
     for (int i = 0; i < options_.repetitions; ++i) {
       for (auto* loop : loops) loop->seconds.push_back(time(*loop, loop->calls));
     }
-    for (auto& operation : operations) {
-      const auto now = count(operation);
-      operation.sent += now.logical_bytes;
-      operation.copied += now.copied_bytes;
-      operation.counted_calls += now.calls;
-    }
+    for (auto& operation : operations) operation.counted += count(operation);
     for (auto* loop : loops) take_slowest(*loop);
 
     Json results = Json::array();
@@ -303,21 +297,24 @@ class Run {
     return group_.traffic().count(operation.collective);
   }
 
+  /// Bytes of a call: of all ranks, and those that leave the host from which most do.
   void add_traffic(Json& json, const Operation& operation) {
-    struct Bytes {
-      int64_t sent, copied;
-    };
-    const auto all = comm::gather_records(
-        group_,
-        Bytes{operation.sent / operation.counted_calls, operation.copied / operation.counted_calls},
-        "traffic");
-    Bytes sum{};
-    for (const auto& bytes : all) {
-      sum.sent += bytes.sent;
-      sum.copied += bytes.copied;
+    const auto all = comm::gather_records(group_, operation.counted, "traffic");
+    const auto& topology = group_.topology();
+    comm::TrafficCount sum;
+    std::vector<int64_t> left(static_cast<size_t>(topology.hosts), 0);
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const auto& of_rank = all[static_cast<size_t>(rank)];
+      sum += of_rank;
+      left[static_cast<size_t>(rank / topology.local_size)] += of_rank.link_bytes;
     }
-    json["sent_bytes"] = sum.sent;
-    json["copied_bytes"] = sum.copied;
+    const int64_t calls = operation.counted.calls;
+    json["sent_bytes"] = sum.logical_bytes / calls;
+    json["copied_bytes"] = sum.copied_bytes / calls;
+    const int64_t link = *std::ranges::max_element(left) / calls;
+    json["link_bytes"] = link;
+    json["link_gbit_per_s"] =
+        8e-3 * static_cast<double>(link) / json["microseconds"]["median"].get<double>();
   }
 
   /// `copies` take `copied_bytes` bytes.
@@ -349,7 +346,8 @@ class Run {
   const Options& options_;
 };
 
-void print_rows(const Json& results) {
+/// `hosts`: a column for what leaves one of them.
+void print_rows(const Json& results, bool hosts) {
   for (const auto& r : results) {
     auto name = r["operation"].get<std::string>();
     const bool copy = name == "copy";
@@ -361,8 +359,13 @@ void print_rows(const Json& results) {
                r["gb_per_s"].get<double>());
     const auto& ratio = r["times_copy"];
     if (!copy) {
-      fmt::print(" {:>7.2f}  {:.2f} to {:.2f}", ratio["median"].get<double>(),
-                 ratio["min"].get<double>(), ratio["max"].get<double>());
+      fmt::print(
+          " {:>7.2f}  {:<14}", ratio["median"].get<double>(),
+          fmt::format("{:.2f} to {:.2f}", ratio["min"].get<double>(), ratio["max"].get<double>()));
+    }
+    if (hosts && r.contains("link_bytes")) {
+      fmt::print(" {:>11} {:>7.2f}", format_bytes(r["link_bytes"].get<double>()),
+                 r["link_gbit_per_s"].get<double>());
     }
     fmt::print("\n");
   }
@@ -373,16 +376,22 @@ int run(comm::Group& group, const Options& options) {
   at::set_num_threads(options.threads);
   const int n = group.size();
   const bool reports = group.rank() == 0;
+  const bool hosts = group.topology().hosts > 1;
   const auto start = machine();
   if (reports) {
     fmt::print(
-        "machine   {}\nranks     {} x {} thread{}; {} repetitions, medians\n"
+        "machine   {}\nranks     {}, each {} thread{}; {} repetitions, medians\n"
         "bytes     that {} ranks must touch at size S: all_gather, all_reduce and "
         "all_to_all {} S, reduce_scatter {} S, broadcast {} S\n"
         "x copy    time / time of copying as many bytes by as many processes: median, and its "
         "spread\n",
-        describe(start), n, options.threads, options.threads == 1 ? "" : "s", options.repetitions,
-        n, 2 * n, n + 1, 2 * (n - 1));
+        describe(start), places_of(group.topology()), options.threads,
+        options.threads == 1 ? "" : "s", options.repetitions, n, 2 * n, n + 1, 2 * (n - 1));
+    if (hosts) {
+      fmt::print(
+          "link      bytes that leave the host from which most do, and 1e9 bits of them a "
+          "second\n");
+    }
   }
   Json results = Json::array();
   Run run(group, options);
@@ -390,13 +399,13 @@ int run(comm::Group& group, const Options& options) {
     for (const bool arena : {true, false}) {
       if (options.memory != "both" && (options.memory == "arena") != arena) continue;
       if (reports) {
-        fmt::print("\n{}, {} memory\n{:>10} {:<15} {:>11} {:>11} {:>11} {:>8} {:>7}\n", dtype,
+        fmt::print("\n{}, {} memory\n{:>10} {:<15} {:>11} {:>11} {:>11} {:>8} {:>7}{}\n", dtype,
                    arena ? "arena" : "private", "S", "", "bytes", "us", "least us", "GB/s",
-                   "x copy");
+                   "x copy", hosts ? fmt::format("{:16} {:>11} {:>7}", "", "link", "Gbit/s") : "");
       }
       for (const auto size : options.sizes) {
         const auto rows = run.measure(rounded(size, n), dtype, arena);
-        if (reports) print_rows(rows);
+        if (reports) print_rows(rows, hosts);
         results.insert(results.end(), rows.begin(), rows.end());
       }
     }
@@ -404,6 +413,7 @@ int run(comm::Group& group, const Options& options) {
   comm::agree_on_rank_zero(group, "Writing the results", [&] {
     options.json.write("collectives", start,
                        {{"ranks", n},
+                        {"hosts", group.topology().hosts},
                         {"threads", options.threads},
                         {"repetitions", options.repetitions},
                         {"memory", options.memory}},

@@ -89,6 +89,12 @@ std::string describe(const Json& machine) {
                      load);
 }
 
+std::string places_of(const comm::Topology& topology) {
+  if (topology.hosts == 1) return fmt::format("{} on one host", topology.local_size);
+  return fmt::format("{} on {} hosts, {} on each", topology.hosts * topology.local_size,
+                     topology.hosts, topology.local_size);
+}
+
 Summary summarize(std::vector<double> values) {
   ensure(!values.empty(), "there is something to summarize");
   std::sort(values.begin(), values.end());

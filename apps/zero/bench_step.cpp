@@ -99,12 +99,6 @@ constexpr std::pair<std::string_view, void (*)(Config&, int)> kSharding[] = {
 constexpr std::pair<std::string_view, TrainingDevice> kDevices[] = {
     {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 
-std::string places_of(const comm::Topology& topology) {
-  if (topology.hosts == 1) return fmt::format("{} on one host", topology.local_size);
-  return fmt::format("{} on {} hosts, {} on each", topology.hosts * topology.local_size,
-                     topology.hosts, topology.local_size);
-}
-
 struct Options {
   std::string model = "gpt2";
   std::string dtype = "fp32";

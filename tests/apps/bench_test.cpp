@@ -139,8 +139,10 @@ TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
     const int64_t s = size / (64 * n) * (64 * n);  // whole cache lines for each rank
     const auto json = measure({"collectives", "--nproc", std::to_string(n), "--sizes", "64KiB",
                                "--repetitions", "2", "--dtype", "fp32,bf16"},
-                              {"all_gather", "reduce_scatter", "fp32, arena", "bf16, private"});
+                              {"all_gather", "reduce_scatter", "fp32, arena", "bf16, private",
+                               std::to_string(n) + " on one host"});
     EXPECT_EQ(json["options"]["ranks"], n);
+    EXPECT_EQ(json["options"]["hosts"], 1);
     const std::map<std::string, int64_t> touched{{"all_gather", 2 * n * s},
                                                  {"reduce_scatter", (n + 1) * s},
                                                  {"all_reduce", 2 * n * s},
@@ -168,6 +170,7 @@ TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
       }
       EXPECT_EQ(r["touched_bytes"], touched.at(name)) << name;
       EXPECT_EQ(r["sent_bytes"], sent.at(name)) << name << ", by the traffic ledger";
+      EXPECT_EQ(r["link_bytes"], 0);
       // What is read from peers must be copied; more where it passes through staging buffers.
       EXPECT_GE(r["copied_bytes"], name == "broadcast" ? (n - 1) * s : (n - 1) * s / n) << name;
     }

@@ -130,15 +130,17 @@ int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_
 template <class In, class Out>
 int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_t from,
                     int64_t numel, bool stream, size_t block) {
-  if (!stream) return sum_vectors<In, Out, false, 0>(outputs, inputs, from, numel, block);
-  switch (block < inputs.size() ? 0 : inputs.size()) {
-    case 2:
-      return sum_vectors<In, Out, true, 2>(outputs, inputs, from, numel, block);
-    case 4:
-      return sum_vectors<In, Out, true, 4>(outputs, inputs, from, numel, block);
-    default:
-      return sum_vectors<In, Out, true, 0>(outputs, inputs, from, numel, block);
-  }
+  const auto of = [&]<bool kStream>(std::bool_constant<kStream>) {
+    switch (block < inputs.size() ? 0 : inputs.size()) {
+      case 2:
+        return sum_vectors<In, Out, kStream, 2>(outputs, inputs, from, numel, block);
+      case 4:
+        return sum_vectors<In, Out, kStream, 4>(outputs, inputs, from, numel, block);
+      default:
+        return sum_vectors<In, Out, kStream, 0>(outputs, inputs, from, numel, block);
+    }
+  };
+  return stream ? of(std::true_type()) : of(std::false_type());
 }
 
 int64_t SumVectors(Outputs outputs, c10::ScalarType output_dtype,
