@@ -138,6 +138,32 @@ def training_command(folder, width=64, steps=20, stage=3, dtype="fp32", sharding
             "--sample-tokens", 8, "--stage", stage, "--dtype", dtype, *settings]
 
 
+def collectives_tell_what_leaves_a_host():
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "figures.json"
+        command = [ZERO, "bench", "collectives", "--sizes", "1MiB", "--repetitions", 2, "--memory", "arena", "--dtype", "fp32",
+                   "--json", file]
+        status, text = output_of(lambda out: hosts.run_over_loopback("launch", 2, 2, command, ZERO, out))
+        check(status == 0, f"the bench ended with status {status}", text)
+        check("4 on 2 hosts, 2 on each" in text and "Gbit/s" in text, "it does not tell the hosts and the link's speed", text)
+        figures = json.loads(file.read_text())
+        check(figures["options"]["hosts"] == 2, f"the options are {figures['options']}", text)
+        half = (1 << 20) // 2  # (H-1)/H of the array, of which each rank has one in an all-to-all
+        expected = {"all_gather": half, "reduce_scatter": half, "all_reduce": 2 * half, "all_to_all": 2 * half}
+        found = {r["operation"]: r["link_bytes"] for r in figures["results"] if r["operation"] in expected}
+        check(found == expected, f"bytes that leave a host: {found}, not {expected}", text)
+
+
+def refuses_hosts_that_were_not_started_alike():
+    """Another seed on the second host: the users of both are told."""
+    with tempfile.TemporaryDirectory() as folder:
+        train = training_command(folder, steps=2)
+        command = ["sh", "-c", 'case $ZERO_HOST in *1) seed=1;; *) seed=2;; esac; exec "$@" --seed $seed', "sh", *train]
+        status, text = output_of(lambda out: hosts.run_over_loopback("launch", 2, 1, command, ZERO, out))
+        check(status != 0, "the hosts were not refused", text)
+        check(text.count("train.seed 1 -> 2") >= 2, "the seed is not named on both hosts", text)
+
+
 def names_the_ranks_of_a_dead_launcher(victim):
     """A launcher is killed in training: its ranks end with it, and the other host's say so."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
@@ -298,6 +324,8 @@ SUITES = {
     "loopback": [(f"{launcher} starts {count} x {ranks} ranks over loopback",
                   functools.partial(meets_over_loopback, launcher, count, ranks))
                  for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))] +
+                [("zero bench collectives tells what leaves a host", collectives_tell_what_leaves_a_host),
+                 ("hosts that were not started alike are refused", refuses_hosts_that_were_not_started_alike)] +
                 [(f"the ranks of a dead launcher, node {victim}'s, are named", functools.partial(names_the_ranks_of_a_dead_launcher, victim))
                  for victim in (0, 1)],
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",

@@ -46,6 +46,17 @@ TEST(RunFolder, PutsBackACheckpointWhoseReplacementWasCutShort) {
   EXPECT_FALSE(fs::exists(folder / "checkpoint-4.partial"));
 }
 
+TEST(RunFolder, WithCheckpointsAloneHoldsARun) {
+  const test::TemporaryFolder folder;
+  fs::create_directory(folder / "checkpoint-500");
+  test::write_file(folder / "checkpoint-500/train.json", "{}");
+  const RunFolder run(folder.path());
+  EXPECT_THAT([&] { run.check(false, false); },
+              ThrowsMessage<ConfigError>(HasSubstr("holds an earlier run")));
+  run.check(true, false);
+  run.check(false, true);
+}
+
 TEST(RunFolder, CutsTheLogBackToACheckpointsStep) {
   const test::TemporaryFolder folder;
   const RunFolder run(folder.path());

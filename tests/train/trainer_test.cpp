@@ -1,6 +1,7 @@
 // The training loop from C++, without the program.
 #include "zero/train/trainer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +18,7 @@
 #include "zero/data/prepare.h"
 #include "zero/models/architectures.h"
 #include "zero/train/monitors.h"
+#include "zero/train/same_run.h"
 
 namespace zero::train {
 namespace {
@@ -124,6 +126,67 @@ TEST_F(TrainerTest, AFlippedBitOfOneRanksWeightsIsAnErrorThatNamesIt) {
                                         testing::HasSubstr("update of step 4"),
                                         testing::HasSubstr("update of step 2 they were the same")));
   EXPECT_NE(errors[1], "");
+}
+
+TEST_F(TrainerTest, RanksThatWereNotStartedAlikeAreRefused) {
+  const auto refusals = [&](const std::function<void(Settings&)>& change) {
+    std::vector<std::string> errors(3);
+    comm::run_as_threads(3, [&](std::shared_ptr<comm::Group> group) {
+      auto mine = settings();
+      if (group->rank() == 1) change(mine);
+      try {
+        Trainer trainer(mine, group);
+      } catch (const ConfigError& error) {
+        errors[static_cast<size_t>(group->rank())] = error.what();
+      }
+    });
+    EXPECT_EQ(errors[0], errors[1]) << "whose hosts' users look at their own";
+    return errors[1];
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refusals([](Settings& s) { s.program.steps = 7; }),
+              testing::AllOf(HasSubstr("what rank 1 has"),
+                             HasSubstr(fmt::format("train.steps {} -> 7", options_.steps))));
+  EXPECT_THAT(refusals([](Settings& s) { s.program.seed = 9; }), HasSubstr("train.seed"));
+  EXPECT_THAT(refusals([](Settings& s) { s.engine.gradient_clipping = 3; }),
+              HasSubstr("gradient_clipping"));
+  const auto other = (folder_ / "other.txt").string();
+  test::write_file(other, test::read_file(options_.data) + "one line more\n");
+  EXPECT_THAT(refusals([&](Settings& s) { s.program.data = other; }), HasSubstr("data.training"));
+  // The same text elsewhere, and another number of threads, will do.
+  const auto copy = (folder_ / "copy.txt").string();
+  test::write_file(copy, test::read_file(options_.data));
+  EXPECT_EQ(refusals([&](Settings& s) {
+              s.program.data = copy;
+              s.program.threads = 1;
+            }),
+            "");
+}
+
+TEST_F(TrainerTest, AFolderThatSomeRankDoesNotShareIsRefused) {
+  for (const bool shared : {true, false}) {
+    std::vector<std::string> errors(3);
+    comm::run_as_threads(3, [&](std::shared_ptr<comm::Group> group) {
+      const auto rank = static_cast<size_t>(group->rank());
+      const RunFolder folder(folder_ / (shared || rank < 2 ? "run" : "its-own"));
+      folder.make();
+      group->barrier("the folders are there");
+      try {
+        check_shared(*group, folder);
+      } catch (const ConfigError& error) {
+        errors[rank] = error.what();
+      }
+      group->barrier("looked");
+      EXPECT_TRUE(std::filesystem::is_empty(folder.log().parent_path()));
+    });
+    if (shared) {
+      EXPECT_THAT(errors, testing::Each(""));
+    } else {
+      EXPECT_THAT(errors[2], testing::HasSubstr("its-own"));
+      EXPECT_THAT(errors[0], testing::AllOf(testing::HasSubstr("Rank 2 does not see"),
+                                            testing::HasSubstr("--save-every")));
+    }
+  }
 }
 
 TEST_F(TrainerTest, ASlowRankIsNamed) {

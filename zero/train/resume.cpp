@@ -81,6 +81,16 @@ void add_differences(std::vector<std::string>& changes, const Json& before, cons
   }
 }
 
+}  // namespace
+
+std::vector<std::string> differences(const std::string& before, const std::string& now) {
+  std::vector<std::string> all;
+  add_differences(all, Json::parse(before), Json::parse(now), "");
+  return all;
+}
+
+namespace {
+
 /// The sizes alone: with what a run may change set to the same.
 Json sizes_of(const std::string& model, const std::string& source) {
   const auto sizes = language_model_config_from_json(model, source);

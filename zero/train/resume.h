@@ -39,6 +39,9 @@ struct Progress {
   Rewinds rewinds{};
 };
 
+/// Each value of two JSON texts that differs, as "section.key old -> new".
+std::vector<std::string> differences(const std::string& before, const std::string& now);
+
 /// Where a run goes on.
 struct ResumePoint {
   Progress progress;

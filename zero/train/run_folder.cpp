@@ -89,7 +89,7 @@ void RunFolder::check(bool overwrite, bool resume) const {
                     "overwritten. Give another --out.",
                     path_.string()));
   }
-  const bool holds_run = has_log || fs::exists(model(), error);
+  const bool holds_run = has_log || fs::exists(model(), error) || last_checkpoint();
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "

@@ -25,6 +25,7 @@
 #include "zero/base/not_finite.h"
 #include "zero/checkpoint/file.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
 #include "zero/data/tokenizer.h"
 #include "zero/device/memory.h"
 #include "zero/engine/tiers.h"
@@ -37,6 +38,7 @@
 #include "zero/train/evaluation.h"
 #include "zero/train/layer_major.h"
 #include "zero/train/monitors.h"
+#include "zero/train/same_run.h"
 #include "zero/train/stop.h"
 #include "zero/train/weights.h"
 
@@ -376,6 +378,7 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
       stragglers_(group_->size(),
                   group_->topology().hosts > 1 ? group_->topology().local_size : 0) {
   settings_ = run_settings(settings_.settings, data_, group_->size());
+  check_same_run(*group_, settings_, data_);
   if (options_.threads) at::set_num_threads(static_cast<int>(*options_.threads));
   const auto vocabulary = model_config(options_, data_)->vocab_size();
   train_loader_.emplace(data_.train,
@@ -394,6 +397,7 @@ Trainer::Trainer(const Settings& given, std::shared_ptr<comm::Group> group,
     monitors_.push_back(jsonl_monitor(folder_.log(), options_.resume));
     for (auto& monitor : make_monitors(options_)) monitors_.push_back(std::move(monitor));
   });
+  if (group_->topology().hosts > 1 && options_.save_every) check_shared(*group_, folder_);
 
   auto chosen = settings_.settings;
   auto size = step_size(chosen, *model_config(options_, data_), group_->size());
@@ -788,13 +792,10 @@ void Trainer::watch_loss(Exchange& exchange, double lr) {
 // Rank 0 looks, as it alone removes checkpoints.
 std::optional<int64_t> Trainer::rewind_target() {
   const int64_t spike = step_ + 1;
-  const auto found = at::full({1}, int64_t{-1}, at::kLong);
-  if (group_->rank() == 0) {
-    *found.mutable_data_ptr<int64_t>() =
-        folder_.last_checkpoint(spike - *options_.rewind_spikes).value_or(-1);
-  }
-  group_->broadcast(found, 0, "checkpoint to go back to").wait();
-  const int64_t step = *found.const_data_ptr<int64_t>();
+  int64_t found = -1;
+  if (group_->rank() == 0)
+    found = folder_.last_checkpoint(spike - *options_.rewind_spikes).value_or(-1);
+  const int64_t step = comm::gather_records(*group_, found, "checkpoint to go back to").front();
   if (step < 0) return std::nullopt;
   constexpr int64_t kMost = 3;
   rewinds_ = {.count = spike > rewinds_.until ? 1 : rewinds_.count + 1,

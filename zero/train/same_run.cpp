@@ -1,0 +1,131 @@
+#include "zero/train/same_run.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
+
+namespace zero::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Places on a host, and what only its own work depends on.
+constexpr std::array kOfAHost{"out", "overwrite", "data", "val_data", "model", "threads"};
+
+constexpr uint64_t kNothing = 14695981039346656037ULL;
+uint64_t add(uint64_t sum, uint64_t value) { return (sum ^ value) * 1099511628211ULL; }
+
+uint64_t checksum(std::string_view text) {
+  uint64_t sum = kNothing;
+  for (const char each : text) sum = add(sum, static_cast<unsigned char>(each));
+  return sum;
+}
+
+// The ends alone: a few tokens tell one text from another, and are read at once.
+uint64_t checksum(const TokenRange& range) {
+  constexpr int64_t kTokens = 4096;
+  uint64_t sum = kNothing;
+  std::vector<int64_t> tokens(static_cast<size_t>(std::min(kTokens, range.size())));
+  for (const int64_t begin : {range.begin, range.end - static_cast<int64_t>(tokens.size())}) {
+    if (!tokens.empty()) range.tokens->read(begin, tokens);
+    for (const int64_t token : tokens) sum = add(sum, static_cast<uint64_t>(token));
+  }
+  return sum;
+}
+
+Json json_of(const RunSettings& run, const Dataset& data) {
+  auto settings = Json::parse(run.settings.dump());
+  auto& options = settings.at("train");
+  for (const char* key : kOfAHost) options.erase(key);
+  // Of a profile it counts that there is one, of the model its sizes.
+  options["profile"] = !run.settings.program.profile.empty();
+  const auto tokens = [](const TokenRange& range) -> Json {
+    if (range.size() == 0) return 0;
+    return fmt::format("{} tokens with the checksum {:x}", range.size(), checksum(range));
+  };
+  settings["sizes"] = Json::parse(run.model);
+  settings["data"] = {{"training", tokens(data.train)}, {"validation", tokens(data.validation)}};
+  return settings;
+}
+
+// Every rank's text. Collective.
+std::vector<std::string> gather_texts(comm::Group& group, const std::string& mine) {
+  const auto lengths =
+      comm::gather_records(group, static_cast<int64_t>(mine.size()), "lengths of settings");
+  const int64_t longest = *std::ranges::max_element(lengths);
+  const auto input = at::zeros({longest}, at::kByte);
+  const auto output = at::empty({longest * group.size()}, at::kByte);
+  std::memcpy(input.data_ptr(), mine.data(), mine.size());
+  group.all_gather_control(output, input, "settings");
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    texts.emplace_back(static_cast<const char*>(output.const_data_ptr()) + rank * longest,
+                       static_cast<size_t>(lengths[static_cast<size_t>(rank)]));
+  }
+  return texts;
+}
+
+}  // namespace
+
+void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
+  const auto mine = json_of(run, data).dump();
+  const auto sums = comm::gather_records(group, checksum(mine), "settings");
+  if (std::ranges::count(sums, sums.front()) == group.size()) return;
+  const auto texts = gather_texts(group, mine);
+  const auto other =
+      std::ranges::find_if(texts, [&](const std::string& text) { return text != texts.front(); });
+  const auto rank = static_cast<int>(other - texts.begin());
+  comm::agree<ConfigError>(group, "Comparing the settings", [&] {
+    if (group.rank() != 0 && group.rank() != rank) return;
+    throw ConfigError(fmt::format(
+        "The ranks were not started alike. What rank 0 has -> what rank {} has: {}. Give all ranks "
+        "of a run the same options, configuration and data.",
+        rank, fmt::join(differences(texts.front(), *other), ", ")));
+  });
+}
+
+void check_shared(comm::Group& group, const RunFolder& folder) {
+  // Nobody has looked for the name before: file systems remember also what was not there.
+  const int64_t number =
+      comm::gather_records(
+          group, static_cast<int64_t>(getpid()) << 32 | static_cast<int64_t>(time(nullptr)),
+          "a file to look for")
+          .front();
+  const auto file = folder.log().parent_path() / fmt::format(".seen-{:x}", number);
+  comm::agree_on_rank_zero<ConfigError>(group, "Writing to the run's folder", [&] {
+    if (!std::ofstream(file))
+      throw ConfigError(fmt::format("Cannot write {}. Give another --out.", file.string()));
+  });
+  std::error_code error;
+  const bool seen = std::filesystem::exists(file, error);
+  const auto blind = comm::first_failure(group, !seen, "a file that rank 0 has written");
+  if (group.rank() == 0) std::filesystem::remove(file, error);
+  if (!blind) return;
+  comm::agree<ConfigError>(group, "Looking for the run's folder", [&] {
+    if (group.rank() != 0 && group.rank() != *blind) return;
+    throw ConfigError(fmt::format(
+        "Rank {} does not see what rank 0 writes to {}. Every rank writes its part of a checkpoint "
+        "there: give an --out on a file system that all hosts share, under one path, or leave out "
+        "--save-every.",
+        *blind, folder.log().parent_path().string()));
+  });
+}
+
+}  // namespace zero::train
