@@ -186,6 +186,24 @@ TEST(EarlyReductions, ThatAreDroppedAreTheLast) {
   }
 }
 
+// What one rank has begun is dropped on all, also where others had no pass.
+TEST(EarlyReductions, AreDroppedOnAllRanksWhereSomeHadNoPass) {
+  for (const int stage : {0, 1}) {
+    expect_the_bits_of_one_host(clipped(stage, false),
+                                [&](Engine& engine, Uneven& model, int rank) {
+                                  for (int64_t step = 0; step < 5; ++step) {
+                                    if (step == 2) {
+                                      if (rank % 2 == 0)
+                                        engine.backward(model.loss(rank, step + 9, true));
+                                      engine.zero_grad();
+                                    }
+                                    engine.backward(model.loss(rank, step, true));
+                                    engine.step();
+                                  }
+                                });
+  }
+}
+
 TEST(EarlyReductions, AreNoneWhereSeveralPassesBringAStepsGradients) {
   for (const int stage : {0, 1}) {
     expect_the_bits_of_one_host(clipped(stage, false),

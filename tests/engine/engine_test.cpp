@@ -611,6 +611,37 @@ TEST(EngineSave, TakesAFolderWithASeparatorAtItsEnd) {
   EXPECT_EQ(left, std::vector<std::string>{"run"});
 }
 
+TEST(EngineSave, TakesThePlaceOfAnEarlierSaveAlone) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "results";
+  std::filesystem::create_directories(path);
+  std::ofstream(path / "log.txt") << "of another program";
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(1), group);
+    const auto refusal = [&] { return message_of<CheckpointError>([&] { engine.save(path); }); };
+    EXPECT_THAT(refusal(), HasSubstr("log.txt"));
+    group->barrier("all were refused");
+    if (group->rank() == 0) {
+      EXPECT_TRUE(std::filesystem::exists(path / "log.txt"));
+      std::filesystem::remove(path / "log.txt");
+    }
+    group->barrier("the folder is empty");
+    engine.save(path);
+    if (group->rank() == 0) std::ofstream(path / "notes.json") << "{}";  // beside the shards
+    group->barrier("noted");
+    engine.save(path);
+    if (group->rank() == 0) {
+      EXPECT_FALSE(std::filesystem::exists(path / "notes.json"));
+      std::filesystem::create_directory(path / "another");
+    }
+    group->barrier("a folder is there");
+    EXPECT_THAT(refusal(), HasSubstr("another"));
+    group->barrier("all were refused");
+    engine.load(path);
+  });
+}
+
 TEST(EngineSave, ALoadInTheMiddleOfAnAccumulationDropsIt) {
   const TemporaryFolder folder;
   for (int stage = 0; stage <= 3; ++stage) {

@@ -77,6 +77,19 @@ TEST(HybridSharding, WithStatesOnTheHostGivesTheBitsOfFullSharding) {
   }
 }
 
+// Shards of one rank are stage 0, whatever stage is asked for: also in how sums are kept in fp16's
+// range.
+TEST(HybridSharding, OfOneRankIsStageZeroInFp16Too) {
+  auto c = clipped(0, false, 2);
+  c.fp16 = true;
+  c.communication_dtype = DtypeName::fp16;
+  for (const int stage : {2, 3}) {
+    auto sharded = hybrid(c, 1);
+    sharded.stage = stage;
+    expect_same(outcome_of(kTwoByOne, sharded), outcome_of(kTwoByOne, c));
+  }
+}
+
 // Some units' sums over replicas are made with each micro-batch, others' once.
 TEST(HybridSharding, WithSomeStatesOnTheHostIsTheSameOnHostsAndOnOne) {
   for (const bool bf16 : {false, true}) {

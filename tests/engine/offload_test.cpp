@@ -430,6 +430,12 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_THAT(all.reason,
               HasSubstr("95 % of the optimizer's, the gradients and the parameters go to disk"));
   all.config.validate();
+  // Hosts that keep all parameters keep them in memory.
+  c.hpz_partition_size = 2;
+  const auto kept = chosen(kGiB);
+  EXPECT_EQ(kept.config.offload_param.device, OffloadDevice::none);
+  EXPECT_THAT(kept.reason, HasSubstr("without zero_hpz_partition_size the parameters would"));
+  c.hpz_partition_size = 1;
   // Updates beside backward keep no gradients, but a second copy of parameters in memory.
   c.update_in_backward = true;
   c.gradient_clipping = 0;

@@ -254,11 +254,12 @@ struct Config {
   }
   /// By what each rank's gradients are divided before they are added over `ranks`. Where sums are
   /// rounded to fp16 and nothing says otherwise, by the ranks: then they stay within its range
-  /// where the mean does.
-  double gradient_predivisor(int64_t ranks) const {
+  /// where the mean does. `sharded`: gradients are, so that each micro-batch's are added over
+  /// ranks.
+  double gradient_predivisor(int64_t ranks, bool sharded) const {
     if (!prescale_gradients && gradient_predivide_factor != 1) return gradient_predivide_factor;
     // In fp16 micro-batches that are reduced one by one are added up in fp32 afterwards.
-    const bool adds_after = fp16 && stage >= 2 && !layer_major_accumulation && accumulates_fp32();
+    const bool adds_after = fp16 && sharded && !layer_major_accumulation && accumulates_fp32();
     const bool rounds_to_fp16 =
         (fp16 && !accumulates_fp32()) || (communication_dtype == DtypeName::fp16 && !adds_after);
     return prescale_gradients || rounds_to_fp16 ? static_cast<double>(ranks) : 1;

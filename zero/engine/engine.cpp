@@ -209,20 +209,21 @@ void Engine::Impl::make_reduce() {
   if (links.feedback) feedback = static_cast<float>(links.feedback->beta);
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
-      ReduceFlow::Options{.add_in_buckets = config.layer_major_accumulation,
-                          .micro_batches = config.gradient_accumulation_steps,
-                          .unit_bytes = config.unit_bytes,
-                          .predivisor = config.gradient_predivisor(placement.ranks()),
-                          .sent_as = sent_as,
-                          .loss_factor = [this] { return loss_factor(); },
-                          .wire = wire,
-                          .feedback = feedback,
-                          .doubled = timing.delayed_after.has_value(),
-                          .hand_over = std::move(hand_over),
-                          .starts =
-                              [this](int64_t unit) {
-                                if (recorder) recorder->reduces(unit);
-                              }});
+      ReduceFlow::Options{
+          .add_in_buckets = config.layer_major_accumulation,
+          .micro_batches = config.gradient_accumulation_steps,
+          .unit_bytes = config.unit_bytes,
+          .predivisor = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients),
+          .sent_as = sent_as,
+          .loss_factor = [this] { return loss_factor(); },
+          .wire = wire,
+          .feedback = feedback,
+          .doubled = timing.delayed_after.has_value(),
+          .hand_over = std::move(hand_over),
+          .starts =
+              [this](int64_t unit) {
+                if (recorder) recorder->reduces(unit);
+              }});
 }
 
 void Engine::Impl::make_updates() {
@@ -494,7 +495,7 @@ double Engine::Impl::loss_factor() const {
 }
 
 double Engine::Impl::mean_scale() const {
-  const double divided = config.gradient_predivisor(placement.ranks());
+  const double divided = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients);
   const auto terms = static_cast<double>(placement.ranks() * config.gradient_accumulation_steps);
   return divided / (terms * loss_factor());
 }
@@ -599,6 +600,7 @@ StepResult Engine::step(bool update) {
 void Engine::zero_grad() {
   auto& impl = *impl_;
   impl.check_between_steps("Engine::zero_grad");
+  impl.reduce->join_started();
   impl.reduce->clear();
   impl.micro_batches = 0;
   impl.passed = false;

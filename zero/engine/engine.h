@@ -234,7 +234,8 @@ class Engine {
   /// weights already (update_in_backward).
   StepResult step(bool update = true);
   /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
-  /// begins anew. Not collective, but to be called by every rank in the same place. Throws Error
+  /// begins anew. To be called by every rank in the same place; collective where reductions may
+  /// have begun in a backward pass, at stages 0 and 1 between hosts and on a device. Throws Error
   /// between backward and step with update_in_backward, which has used them.
   void zero_grad();
   /// Completes the updates that `step` has left under way (update_in_forward, delayed updates);
@@ -306,8 +307,9 @@ class Engine {
 
   /// Writes this rank's shards of all states, its buffers, and the step count, to
   /// `folder`/rank-R-of-N.safetensors. `folder` appears, by renaming, when every rank's file is
-  /// whole; an earlier save in it stays until then. Collective. Throws CheckpointError on every
-  /// rank if any fails.
+  /// whole; an earlier save in it stays until then, and goes with all other files there.
+  /// Collective. Throws CheckpointError on every rank if any fails, or if `folder` holds files and
+  /// no earlier save, or folders.
   void save(const std::string& folder);
   /// Reads what `save` wrote at the same stage, ranks and unit size. Drops the step of now, also
   /// one that has failed. Collective. Throws CheckpointError and changes nothing if a file is

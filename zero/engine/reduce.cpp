@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/comm/gather_records.h"
 #include "zero/comm/reduce_kernels.h"
 #include "zero/device/memory.h"
 #include "zero/engine/flat.h"
@@ -852,6 +853,17 @@ void ReduceFlow::detach() {
       cell = unit.whole.narrow(0, plan.owned.begin, plan.owned.size());
     }
   }
+}
+
+void ReduceFlow::join_started() {
+  const std::lock_guard lock(mutex_);
+  if (!early_ || finished_) return;
+  const auto started =
+      comm::gather_records(*placement_.all, static_cast<uint8_t>(started_), "gradients dropped");
+  if (std::ranges::count(started, uint8_t{1}) == 0) return;
+  const at::NoGradGuard no_grad;
+  if (!started_) start_expected();
+  started_ = true;  // so that no rank begins any from now on
 }
 
 void ReduceFlow::clear() {

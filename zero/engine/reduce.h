@@ -167,6 +167,10 @@ class ReduceFlow final : public GradientSink {
   /// The trainable units in the order of reduction.
   const std::vector<int64_t>& order() const { return order_; }
 
+  /// Before all ranks drop the gradients of a step: reduces here too what others have begun to
+  /// (Note [Early reductions]; one of them may have had no pass). Collective where early reductions
+  /// are on, which is the same on all ranks.
+  void join_started();
   /// Starts the next step: no gradient has arrived.
   void clear();
   /// What quantised sums have lost so far is not added to the next ones. No reduction is under way.

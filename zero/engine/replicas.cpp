@@ -61,6 +61,8 @@ std::vector<Divergence> Engine::diverged_parameters() {
   const bool sharded = impl.placement.sharded.parameters;
   const int stride = sharded ? impl.placement.shards->size() : 1;
   if (impl.group().size() <= stride) return {};
+  // What `step` has left is read where it will be written; a delayed update hides what it writes.
+  if (!impl.schedule->delayed()) impl.schedule->finish();
   const auto held = [&](int64_t unit) {
     return sharded ? impl.table->read(unit, State::parameters) : impl.table->whole(unit);
   };

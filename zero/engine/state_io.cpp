@@ -35,6 +35,32 @@ std::string shard_name(int rank, int ranks) {
   return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
 }
 
+bool is_shard(const std::string& name) {
+  return name.starts_with("rank-") && name.find("-of-") != std::string::npos &&
+         name.ends_with(".safetensors");
+}
+
+// A save takes the place of the whole folder, so that must be an earlier save's: whatever it was
+// that the path was meant to be. Files beside the shards may be the program's notes on that save.
+void check_replaceable(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
+  std::string other;
+  bool saved = false;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    saved = saved || is_shard(name);
+    if (entry.is_directory(error)) other = name;
+    if (!saved && other.empty()) other = name;
+  }
+  if (error) return;  // said by who writes there
+  if (saved && (other.empty() || !fs::is_directory(folder / other, error))) return;
+  throw CheckpointError(
+      fmt::format("'{}' holds '{}', which no save writes, and a save takes the place of the whole "
+                  "folder. Give another folder, or move that away.",
+                  folder.string(), other));
+}
+
 std::string state_key(std::string_view state, std::string_view parameter) {
   return fmt::format("optimizer.{}.{}", state, parameter);
 }
@@ -258,7 +284,9 @@ void Engine::save(const std::string& folder) {
   impl.change_parameters("Engine::save");
   const int rank = impl.group().rank();
   comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
-    if (rank == 0) whole.emplace(folder, &fail<CheckpointError>);
+    if (rank != 0) return;
+    check_replaceable(folder);
+    whole.emplace(folder, &fail<CheckpointError>);
   });
   comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
     const bool owns =

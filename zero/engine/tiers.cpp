@@ -215,7 +215,10 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
     optimizer.gradients = true;
     others -= states.gradients;
   }
-  if (others > room && config.stage == 3) {
+  // A host keeps all parameters in memory then.
+  const bool kept_on_hosts =
+      config.hpz_partition_size > 1 && size.ranks > config.hpz_partition_size;
+  if (others > room && config.stage == 3 && !kept_on_hosts) {
     parameters.device = OffloadDevice::nvme;
     parameters.nvme_path = optimizer.nvme_path;
     others = 0;
@@ -232,7 +235,10 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (optimizer.gradients) reason += all_parameters ? ", the gradients" : " and the gradients";
   if (all_parameters) reason += " and the parameters";
   reason += " go to disk";
-  if (others > room) reason += ", and at stage 3 the parameters would";
+  if (others > room) {
+    reason += fmt::format(", and {} the parameters would",
+                          kept_on_hosts ? "without zero_hpz_partition_size" : "at stage 3");
+  }
   return {std::move(config), std::move(reason)};
 }
 

@@ -132,6 +132,7 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   commit_writes();
   invalidate();  // refused while a zero::Gathered scope is open: then nothing has changed yet
   schedule->discard();
+  reduce->join_started();
   reduce->clear();
   reduce->forget_losses();  // they are not among the states
   micro_batches = 0;
