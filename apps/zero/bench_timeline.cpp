@@ -278,7 +278,8 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
     schedule.units.push_back(paging::unit_costs(layout, u, settings));
   const int64_t element_bytes = bf16 ? 2 : 4;
   schedule.gathers = sharded.parameters;
-  schedule.reduces_in_backward = sharded.gradients;
+  schedule.reduces_in =
+      sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
   schedule.budget_bytes = options.live_parameters * element_bytes;
   schedule.prefetch_bytes = 0;
   schedule.read_ahead_bytes = OffloadParam{}.buffer_count * options.bucket_size / options.ranks();

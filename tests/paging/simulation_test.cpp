@@ -104,8 +104,8 @@ TEST(Simulation, ReducesBesideBackward) {
   EXPECT_EQ(step.bytes[static_cast<size_t>(Resource::link)], 8);
 }
 
-// Stages 0 to 2: nothing is gathered in the passes; 0 and 1 reduce when they have ended; 1 and 2
-// gather what they have updated.
+// Stages 0 to 2: nothing is gathered in the passes; 0 and 1 reduce in the last one, or when it has
+// ended; 1 and 2 gather what they have updated.
 TEST(Simulation, OfReplicatedStates) {
   auto schedule = there_and_back(1, 3);
   schedule.gathers = false;
@@ -117,7 +117,9 @@ TEST(Simulation, OfReplicatedStates) {
   // Operators to 6, reductions from 4 to 7 and to 10, updates to 12 and 14, gathers to 13 and 15.
   EXPECT_EQ(step.seconds, 15);
   EXPECT_EQ(exposed(step, Resource::link), 5);
-  schedule.reduces_in_backward = false;
+  schedule.reduces_in = ReducesIn::last_pass;
+  EXPECT_EQ(simulate(schedule, kOne).seconds, 15);
+  schedule.reduces_in = ReducesIn::step;
   step = simulate(schedule, kOne);
   EXPECT_EQ(step.seconds, 6 + 6 + 4 + 1);
   EXPECT_EQ(exposed(step, Resource::link), 7);
@@ -138,6 +140,26 @@ TEST(Simulation, TwoReductionsAreUnderWay) {
   EXPECT_EQ(find(step, Work::backward, 0).begin, 11);
   EXPECT_EQ(step.seconds, 31);
   EXPECT_EQ(exposed(step, Resource::link), 9 + 19);
+  // Arrays that stay are nobody else's.
+  schedule.reduces_in = ReducesIn::last_pass;
+  EXPECT_EQ(find(simulate(schedule, kOne), Work::backward, 0).begin, 2);
+}
+
+// Two micro-batches: gradients that stay are added up, and go with the second one's.
+TEST(Simulation, ReplicatedGradientsAreReducedInTheLastPass) {
+  StepSchedule schedule;
+  for (const int64_t unit : {1, 0, 1, 0}) schedule.trace.record({&unit, 1});
+  schedule.flops = {1, 1, 1, 1};
+  schedule.backward = {1, 1, 1, 1};
+  schedule.reductions = {{1, 0}, {0, 1}, {1, 2}, {0, 3}};
+  schedule.units.assign(2, {.bytes = 8, .reduce = 2});
+  schedule.gathers = false;
+  EXPECT_EQ(busy(simulate(schedule, kOne), Resource::link), 8);
+  schedule.reduces_in = ReducesIn::last_pass;
+  const auto step = simulate(schedule, kOne);
+  EXPECT_EQ(busy(step, Resource::link), 4);
+  EXPECT_EQ(find(step, Work::reduce, 1).begin, 3);
+  EXPECT_EQ(step.seconds, 7);
 }
 
 TEST(Simulation, ASliceComesFromTheDiskOverTheHost) {
@@ -262,7 +284,7 @@ TEST(Simulation, ExposedTimeIsWhatComputingDoesNotFill) {
                                 .updated_on_host = pick(1) > 0});
     }
     schedule.gathers = pick(3) > 0;
-    schedule.reduces_in_backward = pick(3) > 0;
+    schedule.reduces_in = static_cast<ReducesIn>(pick(2));
     schedule.budget_bytes = pick(30);
     schedule.prefetch_bytes = pick(20);
     schedule.read_ahead_bytes = pick(6);

@@ -40,7 +40,8 @@ void Engine::Impl::end_recording(bool updated) {
   if (const auto* plan = pages.plan()) {
     recorded = {.trace = plan->trace,
                 .gathers = true,
-                .reduces_in_backward = placement.sharded.gradients,
+                // The pager that has recorded it is stage 3's.
+                .reduces_in = paging::ReducesIn::every_pass,
                 .budget_bytes = pages.budget(),
                 .prefetch_bytes = pages.prefetch(),
                 .read_ahead_bytes = config.offload_param.buffer_count * config.unit_bytes /

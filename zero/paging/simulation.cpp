@@ -105,15 +105,23 @@ class Run {
                                 .unit = used.empty() ? 0 : used.front()},
                                seconds_of(schedule_.flops[p], machine_.speeds().compute), {units});
       for (; reduction != schedule_.reductions.end() && reduction->after == p; ++reduction) {
-        if (schedule_.reduces_in_backward) reduce(reduction->unit);
+        if (starts(*reduction)) reduce(reduction->unit);
       }
     }
     ensure(reduction == schedule_.reductions.end(), "reductions are in the order of the operators");
-    if (schedule_.reduces_in_backward) return;
+    if (schedule_.reduces_in != ReducesIn::step) return;
     std::vector<uint8_t> done(schedule_.units.size(), 0);
     for (const auto& each : schedule_.reductions) {
       if (std::exchange(done[static_cast<size_t>(each.unit)], 1) == 0) reduce(each.unit);
     }
+  }
+
+  bool starts(const StepSchedule::Reduction& reduction) const {
+    if (schedule_.reduces_in != ReducesIn::last_pass)
+      return schedule_.reduces_in == ReducesIn::every_pass;
+    const auto last = std::find_if(schedule_.reductions.rbegin(), schedule_.reductions.rend(),
+                                   [&](const auto& each) { return each.unit == reduction.unit; });
+    return &*last == &reduction;
   }
 
   // What may start before operator `p`.
@@ -150,7 +158,8 @@ class Run {
     const auto& cost = costs(unit);
     const bool first = std::exchange(reduced_[static_cast<size_t>(unit)], 1) == 0;
     const size_t sum = machine_.move(Resource::link, Work::reduce, unit, cost.reduce, computed_);
-    stalled_ = std::exchange(under_way_, sum);
+    const size_t older = std::exchange(under_way_, sum);
+    if (schedule_.reduces_in == ReducesIn::every_pass) stalled_ = older;
     size_t kept = machine_.move(Resource::down, Work::copy, unit,
                                 first ? cost.reduce_down : cost.reduce_down_next, sum);
     if (!first) kept = machine_.move(Resource::disk, Work::read, unit, cost.reduce_read, kept);

@@ -12,10 +12,9 @@
 //   read, up    of a slice that is on a disk or on the host: a read may go as far ahead of its
 //               gather as `read_ahead_bytes` allow; a copy to the device begins with the gather
 //   gather      when the operators before its `start` are done: the frame that it takes was theirs
-//   operator    its units are there; and of two reductions under way the older one is done, since
-//               the next bucket to fill is its own
-//   reduction   the operator is done after which it starts; where gradients are replicated, the
-//               last one
+//   operator    its units are there; and where reductions start in every backward pass, of two
+//               under way the older one is done, since the next bucket to fill is its own
+//   reduction   the operator is done after which it starts; or the last one (ReducesIn)
 //   down        copies of reduced gradients to the host, when they are reduced
 //   update      unit by unit, when all gradients are there; on the device or on the host, with the
 //               reads before it, and the writes, copies and all-gathers of new parameters behind it
@@ -101,6 +100,13 @@ struct UnitCosts {
   bool operator==(const UnitCosts&) const = default;
 };
 
+/// When gradients are reduced.
+enum class ReducesIn : uint8_t {
+  every_pass,  ///< stages 2 and 3, from buckets
+  last_pass,   ///< stages 0 and 1 between hosts and on a device, from arrays that stay
+  step         ///< stages 0 and 1 on one host's CPU: once the last pass has ended
+};
+
 /// One step, as it was recorded.
 struct StepSchedule {
   /// After operator `after` the reduction of `unit` starts.
@@ -120,8 +126,7 @@ struct StepSchedule {
   std::vector<UnitCosts> units{};
   /// Stage 3: units are gathered for their operators. Else they are there all the time.
   bool gathers = true;
-  /// Stages 2 and 3: reduced as `reductions` say. Else once, when the last pass has ended.
-  bool reduces_in_backward = true;
+  ReducesIn reduces_in = ReducesIn::every_pass;
   int64_t budget_bytes = 0;      ///< of gathered units: PlanOptions
   int64_t prefetch_bytes = 0;    ///< of these, ahead of their use: the same
   int64_t read_ahead_bytes = 0;  ///< of slices, ahead of their gather; a larger one alone
