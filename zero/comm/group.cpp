@@ -180,8 +180,14 @@ struct Group::Impl {
     };
     if (!ours(Collective::all_gather)) {
       refuse(
-          "a group over a foreign backend cannot quantise what crosses between hosts; use "
-          "zero::init, or switch the zero_quantized_... keys off.");
+          "a group over a foreign backend cannot quantise or pack what crosses between hosts; use "
+          "zero::init, or switch the zero_quantized_... keys and zero_packed_exponents off.");
+    }
+    if (wire->packed) {
+      if (!can_pack_exponents(dtype))
+        refuse(fmt::format("exponents of {} cannot be packed; those of Float and BFloat16 can.",
+                           c10::toString(dtype)));
+      return;
     }
     if (!can_quantise(dtype))
       refuse(fmt::format("{} cannot be quantised; Float, BFloat16 and Half can.",
@@ -341,7 +347,8 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   const auto bytes =
       (impl_->size - 1) * output.numel() * static_cast<int64_t>(c10::elementSize(sent));
   impl_->check_wire("reduce_scatter", wire, input.scalar_type());
-  if (wire) impl_->check_error(*wire, feedback_bytes(wire->quantisation, output.numel()));
+  if (wire && !wire->packed)
+    impl_->check_error(*wire, feedback_bytes(wire->quantisation, output.numel()));
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(

@@ -214,9 +214,11 @@ int64_t HostsCollectives::chunk_bytes() const {
   return std::clamp(kUnderWay / std::max(1, others()) / 4096 * 4096, kLeastChunk, kMostChunk);
 }
 
-// Elements of a chunk that is quantised: whole blocks, whose sums in fp32 fit into an array.
-int64_t HostsCollectives::chunk_numel(const Quantisation& quantisation) const {
-  return chunk_bytes() / width_of(at::kFloat) / quantisation.block * quantisation.block;
+// Elements of a chunk that is quantised or packed: whole blocks, whose sums in fp32 (of packed
+// ones: of their own dtype) fit into an array.
+int64_t HostsCollectives::chunk_numel(const LinkWire& wire, at::ScalarType dtype) const {
+  const int64_t block = wire.packed ? kExponentBlock : wire.quantisation.block;
+  return chunk_bytes() / width_of(wire.packed ? dtype : at::kFloat) / block * block;
 }
 
 void HostsCollectives::depart(HostsCall& call, int host, Channel channel,
@@ -403,23 +405,34 @@ void HostsCollectives::send_packed(HostsCall& call) {
   const auto& wire = *call.call.wire;
   const int64_t n = input.numel();
   const auto own = part(call.call.output, rank_at(topology_.host) * n, n);
-  const int64_t step = chunk_numel(wire.quantisation);
+  const auto dtype = input.scalar_type();
+  const int64_t step = chunk_numel(wire, dtype);
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t numel = std::min(step, n - begin);
+    const auto values = part(input, begin, numel);
     at::Tensor packed;
     for (int d = 1; d <= others(); ++d) {
       int64_t turn = 0;
-      const auto message =
-          leaving(host_after(d), turn, wire_bytes(wire.quantisation, numel), at::kByte);
+      const auto message = leaving(host_after(d), turn, link_bytes(wire, dtype, numel), at::kByte);
       if (packed.defined()) {
         copy_values(message, packed);
       } else {
         packed = message;
-        pack_values(packed, nullptr, part(input, begin, numel), wire);
+        if (wire.packed) {
+          pack_exponents(bytes_of(packed), bytes_of(values), dtype, numel);
+        } else {
+          pack_values(packed, nullptr, values, wire);
+        }
       }
       leave(call, host_after(d), turn, message);
+      if (wire.packed && !is_packed(bytes_of(message), numel))
+        leave_rest(call, host_after(d), values);
     }
-    unpack_values(part(own, begin, numel), bytes_of(packed), wire);
+    if (wire.packed) {
+      copy_values(part(own, begin, numel), values);
+    } else {
+      unpack_values(part(own, begin, numel), bytes_of(packed), wire);
+    }
   }
 }
 
@@ -429,13 +442,18 @@ void HostsCollectives::finish_packed_gather(HostsCall& call) {
   const int64_t n = call.call.input.numel();
   const int64_t block = n * topology_.local_size;
   check_records(call);
+  const auto dtype = output.scalar_type();
   receive_chunks(
-      n, chunk_numel(wire.quantisation),
-      [&](int64_t numel) { return wire_bytes(wire.quantisation, numel); },
+      n, chunk_numel(wire, dtype), [&](int64_t numel) { return link_bytes(wire, dtype, numel); },
       [&](int64_t begin, int64_t numel, const auto& chunk_of) {
         for (int d = 1; d <= others(); ++d) {
           const int from = host_after(topology_.hosts - d);
-          unpack_values(part(output, rank_at(from) * n + begin, numel), chunk_of(d), wire);
+          const auto to = part(output, rank_at(from) * n + begin, numel);
+          if (wire.packed) {
+            unpack_chunk(from, to, chunk_of(d));
+          } else {
+            unpack_values(to, chunk_of(d), wire);
+          }
         }
       });
   call.sending.wait();  // this rank's own slice is in its place
@@ -460,12 +478,38 @@ void HostsCollectives::leave(HostsCall& call, int host, int64_t turn, const at::
   count_link(call, span_of(values));
 }
 
+// Of a packed chunk that did not fit: the end of the values, as they are.
+void HostsCollectives::leave_rest(HostsCall& call, int host, const at::Tensor& values) {
+  if (!rests_) {
+    rests_ = std::make_unique<Ring>(make_array_, kDepth * topology_.hosts, chunk_bytes());
+    rest_turns_.assign(static_cast<size_t>(topology_.hosts), 0);
+  }
+  const auto all = span_of(values);
+  const int64_t bytes = rest_bytes(values.scalar_type(), values.numel());
+  if (bytes == 0) return;
+  const int64_t turn = kDepth * host + rest_turns_[static_cast<size_t>(host)]++ % kDepth;
+  if (const auto before = rests_->taken(turn)) await(*before, host);
+  const auto rest = rests_->array(turn, bytes, at::kByte);
+  copy_bytes(bytes_of(rest), all.data() + all.size() - static_cast<size_t>(bytes), bytes);
+  rests_->passage(turn) = send(host, Channel::rest, span_of(rest));
+  traffic_->add_link(call.call.counted, bytes);
+}
+
+// What the message of `host` says, and what follows it.
+void HostsCollectives::unpack_chunk(int host, const at::Tensor& values, const std::byte* message) {
+  unpack_exponents(bytes_of(values), values.scalar_type(), message, values.numel());
+  const int64_t bytes = rest_bytes(values.scalar_type(), values.numel());
+  if (is_packed(message, values.numel()) || bytes == 0) return;
+  const auto all = span_of(values);
+  await(*receive(host, Channel::rest, all.last(static_cast<size_t>(bytes))), host);
+}
+
 // Of each other host's slice for this place, chunk by chunk: this host's sum of it leaves.
 void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int64_t n) {
   const int64_t block = n * topology_.local_size;
   const auto dtype = alone() ? input.scalar_type() : partial_dtype(input.scalar_type());
   const auto& wire = call.call.wire;
-  const int64_t step = wire ? chunk_numel(wire->quantisation) : chunk_bytes() / width_of(dtype);
+  const int64_t step = wire ? chunk_numel(*wire, dtype) : chunk_bytes() / width_of(dtype);
   const auto add_up_here = [&](const at::Tensor& partial, int host, int64_t begin) {
     run_local(*outward_, call, Op::reduce_scatter, partial,
               slices(input, host * block + begin, topology_.local_size, n, partial.numel()));
@@ -481,7 +525,13 @@ void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int6
           values = as_dtype(call.held.front(), numel, dtype);
           add_up_here(values, host, begin);
         }
-        const auto message = leaving(host, turn, wire_bytes(wire->quantisation, numel), at::kByte);
+        const auto message = leaving(host, turn, link_bytes(*wire, dtype, numel), at::kByte);
+        if (wire->packed) {
+          const bool fits = pack_exponents(bytes_of(message), bytes_of(values), dtype, numel);
+          leave(call, host, turn, message);
+          if (!fits) leave_rest(call, host, values);
+          continue;
+        }
         std::byte* error = nullptr;
         if (wire->error.defined()) {
           const auto kept = feedback_quantisation(wire->quantisation);
@@ -533,9 +583,9 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
   const int64_t block = n * topology_.local_size;
   const auto dtype = alone() ? input.scalar_type() : partial_dtype(input.scalar_type());
   const auto& wire = call.call.wire;
-  const int64_t step = wire ? chunk_numel(wire->quantisation) : chunk_bytes() / width_of(dtype);
+  const int64_t step = wire ? chunk_numel(*wire, dtype) : chunk_bytes() / width_of(dtype);
   const auto bytes = [&](int64_t numel) {
-    return wire ? wire_bytes(wire->quantisation, numel) : numel * width_of(dtype);
+    return wire ? link_bytes(*wire, dtype, numel) : numel * width_of(dtype);
   };
   std::vector<const std::byte*> parts(static_cast<size_t>(topology_.hosts));
   receive_chunks(n, step, bytes, [&](int64_t begin, int64_t numel, const auto& chunk_of) {
@@ -546,10 +596,18 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
                 slices(input, topology_.host * block + begin, topology_.local_size, n, numel));
     }
     parts[static_cast<size_t>(topology_.host)] = bytes_of(own);
-    for (int d = 1; d <= others(); ++d)
-      parts[static_cast<size_t>(host_after(topology_.hosts - d))] = chunk_of(d);
+    for (int d = 1; d <= others(); ++d) {
+      const int from = host_after(topology_.hosts - d);
+      auto& theirs = parts[static_cast<size_t>(from)];
+      theirs = chunk_of(d);
+      if (!wire || !wire->packed) continue;
+      const auto values =
+          part(as_dtype(call.held.back(), others() * step, dtype), (d - 1) * step, numel);
+      unpack_chunk(from, values, theirs);
+      theirs = bytes_of(values);
+    }
     const auto to = part(output, begin, numel);
-    if (wire) {
+    if (wire && !wire->packed) {
       add_packed(call, to, own, parts);
     } else {
       const std::vector<const void*> values(parts.begin(), parts.end());
@@ -718,8 +776,10 @@ void HostsCollectives::open(HostsCall& call) {
       small(call.call) ? start_small_gather(call, tensor) : start_gather(call);
       break;
     case Op::reduce_scatter:  // what one phase adds up in, and the other
-      for (int phase = 0; call.call.wire && phase < 2; ++phase)
-        call.held.push_back(scratch_.take(chunk_bytes()));
+      if (!call.call.wire) break;
+      call.held.push_back(scratch_.take(chunk_bytes()));
+      call.held.push_back(
+          scratch_.take(call.call.wire->packed ? others() * chunk_bytes() : chunk_bytes()));
       break;
     case Op::all_reduce: {
       const int64_t begin = reduced_slice(call.call) * ranks();

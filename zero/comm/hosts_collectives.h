@@ -29,6 +29,12 @@
 // wanted here stays as it is. Chunks begin at multiples of a block, so together they have the bytes
 // of one message. Inside a host nothing is quantised. Small calls go in chunks too.
 //
+// Note [Packed between hosts]
+// With LinkWire::packed chunks leave with their exponents packed (Note [Packed exponents] in
+// packed_exponents.h) and are unpacked where they arrive, with all their bits: sums and their order
+// are those without it. A chunk that does not fit is followed by its rest, on a channel of its own,
+// since what comes behind it on its own channel is awaited already.
+//
 // Note [Two phases]
 // `outward` starts a call: what this rank has for others leaves. `homeward` ends it: what others
 // have for this rank is awaited and put in its place. It begins as soon as the call has been opened
@@ -150,7 +156,7 @@ class HostsCollectives {
   bool alone() const { return topology_.local_size == 1; }
   Channel on(Channel channel) const { return control_ ? Channel::control : channel; }
   int64_t chunk_bytes() const;
-  int64_t chunk_numel(const Quantisation& quantisation) const;
+  int64_t chunk_numel(const LinkWire& wire, at::ScalarType dtype) const;
   bool small(const Call& call) const;
   int64_t reduced_slice(const Call& call) const;
 
@@ -178,6 +184,8 @@ class HostsCollectives {
   void finish_packed_gather(HostsCall& call);
   at::Tensor leaving(int host, int64_t& turn, int64_t numel, at::ScalarType dtype);
   void leave(HostsCall& call, int host, int64_t turn, const at::Tensor& values);
+  void leave_rest(HostsCall& call, int host, const at::Tensor& values);
+  void unpack_chunk(int host, const at::Tensor& values, const std::byte* message);
   template <class Body>
   void receive_chunks(int64_t n, int64_t step, const std::function<int64_t(int64_t)>& bytes,
                       Body body);
@@ -201,8 +209,10 @@ class HostsCollectives {
   Scratch scratch_;
   std::shared_ptr<Traffic> traffic_;
   uint64_t sequence_ = 0;
-  std::unique_ptr<Ring> leaving_;  // sums of this host, on their way to others
-  std::unique_ptr<Ring> coming_;   // and those of other hosts, on their way here
+  std::unique_ptr<Ring> leaving_;    // sums of this host, on their way to others
+  std::unique_ptr<Ring> rests_;      // of packed chunks that did not fit
+  std::vector<int64_t> rest_turns_;  // by host, how many have left
+  std::unique_ptr<Ring> coming_;     // and those of other hosts, on their way here
 };
 
 }  // namespace zero::comm

@@ -39,7 +39,8 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
   accounts_.traffic->add(Collective::all_gather, others * bytes, 0);
   accounts_.traffic->add_link(
       Collective::all_gather,
-      others * (what.wire ? wire_bytes(what.wire->quantisation, what.slice.numel()) : bytes));
+      others * (what.wire ? link_bytes(*what.wire, what.slice.scalar_type(), what.slice.numel())
+                          : bytes));
   auto flight =
       std::make_shared<Flight>(accounts_,
                                CallTime{.collective = Collective::all_gather,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "zero/comm/packed_exponents.h"
 #include "zero/comm/quantise_kernels.h"
 
 namespace zero::comm {
@@ -18,6 +19,14 @@ struct LinkWire {
   /// is added.
   at::Tensor error{};
   float beta = 0;
+  /// Instead, with all its bits: Note [Packed exponents] in packed_exponents.h. Nothing above
+  /// counts.
+  bool packed = false;
 };
+
+/// The bytes of the message of `numel` elements of `dtype`.
+inline int64_t link_bytes(const LinkWire& wire, at::ScalarType dtype, int64_t numel) {
+  return wire.packed ? packed_bytes(dtype, numel) : wire_bytes(wire.quantisation, numel);
+}
 
 }  // namespace zero::comm

@@ -24,8 +24,9 @@ enum class Channel : uint8_t {
   reduce,    ///< parts of sums
   homeward,  ///< what a call's second phase sends
   control,
+  rest,  ///< what of an array did not fit into messages of a length that was known before
 };
-inline constexpr size_t kChannels = 4;
+inline constexpr size_t kChannels = 5;
 
 /// A message under way.
 class Passage {

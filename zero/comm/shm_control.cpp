@@ -24,10 +24,12 @@ std::string_view name(Op op) {
 
 namespace {
 constexpr int64_t kBlockStep = 64;  // of which blocks have 1 to 4
-}
+constexpr uint8_t kPacked = 255;
+}  // namespace
 
 uint8_t wire_code(const std::optional<LinkWire>& wire) {
   if (!wire) return 0;
+  if (wire->packed) return kPacked;
   const auto& [format, block] = wire->quantisation;
   return static_cast<uint8_t>(static_cast<int64_t>(format) * 4 + block / kBlockStep);
 }
@@ -54,7 +56,8 @@ std::string CallRecord::describe() const {
   }
   text += fmt::format(" ({} -> {} bytes, {}", input_bytes, output_bytes, dtype(input_dtype));
   if (input_dtype != output_dtype) text += fmt::format(" -> {}", dtype(output_dtype));
-  if (wire != 0) {
+  if (wire == kPacked) text += ", between hosts with packed exponents";
+  if (wire != 0 && wire != kPacked) {
     static constexpr std::array<std::string_view, 4> kFormats{"int8", "int4", "fp8", "?"};
     text += fmt::format(", between hosts {} by {}", kFormats[(wire - 1) / 4 % 4],
                         ((wire - 1) % 4 + 1) * kBlockStep);

@@ -214,6 +214,10 @@ struct Config {
   /// gradients are added over all: MiCS (2205.00119), PyTorch's HSDP. -1: all ranks.
   int64_t mics_shard_size = -1;
   QuantisedLinks quantised{};
+  /// Stages 1 to 3: what crosses between hosts and is not quantised does so with every bit, in
+  /// three quarters of bf16's bytes (fp32's: 0.88). See Note [Packed exponents] in
+  /// comm/packed_exponents.h.
+  bool packed_exponents = false;
   OffloadParam offload_param{};
   OffloadOptimizer offload_optimizer{};
   Aio aio{};

@@ -168,6 +168,14 @@ void check_hosts(const Config& engine) {
         "are sharded inside one. Leave one of them out.",
         engine.mics_shard_size));
   }
+  if (engine.packed_exponents && (engine.stage == 0 || engine.mics_shard_size > 0)) {
+    throw ConfigError(fmt::format(
+        "zero_optimization.zero_packed_exponents is true, but {}: sums that replicas need whole "
+        "are "
+        "not packed. Set it to false, or shard over all ranks at stage 1, 2 or 3.",
+        engine.stage == 0 ? std::string("the stage is 0")
+                          : fmt::format("mics_shard_size is {}", engine.mics_shard_size)));
+  }
   if (!quantised.feedback) return;
   for (const auto& row : fields::error_feedback()) row.check(*quantised.feedback);
   if (!quantised.gradients) {

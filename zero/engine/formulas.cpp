@@ -28,8 +28,10 @@ bool owns_some(const partition::Unit& unit, const UnitPlan& plan) {
   });
 }
 
-partition::Wire wire_of(const std::optional<comm::Quantisation>& quantisation, int64_t bytes) {
-  if (!quantisation) return {.bits = 8 * bytes};
+partition::Wire wire_of(const std::optional<comm::Quantisation>& quantisation, at::ScalarType dtype,
+                        bool packed) {
+  if (!quantisation)
+    return {.bits = 8 * bytes(dtype), .packed = packed && comm::can_pack_exponents(dtype)};
   return {.bits = quantisation->format == comm::WireFormat::int4 ? 4 : 8,
           .block = quantisation->block};
 }
@@ -142,7 +144,7 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   const auto cluster = cluster_of(shards);
   paging::UnitCosts costs{.bytes = unit.bytes(), .trainable = plan.trainable};
 
-  const auto parameter = wire_of(parameter_wire(u), unit.element_bytes);
+  const auto parameter = wire_of(parameter_wire(u), plan.dtype, config.packed_exponents);
   const int64_t gather_sent = link(partition::share_sent(unit.bytes(), ranks), cluster,
                                    all_gather_link_bytes(cluster, unit.numel, parameter));
   if (sharded.parameters) {
@@ -156,7 +158,8 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   if (sharded.optimizer && (!sharded.parameters || kept_on_hosts())) costs.publish = gather_sent;
 
   const int64_t gradient_bytes = bytes(reduce->sent_dtype(u, true));
-  const auto gradient = wire_of(gradient_wire(u), gradient_bytes);
+  const auto gradient = wire_of(gradient_wire(u), reduce->sent_dtype(u, true),
+                                config.packed_exponents && sharded.optimizer);
   if (sharded.optimizer) {
     costs.reduce = link(partition::share_sent(unit.numel * gradient_bytes, ranks), cluster,
                         reduce_scatter_link_bytes(cluster, unit.numel, gradient));
@@ -244,7 +247,8 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
     }
 
     // Ranks, and those of them on other hosts.
-    const auto parameter = wire_of(impl.parameter_wire(u), unit.element_bytes);
+    const bool packed = impl.config.packed_exponents;
+    const auto parameter = wire_of(impl.parameter_wire(u), plan.dtype, packed);
     const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
     const int64_t gathered_across =
         all_gather_link_bytes(cluster, unit.numel, parameter) / cluster.ranks_a_host;
@@ -264,10 +268,10 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
     if (sharded.optimizer) {
       const int64_t sums = sharded.gradients ? k : 1;
       for (int64_t pass = 0; pass < sums; ++pass) {
-        const int64_t each = bytes(impl.reduce->sent_dtype(u, pass == 0));
-        sum.reduce_scatter += partition::share_sent(unit.numel * each, ranks);
+        const auto sent = impl.reduce->sent_dtype(u, pass == 0);
+        sum.reduce_scatter += partition::share_sent(unit.numel * bytes(sent), ranks);
         sum.reduce_scatter_link +=
-            reduce_scatter_link_bytes(cluster, unit.numel, wire_of(quantised_to, each)) /
+            reduce_scatter_link_bytes(cluster, unit.numel, wire_of(quantised_to, sent, packed)) /
             cluster.ranks_a_host;
       }
       if (replicas.size() == 1) continue;
@@ -286,10 +290,11 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       }
     } else {
       const auto all = cluster_of(impl.group());
-      const int64_t each = bytes(impl.reduce->wire_dtype(u));
-      sum.all_reduce += 2 * partition::share_sent(unit.numel * each, impl.group().size());
+      const auto sent = impl.reduce->wire_dtype(u);
+      sum.all_reduce += 2 * partition::share_sent(unit.numel * bytes(sent), impl.group().size());
       sum.all_reduce_link +=
-          all_reduce_link_bytes(all, unit.numel, wire_of(quantised_to, each)) / all.ranks_a_host;
+          all_reduce_link_bytes(all, unit.numel, wire_of(quantised_to, sent, false)) /
+          all.ranks_a_host;
     }
   }
   if (!updated) return sum;

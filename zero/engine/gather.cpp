@@ -99,8 +99,8 @@ void GatherFlow::publish(int64_t unit) {
                               .label = labels_[u],
                               .wire = wire_of(unit)});
   } else if (!placement_.sharded.parameters && placement_.sharded.optimizer) {
-    publishing_.push_back(
-        group_.all_gather(table_.whole(unit), table_.memory(unit, State::parameters), labels_[u]));
+    publishing_.push_back(group_.all_gather(
+        table_.whole(unit), table_.memory(unit, State::parameters), labels_[u], wire_of(unit)));
   }
 }
 
@@ -159,13 +159,16 @@ void GatherFlow::gather(int64_t unit, void* destination) {
 
 std::optional<comm::LinkWire> GatherFlow::wire_of(int64_t unit) const {
   const auto& wire = table_.trainable(unit) ? options_.wire : options_.frozen_wire;
-  if (!wire || !comm::can_quantise(table_.plan(unit).dtype)) return {};
-  return comm::LinkWire{.quantisation = *wire};
+  const auto dtype = table_.plan(unit).dtype;
+  if (wire && comm::can_quantise(dtype)) return comm::LinkWire{.quantisation = *wire};
+  if (options_.packed && comm::can_pack_exponents(dtype)) return comm::LinkWire{.packed = true};
+  return {};
 }
 
 // Whether the window has what is kept, and not what messages say of it.
 bool GatherFlow::in_window(int64_t unit) const {
-  return in_place() && (group_.topology().hosts == 1 || !wire_of(unit));
+  const auto wire = wire_of(unit);
+  return in_place() && (group_.topology().hosts == 1 || !wire || wire->packed);
 }
 
 void GatherFlow::finish(int64_t unit) {

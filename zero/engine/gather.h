@@ -64,6 +64,8 @@ class GatherFlow final : public paging::UnitSource {
     /// frozen ones. Stage 3.
     std::optional<comm::Quantisation> wire{};
     std::optional<comm::Quantisation> frozen_wire{};
+    /// What is not quantised crosses between hosts with packed exponents.
+    bool packed = false;
     /// Called before a slice on disk is read for a gather: completes its update. To be asked
     /// `beforehand`, it does not wait, and says whether the slice may be read.
     std::function<bool(int64_t unit, bool beforehand)> complete;

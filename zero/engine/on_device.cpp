@@ -60,6 +60,7 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   refuse(config.split_master_weights, "bf16.split_master_weights", "Switch it off.");
   refuse(config.quantised.any() && topology.hosts > 1, "zero_quantized_weights and its like",
          "Switch them off.");
+  refuse(config.packed_exponents && topology.hosts > 1, "zero_packed_exponents", "Switch it off.");
   for (const auto& chosen : model.optimizers()) {
     refuse(optim::reach(chosen) != optim::Reach::element, optim::name(chosen),
            "Use AdamW, SGD, Adagrad or Lion.");

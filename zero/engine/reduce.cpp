@@ -606,7 +606,11 @@ void ReduceFlow::retire(Reduction reduction) {
 }
 
 std::optional<comm::LinkWire> ReduceFlow::link_wire(int64_t unit) const {
-  if (!options_.wire || !comm::can_quantise(wire_dtype(unit))) return {};
+  const auto dtype = wire_dtype(unit);
+  if (!options_.wire || !comm::can_quantise(dtype)) {
+    if (!options_.packed || !comm::can_pack_exponents(dtype)) return {};
+    return comm::LinkWire{.packed = true};
+  }
   return comm::LinkWire{.quantisation = *options_.wire,
                         .error = state(unit).losses,
                         .beta = options_.feedback.value_or(0)};

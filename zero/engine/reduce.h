@@ -107,6 +107,8 @@ class ReduceFlow final : public GradientSink {
     std::function<double()> loss_factor;
     /// How sums cross between hosts where that is not as they are (sharded gradients).
     std::optional<comm::Quantisation> wire{};
+    /// Where they are not quantised they cross with packed exponents.
+    bool packed = false;
     /// The beta with which the next one gets what a quantised sum has lost (LoCo).
     std::optional<float> feedback{};
     /// An update may use the gradients of one step while those of the next are reduced.

@@ -73,6 +73,9 @@ int64_t share_sent(int64_t bytes, int64_t world_size) {
 }
 
 int64_t Wire::bytes(int64_t numel) const {
+  const auto part = [&](int64_t elements) { return (numel + elements - 1) / elements; };
+  // A base for 128 elements, codes of 4 bits, the rest of each, and room for every 64th exponent.
+  if (packed) return part(128) + part(2) + numel * (bits - 8) / 8 + part(64);
   constexpr int64_t kScaleBytes = 4;
   const int64_t scales = block == 0 ? 0 : (numel + block - 1) / block * kScaleBytes;
   return scales + (numel * bits + 7) / 8;
@@ -89,7 +92,8 @@ int64_t slices_to_other_hosts(const Cluster& cluster, int64_t slice, const Wire&
 
 Wire partial_wire(const Cluster& cluster, const Wire& elements) {
   const bool rounded = elements.block == 0 && elements.bits < kWireFp32.bits;
-  return rounded && cluster.ranks_a_host > 1 ? kWireFp32 : elements;
+  if (!rounded || cluster.ranks_a_host == 1) return elements;
+  return {.bits = kWireFp32.bits, .packed = elements.packed};
 }
 
 int64_t all_gather_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire) {

@@ -102,7 +102,10 @@ struct Cluster {
 struct Wire {
   int64_t bits = 16;
   int64_t block = 0;  ///< elements that share a scale of 4 bytes; 0: there is none
-  /// Of a message of `numel` elements. comm::wire_bytes for the formats that it has.
+  /// Exponents of 8 bits are packed into 4 (Note [Packed exponents] in comm/packed_exponents.h).
+  bool packed = false;
+  /// Of a message of `numel` elements. comm::wire_bytes and comm::packed_bytes, for the formats
+  /// that they have.
   int64_t bytes(int64_t numel) const;
   bool operator==(const Wire&) const = default;
 };
