@@ -53,6 +53,14 @@ def meets(launcher, count, ranks):
     check(all(cable.sent > 0 and cable.received > 0 for cable in carried), f"a cable carried nothing: {carried}", text)
 
 
+def delivers_what_a_rank_sent_before_it_left(count, ranks):
+    """Rank 0 broadcasts 32 MiB over a slow cable and ends: the system still sends when its program is gone."""
+    (status, _), text = output_of(
+        lambda out: hosts.run("launch", count, ranks, [INIT, "farewell"], rate="100mbit", zero=ZERO, output=out))
+    check(status == 0, f"the launcher ended with status {status}", text)
+    check(text.count("farewell 7") == count * ranks, "not every rank has what was sent", text)
+
+
 def refuses_uneven_hosts():
     """mpirun puts 2 ranks on one host and 1 on the other; each says so."""
     with hosts.Network(2) as network:
@@ -303,6 +311,9 @@ SUITES = {
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
                  functools.partial(meets, launcher, count, ranks))
                 for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
+               [(f"what a rank sent before it left arrives on {count} x {ranks}",
+                 functools.partial(delivers_what_a_rank_sent_before_it_left, count, ranks))
+                for count, ranks in ((2, 1), (3, 2))] +
                [("uneven hosts are refused by name", refuses_uneven_hosts),
                 ("MPICH is asked for an address", asks_mpich_for_an_address),
                 ("a killed rank is named on 2 x 2", functools.partial(names_a_killed_rank, 2, 2)),

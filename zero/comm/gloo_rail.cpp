@@ -156,11 +156,8 @@ class GlooCarrier final : public Carrier {
     return line(channel).post([&](auto& gloo) { return receive_piece(gloo, host, tag, bytes); });
   }
   bool watches() const override { return true; }
-  std::optional<std::string> trouble(int host) override {
-    for (const auto& line : lines_) {
-      if (auto why = line->trouble(host)) return why;
-    }
-    return std::nullopt;
+  std::optional<std::string> trouble(int host, Channel channel) override {
+    return line(channel).trouble(host);
   }
   void close() override {
     for (const auto& line : lines_) line->close();
