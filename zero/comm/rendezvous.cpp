@@ -664,17 +664,20 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t 
 
 c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
                                             std::chrono::milliseconds timeout) {
-  for (const auto deadline = Clock::now() + timeout; Clock::now() < deadline;) {
-    if (try_to_connect(address, port).empty()) {
-      try {
-        return client_of(address, port, timeout);
-      } catch (const c10::Error&) {
-        return nullptr;
-      }
-    }
+  const auto deadline = deadline_after(timeout);
+  while (!try_to_connect(address, port).empty()) {
+    if (Clock::now() >= deadline) return nullptr;
     std::this_thread::sleep_for(kPause);
   }
-  return nullptr;
+  try {
+    // A process that is stopped takes connections too.
+    return answer_to([=] { return client_of(address, port, timeout); },
+                     [&] {
+                       if (Clock::now() >= deadline) throw CommError("The store does not answer.");
+                     });
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 }  // namespace zero::comm
