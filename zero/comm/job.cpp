@@ -101,7 +101,7 @@ uint16_t port_of(std::string_view id) {
 /// needs an address at all. `how` says how the launcher passes variables on.
 void read_address(const Variables& variables, const Meeting& known, std::string_view how,
                   Job& job) {
-  if (!known.id.empty()) job.prefix = "zero/attempt_0/" + known.id;
+  if (!known.id.empty()) job.prefix = "zero/" + known.id;
   const bool said = variables.has("MASTER_ADDR") || variables.has("MASTER_PORT");
   if (!said && !job.across_hosts()) return;
   if (said && (variables.has("MASTER_ADDR") || known.addresses.empty())) {
@@ -148,8 +148,8 @@ Job torchrun_job(const Lookup& lookup) {
   }
   read_address(variables, {}, "", job);
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  job.prefix = fmt::format(
-      "zero/attempt_{}", variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, Variables::kMost));
+  // Not with TORCHELASTIC_RESTART_COUNT: each agent counts its own, and see Note [Roll call].
+  job.prefix = "zero";
   if (const auto token = lookup(kTokenVariable)) {
     if (!is_token(*token)) {
       throw ConfigError(fmt::format(
@@ -309,7 +309,7 @@ Job job_from_environment(const Lookup& variable) {
   if (job.key.empty()) job.key = fmt::format("parent-{}", getppid());
   // Hosts may share the folder of the file.
   job.key += fmt::format("-{:016x}", std::hash<std::string>{}(Process::self().machine));
-  if (job.prefix.empty()) job.prefix = "zero/attempt_0";
+  if (job.prefix.empty()) job.prefix = "zero";
   job.transport = transport_from_environment(variable);
   return job;
 }
