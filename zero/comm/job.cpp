@@ -135,8 +135,12 @@ void read_local(const Variables& variables, const std::string& rank, const std::
 }
 
 Job torchrun_job(const Lookup& lookup) {
-  const Variables variables(lookup, "torchrun");
-  Job job{.launcher = variables.has(kTokenVariable) ? "zero launch" : "torchrun"};
+  // Not where torchrun has been started by it.
+  const bool own =
+      lookup(kLauncherVariable) == kOwnLauncher && !lookup("TORCHELASTIC_RUN_ID").has_value();
+  const std::string launcher = own ? kOwnLauncher : "torchrun";
+  const Variables variables(lookup, launcher);
+  Job job{.launcher = launcher};
   std::tie(job.rank, job.size) = variables.rank_and_size("RANK", "WORLD_SIZE");
   read_local(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE", job);
   if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {

@@ -327,6 +327,7 @@ Environment rank_environment(const LaunchOptions& options, int local_rank, const
   environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_RESTART_COUNT", "0");
+  environment.set(kLauncherVariable, kOwnLauncher);
   if (!environment_variable("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options.nproc)));
