@@ -8,6 +8,9 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -246,6 +249,22 @@ Job open_mpi_job(const Lookup& lookup) {
   return job;
 }
 
+/// The nearest ancestor of this process of that name, or 0. The kernel keeps the first 15 letters.
+pid_t ancestor(std::string_view name) {
+  for (pid_t pid = getppid(); pid > 1;) {
+    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto begin = text.find('(');
+    const auto end = text.rfind(')');  // the name may hold anything
+    if (begin == std::string::npos || end == std::string::npos) return 0;
+    if (std::string_view(text).substr(begin + 1, end - begin - 1) == name) return pid;
+    std::istringstream fields(text.substr(end + 1));
+    char state = 0;
+    if (!(fields >> state >> pid)) return 0;
+  }
+  return 0;
+}
+
 Job mpich_job(const Lookup& lookup) {
   const Variables variables(lookup, "mpiexec");
   Job job{.launcher = "MPICH"};
@@ -253,6 +272,9 @@ Job mpich_job(const Lookup& lookup) {
   read_local(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job);
   read_address(variables, {},
                ": mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 passes them on", job);
+  // The one of this host that has started its ranks, be it through scripts that stay in between.
+  if (const auto helper = ancestor("hydra_pmi_proxy"); helper != 0)
+    job.key = fmt::format("hydra-{}", helper);
   return job;
 }
 
@@ -310,7 +332,7 @@ Job job_from_environment(const Lookup& variable) {
     job = mpich_job(variable);
   }
   // The ranks of one host are children of one launcher.
-  if (job.key.empty()) job.key = fmt::format("parent-{}", getppid());
+  if (job.key.empty()) job.key = fmt::format("{}{}", kParentKey, getppid());
   // Hosts may share the folder of the file.
   job.key += fmt::format("-{:016x}", std::hash<std::string>{}(Process::self().machine));
   if (job.prefix.empty()) job.prefix = "zero";

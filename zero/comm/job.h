@@ -14,6 +14,9 @@ namespace zero::comm {
 inline constexpr const char* kLauncherVariable = "ZERO_LAUNCHER";
 inline constexpr const char* kOwnLauncher = "zero launch";
 
+/// Job::key begins with it where all that is known of a job is who has started its ranks.
+inline constexpr const char* kParentKey = "parent-";
+
 /// The place of this process among the ranks of its job.
 struct Job {
   /// "torchrun", "zero launch", "mpirun", "MPICH" or "Slurm"; empty without a launcher.

@@ -307,15 +307,19 @@ OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port
 
 StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
                               std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (;;) {
     if (auto word = file.read()) return *word;
     if (Clock::now() >= deadline) {
       throw CommError(
           fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
                       "rank 0 start, on this host "
-                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.",
-                      job.rank, seconds(timeout), file.path().string()));
+                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.{}",
+                      job.rank, seconds(timeout), file.path().string(),
+                      job.key.starts_with(kParentKey)
+                          ? " Ranks of one parent process are taken for one job: a script that "
+                            "starts a rank must do so by `exec`."
+                          : ""));
     }
     std::this_thread::sleep_for(kPause);
   }
