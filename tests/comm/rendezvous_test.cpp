@@ -436,6 +436,11 @@ TEST_F(Meet, RemovesWhatJobsLeftBehindADayAgo) {
   EXPECT_TRUE(std::filesystem::exists(foreign)) << "not a job's";
 }
 
+TEST_F(Meet, TakesATimeoutBeyondAllClocks) {
+  for (const auto& message : meet_all(job(2), {0, 1}, milliseconds::max(), folder_.path()))
+    EXPECT_EQ(message, "");
+}
+
 TEST_F(Meet, NamesTheRanksThatNeverArrived) {
   const auto messages = meet_all(job(4), {0, 2}, milliseconds(800), folder_.path());
   for (const auto& message : messages) EXPECT_THAT(message, HasSubstr("ranks 1, 3 never arrived"));

@@ -18,6 +18,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/backend_rail.h"
 #include "zero/comm/job.h"
+#include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
 #include "zero/comm/watched_store.h"
 
@@ -176,7 +177,7 @@ std::string key(int host) { return fmt::format("address/{}", host); }
 // Publishes `address` and returns all hosts'. Throws naming the hosts that do not come.
 std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int hosts,
                                             const std::string& address, milliseconds timeout) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
+  const auto end = deadline_after(timeout);
   std::vector<std::string> all;
   std::vector<int> missing;
   try {

@@ -32,7 +32,7 @@ namespace zero::comm {
 /// How a group is made.
 struct GroupOptions {
   /// A peer that keeps a collective waiting for longer is reported by name in a CommError. A dead
-  /// peer is reported at once.
+  /// peer is reported at once. Of more than a year, a year counts.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// On one host: sums add blocks of so many ranks, each in order, and then the blocks' sums, as a
   /// group on several hosts of so many ranks adds. So its results are theirs, bit for bit. 0: all

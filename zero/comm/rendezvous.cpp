@@ -197,7 +197,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
               "between, or MASTER_ADDR be a name that means another address here."));
   };
   // c10d would wait as well, but it logs a stack trace where it fails.
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (;;) {
     std::string reason;
     for (const auto& host : addresses) {
@@ -617,11 +617,12 @@ std::string Joined::address() const {
 }
 
 Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::path& folder) {
+  timeout = within_a_year(timeout);
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
     auto prefix = job.prefix;
     const auto opened = open_store(job, file, patience, prefix);
-    const auto deadline = Clock::now() + timeout + kLastAnswer;
+    const auto deadline = deadline_after(timeout) + kLastAnswer;
     const auto check = [&] {
       if (Clock::now() < deadline) return;
       throw CommError(fmt::format(
