@@ -46,6 +46,22 @@ def meets_over_loopback(launcher, count, ranks):
     check_sums(status, text, count * ranks)
 
 
+def meets_after_a_restart(victim):
+    """The ranks of one torchrun end at once, the first time. It counts that; the other, whose ranks wait for them, does not."""
+    python, port = hosts.python_with_torch(), hosts.free_port()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
+        script = f"[ $ZERO_HOST = zh{victim} ] && mkdir {folder}/failed 2>/dev/null && exit 1; exec {INIT}"
+        command = [python, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1",
+                   "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "7", "--no-python",
+                   "sh", "-c", script]
+        agents = [subprocess.Popen(command, env={**os.environ, "ZERO_HOST": f"zh{k}"}, stdout=out, stderr=out)
+                  for k in (1, 2)]
+        status = max(agent.wait() for agent in agents)
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    check_sums(status, text, 4)
+
+
 def meets(launcher, count, ranks):
     (status, carried), text = output_of(
         lambda out: hosts.run(launcher, count, ranks, [INIT], zero=ZERO, output=out))
@@ -306,6 +322,8 @@ SUITES = {
     "loopback": [(f"{launcher} starts {count} x {ranks} ranks over loopback",
                   functools.partial(meets_over_loopback, launcher, count, ranks))
                  for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))] +
+                [(f"the ranks meet after torchrun on zh{victim} has started its own again",
+                  functools.partial(meets_after_a_restart, victim)) for victim in (1, 2)] +
                 [(f"the ranks of a dead launcher, node {victim}'s, are named", functools.partial(names_the_ranks_of_a_dead_launcher, victim))
                  for victim in (0, 1)],
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
