@@ -315,7 +315,7 @@ TEST_P(Hosts, AreNamedByTheRanksOfTheJobInWindows) {
   const int awaited = hosts * local_size - 1;  // the last of the last host
   std::latch timed_out(1);
   run_as_hosts(hosts, local_size,
-               [&, hosts = hosts, local_size = local_size](std::shared_ptr<Group> group) {
+               [&, local_size = local_size](std::shared_ptr<Group> group) {
                  std::vector<int> of_host(static_cast<size_t>(local_size));
                  std::iota(of_host.begin(), of_host.end(), group->topology().host * local_size);
                  const auto some = group->subgroup(of_host);
