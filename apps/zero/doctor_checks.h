@@ -200,8 +200,8 @@ struct Links {
   std::string host;
   std::vector<std::string> addresses;  ///< of `host`, as this host sees them
   std::string chosen{}, refusal{};  ///< ZERO_INTERFACE or GLOO_SOCKET_IFNAME; why it cannot be used
-  std::string transport{};          ///< ZERO_TRANSPORT
-  std::vector<std::string> plugins{};  ///< of MPIs, that are there
+  std::string transport{}, transport_refusal{};  ///< ZERO_TRANSPORT; why no job accepts it
+  std::vector<std::string> plugins{};            ///< of MPIs, that are there
 };
 Links read_links(const std::filesystem::path& root, const comm::Lookup& variable);
 Findings judge(const Links& links, int hosts);

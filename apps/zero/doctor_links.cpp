@@ -85,6 +85,11 @@ Links read_links(const fs::path& root, const comm::Lookup& variable) {
     break;
   }
   links.transport = variable("ZERO_TRANSPORT").value_or("");
+  try {
+    (void)comm::transport_from_environment(variable);
+  } catch (const ConfigError& error) {
+    links.transport_refusal = error.what();
+  }
   const auto folder = library_folder();
   for (const char* name : {"openmpi", "mpich"}) {
     if (fs::exists(folder / fmt::format("libzero_rail_{}.so", name), ignored))
@@ -182,6 +187,11 @@ Findings judge(const Links& links, int hosts) {
                            : (transport == "openmpi" || transport == "mpich") &&
                                  std::find(links.plugins.begin(), links.plugins.end(), transport) ==
                                      links.plugins.end();
+  if (!links.transport_refusal.empty()) {
+    all.push_back(problem(carried, links.transport_refusal + " Or unset the variable.",
+                          "No job starts with it, on one host or several."));
+    return all;
+  }
   all.push_back(!missing
                     ? carried
                     : problem(carried,

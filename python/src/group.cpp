@@ -1,11 +1,16 @@
 // The ranks, and the collectives that Python code needs of them.
 #include "zero/comm/group.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
 #include "binding.h"
+#include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/comm/traffic.h"
 #include "zero/device/memory.h"
@@ -42,6 +47,16 @@ py::dict memory_of(comm::Group& group) {
   return all;
 }
 
+// What a double cannot say in milliseconds would be cast to anything.
+std::chrono::milliseconds milliseconds_of(double timeout) {
+  constexpr double kYear = 365.0 * 24 * 3600;  // more is a year to a group
+  if (!(timeout >= 0)) {
+    throw ConfigError(fmt::format(
+        "timeout is {}; it should be a number of seconds that is not negative.", timeout));
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout, kYear) * 1000));
+}
+
 }  // namespace
 
 void bind_group(py::module_& module) {
@@ -51,7 +66,7 @@ void bind_group(py::module_& module) {
       [](std::optional<double> timeout) {
         comm::GroupOptions options;
         if (timeout) {
-          options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*timeout * 1000));
+          options.timeout = milliseconds_of(*timeout);
         }
         return released([&] { return zero::init(options); });
       },

@@ -484,6 +484,18 @@ TEST_F(Machine, InterfacesAndPluginsThatThereAreNotAreProblems) {
   EXPECT_EQ(named(judge(Links{}, 2), "interfaces").mark, Mark::problem);
 }
 
+TEST_F(Machine, ATransportThatNoJobAcceptsIsAProblem) {
+  const auto judged = [&](const char* transport) {
+    return named(judge(read_links(root.path(), variables({{"ZERO_TRANSPORT", transport}})), 2),
+                 "transport");
+  };
+  EXPECT_EQ(judged("gloo").mark, Mark::ok);
+  const auto wrong = judged("nccl");
+  EXPECT_EQ(wrong.mark, Mark::problem);
+  EXPECT_THAT(wrong.change, HasSubstr("ZERO_TRANSPORT is 'nccl'"));
+  EXPECT_THAT(wrong.change, HasSubstr("gloo, openmpi, mpich or mpi"));
+}
+
 Json line_of(const Json& report, const std::string& name) {
   for (const auto& line : report["findings"]) {
     if (line["name"] == name) return line;

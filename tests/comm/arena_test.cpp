@@ -1,4 +1,5 @@
 // The arena: blocks, their reuse, and what is left of it afterwards.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,12 +18,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/group.h"
 
 namespace zero::comm {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 
@@ -98,6 +102,12 @@ TEST(Arena, AFullRegionIsAnError) {
   arena.free(arena.allocate(int64_t{1} << 20));
 }
 
+TEST(Arena, NamesItsRankAsTheJobDoes) {
+  Arena arena(Mapping::create({kPage, int64_t{1} << 20, 2}), 1, 7);
+  EXPECT_THAT(message_of<OutOfMemory>([&] { arena.allocate(int64_t{1} << 30); }),
+              HasSubstr("of shared memory on rank 7"));
+}
+
 TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
   constexpr int64_t kHost = int64_t{100} << 20;
   const auto mapping = Mapping::create({kPage, int64_t{1} << 30, 2});
@@ -115,7 +125,7 @@ TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
       ranks.emplace_back([&, rank] {
         // Each looks at the memory when the other has decided to take some, and before it has.
         bool first = true;
-        Arena arena(mapping, rank, [&] {
+        Arena arena(mapping, rank, {}, [&] {
           if (std::exchange(first, false)) both.arrive_and_wait();
           return std::vector<MemoryLimit>{
               {.available = kHost - (taken() - before), .reason = "the host's memory"}};
@@ -151,7 +161,7 @@ TEST(Arena, WhatARankTakesIsMissingWhereItCounts) {
   enum : int64_t { kMachine = 1, kGroup = 2, kOtherGroup = 3 };
   const auto mapping = Mapping::create({kPage, int64_t{1} << 30, 2});
   const auto allocate_beside = [&](int64_t machine, int64_t group_of_other) {
-    Arena arena(mapping, 0, [&] {
+    Arena arena(mapping, 0, {}, [&] {
       return std::vector<MemoryLimit>{{machine, "the machine's memory", kMachine},
                                       {int64_t{100} << 20, "a cgroup's limit", kGroup}};
     });

@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/shm_meeting.h"
 
 namespace zero::comm {
 namespace {
@@ -281,6 +283,28 @@ TEST(Meeting, TimesOutNamingTheRankThatDoesNotCome) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("200 ms"), HasSubstr("waits for rank 1")));
   }
+}
+
+TEST(Meeting, NamesRanksAsTheJobDoes) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_THAT(message_of<CommError>([&] {
+                (void)meet(*store, 0, 2, milliseconds(200), {4, 5});
+              }),
+              AllOf(HasSubstr("rank 4 was making"), HasSubstr("waits for rank 5")));
+}
+
+TEST(Meeting, TakesATimeoutBeyondAllClocks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const GroupOptions options{.timeout = milliseconds::max()};
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto group = shared_memory_group(store, rank, 2, options);
+      auto sum = at::full({3}, 1.0F);
+      EXPECT_NO_THROW(group->all_reduce(sum).wait());
+    });
+  }
+  for (auto& rank : ranks) rank.join();
 }
 
 TEST(Meeting, RefusesRanksThatDoNotExist) {

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
+#include <latch>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -304,6 +306,29 @@ TEST_P(Hosts, HaveGroupsOfSomeOfTheirRanks) {
     const auto wrong = message_of<CommError>([&] { group.subgroup(std::vector<int>{99}); });
     EXPECT_THAT(wrong, HasSubstr("they are 99"));
   });
+}
+
+// In a group of one host's ranks among them.
+TEST_P(Hosts, AreNamedByTheRanksOfTheJobInWindows) {
+  const auto [hosts, local_size] = GetParam();
+  if (local_size < 2) return;
+  const int awaited = hosts * local_size - 1;  // the last of the last host
+  std::latch timed_out(1);
+  run_as_hosts(hosts, local_size,
+               [&, local_size = local_size](std::shared_ptr<Group> group) {
+                 std::vector<int> of_host(static_cast<size_t>(local_size));
+                 std::iota(of_host.begin(), of_host.end(), group->topology().host * local_size);
+                 const auto some = group->subgroup(of_host);
+                 const auto window = some->window(64, 1, Category::parameters);
+                 if (group->rank() == awaited - 1) {
+                   EXPECT_THAT(
+                       message_of<CommError>([&] { window->wait(0, local_size - 1, 1, "unit"); }),
+                       HasSubstr("(rank " + std::to_string(awaited) + " is at 0)"));
+                   timed_out.count_down();
+                 }
+                 timed_out.wait();
+               },
+               {.timeout = std::chrono::milliseconds(300)});
 }
 
 TEST_P(Hosts, WorksMayOutliveTheirGroup) {

@@ -31,6 +31,11 @@ int main(int argc, char** argv) {
       second->barrier();
       fmt::print("again {}\n", second->size());
     }
+    if (mode == "farewell") {  // rank 0 leaves while its last bytes are still on their way
+      auto tensor = at::full({8 << 20}, group->rank() == 0 ? 7 : 0, at::kFloat);
+      group->broadcast(tensor, 0, "farewell").wait();
+      fmt::print("farewell {}\n", tensor[-1].item<float>());
+    }
     return 0;
   } catch (const zero::ConfigError& error) {
     fmt::print(stderr, "config: {}\n", error.what());

@@ -99,7 +99,8 @@ TEST(Init, MeetsInTorchrunsEnvironment) {
     const auto outcomes = by_hand(2, [&](int rank) {
       auto variables = torchrun(rank, 2, store.port);
       variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-      variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(attempt);
+      // An agent that only hears that the other has started again does not count.
+      variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(rank == 0 ? 0 : attempt);
       return variables;
     });
     expect_sums(outcomes[0].out + outcomes[1].out, 2);
@@ -121,6 +122,30 @@ TEST(Init, MeetsInSlurmsEnvironment) {
                      {"SLURM_STEP_ID", "0"}};
   });
   expect_sums(outcomes[0].out + outcomes[1].out, 2);
+}
+
+/// A script that starts ranks 0 and 1 as MPICH does, each by a script of its own that stays.
+std::filesystem::path mpich_like(const test::TemporaryFolder& folder, const std::string& name) {
+  const auto script = folder / name;
+  test::write_file(script, fmt::format("#!/bin/sh\nexport PMI_SIZE=2\nfor rank in 0 1; do\n"
+                                       "PMI_RANK=$rank sh -c '{}; exit $?' &\ndone\nwait\n",
+                                       INIT_PROGRAM));
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  return script;
+}
+
+TEST(Init, MeetsUnderMpichThroughScriptsThatStay) {
+  test::TemporaryFolder folder;
+  const Variables variables{{"TMPDIR", folder.path()}, {"TEST_TIMEOUT_S", "20"}};
+  const auto outcome = test::run({mpich_like(folder, "hydra_pmi_proxy")}, variables);
+  expect_sums(outcome.out, 2);
+}
+
+TEST(Init, NamesScriptsThatStayWhereNoLauncherIsKnown) {
+  test::TemporaryFolder folder;
+  const Variables variables{{"TMPDIR", folder.path()}, {"TEST_TIMEOUT_S", "1"}};
+  const auto outcome = test::run({mpich_like(folder, "some_launcher")}, variables);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("Rank 1 waited 1 s for rank 0"), HasSubstr("`exec`")));
 }
 
 TEST(Init, NamesARankThatNeverArrives) {

@@ -129,6 +129,25 @@ TEST(Launch, KeepsTheStoreUntilTheOtherNodesHaveEnded) {
   EXPECT_EQ(programs[0]->wait().status, 0);
 }
 
+TEST(Launch, EndsWhereTheLauncherOfNodeZeroIsStopped) {
+  TemporaryFolder folder;
+  const auto flag = (folder / "go on").string();
+  const auto programs = launch_nodes(2, 1,
+                                     fmt::format("[ $RANK = 0 ] && echo up && exec sleep 100; "
+                                                 "until [ -e '{}' ]; do sleep 0.02; done",
+                                                 flag));
+  ASSERT_TRUE(programs[0]->wait_for_output("up"));
+  programs[0]->signal(SIGSTOP);  // it still takes connections
+  test::write_file(flag, "");
+  EXPECT_EQ(programs[1]->wait(seconds(15)).status, 0);
+}
+
+TEST(Launch, TellsTheRanksThatItHasStartedThem) {
+  EXPECT_THAT(launch_script(1, "echo by=$ZERO_LAUNCHER.").out, HasSubstr("by=zero launch."));
+  for (const auto& program : launch_nodes(2, 1, "echo by=$ZERO_LAUNCHER."))
+    EXPECT_THAT(program->wait().out, HasSubstr("by=zero launch."));
+}
+
 TEST(Launch, NamesTheRankOfTheJobThatFailedOnANode) {
   const auto programs =
       launch_nodes(2, 2, "[ $RANK = 3 ] && exit 7; [ $RANK = 2 ] && exec sleep 100; exit 0");

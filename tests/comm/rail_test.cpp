@@ -16,6 +16,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -346,6 +348,88 @@ TEST(Rail, WhatArrivedBeforeItsSenderLeftIsDelivered) {
   passage->wait();
   EXPECT_TRUE(received == bytes);
   leaves.join();
+}
+
+/// What a rank sees of a peer that has left while the system still sends what it had taken from
+/// it: every connection has ended but one, on which bytes are on their way.
+class Tail {
+ public:
+  static constexpr Channel kBusy = Channel::gather;
+  void ask(Channel channel) {
+    const std::lock_guard lock(mutex_);
+    if (channel == kBusy) ++asked_;
+    changed_.notify_all();
+  }
+  void wait_until_asked(int times) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return asked_ >= times; });
+  }
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    arrived_ = true;
+    changed_.notify_all();
+  }
+  void abort(bool& aborted) {
+    const std::lock_guard lock(mutex_);
+    aborted = true;
+    changed_.notify_all();
+  }
+  bool wait(const bool& aborted) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return arrived_ || aborted; });
+    return arrived_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int asked_ = 0;
+  bool arrived_ = false;
+};
+
+class TailCarrier final : public Carrier {
+ public:
+  explicit TailCarrier(Tail& tail) : tail_(tail) {}
+  std::unique_ptr<Piece> send(int, Channel, int, std::span<const std::byte>) override {
+    return std::make_unique<Part>(tail_);
+  }
+  std::unique_ptr<Piece> receive(int, Channel, int, std::span<std::byte>) override {
+    return std::make_unique<Part>(tail_);
+  }
+  bool watches() const override { return true; }
+  std::optional<std::string> trouble(int /*host*/, Channel channel) override {
+    tail_.ask(channel);
+    if (channel == Tail::kBusy) return std::nullopt;
+    return "closed by the peer";
+  }
+  void close() override {}
+  std::string describe() const override { return "a tail"; }
+
+ private:
+  class Part final : public Piece {
+   public:
+    explicit Part(Tail& tail) : tail_(tail) {}
+    bool wait(milliseconds) override { return tail_.wait(aborted_); }
+    void abort() override { tail_.abort(aborted_); }
+
+   private:
+    Tail& tail_;
+    bool aborted_ = false;
+  };
+
+  Tail& tail_;
+};
+
+TEST(Rail, WhatIsStillOnItsWayFromAHostThatLeftIsWaitedFor) {
+  Tail tail;
+  const auto rail = piece_rail(std::make_unique<TailCarrier>(tail), 1, 2, {});
+  Bytes bytes(10);
+  const auto passage = rail->receive(0, Tail::kBusy, bytes);
+  tail.wait_until_asked(3);  // so the other channels are known to have ended
+  tail.arrive();
+  EXPECT_NO_THROW(passage->wait());
+  EXPECT_THAT(message_of<CommError>([&] { (void)rail->receive(0, Channel::control, bytes); }),
+              AllOf(HasSubstr("lost host 0"), HasSubstr("closed by the peer")));
 }
 
 TEST(Rail, SilenceIsReportedWhenTheTimeIsUp) {

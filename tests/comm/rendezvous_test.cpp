@@ -12,8 +12,8 @@
 
 #include <csignal>
 #include <exception>
+#include <future>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include "tests/support/run_program.h"
@@ -95,22 +95,29 @@ TEST(JobFromEnvironment, ReadsTorchrun) {
   EXPECT_EQ(job.port, 29500);
   EXPECT_TRUE(job.launcher_hosts_store);
   EXPECT_FALSE(job_of(kTorchrun).launcher_hosts_store);
-  EXPECT_NE(job_of(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "2")).prefix,
+  EXPECT_EQ(job_of(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "2")).prefix,
             job_of(kTorchrun).prefix)
-      << "a restarted job must not meet its predecessor's keys";
+      << "each agent counts its own restarts";
 }
 
 TEST(JobFromEnvironment, PutsTheLaunchersTokenIntoThePrefix) {
   const auto token = random_token();
   const auto job = job_of(with(kTorchrun, kTokenVariable, token));
   EXPECT_THAT(job.prefix, EndsWith("/" + token));
-  EXPECT_EQ(job.launcher, "zero launch");
-  EXPECT_EQ(job_of(kTorchrun).launcher, "torchrun");
   EXPECT_THAT(job.prefix, StartsWith(job_of(kTorchrun).prefix));
   for (const std::string wrong : {"", "abc", "../../../../../../../../../../etc"}) {
     const auto complaint = complaint_about(with(kTorchrun, kTokenVariable, wrong));
     EXPECT_THAT(complaint, AllOf(HasSubstr(kTokenVariable), HasSubstr("32 hexadecimal digits")));
   }
+}
+
+TEST(JobFromEnvironment, TellsZeroLaunchFromTorchrun) {
+  const auto launched = with(kTorchrun, kLauncherVariable, kOwnLauncher);
+  EXPECT_EQ(job_of(launched).launcher, "zero launch");
+  EXPECT_THAT(complaint_about(without(launched, "RANK")), HasSubstr("zero launch sets both"));
+  EXPECT_EQ(job_of(kTorchrun).launcher, "torchrun");
+  EXPECT_EQ(job_of(with(launched, "TORCHELASTIC_RUN_ID", "7")).launcher, "torchrun")
+      << "which `zero launch` has started";
 }
 
 TEST(JobFromEnvironment, ReadsOpenMpi) {
@@ -298,8 +305,6 @@ TEST(JobFromEnvironment, NamesTheVariableItsValueAndWhatItShouldBe) {
               HasSubstr("MASTER_PORT is '65536'"));
   EXPECT_THAT(complaint_about(with(kTorchrun, "MASTER_ADDR", "")), HasSubstr("MASTER_ADDR is ''"));
   EXPECT_THAT(complaint_about(with(kTorchrun, "LOCAL_RANK", "7")), HasSubstr("LOCAL_RANK is 7"));
-  EXPECT_THAT(complaint_about(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "x")),
-              HasSubstr("RESTART_COUNT is 'x'"));
 }
 
 TEST(JobFromEnvironment, WantsBothOfAPair) {
@@ -431,20 +436,75 @@ TEST_F(Meet, RemovesWhatJobsLeftBehindADayAgo) {
   EXPECT_TRUE(std::filesystem::exists(foreign)) << "not a job's";
 }
 
+TEST_F(Meet, TakesATimeoutBeyondAllClocks) {
+  for (const auto& message : meet_all(job(2), {0, 1}, milliseconds::max(), folder_.path()))
+    EXPECT_EQ(message, "");
+}
+
 TEST_F(Meet, NamesTheRanksThatNeverArrived) {
   const auto messages = meet_all(job(4), {0, 2}, milliseconds(800), folder_.path());
   for (const auto& message : messages) EXPECT_THAT(message, HasSubstr("ranks 1, 3 never arrived"));
   EXPECT_TRUE(empty());
 }
 
-TEST_F(Meet, UsesALaunchersStore) {
-  const auto local = host_local_store(seconds(20));
-  Job client = job(2);
-  client.addresses = {kLoopback};
-  client.port = local.port;
-  client.launcher_hosts_store = true;
-  for (const auto& message : meet_all(client, {0, 1}, seconds(20), folder_.path(), 2))
+/// Ranks whose launcher hosts the store, and keeps it when it starts them again.
+class MeetInALaunchersStore : public Meet {
+ protected:
+  Job client(int size) const {
+    Job job = Meet::job(size);
+    job.addresses = {kLoopback};
+    job.port = launchers_.port;
+    job.launcher_hosts_store = true;
+    return job;
+  }
+  std::vector<std::string> meet(int size, const std::vector<int>& ranks, milliseconds timeout) {
+    return meet_all(client(size), ranks, timeout, folder_.path());
+  }
+  void expect_to_meet(int size) {
+    std::vector<int> all;
+    for (int rank = 0; rank < size; ++rank) all.push_back(rank);
+    EXPECT_THAT(meet(size, all, seconds(20)), ::testing::Each(""));
+  }
+  c10d::Store& store() { return *launchers_.store; }
+  /// The name of the newest meeting, once there is one.
+  std::string current() { return store().get_to_str("p/current"); }
+
+ private:
+  LocalStore launchers_ = host_local_store(seconds(20));
+};
+
+TEST_F(MeetInALaunchersStore, Meets) {
+  for (const auto& message : meet_all(client(2), {0, 1}, seconds(20), folder_.path(), 2))
     EXPECT_EQ(message, "");
+}
+
+TEST_F(MeetInALaunchersStore, MeetsAgainAfterAnAttemptThatMet) {
+  expect_to_meet(2);
+  expect_to_meet(2);
+  expect_to_meet(3);  // with a node more
+  expect_to_meet(2);
+}
+
+TEST_F(MeetInALaunchersStore, MeetsAgainAfterAttemptsOfWhichSomeRanksNeverCame) {
+  for (const auto& came : {std::vector<int>{0}, {1}, {0, 2}, {1, 2}}) {
+    for (const auto& message : meet(3, came, milliseconds(200)))
+      EXPECT_THAT(message, HasSubstr("never arrived"));
+  }
+  expect_to_meet(3);
+}
+
+TEST_F(MeetInALaunchersStore, ARankThatSignedInWithADeadAttemptSignsInAnew) {
+  EXPECT_THAT(meet(2, {0}, milliseconds(200))[0], HasSubstr("rank 1 never arrived"));
+  const auto dead = current();
+  auto early = std::async(std::launch::async, [&] { return meet(2, {1}, seconds(20)); });
+  store().wait({"p/" + dead + "/here/1"}, seconds(20));  // it takes that for the present one
+  EXPECT_THAT(meet(2, {0}, seconds(20)), ElementsAre(""));
+  EXPECT_THAT(early.get(), ElementsAre(""));
+}
+
+TEST_F(MeetInALaunchersStore, ARankWaitsWhereTheNewestAttemptIsOver) {
+  expect_to_meet(2);
+  EXPECT_THAT(meet(2, {1}, milliseconds(300))[0], HasSubstr("rank 0 never arrived"));
 }
 
 TEST_F(Meet, HostsAStoreAtTheAddressItIsGiven) {
@@ -490,39 +550,31 @@ TEST_F(Meet, ListensNowhereWhereTheAddressIsAnotherHosts) {
                     HasSubstr("an address of this host")));
 }
 
-TEST_F(Meet, PutsKeysBehindATokenThatRankZeroMakes) {
-  const auto local = host_local_store(seconds(20));
-  Job client = job(2);
-  client.addresses = {kLoopback};
-  client.port = local.port;
-  client.launcher_hosts_store = true;
-  // Somebody who knows where the job's keys begin writes what ranks will look for.
-  local.store->set("p/1/word", "of a stranger");
-  std::vector<bool> found(2);
+TEST_F(MeetInALaunchersStore, PutsKeysBehindATokenThatRankZeroMakes) {
+  std::vector<int> found(2);
   std::vector<std::thread> ranks;
-  std::mutex mutex;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, mine = client, rank]() mutable {
+  const auto start = [&](int rank) {
+    ranks.emplace_back([&, rank, mine = client(2)]() mutable {
       mine.rank = rank;
-      const auto store = join_store(mine, seconds(60), folder_.path()).store;
-      const bool seen = store->check({"word"});
-      const std::lock_guard lock(mutex);
-      found[static_cast<size_t>(rank)] = seen;
+      const auto joined = join_store(mine, seconds(60), folder_.path()).store;
+      found[static_cast<size_t>(rank)] = joined->check({"word"}) ? 1 : 0;
     });
-  }
+  };
+  start(0);
+  // Somebody who sees where the ranks meet writes what they will look for.
+  for (const auto& where : {std::string("p/"), "p/" + current() + "/"})
+    store().set(where + "word", "of a stranger");
+  start(1);
   for (auto& rank : ranks) rank.join();
-  EXPECT_THAT(found, ::testing::Each(false));
+  EXPECT_THAT(found, ::testing::Each(0));
 }
 
-TEST_F(Meet, RefusesARollCallThatAnotherHasEnded) {
-  const auto local = host_local_store(seconds(20));
-  Job client = job(2);
-  client.addresses = {kLoopback};
-  client.port = local.port;
-  client.launcher_hosts_store = true;
-  local.store->set("p/1/complete", "go on");
-  EXPECT_THAT(meet_all(client, {1}, seconds(20), folder_.path())[0],
-              HasSubstr("that ranks of this job did not write"));
+TEST_F(MeetInALaunchersStore, RefusesARollCallThatAnotherHasEnded) {
+  store().set("p/current", "x");
+  auto rank = std::async(std::launch::async, [&] { return meet(2, {1}, seconds(20)); });
+  store().wait({"p/x/here/1"}, seconds(20));
+  store().set("p/x/complete", "go on");
+  EXPECT_THAT(rank.get()[0], HasSubstr("that ranks of this job did not write"));
 }
 
 TEST(Launch, GivesAllRanksOneTokenThatIsNewEachTime) {

@@ -46,11 +46,35 @@ def meets_over_loopback(launcher, count, ranks):
     check_sums(status, text, count * ranks)
 
 
+def meets_after_a_restart(victim):
+    """The ranks of one torchrun end at once, the first time. It counts that; the other, whose ranks wait for them, does not."""
+    python, port = hosts.python_with_torch(), hosts.free_port()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
+        script = f"[ $ZERO_HOST = zh{victim} ] && mkdir {folder}/failed 2>/dev/null && exit 1; exec {INIT}"
+        command = [python, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1",
+                   "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "7", "--no-python",
+                   "sh", "-c", script]
+        agents = [subprocess.Popen(command, env={**os.environ, "ZERO_HOST": f"zh{k}"}, stdout=out, stderr=out)
+                  for k in (1, 2)]
+        status = max(agent.wait() for agent in agents)
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    check_sums(status, text, 4)
+
+
 def meets(launcher, count, ranks):
     (status, carried), text = output_of(
         lambda out: hosts.run(launcher, count, ranks, [INIT], zero=ZERO, output=out))
     check_sums(status, text, count * ranks)
     check(all(cable.sent > 0 and cable.received > 0 for cable in carried), f"a cable carried nothing: {carried}", text)
+
+
+def delivers_what_a_rank_sent_before_it_left(count, ranks):
+    """Rank 0 broadcasts 32 MiB over a slow cable and ends: the system still sends when its program is gone."""
+    (status, _), text = output_of(
+        lambda out: hosts.run("launch", count, ranks, [INIT, "farewell"], rate="100mbit", zero=ZERO, output=out))
+    check(status == 0, f"the launcher ended with status {status}", text)
+    check(text.count("farewell 7") == count * ranks, "not every rank has what was sent", text)
 
 
 def refuses_uneven_hosts():
@@ -326,11 +350,16 @@ SUITES = {
                  for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))] +
                 [("zero bench collectives tells what leaves a host", collectives_tell_what_leaves_a_host),
                  ("hosts that were not started alike are refused", refuses_hosts_that_were_not_started_alike)] +
+                [(f"the ranks meet after torchrun on zh{victim} has started its own again",
+                  functools.partial(meets_after_a_restart, victim)) for victim in (1, 2)] +
                 [(f"the ranks of a dead launcher, node {victim}'s, are named", functools.partial(names_the_ranks_of_a_dead_launcher, victim))
                  for victim in (0, 1)],
     "network": [(f"{launcher} starts {count} x {ranks} ranks in network namespaces",
                  functools.partial(meets, launcher, count, ranks))
                 for launcher in ("launch", "torchrun", "mpirun", "mpiexec") for count, ranks in ((2, 1), (2, 2))] +
+               [(f"what a rank sent before it left arrives on {count} x {ranks}",
+                 functools.partial(delivers_what_a_rank_sent_before_it_left, count, ranks))
+                for count, ranks in ((2, 1), (3, 2))] +
                [("uneven hosts are refused by name", refuses_uneven_hosts),
                 ("MPICH is asked for an address", asks_mpich_for_an_address),
                 ("a killed rank is named on 2 x 2", functools.partial(names_a_killed_rank, 2, 2)),

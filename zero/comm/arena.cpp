@@ -260,10 +260,11 @@ class Arena::Grant {
   int64_t others_ = 0;  // of what refuses
 };
 
-Arena::Arena(std::shared_ptr<Mapping> mapping, int rank,
+Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number,
              std::function<std::vector<MemoryLimit>()> limits)
     : mapping_(std::move(mapping)),
       rank_(rank),
+      number_(number.value_or(rank)),
       limits_(std::move(limits)),
       heap_(static_cast<size_t>(mapping_->layout().region_offset(rank)),
             static_cast<size_t>(mapping_->layout().region_bytes)) {}
@@ -272,7 +273,7 @@ int64_t Arena::allocate(int64_t bytes) {
   const auto refuse = [&](const std::string& why) {
     throw OutOfMemory(
         fmt::format("Cannot allocate {} of shared memory on rank {} ({} in use there): {}.",
-                    format_bytes(static_cast<double>(bytes)), rank_,
+                    format_bytes(static_cast<double>(bytes)), number_,
                     format_bytes(static_cast<double>(allocated_bytes())), why));
   };
   const auto rounded = bytes > mapping_->layout().region_bytes ? bytes : at::round_up(bytes, kPage);

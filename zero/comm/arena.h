@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "zero/base/descriptor.h"
@@ -95,9 +96,10 @@ class PrivateView {
 class Arena {
  public:
   static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
-  /// `limits` says what is left of the memory; tests give another.
+  /// `number`: what the rank is in the job, for messages; none: the same. `limits` says what is
+  /// left of the memory; tests give another.
   Arena(
-      std::shared_ptr<Mapping> mapping, int rank,
+      std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number = {},
       std::function<std::vector<MemoryLimit>()> limits = [] { return memory_limits(); });
   /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory, also where there is
   /// room for it but not for what the other ranks are taking meanwhile.
@@ -113,6 +115,7 @@ class Arena {
   class Grant;
   std::shared_ptr<Mapping> mapping_;
   int rank_;
+  int number_;
   std::function<std::vector<MemoryLimit>()> limits_;
   OwnerProcess owner_;
   mutable std::mutex mutex_;

@@ -18,6 +18,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/backend_rail.h"
 #include "zero/comm/job.h"
+#include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
 #include "zero/comm/watched_store.h"
 
@@ -156,11 +157,8 @@ class GlooCarrier final : public Carrier {
     return line(channel).post([&](auto& gloo) { return receive_piece(gloo, host, tag, bytes); });
   }
   bool watches() const override { return true; }
-  std::optional<std::string> trouble(int host) override {
-    for (const auto& line : lines_) {
-      if (auto why = line->trouble(host)) return why;
-    }
-    return std::nullopt;
+  std::optional<std::string> trouble(int host, Channel channel) override {
+    return line(channel).trouble(host);
   }
   void close() override {
     for (const auto& line : lines_) line->close();
@@ -179,7 +177,7 @@ std::string key(int host) { return fmt::format("address/{}", host); }
 // Publishes `address` and returns all hosts'. Throws naming the hosts that do not come.
 std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int hosts,
                                             const std::string& address, milliseconds timeout) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
+  const auto end = deadline_after(timeout);
   std::vector<std::string> all;
   std::vector<int> missing;
   try {

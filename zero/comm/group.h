@@ -32,7 +32,7 @@ namespace zero::comm {
 /// How a group is made.
 struct GroupOptions {
   /// A peer that keeps a collective waiting for longer is reported by name in a CommError. A dead
-  /// peer is reported at once.
+  /// peer is reported at once. Of more than a year, a year counts.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// On one host: sums add blocks of so many ranks, each in order, and then the blocks' sums, as a
   /// group on several hosts of so many ranks adds. So its results are theirs, bit for bit. 0: all
@@ -185,6 +185,10 @@ class Group {
   /// each host, in order), whose rank i is ranks[i]. Collective among them. It counts in this
   /// group's accounts. Throws CommError where the transport cannot make it: those of zero::init and
   /// of run_as_threads can.
+  ///
+  /// Works of this group that are under way should have been waited for. Over an MPI
+  /// (ZERO_TRANSPORT) they must: MPI has one thread, which moves no bytes while it makes a group,
+  /// so a rank that still waits for one of these would never come to make the group too.
   std::shared_ptr<Group> subgroup(std::span<const int> ranks);
 
   /// All that is counted, for another group of this rank.

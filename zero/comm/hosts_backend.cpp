@@ -106,7 +106,7 @@ struct HostsPlace {
     if (parts.local.peers) {
       peers = std::move(parts.local.peers);
       local_health = std::make_shared<Health>(peers);
-      arena = std::make_shared<Arena>(std::move(parts.local.mapping), peers->rank());
+      arena = std::make_shared<Arena>(std::move(parts.local.mapping), peers->rank(), number());
       for (int channel = 0; channel < kLocalChannels; ++channel) {
         local.push_back(
             std::make_unique<Collectives>(std::make_shared<Peers>(peers->on_channel(channel)),

@@ -285,6 +285,7 @@ std::shared_ptr<Group> job_group(c10::intrusive_ptr<c10d::Store> store, const Ho
   if (job.size == 1) return std::make_shared<Group>(Transport{}, options, std::move(accounts));
   ensure(job.topology.regular && job.topology.hosts * job.topology.local_size == job.size,
          "the hosts of a job have as many ranks each, in order");
+  options.timeout = within_a_year(options.timeout);
   const auto groups = std::make_shared<JobGroups>(std::move(store), job, options.timeout);
   std::vector<int> all(static_cast<size_t>(job.size));
   std::iota(all.begin(), all.end(), 0);

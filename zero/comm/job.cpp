@@ -8,6 +8,9 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -101,7 +104,7 @@ uint16_t port_of(std::string_view id) {
 /// needs an address at all. `how` says how the launcher passes variables on.
 void read_address(const Variables& variables, const Meeting& known, std::string_view how,
                   Job& job) {
-  if (!known.id.empty()) job.prefix = "zero/attempt_0/" + known.id;
+  if (!known.id.empty()) job.prefix = "zero/" + known.id;
   const bool said = variables.has("MASTER_ADDR") || variables.has("MASTER_PORT");
   if (!said && !job.across_hosts()) return;
   if (said && (variables.has("MASTER_ADDR") || known.addresses.empty())) {
@@ -135,8 +138,12 @@ void read_local(const Variables& variables, const std::string& rank, const std::
 }
 
 Job torchrun_job(const Lookup& lookup) {
-  const Variables variables(lookup, "torchrun");
-  Job job{.launcher = variables.has(kTokenVariable) ? "zero launch" : "torchrun"};
+  // Not where torchrun has been started by it.
+  const bool own =
+      lookup(kLauncherVariable) == kOwnLauncher && !lookup("TORCHELASTIC_RUN_ID").has_value();
+  const std::string launcher = own ? kOwnLauncher : "torchrun";
+  const Variables variables(lookup, launcher);
+  Job job{.launcher = launcher};
   std::tie(job.rank, job.size) = variables.rank_and_size("RANK", "WORLD_SIZE");
   read_local(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE", job);
   if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {
@@ -148,8 +155,8 @@ Job torchrun_job(const Lookup& lookup) {
   }
   read_address(variables, {}, "", job);
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  job.prefix = fmt::format(
-      "zero/attempt_{}", variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, Variables::kMost));
+  // Not with TORCHELASTIC_RESTART_COUNT: each agent counts its own, and see Note [Roll call].
+  job.prefix = "zero";
   if (const auto token = lookup(kTokenVariable)) {
     if (!is_token(*token)) {
       throw ConfigError(fmt::format(
@@ -242,6 +249,22 @@ Job open_mpi_job(const Lookup& lookup) {
   return job;
 }
 
+/// The nearest ancestor of this process of that name, or 0. The kernel keeps the first 15 letters.
+pid_t ancestor(std::string_view name) {
+  for (pid_t pid = getppid(); pid > 1;) {
+    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto begin = text.find('(');
+    const auto end = text.rfind(')');  // the name may hold anything
+    if (begin == std::string::npos || end == std::string::npos) return 0;
+    if (std::string_view(text).substr(begin + 1, end - begin - 1) == name) return pid;
+    std::istringstream fields(text.substr(end + 1));
+    char state = 0;
+    if (!(fields >> state >> pid)) return 0;
+  }
+  return 0;
+}
+
 Job mpich_job(const Lookup& lookup) {
   const Variables variables(lookup, "mpiexec");
   Job job{.launcher = "MPICH"};
@@ -249,6 +272,9 @@ Job mpich_job(const Lookup& lookup) {
   read_local(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job);
   read_address(variables, {},
                ": mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 passes them on", job);
+  // The one of this host that has started its ranks, be it through scripts that stay in between.
+  if (const auto helper = ancestor("hydra_pmi_proxy"); helper != 0)
+    job.key = fmt::format("hydra-{}", helper);
   return job;
 }
 
@@ -306,10 +332,10 @@ Job job_from_environment(const Lookup& variable) {
     job = mpich_job(variable);
   }
   // The ranks of one host are children of one launcher.
-  if (job.key.empty()) job.key = fmt::format("parent-{}", getppid());
+  if (job.key.empty()) job.key = fmt::format("{}{}", kParentKey, getppid());
   // Hosts may share the folder of the file.
   job.key += fmt::format("-{:016x}", std::hash<std::string>{}(Process::self().machine));
-  if (job.prefix.empty()) job.prefix = "zero/attempt_0";
+  if (job.prefix.empty()) job.prefix = "zero";
   job.transport = transport_from_environment(variable);
   return job;
 }

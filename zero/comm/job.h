@@ -9,9 +9,18 @@
 
 namespace zero::comm {
 
+/// The environment variable by which `zero launch` says that it has started a rank; its other
+/// variables are torchrun's.
+inline constexpr const char* kLauncherVariable = "ZERO_LAUNCHER";
+inline constexpr const char* kOwnLauncher = "zero launch";
+
+/// Job::key begins with it where all that is known of a job is who has started its ranks.
+inline constexpr const char* kParentKey = "parent-";
+
 /// The place of this process among the ranks of its job.
 struct Job {
-  std::string launcher{};  ///< "torchrun", "mpirun", "MPICH" or "Slurm"; empty without a launcher
+  /// "torchrun", "zero launch", "mpirun", "MPICH" or "Slurm"; empty without a launcher.
+  std::string launcher{};
   int rank = 0;
   int size = 1;
   int local_rank = 0;  ///< among the ranks of this host
@@ -22,8 +31,8 @@ struct Job {
   uint16_t port = 0;                  ///< of `addresses`
   bool launcher_hosts_store = false;  ///< then every rank is a client of it
   std::string key{};                  ///< this job's name among the jobs of this host and user
-  /// Of the keys in the store: a restarted job must not read its predecessor's. Ends with the
-  /// launcher's token where there is one.
+  /// Of the keys in the store, the same on all ranks. Ends with the launcher's token where there is
+  /// one.
   std::string prefix{};
   /// What ZERO_TRANSPORT asks for, which all ranks must agree about.
   std::string transport = "gloo";
@@ -37,7 +46,7 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 std::optional<std::string> environment_variable(const std::string& name);
 
 /// What the environment says. The first of these that is there decides: RANK or WORLD_SIZE
-/// (torchrun, `zero launch`, which also sets kTokenVariable), OMPI_COMM_WORLD_* (mpirun of
+/// (torchrun, `zero launch`, which also sets kLauncherVariable), OMPI_COMM_WORLD_* (mpirun of
 /// OpenMPI), SLURM_* inside a job step that srun started, PMI_* (MPICH's mpiexec).
 ///
 /// Ranks on several hosts need an address: MASTER_ADDR, and MASTER_PORT, of whoever sets them; else

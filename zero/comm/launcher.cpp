@@ -29,6 +29,7 @@
 #include "zero/comm/job.h"
 #include "zero/comm/rendezvous.h"
 #include "zero/comm/token.h"
+#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -289,11 +290,17 @@ class JobStore {
 
   /// This launcher's ranks have ended.
   void leave() {
+    constexpr std::chrono::seconds kPatience(1);
     if (nodes_ == 1) return;
-    if (!store_) store_ = reach_store(address_, port_, std::chrono::seconds(1));
+    if (!store_) store_ = reach_store(address_, port_, kPatience);
+    if (!store_) return;
+    const auto deadline = Clock::now() + kPatience;
     try {
-      if (store_) store_->add(kEnded, 1);
-    } catch (const std::exception&) {  // node 0 has ended before
+      answer_to([store = store_] { return store->add(kEnded, 1); },
+                [deadline] {
+                  if (Clock::now() >= deadline) throw CommError("Node 0 does not answer.");
+                });
+    } catch (const std::exception&) {  // node 0 has ended before, or is stopped
     }
   }
   /// Whether ranks of other hosts may still need the store that is hosted here.
@@ -320,6 +327,7 @@ Environment rank_environment(const LaunchOptions& options, int local_rank, const
   environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set("TORCHELASTIC_RESTART_COUNT", "0");
+  environment.set(kLauncherVariable, kOwnLauncher);
   if (!environment_variable("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options.nproc)));

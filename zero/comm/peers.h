@@ -77,9 +77,15 @@ class PeerError : public CommError {
 using Clock = std::chrono::steady_clock;
 using Describe = std::function<std::string()>;
 
-/// Now and `timeout`; a timeout beyond a year is a year.
+/// A timeout beyond a year is a year: the end of a longer one may be no time that a clock knows,
+/// and then it would be over at once.
+inline std::chrono::milliseconds within_a_year(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
+}
+
+/// Now and `timeout`, within a year.
 inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
-  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
+  return Clock::now() + within_a_year(timeout);
 }
 
 class Peers {

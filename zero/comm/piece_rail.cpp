@@ -25,8 +25,7 @@ constexpr int kCounterBits = 16;
 
 // What a transport says, for a person: its first sentence, without the file and line that it begins
 // with and the address of a socket.
-std::string reason_of(const std::exception_ptr& error) {
-  auto text = message_of(error);
+std::string in_short(std::string text) {
   if (text.starts_with('[')) {
     const auto end = text.find("] ");
     if (end != std::string::npos) text.erase(0, end + 2);
@@ -37,26 +36,33 @@ std::string reason_of(const std::exception_ptr& error) {
   return text;
 }
 
+std::string reason_of(const std::exception_ptr& error) { return in_short(message_of(error)); }
+
 class Message;
 
 // What a rail and its messages share: a message may outlive the rail.
 struct Shared {
   std::mutex mutex;
   bool aborted = false;
-  std::string why;                // it was aborted, where the rail itself did it
-  std::vector<std::string> lost;  // why a host is lost, or ""
+  std::string why;  // it was aborted, where the rail itself did it
+  // Why a host's channel is lost, or "".
+  std::vector<std::array<std::string, kChannels>> lost;
   std::unordered_set<Message*> under_way;
   std::unique_ptr<Carrier> carrier;
   PieceOptions options;
   int host = 0;
 
   void abort(std::string_view reason);
+  std::string& lost_at(int peer, Channel channel) {
+    return lost[static_cast<size_t>(peer)][static_cast<size_t>(channel)];
+  }
 };
 
 // What happens to a message, for errors.
 struct Title {
   bool sends;
   int peer;
+  Channel channel;
   size_t bytes;
   std::string text(int host) const {
     return sends ? fmt::format("host {} sent {} to host {}", host,
@@ -128,7 +134,7 @@ class Message final : public Passage {
     {
       const std::lock_guard lock(shared_->mutex);
       if (shared_->aborted) throw_aborted(*shared_, title_);
-      lost = shared_->lost[static_cast<size_t>(title_.peer)];
+      lost = shared_->lost_at(title_.peer, title_.channel);
     }
     if (late) {
       const auto what = fmt::format("nothing moved for {} s while {}",
@@ -218,8 +224,8 @@ class PieceRail final : public Rail {
 
   std::unique_ptr<Passage> send(int host, Channel channel,
                                 std::span<const std::byte> bytes) override {
-    const Title title{true, host, bytes.size()};
-    auto passage = post(title, channel, bytes, sent_, [&](int tag, auto piece) {
+    const Title title{true, host, channel, bytes.size()};
+    auto passage = post(title, bytes, sent_, [&](int tag, auto piece) {
       return shared_->carrier->send(host, channel, tag, piece);
     });
     sent_bytes_.fetch_add(static_cast<int64_t>(bytes.size()), std::memory_order_relaxed);
@@ -227,21 +233,22 @@ class PieceRail final : public Rail {
   }
 
   std::unique_ptr<Passage> receive(int host, Channel channel, std::span<std::byte> bytes) override {
-    const Title title{false, host, bytes.size()};
-    return post(title, channel, bytes, received_, [&](int tag, auto piece) {
+    const Title title{false, host, channel, bytes.size()};
+    return post(title, bytes, received_, [&](int tag, auto piece) {
       return shared_->carrier->receive(host, channel, tag, piece);
     });
   }
 
  private:
   template <class Byte, class Start>
-  std::unique_ptr<Passage> post(const Title& title, Channel channel, std::span<Byte> bytes,
+  std::unique_ptr<Passage> post(const Title& title, std::span<Byte> bytes,
                                 std::vector<Counters>& counters, const Start& start) {
     ensure(title.peer >= 0 && title.peer < hosts_ && title.peer != shared_->host,
            "a message goes to another host of the rail");
     auto message = std::make_unique<Message>(shared_, title);
     check(title);
-    auto& number = counters[static_cast<size_t>(title.peer)].next[static_cast<size_t>(channel)];
+    auto& number =
+        counters[static_cast<size_t>(title.peer)].next[static_cast<size_t>(title.channel)];
     try {
       while (!bytes.empty()) {
         const auto piece = bytes.first(std::min(bytes.size(), shared_->options.piece_bytes));
@@ -256,16 +263,16 @@ class PieceRail final : public Rail {
     const std::lock_guard lock(shared_->mutex);
     shared_->under_way.insert(message.get());
     // It may have been noticed meanwhile: the wait will say so.
-    if (shared_->aborted || !shared_->lost[static_cast<size_t>(title.peer)].empty())
+    if (shared_->aborted || !shared_->lost_at(title.peer, title.channel).empty())
       message->abort_pieces();
     return message;
   }
 
-  // Throws where the rail or the host is no more.
+  // Throws where the rail, or the host's channel, is no more.
   void check(const Title& title) const {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->aborted) throw_aborted(*shared_, title);
-    const auto& why = shared_->lost[static_cast<size_t>(title.peer)];
+    const auto& why = shared_->lost_at(title.peer, title.channel);
     if (!why.empty()) throw_lost(*shared_, title, why);
   }
 
@@ -282,21 +289,32 @@ class PieceRail final : public Rail {
   // Note [Lost hosts]
   // Gloo tells of a broken connection those whose pieces have not begun; a piece of which some
   // bytes have gone would be waited for until the time is up. So the rail asks a few times a
-  // second, and wakes them.
+  // second, and wakes them. It asks channel by channel: a rank that leaves after its last call
+  // closes all its connections at once, and the end of an idle one overtakes the bytes that the
+  // system still has to send on another, which its peers are right to wait for. Who dies closes
+  // them all too; what no connection tells, a link that is cut, is the watch's business
+  // (host_watch.h).
   void watch() {
     constexpr milliseconds kInterval{200};
     std::unique_lock lock(shared_->mutex);
     while (!wake_.wait_for(lock, kInterval, [this] { return ends_ || shared_->aborted; })) {
       for (int host = 0; host < hosts_; ++host) {
-        auto& lost = shared_->lost[static_cast<size_t>(host)];
-        if (host == shared_->host || !lost.empty()) continue;
-        if (const auto trouble = shared_->carrier->trouble(host)) {
-          lost = *trouble;
-          for (auto* message : shared_->under_way) {
-            if (message->title().peer == host) message->abort_pieces();
-          }
-        }
+        if (host == shared_->host) continue;
+        for (size_t i = 0; i < kChannels; ++i) look_at(host, static_cast<Channel>(i));
       }
+    }
+  }
+
+  // With the mutex held.
+  void look_at(int host, Channel channel) {
+    auto& lost = shared_->lost_at(host, channel);
+    if (!lost.empty()) return;
+    const auto trouble = shared_->carrier->trouble(host, channel);
+    if (!trouble) return;
+    lost = in_short(*trouble);
+    for (auto* message : shared_->under_way) {
+      const auto& title = message->title();
+      if (title.peer == host && title.channel == channel) message->abort_pieces();
     }
   }
 

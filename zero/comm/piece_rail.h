@@ -46,8 +46,11 @@ class Carrier {
                                          std::span<std::byte> bytes) = 0;
   /// Whether `trouble` can tell anything, and is to be asked a few times a second.
   virtual bool watches() const { return false; }
-  /// Why the connection to `host` is broken, if it is known to be. Does not block.
-  virtual std::optional<std::string> trouble(int /*host*/) { return std::nullopt; }
+  /// Why nothing more of `channel` will come from `host`, if that is known: see Note [Lost hosts].
+  /// Does not block.
+  virtual std::optional<std::string> trouble(int /*host*/, Channel /*channel*/) {
+    return std::nullopt;
+  }
   /// Ends all connections; pieces under way touch their memory no more. Thread-safe.
   virtual void close() = 0;
   /// As Rail::describe.

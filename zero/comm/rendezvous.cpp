@@ -20,6 +20,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -196,7 +197,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
               "between, or MASTER_ADDR be a name that means another address here."));
   };
   // c10d would wait as well, but it logs a stack trace where it fails.
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (;;) {
     std::string reason;
     for (const auto& host : addresses) {
@@ -306,15 +307,19 @@ OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port
 
 StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
                               std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (;;) {
     if (auto word = file.read()) return *word;
     if (Clock::now() >= deadline) {
       throw CommError(
           fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
                       "rank 0 start, on this host "
-                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.",
-                      job.rank, seconds(timeout), file.path().string()));
+                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.{}",
+                      job.rank, seconds(timeout), file.path().string(),
+                      job.key.starts_with(kParentKey)
+                          ? " Ranks of one parent process are taken for one job: a script that "
+                            "starts a rank must do so by `exec`."
+                          : ""));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -347,33 +352,73 @@ std::optional<Attendant> decode(const std::string& text) {
   return rank;
 }
 
+/// See Note [Roll call]. `store` is for the job's keys alone.
 class RollCall {
  public:
   RollCall(c10d::Store& store, const Job& job, std::chrono::milliseconds timeout)
-      : store_(store), job_(job), timeout_(timeout) {}
+      : store_(store), job_(job), timeout_(timeout), deadline_(deadline_after(timeout)) {}
 
-  /// A token that rank 0 has made for this meeting, and who was there.
   struct Result {
-    std::string token{};
+    std::string meeting{};  ///< with which its keys begin
+    std::string token{};    ///< that rank 0 has made for those who were there
     std::vector<Attendant> ranks{};
   };
 
   /// Blocks until all ranks are there, of which this is `own`; rank 0 calls `all_arrived` before it
   /// lets the others go on. Throws c10::Error where the store is lost.
   Result hold(const Attendant& own, const std::function<void()>& all_arrived) {
-    store_.set(here(job_.rank), encode(own));
-    wait_for(job_.rank == 0 ? all() : std::vector<std::string>{kComplete});
-    if (job_.rank != 0) return read(store_.get_to_str(kComplete));
+    if (job_.rank != 0) return attend(own);
+    meeting_ = random_token();
+    store_.set(here(0), encode(own));
+    store_.set(kCurrent, meeting_);
+    while (!store_.check(all())) pause();
     std::string verdict = random_token();
     for (const auto& key : all()) verdict += "\n" + store_.get_to_str(key);
     auto result = read(verdict);
     all_arrived();
-    store_.set(kComplete, verdict);
+    store_.set(of_meeting(kComplete), verdict);
     return result;
   }
 
  private:
-  static std::string here(int rank) { return fmt::format("here/{}", rank); }
+  Result attend(const Attendant& own) {
+    for (;;) {
+      find_meeting();
+      store_.set(here(job_.rank), encode(own));
+      if (wait_for_completion()) return read(store_.get_to_str(of_meeting(kComplete)));
+    }
+  }
+
+  /// The newest that is not over and that this rank has not given up.
+  void find_meeting() {
+    const auto last = std::exchange(meeting_, "");
+    std::string over;
+    for (;; pause()) {
+      if (!store_.check({kCurrent})) continue;
+      const auto newest = store_.get_to_str(kCurrent);
+      if (newest == last || newest == over) continue;
+      if (store_.check({newest + "/" + kComplete})) {
+        over = newest;
+        continue;
+      }
+      meeting_ = newest;
+      return;
+    }
+  }
+
+  /// Returns false where there is a newer meeting.
+  bool wait_for_completion() {
+    constexpr int kLooks = 5;  // for each at what is current, which seldom changes
+    for (int look = 1;; ++look, pause()) {
+      if (store_.check({of_meeting(kComplete)})) return true;
+      // Rank 0 may have completed this one meanwhile, and begun the next.
+      if (look % kLooks == 0 && store_.get_to_str(kCurrent) != meeting_)
+        return store_.check({of_meeting(kComplete)});
+    }
+  }
+
+  std::string of_meeting(const std::string& key) const { return meeting_ + "/" + key; }
+  std::string here(int rank) const { return of_meeting(fmt::format("here/{}", rank)); }
 
   std::vector<std::string> all() const {
     std::vector<std::string> keys;
@@ -384,7 +429,7 @@ class RollCall {
 
   /// What rank 0 says: the token, and a line for each rank.
   Result read(const std::string& verdict) const {
-    Result result;
+    Result result{.meeting = meeting_};
     std::istringstream lines(verdict);
     std::getline(lines, result.token);
     bool valid = is_token(result.token);
@@ -400,18 +445,16 @@ class RollCall {
                     job_.rank, verdict.size()));
   }
 
-  /// Asks again and again: c10d's own wait logs warnings when the time is up.
-  void wait_for(const std::vector<std::string>& keys) {
-    const auto deadline = Clock::now() + timeout_;
-    while (!store_.check(keys)) {
-      if (Clock::now() >= deadline) report_missing();
-      std::this_thread::sleep_for(kPause);
-    }
+  /// Between two looks. c10d's own wait logs warnings when the time is up.
+  void pause() {
+    if (Clock::now() >= deadline_) report_missing();
+    std::this_thread::sleep_for(kPause);
   }
 
   [[noreturn]] void report_missing() {
     std::vector<int> missing;
-    for (int rank = 0; rank < job_.size; ++rank) {
+    if (meeting_.empty()) missing.push_back(0);  // the others have not been asked yet
+    for (int rank = 0; rank < job_.size && !meeting_.empty(); ++rank) {
       if (!store_.check({here(rank)})) missing.push_back(rank);
     }
     // Rank 0 may host the store: the others get a moment to ask it the same question.
@@ -423,10 +466,13 @@ class RollCall {
                     job_.rank, seconds(timeout_), job_.size, rank_list(missing)));
   }
 
+  static constexpr const char* kCurrent = "current";
   static constexpr const char* kComplete = "complete";
   c10d::Store& store_;
   const Job& job_;
   std::chrono::milliseconds timeout_;
+  Clock::time_point deadline_;
+  std::string meeting_;
 };
 
 /// The store of `job`; its keys begin with `prefix`, to which the file's token is added.
@@ -571,11 +617,12 @@ std::string Joined::address() const {
 }
 
 Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::path& folder) {
+  timeout = within_a_year(timeout);
   const StoreFile file(folder, job.key);
   const auto attempt = [&](std::chrono::milliseconds patience) -> Joined {
     auto prefix = job.prefix;
     const auto opened = open_store(job, file, patience, prefix);
-    const auto deadline = Clock::now() + timeout + kLastAnswer;
+    const auto deadline = deadline_after(timeout) + kLastAnswer;
     const auto check = [&] {
       if (Clock::now() < deadline) return;
       throw CommError(fmt::format(
@@ -583,19 +630,16 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
           "in. Does rank 0, or the launcher of its host, still run there?",
           opened.address, opened.port, job.rank, seconds(timeout)));
     };
-    // A process may make several groups, one after the other on every rank: each has keys of its
-    // own.
-    const int64_t generation =
-        WatchedStore(prefix, opened.store, check).add(fmt::format("meetings/{}", job.rank), 1);
-    const auto keys = fmt::format("{}/{}", prefix, generation);
-    WatchedStore store(keys, opened.store, check);
+    WatchedStore of_job(prefix, opened.store, check);
     const auto self = Process::self();
-    auto met = RollCall(store, job, timeout)
+    auto met = RollCall(of_job, job, timeout)
                    .hold({.host = self.host,
                           .address = known_address_towards(opened.address),
                           .transport = job.transport,
                           .machine = self.machine},
                          [&] { file.remove(); });
+    const auto keys = fmt::format("{}/{}", prefix, met.meeting);
+    WatchedStore store(keys, opened.store, check);
     const auto topology = Topology::of(places_of(met.ranks), 0);
     if (!topology.regular) {
       leave_together(store, job);
@@ -664,17 +708,20 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t 
 
 c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
                                             std::chrono::milliseconds timeout) {
-  for (const auto deadline = Clock::now() + timeout; Clock::now() < deadline;) {
-    if (try_to_connect(address, port).empty()) {
-      try {
-        return client_of(address, port, timeout);
-      } catch (const c10::Error&) {
-        return nullptr;
-      }
-    }
+  const auto deadline = deadline_after(timeout);
+  while (!try_to_connect(address, port).empty()) {
+    if (Clock::now() >= deadline) return nullptr;
     std::this_thread::sleep_for(kPause);
   }
-  return nullptr;
+  try {
+    // A process that is stopped takes connections too.
+    return answer_to([=] { return client_of(address, port, timeout); },
+                     [&] {
+                       if (Clock::now() >= deadline) throw CommError("The store does not answer.");
+                     });
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 }  // namespace zero::comm

@@ -12,9 +12,21 @@
 //    are, for hosts may share the folder.
 // 3. Roll call: each rank signs in with its host; rank 0 removes the file once all
 // have, and tells the others to go on, and who is where. Whoever is
-//    missing when the time is up is named by every rank that is there.
+//    missing when the time is up is named by every rank that is there. See Note [Roll call].
 // 4. Ranks that have named one host share memory; several hosts are joined by hosts_group.h. What
 // the launcher says of hosts is not asked again: the ranks know better.
+//
+// Note [Roll call]
+// A launcher that starts a job again keeps its store, with all that earlier attempts have written
+// there, and the ranks know of no number that tells their attempt: each of torchrun's agents counts
+// its own restarts, and an agent that only hears that others want to meet anew does not count. So
+// rank 0 names each meeting afresh, `current` says the newest, and the others sign in there.
+// - A meeting that was complete before a rank has signed in is not its own: it waits for the next.
+// - One that is not may still be of an attempt that died while it met. So whoever has signed in and
+//   waits looks at `current` now and then, and signs in anew where that has changed. Nobody
+//   completes such a meeting any more: its rank 0 has ended, since an agent ends its old ranks
+//   before it agrees with the others to start new ones.
+// The same serves a process that makes one group after the other.
 //
 // Note [Trust]
 // A store answers whoever reaches it. So ours (torchrun brings its own) listens on one address

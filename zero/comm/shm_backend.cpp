@@ -20,7 +20,8 @@ ShmBackend::ShmBackend(Meeting meeting, const GroupOptions& options, const Accou
     : CallBackend(meeting.peers->rank(), meeting.peers->size(), options.timeout),
       peers_(std::move(meeting.peers)),
       health_(std::make_shared<Health>(peers_)),
-      arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank())),
+      arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank(),
+                                     peers_->number(getRank()))),
       accounts_(accounts),
       collectives_(peers_, arena_, accounts.ledger, accounts.traffic, options.block),
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}

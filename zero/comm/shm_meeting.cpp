@@ -20,6 +20,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -54,7 +55,7 @@ std::pair<sockaddr_un, socklen_t> socket_address(const std::string& nonce) {
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
 
-[[noreturn]] void throw_socket_error(const char* what) {
+[[noreturn]] void throw_socket_error(std::string_view what) {
   throw CommError(fmt::format("Cannot pass the shared memory between ranks: {}: {}.", what,
                               std::strerror(errno)));
 }
@@ -151,8 +152,9 @@ class Meeter {
       check_hosts();
       return rank_ == 0 ? host() : join();
     } catch (const c10::Error& error) {
-      throw CommError(fmt::format("Rank {} of {} cannot meet the others: {}{}", rank_, size_,
-                                  error.what_without_backtrace(), dead_known()));
+      throw CommError(fmt::format("Rank {} cannot meet the {} ranks of its group: {}{}",
+                                  number(rank_), size_, error.what_without_backtrace(),
+                                  dead_known()));
     } catch (const std::exception& error) {
       tell_failure(error.what());
       throw;
@@ -160,6 +162,11 @@ class Meeter {
   }
 
  private:
+  // Of the job, for messages.
+  int number(int rank) const {
+    return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)];
+  }
+
   std::string key(const char* what, int rank) const {
     return fmt::format("{}{}/{}", prefix_, what, rank);
   }
@@ -176,7 +183,8 @@ class Meeter {
     for (const auto& [r, watch] : watches_) {
       if (watch.dead()) {
         const auto& process = processes_.at(r);
-        text += fmt::format(" Rank {} (pid {}, host {}) died.", r, process.pid, process.host);
+        text +=
+            fmt::format(" Rank {} (pid {}, host {}) died.", number(r), process.pid, process.host);
       }
     }
     return text;
@@ -186,19 +194,19 @@ class Meeter {
   void check_others(const std::string& awaited) {
     if (const auto dead = dead_known(); !dead.empty()) {
       throw CommError(
-          fmt::format("Rank {} of {} was making the shared-memory group, waiting for {}.{}", rank_,
-                      size_, awaited, dead));
+          fmt::format("Rank {} was making the shared-memory group of {} ranks, waiting for {}.{}",
+                      number(rank_), size_, awaited, dead));
     }
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || !store_.check({key("failure", r)})) continue;
-      throw CommError(fmt::format("Rank {} failed while the shared-memory group was made: {}", r,
-                                  store_.get_to_str(key("failure", r))));
+      throw CommError(fmt::format("Rank {} failed while the shared-memory group was made: {}",
+                                  number(r), store_.get_to_str(key("failure", r))));
     }
     if (Clock::now() >= deadline_) {
       throw CommError(
-          fmt::format("Timed out after {} ms: rank {} of {} was making the shared-memory group and "
-                      "still waits for {}.",
-                      timeout_.count(), rank_, size_, awaited));
+          fmt::format("Timed out after {} ms: rank {} was making the shared-memory group of {} "
+                      "ranks and still waits for {}.",
+                      timeout_.count(), number(rank_), size_, awaited));
     }
   }
 
@@ -226,7 +234,7 @@ class Meeter {
           ++r;
           continue;
         }
-        const auto process = decode(store_.get_to_str(key("process", *r)), *r);
+        const auto process = decode(store_.get_to_str(key("process", *r)), number(*r));
         // Only processes of this host can be looked at.
         if (process.machine == Process::self().machine) watches_.emplace(*r, Watch(process));
         processes_.emplace(*r, process);
@@ -234,7 +242,9 @@ class Meeter {
       }
       if (missing.empty()) return;
       if (Clock::now() >= std::min(next_check, deadline_)) {
-        check_others(fmt::format("rank {}", fmt::join(missing, ", rank ")));
+        std::vector<int> awaited;
+        for (const int r : missing) awaited.push_back(number(r));
+        check_others(fmt::format("rank {}", fmt::join(awaited, ", rank ")));
         next_check = Clock::now() + milliseconds(100);
       }
       std::this_thread::sleep_for(pause);
@@ -246,7 +256,7 @@ class Meeter {
     bool differ = false;
     for (const auto& [r, process] : processes_) {
       differ = differ || process.machine != processes_.at(0).machine;
-      table += fmt::format("{}rank {} on {}", table.empty() ? "" : ", ", r, process.host);
+      table += fmt::format("{}rank {} on {}", table.empty() ? "" : ", ", number(r), process.host);
     }
     if (differ) {
       throw CommError(
@@ -285,7 +295,7 @@ class Meeter {
     if (!listener ||
         bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
         listen(listener.get(), size_) != 0) {
-      throw_socket_error("rank 0 cannot listen on a unix socket");
+      throw_socket_error(fmt::format("rank {} cannot listen on a unix socket", number(0)));
     }
     store_.set(key("arena", 0),
                fmt::format("{} {} {}", nonce, meeting.mapping->layout().control_bytes,
@@ -309,7 +319,8 @@ class Meeter {
   }
 
   Meeting join() {
-    const auto said = wait_for(key("arena", 0), "rank 0 to make the memory");
+    const auto said =
+        wait_for(key("arena", 0), fmt::format("rank {} to make the memory", number(0)));
     std::istringstream text(said);
     std::string nonce;
     ArenaLayout layout;
@@ -317,17 +328,18 @@ class Meeter {
     layout.ranks = size_;
     if (!text || !is_token(nonce) || !layout.valid(control_bytes(size_))) {
       throw CommError(
-          fmt::format("What the job's store says about the memory of rank 0 is not what a rank of "
+          fmt::format("What the job's store says about the memory of rank {} is not what a rank of "
                       "this version writes ({} bytes). Do all ranks run the same program, and does "
                       "another one use the same store?",
-                      said.size()));
+                      number(0), said.size()));
     }
     Meeting meeting;
     if (processes_.at(0) == processes_.at(rank_)) {
       const std::lock_guard lock(registry().mutex);
       meeting.mapping = registry().mappings[nonce].lock();
       if (!meeting.mapping)
-        throw CommError("Rank 0 gave up while the shared-memory group was made.");
+        throw CommError(
+            fmt::format("Rank {} gave up while the shared-memory group was made.", number(0)));
     } else {
       meeting.mapping = open(receive(nonce), layout);
     }
@@ -353,18 +365,19 @@ class Meeter {
   // Nothing is taken from anybody but rank 0.
   void check_host(const ucred& peer, const std::string& nonce) const {
     if (peer.uid == geteuid() && peer.pid == processes_.at(0).pid) return;
-    throw CommError(
-        fmt::format("Rank {} of {} found process {} of user {} at the socket of rank 0, which is "
-                    "process {} of user {} (abstract socket libzero-{}); it takes no memory from "
-                    "there.",
-                    rank_, size_, peer.pid, peer.uid, processes_.at(0).pid, geteuid(), nonce));
+    throw CommError(fmt::format(
+        "Rank {} found process {} of user {} at the socket of rank {}, which is "
+        "process {} of user {} (abstract socket libzero-{}); it takes no memory from "
+        "there.",
+        number(rank_), peer.pid, peer.uid, number(0), processes_.at(0).pid, geteuid(), nonce));
   }
 
-  static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout) {
+  std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout) const {
     try {
       return Mapping::open(std::move(file), layout);
     } catch (const CommError& error) {
-      throw CommError(fmt::format("Rank 0 passed what is not its memory. {}", error.what()));
+      throw CommError(
+          fmt::format("Rank {} passed what is not its memory. {}", number(0), error.what()));
     }
   }
 
@@ -382,9 +395,9 @@ class Meeter {
       } else if (errno == ECONNREFUSED) {
         std::this_thread::sleep_for(milliseconds(10));  // its end is reported below
       } else if (errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT) {
-        throw_socket_error("the unix socket of rank 0 cannot be reached");
+        throw_socket_error(fmt::format("the unix socket of rank {} cannot be reached", number(0)));
       }
-      check_others("rank 0 to pass the memory");
+      check_others(fmt::format("rank {} to pass the memory", number(0)));
     }
   }
 
@@ -403,7 +416,7 @@ class Meeter {
     std::string missing;
     for (int r = 0; r < size_; ++r) {
       if (peers.slot(r).joined.load(std::memory_order_acquire) != 0) continue;
-      missing += fmt::format("{}rank {} to map the memory", missing.empty() ? "" : ", ", r);
+      missing += fmt::format("{}rank {} to map the memory", missing.empty() ? "" : ", ", number(r));
     }
     return missing;
   }

@@ -94,8 +94,8 @@ void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view la
   try {
     peers_->wait(rank, &theirs, look, deadline_after(timeout_), [&] {
       return fmt::format("a read of window slot {}{} at epoch {} (rank {} is at {})", slot,
-                         label.empty() ? "" : fmt::format(" '{}'", label), epoch, rank,
-                         theirs.load(std::memory_order_relaxed));
+                         label.empty() ? "" : fmt::format(" '{}'", label), epoch,
+                         peers_->number(rank), theirs.load(std::memory_order_relaxed));
     });
   } catch (...) {
     health_->fail(std::current_exception());
