@@ -206,9 +206,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @_compile.untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last `step`; in the middle of an accumulation those of all its micro-batches.
-        Right behind `step` there is nothing to drop, and what it has counted stays."""
-        if self._engine.passed:
-            self._engine.zero_grad()
+        Right behind `step` there is nothing to drop, and what it has counted stays. To be called by every rank in the
+        same place; collective at stages 0 and 1 between hosts."""
+        self._engine.drop_gradients()
 
     @_compile.untraced
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

@@ -258,7 +258,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("passed", [](PyEngine& self) { return self.get().passed(); })
       .def_property_readonly("micro_batches",
                              [](PyEngine& self) { return self.get().micro_batches(); })
-      .def("zero_grad", waiting(&Engine::zero_grad))
+      .def("drop_gradients", waiting(&Engine::drop_gradients))
       .def("complete_update", waiting(&Engine::complete_update))
       .def("set_lr", [](PyEngine& self, double lr, size_t index) { self.get().set_lr(lr, index); })
       .def("lr", [](PyEngine& self, size_t index) { return self.get().lr(index); })

@@ -272,5 +272,36 @@ TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
   }
 }
 
+// It has begun some of what the others have begun all of.
+TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
+  for (const int stage : {0, 1}) {
+    const auto c = clipped(stage, false);
+    const auto body = [&](bool fails) {
+      return [&, fails](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          if (fails && step == 2) {
+            const int64_t before = sums(engine.group(), stage);
+            auto x = input(rank, step, at::kFloat).requires_grad_(true);
+            if (rank == 1)
+              x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+            const auto loss = model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
+            if (rank == 1) {
+              EXPECT_THROW(engine.backward(loss), std::runtime_error);
+            } else {
+              engine.backward(loss);
+            }
+            EXPECT_GT(sums(engine.group(), stage), before) << "it has begun to reduce";
+            engine.drop_gradients();
+          }
+          engine.backward(model.loss(rank, step, true));
+          engine.step();
+          engine.drop_gradients();  // nothing
+        }
+      };
+    };
+    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+  }
+}
+
 }  // namespace
 }  // namespace zero

@@ -153,6 +153,11 @@ TEST_F(TrainerTest, RanksThatWereNotStartedAlikeAreRefused) {
   const auto other = (folder_ / "other.txt").string();
   test::write_file(other, test::read_file(options_.data) + "one line more\n");
   EXPECT_THAT(refusals([&](Settings& s) { s.program.data = other; }), HasSubstr("data.training"));
+  EXPECT_THAT(refusals([](Settings& s) {
+                s.engine.offload_optimizer.device = OffloadDevice::nvme;
+                s.engine.offload_optimizer.nvme_path = "/scratch";
+              }),
+              HasSubstr("zero_optimization.offload_optimizer (default) -> "));
   // The same text elsewhere, and another number of threads, will do.
   const auto copy = (folder_ / "copy.txt").string();
   test::write_file(copy, test::read_file(options_.data));

@@ -587,6 +587,8 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
   const auto bytes = [&](int64_t numel) {
     return wire ? link_bytes(*wire, dtype, numel) : numel * width_of(dtype);
   };
+  const bool packed = wire && wire->packed;
+  if (packed && !unpacked_.defined()) unpacked_ = make_array_(others() * chunk_bytes());
   std::vector<const std::byte*> parts(static_cast<size_t>(topology_.hosts));
   receive_chunks(n, step, bytes, [&](int64_t begin, int64_t numel, const auto& chunk_of) {
     auto own = part(input, topology_.host * block + begin, numel);
@@ -600,14 +602,13 @@ void HostsCollectives::add_parts(HostsCall& call, const at::Tensor& output, cons
       const int from = host_after(topology_.hosts - d);
       auto& theirs = parts[static_cast<size_t>(from)];
       theirs = chunk_of(d);
-      if (!wire || !wire->packed) continue;
-      const auto values =
-          part(as_dtype(call.held.back(), others() * step, dtype), (d - 1) * step, numel);
+      if (!packed) continue;
+      const auto values = part(as_dtype(unpacked_, others() * step, dtype), (d - 1) * step, numel);
       unpack_chunk(from, values, theirs);
       theirs = bytes_of(values);
     }
     const auto to = part(output, begin, numel);
-    if (wire && !wire->packed) {
+    if (wire && !packed) {
       add_packed(call, to, own, parts);
     } else {
       const std::vector<const void*> values(parts.begin(), parts.end());
@@ -777,9 +778,7 @@ void HostsCollectives::open(HostsCall& call) {
       break;
     case Op::reduce_scatter:  // what one phase adds up in, and the other
       if (!call.call.wire) break;
-      call.held.push_back(scratch_.take(chunk_bytes()));
-      call.held.push_back(
-          scratch_.take(call.call.wire->packed ? others() * chunk_bytes() : chunk_bytes()));
+      for (int phase = 0; phase < 2; ++phase) call.held.push_back(scratch_.take(chunk_bytes()));
       break;
     case Op::all_reduce: {
       const int64_t begin = reduced_slice(call.call) * ranks();

@@ -212,7 +212,8 @@ class HostsCollectives {
   std::unique_ptr<Ring> leaving_;    // sums of this host, on their way to others
   std::unique_ptr<Ring> rests_;      // of packed chunks that did not fit
   std::vector<int64_t> rest_turns_;  // by host, how many have left
-  std::unique_ptr<Ring> coming_;     // and those of other hosts, on their way here
+  at::Tensor unpacked_;           // of packed chunks, one of each other host: the homeward phase's
+  std::unique_ptr<Ring> coming_;  // and those of other hosts, on their way here
 };
 
 }  // namespace zero::comm

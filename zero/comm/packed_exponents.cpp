@@ -217,7 +217,10 @@ HWY_INLINE hn::Vec<Tag<Bits>> load_elements(hn::Vec<Tag<Bits>> code, hn::Vec<Tag
   const Tag<Bits> d;
   constexpr int kMantissa = Element<Bits>::kMantissa;
   const auto zero = hn::Zero(d);
-  const auto exponent = hn::IfThenElse(hn::Eq(code, zero), zero, hn::Add(code, below_base));
+  // What code 15 would stand for is put in later. Below the base of infinities it is 256, which
+  // must not reach the sign.
+  const auto counted = hn::And(hn::Add(code, below_base), hn::Set(d, 0xFF));
+  const auto exponent = hn::IfThenElse(hn::Eq(code, zero), zero, counted);
   const auto both = load_bytes<Bits>(message + at.upper() + i);
   const auto sign = hn::ShiftLeft<8 * sizeof(Bits) - 8>(hn::And(both, hn::Set(d, 0x80)));
   auto mantissa = hn::ShiftLeft<kMantissa - 7>(hn::And(both, hn::Set(d, 0x7F)));

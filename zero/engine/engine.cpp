@@ -19,6 +19,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/not_finite.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
 #include "zero/device/memory.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
@@ -606,6 +607,17 @@ void Engine::zero_grad() {
   impl.reduce->clear();
   impl.micro_batches = 0;
   impl.passed = false;
+}
+
+void Engine::drop_gradients() {
+  auto& impl = *impl_;
+  bool any = impl.passed;
+  if (impl.reduce->early()) {  // then all ranks must drop the same
+    const auto passed =
+        comm::gather_records(impl.group(), static_cast<uint8_t>(impl.passed), "passes to drop");
+    any = std::ranges::count(passed, uint8_t{1}) > 0;
+  }
+  if (any) zero_grad();
 }
 
 bool Engine::passed() const { return impl_->passed; }

@@ -238,6 +238,10 @@ class Engine {
   /// have begun in a backward pass, at stages 0 and 1 between hosts and on a device. Throws Error
   /// between backward and step with update_in_backward, which has used them.
   void zero_grad();
+  /// As `zero_grad` where some rank has had a pass since the last `step`, else nothing: right
+  /// behind `step` it keeps what that has counted, so a loop that accumulates may call it
+  /// everywhere.
+  void drop_gradients();
   /// Completes the updates that `step` has left under way (update_in_forward, delayed updates);
   /// whatever reads or writes states by name does so itself. Collective.
   void complete_update();

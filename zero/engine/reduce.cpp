@@ -443,6 +443,9 @@ bool ReduceFlow::complete(int64_t unit) const {
 void ReduceFlow::abandon_backward() {
   const std::lock_guard lock(mutex_);
   in_pass_ = false;
+  if (counts_) {
+    for (auto& unit : states_) unit.abandoned = unit.abandoned || unit.queued;
+  }
   abandon_reductions();
 }
 
@@ -698,6 +701,7 @@ void ReduceFlow::finish() {
   const at::NoGradGuard no_grad;
   const auto agreed = agree();
   finished_ = true;  // what fails from here on has failed for good
+  for (auto& unit : states_) unit.abandoned = false;
   {
     const SideScope on(side_, mark_);
     while (!in_flight_.empty()) progress(0);
@@ -866,7 +870,12 @@ void ReduceFlow::join_started() {
       comm::gather_records(*placement_.all, static_cast<uint8_t>(started_), "gradients dropped");
   if (std::ranges::count(started, uint8_t{1}) == 0) return;
   const at::NoGradGuard no_grad;
-  if (!started_) start_expected();
+  if (!started_) {
+    // Those of a pass that has thrown are over, here and on the other ranks.
+    for (const int64_t u : order_) state(u).queued = state(u).queued || state(u).abandoned;
+    start_expected();
+  }
+  for (auto& unit : states_) unit.abandoned = false;
   started_ = true;  // so that no rank begins any from now on
 }
 

@@ -173,6 +173,8 @@ class ReduceFlow final : public GradientSink {
   /// (Note [Early reductions]; one of them may have had no pass). Collective where early reductions
   /// are on, which is the same on all ranks.
   void join_started();
+  /// Whether early reductions are on.
+  bool early() const { return early_; }
   /// Starts the next step: no gradient has arrived.
   void clear();
   /// What quantised sums have lost so far is not added to the next ones. No reduction is under way.
@@ -214,6 +216,7 @@ class ReduceFlow final : public GradientSink {
     std::optional<c10::Stream> home{};  // of the bucket's memory, on a device
     bool pooled = false;                // the bucket is of the pool, not a gradient itself
     bool queued = false;                // its turn in this pass (replicated: step) is over
+    bool abandoned = false;             // replicated: reduced by a pass that has thrown
     int64_t arrived = 0;                // parameters whose gradient came in this pass
   };
 

@@ -46,15 +46,21 @@ void check_replaceable(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
   std::string other;
+  std::string inner;  // a folder
   bool saved = false;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename();
+    std::error_code ignored;  // a link to nowhere is no folder
     saved = saved || is_shard(name);
-    if (entry.is_directory(error)) other = name;
-    if (!saved && other.empty()) other = name;
+    if (fs::is_directory(entry.symlink_status(ignored))) {
+      inner = name;
+    } else if (!is_shard(name)) {
+      other = name;
+    }
   }
   if (error) return;  // said by who writes there
-  if (saved && (other.empty() || !fs::is_directory(folder / other, error))) return;
+  if (saved && inner.empty()) return;
+  if (!inner.empty()) other = inner;
   throw CheckpointError(
       fmt::format("'{}' holds '{}', which no save writes, and a save takes the place of the whole "
                   "folder. Give another folder, or move that away.",

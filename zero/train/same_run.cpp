@@ -26,7 +26,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Places on a host, and what only its own work depends on.
+// Places on a host, and what only its own work depends on. (The engine compares its own: folders
+// for states, too.)
 constexpr std::array kOfAHost{"out", "overwrite", "data", "val_data", "model", "threads"};
 
 constexpr uint64_t kNothing = 14695981039346656037ULL;
