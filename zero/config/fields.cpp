@@ -249,8 +249,8 @@ void add_hosts(All& all) {
                   "are those without it, bit for bit. What is quantised is not packed. Not in "
                   "DeepSpeed.",
        .option = "--packed-exponents",
-       .cost = "Bytes between hosts: 12.2 of 16 bits in bf16, 28.2 of 32 in fp32; processor "
-               "time, so it pays where the link is slow (1 Gbit/s) and not where it is fast."},
+       .cost = "Processor time for packing, beside the link's; bytes between hosts are 12.2 of "
+                    "16 bits in bf16 and 28.2 of 32 in fp32."},
       &Config::packed_exponents);
 
   Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
