@@ -250,7 +250,7 @@ void add_hosts(All& all) {
                   "DeepSpeed.",
        .option = "--packed-exponents",
        .cost = "Processor time for packing, beside the link's; bytes between hosts are 12.2 of "
-                    "16 bits in bf16 and 28.2 of 32 in fp32."},
+               "16 bits in bf16 and 28.2 of 32 in fp32."},
       &Config::packed_exponents);
 
   Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
