@@ -280,6 +280,7 @@ def has_the_bits_of_one_host(count, ranks, dtype, ways, run, environment=()):
 def ways_to_shard(ranks):
     ways = [(stage, None) for stage in range(4)]
     ways += [(3, {"stage": 3, "mics_shard_size": ranks})]
+    ways += [(stage, {"stage": stage, **PACKED}) for stage in (2, 3)]
     return ways + ([(3, {"stage": 3, "zero_hpz_partition_size": ranks})] if ranks > 1 else [])
 
 
@@ -326,10 +327,12 @@ def cables_carry_what_the_ledger_says(count, ranks, sharding=None):
 
 
 QUANTISED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+PACKED = {"zero_packed_exponents": True}
 SUITES = {
     "bytes": [(f"{count} x {ranks} {sharding or ''}: a cable carries what the ledger says, within 2 %",
                functools.partial(cables_carry_what_the_ledger_says, count, ranks, sharding))
               for count, ranks, sharding in ((2, 1, None), (2, 2, None), (3, 1, None), (2, 2, {"stage": 3, "mics_shard_size": 2}),
+                                             (2, 1, {"stage": 2, **PACKED}), (2, 2, {"stage": 3, **PACKED}),
                                              (2, 2, {"stage": 3, "zero_hpz_partition_size": 2}),
                                              (2, 2, {"stage": 3, "zero_hpz_partition_size": 2, **QUANTISED}))],
     "bits": [(f"{count} x {ranks} {dtype} has the bits of one host at every stage and sharding",
