@@ -268,10 +268,7 @@ TEST(QuantisedOverAForeignBackend, IsRefusedWhereItSpansHosts) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, QuantisedHosts,
                          ::testing::Values(World{2, 1}, World{2, 2}, World{3, 1}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.hosts) + "x" +
-                                  std::to_string(info.param.local_size);
-                         });
+                         [](const auto& info) { return name_of(info.param); });
 
 }  // namespace
 }  // namespace zero::comm

@@ -347,10 +347,7 @@ TEST_P(Hosts, WorksMayOutliveTheirGroup) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Hosts,
                          ::testing::Values(World{2, 1}, World{2, 2}, World{3, 1}, World{3, 2}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.hosts) + "x" +
-                                  std::to_string(info.param.local_size);
-                         });
+                         [](const auto& info) { return name_of(info.param); });
 
 }  // namespace
 }  // namespace zero::comm

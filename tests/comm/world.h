@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ostream>
+#include <string>
 
 namespace zero::comm {
 
@@ -12,6 +13,11 @@ struct World {
 
 inline std::ostream& operator<<(std::ostream& out, const World& world) {
   return out << world.hosts << "x" << world.local_size;
+}
+
+/// The same, for names of tests.
+inline std::string name_of(const World& world) {
+  return std::to_string(world.hosts) + "x" + std::to_string(world.local_size);
 }
 
 }  // namespace zero::comm

@@ -245,6 +245,14 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
   }
 }
 
+// Whose backward pass, where it `throws`, does so in the first layer that forward meets, which
+// backward meets last.
+at::Tensor loss_that(bool throws, Uneven& model, int rank, int64_t step) {
+  auto x = input(rank, step, at::kFloat).requires_grad_(true);
+  if (throws) x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+  return model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
+}
+
 // Those that a pass has begun to reduce when it fails are dropped, and later ones go on.
 TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
   for (const int stage : {0, 1}) {
@@ -254,11 +262,7 @@ TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
         for (int64_t step = 0; step < 4; ++step) {
           if (fails && step == 2) {
             const int64_t before = sums(engine.group(), stage);
-            // In the first layer that forward meets, which backward meets last.
-            auto x = input(rank, step, at::kFloat).requires_grad_(true);
-            x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
-            const auto loss = model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
-            EXPECT_THROW(engine.backward(loss), std::runtime_error);
+            EXPECT_THROW(engine.backward(loss_that(true, model, rank, step)), std::runtime_error);
             EXPECT_GT(sums(engine.group(), stage), before) << "it has begun to reduce";
           }
           engine.backward(model.loss(rank, step, true));
@@ -281,10 +285,7 @@ TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
         for (int64_t step = 0; step < 4; ++step) {
           if (fails && step == 2) {
             const int64_t before = sums(engine.group(), stage);
-            auto x = input(rank, step, at::kFloat).requires_grad_(true);
-            if (rank == 1)
-              x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
-            const auto loss = model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
+            const auto loss = loss_that(rank == 1, model, rank, step);
             if (rank == 1) {
               EXPECT_THROW(engine.backward(loss), std::runtime_error);
             } else {

@@ -102,9 +102,12 @@ void by_blocks(const Quantisation& quantisation, int64_t numel, Body body) {
   });
 }
 
-// `error`: of the message, or null.
-void pack_values(const at::Tensor& message, std::byte* error, const at::Tensor& values,
+// Whether all values are in the message. `error`: of the message, or null.
+bool pack_values(const at::Tensor& message, std::byte* error, const at::Tensor& values,
                  const LinkWire& wire) {
+  if (wire.packed)
+    return pack_exponents(bytes_of(message), values.data_ptr(), values.scalar_type(),
+                          values.numel());
   by_blocks(wire.quantisation, values.numel(), [&](BlockRange range) {
     if (error == nullptr) {
       pack(bytes_of(message), values.data_ptr(), values.scalar_type(), values.numel(),
@@ -114,6 +117,7 @@ void pack_values(const at::Tensor& message, std::byte* error, const at::Tensor& 
                          values.numel(), wire.quantisation, wire.beta, range);
     }
   });
+  return true;
 }
 
 void unpack_values(const at::Tensor& values, const std::byte* message, const LinkWire& wire) {
@@ -411,6 +415,7 @@ void HostsCollectives::send_packed(HostsCall& call) {
     const int64_t numel = std::min(step, n - begin);
     const auto values = part(input, begin, numel);
     at::Tensor packed;
+    bool fits = true;
     for (int d = 1; d <= others(); ++d) {
       int64_t turn = 0;
       const auto message = leaving(host_after(d), turn, link_bytes(wire, dtype, numel), at::kByte);
@@ -418,15 +423,10 @@ void HostsCollectives::send_packed(HostsCall& call) {
         copy_values(message, packed);
       } else {
         packed = message;
-        if (wire.packed) {
-          pack_exponents(bytes_of(packed), bytes_of(values), dtype, numel);
-        } else {
-          pack_values(packed, nullptr, values, wire);
-        }
+        fits = pack_values(packed, nullptr, values, wire);
       }
       leave(call, host_after(d), turn, message);
-      if (wire.packed && !is_packed(bytes_of(message), numel))
-        leave_rest(call, host_after(d), values);
+      if (!fits) leave_rest(call, host_after(d), values);
     }
     if (wire.packed) {
       copy_values(part(own, begin, numel), values);
@@ -449,11 +449,7 @@ void HostsCollectives::finish_packed_gather(HostsCall& call) {
         for (int d = 1; d <= others(); ++d) {
           const int from = host_after(topology_.hosts - d);
           const auto to = part(output, rank_at(from) * n + begin, numel);
-          if (wire.packed) {
-            unpack_chunk(from, to, chunk_of(d));
-          } else {
-            unpack_values(to, chunk_of(d), wire);
-          }
+          wire.packed ? unpack_chunk(from, to, chunk_of(d)) : unpack_values(to, chunk_of(d), wire);
         }
       });
   call.sending.wait();  // this rank's own slice is in its place
@@ -480,13 +476,13 @@ void HostsCollectives::leave(HostsCall& call, int host, int64_t turn, const at::
 
 // Of a packed chunk that did not fit: the end of the values, as they are.
 void HostsCollectives::leave_rest(HostsCall& call, int host, const at::Tensor& values) {
+  const auto all = span_of(values);
+  const int64_t bytes = rest_bytes(values.scalar_type(), values.numel());
+  if (bytes == 0) return;
   if (!rests_) {
     rests_ = std::make_unique<Ring>(make_array_, kDepth * topology_.hosts, chunk_bytes());
     rest_turns_.assign(static_cast<size_t>(topology_.hosts), 0);
   }
-  const auto all = span_of(values);
-  const int64_t bytes = rest_bytes(values.scalar_type(), values.numel());
-  if (bytes == 0) return;
   const int64_t turn = kDepth * host + rest_turns_[static_cast<size_t>(host)]++ % kDepth;
   if (const auto before = rests_->taken(turn)) await(*before, host);
   const auto rest = rests_->array(turn, bytes, at::kByte);
@@ -526,19 +522,14 @@ void HostsCollectives::send_parts(HostsCall& call, const at::Tensor& input, int6
           add_up_here(values, host, begin);
         }
         const auto message = leaving(host, turn, link_bytes(*wire, dtype, numel), at::kByte);
-        if (wire->packed) {
-          const bool fits = pack_exponents(bytes_of(message), bytes_of(values), dtype, numel);
-          leave(call, host, turn, message);
-          if (!fits) leave_rest(call, host, values);
-          continue;
-        }
         std::byte* error = nullptr;
         if (wire->error.defined()) {
           const auto kept = feedback_quantisation(wire->quantisation);
           error = bytes_of(wire->error) + (d - 1) * wire_bytes(kept, n) + wire_bytes(kept, begin);
         }
-        pack_values(message, error, values, *wire);
+        const bool fits = pack_values(message, error, values, *wire);
         leave(call, host, turn, message);
+        if (!fits) leave_rest(call, host, values);
       } else if (alone()) {
         depart(call, host, Channel::reduce, values);
       } else {

@@ -58,13 +58,11 @@ void check_replaceable(const fs::path& folder) {
       other = name;
     }
   }
-  if (error) return;  // said by who writes there
-  if (saved && inner.empty()) return;
-  if (!inner.empty()) other = inner;
+  if (error || (saved && inner.empty())) return;  // an error is said by who writes there
   throw CheckpointError(
       fmt::format("'{}' holds '{}', which no save writes, and a save takes the place of the whole "
                   "folder. Give another folder, or move that away.",
-                  folder.string(), other));
+                  folder.string(), inner.empty() ? other : inner));
 }
 
 std::string state_key(std::string_view state, std::string_view parameter) {

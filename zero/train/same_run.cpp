@@ -4,12 +4,10 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -19,7 +17,9 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
+#include "zero/comm/token.h"
 
 namespace zero::train {
 namespace {
@@ -86,6 +86,7 @@ std::vector<std::string> gather_texts(comm::Group& group, const std::string& min
 }  // namespace
 
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
+  if (group.size() == 1) return;
   const auto mine = json_of(run, data).dump();
   const auto sums = comm::gather_records(group, checksum(mine), "settings");
   if (std::ranges::count(sums, sums.front()) == group.size()) return;
@@ -104,12 +105,9 @@ void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& d
 
 void check_shared(comm::Group& group, const RunFolder& folder) {
   // Nobody has looked for the name before: file systems remember also what was not there.
-  const int64_t number =
-      comm::gather_records(
-          group, static_cast<int64_t>(getpid()) << 32 | static_cast<int64_t>(time(nullptr)),
-          "a file to look for")
-          .front();
-  const auto file = folder.log().parent_path() / fmt::format(".seen-{:x}", number);
+  const comm::FixedText<40> token(comm::random_token());
+  const auto tokens = comm::gather_records(group, token, "a file to look for");
+  const auto file = folder.log().parent_path() / fmt::format(".seen-{}", tokens.front().view());
   comm::agree_on_rank_zero<ConfigError>(group, "Writing to the run's folder", [&] {
     if (!std::ofstream(file))
       throw ConfigError(fmt::format("Cannot write {}. Give another --out.", file.string()));
