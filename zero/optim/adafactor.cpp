@@ -85,7 +85,7 @@ struct AdafactorFirst {
   }
 };
 
-/// Where rows and columns have the moments, the direction is the gradient yet.
+/// The direction is still the gradient: rows and columns have the moments.
 struct AdafactorGradient {
   static constexpr bool kNormOfUpdate = false;
   template <class D, class V>
@@ -173,7 +173,7 @@ double mean_root(const ExactSum& squares, int64_t numel) {
   return std::sqrt(squares.value() / static_cast<double>(numel));
 }
 
-// Of elements with moments of their own.
+// Updates elements that have moments of their own.
 void exact(const Adafactor& optimizer, Moment moment, const ExactRange& range) {
   const AdafactorDirection<double> first(optimizer, moment);
   std::vector<double> direction(static_cast<size_t>(range.numel));

@@ -1,4 +1,4 @@
-// What one thread of a device's kernel does, in plain C++.
+// One thread of a device's kernel, in plain C++.
 //
 // Note [Kernels in plain C++]
 // The kernels of a device are launches of the functions here, which know of no device: a compiler
@@ -83,7 +83,7 @@ struct Absent {
   using Stored = uint16_t;
 };
 
-/// What becomes of a gradient before anything else.
+/// Scales a gradient and cuts it off, before anything else.
 struct Scale {
   float factor;
   float limit;  ///< Range::gradient_limit
@@ -150,7 +150,7 @@ constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, 
   if constexpr (kHasCopy) store(copy, arrays.parameter + begin);
 }
 
-/// What thread `index` of an update does: kCount elements, the last thread perhaps fewer.
+/// Runs thread `index` of an update: kCount elements, or fewer in the last thread.
 template <int kCount, class Step, class Arrays>
 constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arrays,
                                 int64_t index) {
@@ -219,7 +219,7 @@ void with_numbers(c10::ScalarType dtype, const F& f) {
   f(Fp16());
 }
 
-/// Whether every array of a range begins at a multiple of kWidth elements.
+/// Returns whether every array of a range begins at a multiple of kWidth elements.
 inline bool is_aligned(const Range& range) {
   const auto fits = [](const void* array, size_t bytes) {
     return reinterpret_cast<uintptr_t>(array) % (kWidth * bytes) == 0;
