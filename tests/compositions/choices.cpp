@@ -64,7 +64,7 @@ Choice block(std::string_view name) {
   return choice;
 }
 
-/// What happens in a step beside its micro-batches; run.cpp knows the words.
+/// Returns a row that says what happens in a step beside its micro-batches; run.cpp has the words.
 Choice step(std::string_view name, bool may_be_none) {
   Choice choice{name, {}};
   const auto add = [&](std::string_view word, int weight, bool beyond = false) {

@@ -1,4 +1,4 @@
-// What a case is made of: one table of choices. A new feature of the engine is a new row, or a new
+// The table of choices that a case is made of. A new feature of the engine is a new row, or a new
 // word of one.
 #pragma once
 
@@ -22,6 +22,8 @@ struct Setup {
   std::vector<std::string_view> blocks;
   std::vector<std::string_view> steps;
   bool recomputes = false;
+  /// Parameters are gathered by calls that all ranks make, so all ranks use the same ones.
+  bool together = false;
   Optimizer optimizer = AdamW{.lr = 1e-2};
   Config config;
   /// PlainZero has none of what was chosen; the oracle is an Engine with all that only says where
@@ -53,7 +55,7 @@ std::string text_of(const Case& given);
 Case parse(std::string_view text);
 Setup setup_of(const Case& given);
 
-/// What a path of a configuration is before a run gives it a folder.
+/// Stands for a path in the configuration until a run gives it a folder.
 inline constexpr std::string_view kFolder = "FOLDER";
 
 }  // namespace zero::compositions

@@ -138,7 +138,7 @@ Network::Block Network::make(size_t place, std::string_view word) {
     const auto none = weight(name("none"), {0});
     return [=](const at::Tensor& x) { return x + none.sum(); };
   }
-  if (word == "in_place") {  // whose gradients are written where they are added
+  if (word == "in_place") {  // its gradients are written where they are added
     const auto w = weight(name("w"), {7, 7});
     const auto b = weight(name("b"), {7});
     return [=](const at::Tensor& x) {

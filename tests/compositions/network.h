@@ -31,7 +31,7 @@ class Network : public torch::nn::Module {
   /// Returns the model as layers, for micro-batches `first` to `first` + `count` - 1.
   LayerSequence layers(int64_t first, int64_t count);
 
-  int64_t step = 0;    ///< what blocks that take turns depend on
+  int64_t step = 0;    ///< blocks that take turns depend on it
   bool skips = false;  ///< every second block is left out
 
  private:

@@ -26,19 +26,14 @@ namespace zero::compositions {
 
 namespace {
 
-/// What one rank saw.
+/// One rank's results.
 struct Outcome {
   std::vector<float> losses;
-  std::vector<double> norms;  ///< of the steps that updated
+  std::vector<double> norms;  ///< one for each step that updated
   std::vector<at::Tensor> weights;
-  std::string error;     ///< what ended it
+  std::string error;     ///< the message that ended it
   bool refused = false;  ///< the error is a zero::Error
 };
-
-/// Parameters are gathered by calls that all ranks must make: then they use the same ones.
-bool gathers_together(const Setup& setup) {
-  return setup.config.stage == 3 && (setup.hosts > 1 || !setup.config.one_sided_gather);
-}
 
 /// One rank that trains: by an Engine, or by the plain ZeRO.
 class Learner {
@@ -57,14 +52,14 @@ class Learner {
 
  protected:
   void make_network() {
-    network_ = std::make_shared<Network>(
-        setup_.blocks, gathers_together(setup_) ? 0 : group_->rank(), group_->rank(),
-        setup_.config.parameter_dtype(), setup_.recomputes);
+    network_ = std::make_shared<Network>(setup_.blocks, setup_.together ? 0 : group_->rank(),
+                                         group_->rank(), setup_.config.parameter_dtype(),
+                                         setup_.recomputes);
   }
   void begin(std::string_view word, int64_t index) {
     network_->step = index;
     network_->skips = word == "skip_blocks" || (word == "skip_blocks_on_one_rank" &&
-                                                (gathers_together(setup_) || group_->rank() == 0));
+                                                (setup_.together || group_->rank() == 0));
   }
   int64_t micro_batches() const { return setup_.config.gradient_accumulation_steps; }
   bool layer_major() const { return setup_.config.layer_major_accumulation; }
@@ -93,7 +88,7 @@ class Learner {
   std::shared_ptr<comm::Group> group_;
   std::shared_ptr<Network> network_;
   Outcome outcome_;
-  int64_t number_ = 0;  // of the next micro-batch
+  int64_t number_ = 0;  // the next micro-batch
   bool records_ = true;
 };
 
@@ -222,7 +217,7 @@ class ByPlain final : public Learner {
   struct Done {
     std::string_view word;
     int64_t index = 0;
-    int64_t number = 0;  // of its first micro-batch
+    int64_t number = 0;  // its first micro-batch
     double lr = 0;
     bool completes = false;  // a delayed update under way
   };
@@ -310,7 +305,8 @@ class ByPlain final : public Learner {
   double lr_;
   std::unique_ptr<PlainZero> zero_;
   int64_t updates_ = 0;
-  std::vector<at::Tensor> shown_;  // what passes see while an update is under way; or none
+  std::vector<at::Tensor>
+      shown_;  // the weights that passes see while an update is under way; or none
   std::vector<Done> history_;
   std::optional<std::vector<Done>> saved_;
   std::optional<std::vector<Done>> saved_full_;
@@ -451,6 +447,7 @@ std::string one_line(std::string text) {
 Verdict run(const Case& given) {
   using Kind = Verdict::Kind;
   auto setup = setup_of(given);
+  setup.together = setup.config.stage == 3 && (setup.hosts > 1 || !setup.config.one_sided_gather);
   const TemporaryFolder folder;
   for (auto* path :
        {&setup.config.offload_optimizer.nvme_path, &setup.config.offload_param.nvme_path}) {

@@ -15,7 +15,7 @@ struct Verdict {
     failed,   ///< anything else
   };
   Kind kind = Kind::same;
-  std::string why;  ///< what was refused or has failed; one line
+  std::string why;  ///< the refusal or the failure, in one line
 };
 
 /// Runs a case on ranks that are threads. Does not return where a rank hangs.

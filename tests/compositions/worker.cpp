@@ -65,35 +65,32 @@ void Worker::begin() {
   cases_ = 0;
 }
 
-void Worker::end() {
+// A process without a case ends when nobody is left to give it one.
+void Worker::end(bool hangs) {
   if (pid_ < 0) return;
   ::close(to_);
   ::close(from_);
-  ::kill(pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
+  if (hangs) ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, &status_, 0);
   pid_ = -1;
 }
 
 Verdict Worker::run(const Case& given) {
-  if (++cases_ > kCasesOfAProcess) end();
+  if (++cases_ > kCasesOfAProcess) end(false);
   if (pid_ < 0) begin();
   write_line(to_, "=" + text_of(given));
   pollfd answer{.fd = from_, .events = POLLIN, .revents = 0};
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_).count();
-  std::string why = fmt::format("took longer than {} s", limit_.count());
-  if (::poll(&answer, 1, static_cast<int>(limit)) == 1) {
-    const auto line = read_line(from_);
-    if (!line.empty()) return {static_cast<Verdict::Kind>(line.front() - '0'), line.substr(1)};
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    why = WIFSIGNALED(status) ? fmt::format("ended by signal {}", WTERMSIG(status))
-                              : fmt::format("ended with status {}", WEXITSTATUS(status));
-    ::close(to_);
-    ::close(from_);
-    pid_ = -1;
+  if (::poll(&answer, 1, static_cast<int>(limit)) != 1) {
+    end(true);
+    return {Verdict::Kind::failed, fmt::format("took longer than {} s", limit_.count())};
   }
-  end();
-  return {Verdict::Kind::failed, why};
+  const auto line = read_line(from_);
+  if (!line.empty()) return {static_cast<Verdict::Kind>(line.front() - '0'), line.substr(1)};
+  end(false);
+  return {Verdict::Kind::failed, WIFSIGNALED(status_)
+                                     ? fmt::format("ended by signal {}", WTERMSIG(status_))
+                                     : fmt::format("ended with status {}", WEXITSTATUS(status_))};
 }
 
 }  // namespace zero::compositions

@@ -13,7 +13,7 @@ namespace zero::compositions {
 class Worker {
  public:
   explicit Worker(std::chrono::seconds limit) : limit_(limit) {}
-  ~Worker() { end(); }
+  ~Worker() { end(false); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
@@ -22,12 +22,13 @@ class Worker {
 
  private:
   void begin();
-  void end();
+  void end(bool hangs);
   std::chrono::seconds limit_;
   pid_t pid_ = -1;
   int to_ = -1;
   int from_ = -1;
   int cases_ = 0;
+  int status_ = 0;  // the last process ended with it
 };
 
 }  // namespace zero::compositions

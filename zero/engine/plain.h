@@ -82,8 +82,8 @@ class PlainZero {
     at::Tensor parameters;   // whole; at stage 3 without bytes except inside a pass
     at::Tensor mine;         // the owned parameters: a part of the above, but at stage 3
     at::Tensor gradients;    // the sum so far, whole or this rank's slice; or none
-    at::Tensor master;       // of the owned parameters, where these are bf16
-    std::array<at::Tensor, optim::kMostStates> moments;  // of the owned parameters
+    at::Tensor master;       // the owned parameters in fp32, if they are bf16
+    std::array<at::Tensor, optim::kMostStates> moments;  // the optimizer's states
   };
 
   void stage_0(const std::vector<Pass>& passes);
