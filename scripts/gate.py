@@ -107,6 +107,9 @@ class Gate:
                 part.times.append((float(seconds), test, outcome))
         part.status = process.wait()
         part.minutes = (time.monotonic() - begin) / 60
+        if part.status == 0 and not part.times and not STUB and any(word.endswith("test.sh") for word in command):
+            print("no test ran", flush=True)
+            part.status = 1
         print(f"== {name}: {'passed' if part.status == 0 else 'FAILED'} in {part.minutes:.1f} minutes", flush=True)
         return part.status == 0
 
