@@ -23,6 +23,10 @@ function(zero_program name)
     target_compile_options(${name} PRIVATE -O0)
     target_precompile_headers(${name} REUSE_FROM zero_header)
   endif()
+  list(LENGTH arg_SOURCES count)
+  if(count GREATER 1)
+    zero_group_sources(${name})
+  endif()
 endfunction()
 
 # zero_entry(name COMMAND ... [BUILD release|asan|tsan ...] [SHARD 0..3] [NEEDS python|monitors|trace ...] [TARGETS ...] [WATCHES FILE ...]
@@ -33,8 +37,8 @@ endfunction()
 #   `zero/FOLDER/` or one of WATCHES. It has the labels `long` and `shardN`.
 # NEEDS: what scripts/NAME_environment.sh installs for it; without it parts are skipped, and say so.
 # TARGETS: what is built for it.
-# PROCESSORS: the cores that it takes; ctest runs as many entries at once as fit [1 in a folder that sets ZERO_TESTS_OF_ONE_CORE, else 2: ranks
-#   are up to four threads or processes]. What reads a clock says RUN_SERIAL ON after PROPERTIES.
+# PROCESSORS: the cores that it keeps busy [1]; ctest runs as many entries at once as fit. Ranks that are threads wait for each other most of
+#   the time, and keep about one busy. What reads a clock says RUN_SERIAL ON after PROPERTIES.
 set(zero_entry_values SHARD PROCESSORS TIMEOUT)
 set(zero_entry_lists COMMAND BUILD NEEDS TARGETS WATCHES LABELS ENVIRONMENT PROPERTIES)
 function(zero_entry name)
@@ -54,10 +58,7 @@ function(zero_entry name)
     endif()
   endforeach()
   if(NOT arg_PROCESSORS)
-    set(arg_PROCESSORS 2)
-    if(ZERO_TESTS_OF_ONE_CORE)
-      set(arg_PROCESSORS 1)
-    endif()
+    set(arg_PROCESSORS 1)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)

@@ -68,8 +68,9 @@ def tests_of(preset):
 
 
 class Part:
-    def __init__(self, name):
-        self.name, self.passed, self.failed, self.skipped, self.status = name, 0, 0, 0, 0
+    def __init__(self, name, what):
+        self.name, self.what = name, what
+        self.passed, self.failed, self.skipped, self.status = 0, 0, 0, 0
         self.minutes, self.times = 0.0, []
 
 
@@ -80,9 +81,9 @@ class Gate:
     def __init__(self):
         self.parts, self.left_out = [], []
 
-    def run(self, name, command, slow=True):
-        """Runs a command as one part, prints what it prints, and counts its tests. Returns whether it passed."""
-        part = Part(name)
+    def run(self, name, command, what="", slow=True):
+        """Runs a command as one part, prints what it prints, and counts its tests. `what` is said in the table at the end."""
+        part = Part(name, what)
         self.parts.append(part)
         command = [str(word) for word in command]
         print(f"\n== {name}: {shlex.join(command)[:400]}", flush=True)
@@ -95,7 +96,7 @@ class Gate:
         except OSError as error:
             print(error, flush=True)
             part.status = 1
-            return False
+            return
         for line in process.stdout:
             print(line, end="", flush=True)
             if result := RESULT.match(line):
@@ -111,14 +112,13 @@ class Gate:
             print("no test ran", flush=True)
             part.status = 1
         print(f"== {name}: {'passed' if part.status == 0 else 'FAILED'} in {part.minutes:.1f} minutes", flush=True)
-        return part.status == 0
 
     def leave_out(self, what, why):
         self.left_out.append(f"{what} ({why})")
 
     def build(self, preset, tests, also=()):
         targets = sorted({target for test in tests for target in test.targets} | set(also))
-        return self.run(f"build {preset}", ["scripts/build.sh", preset, "--keep-going", *targets])
+        self.run(f"build {preset}", ["scripts/build.sh", preset, "--keep-going", *targets], f"{len(targets)} programs")
 
     def fits(self, what, minutes):
         """Whether a part of so many minutes can begin; where not it is named at the end."""
@@ -239,23 +239,24 @@ def main():
     tests = list({test.name: test for test in gate_release + due}.values())
     if ALL:
         gate.run("build release", ["scripts/build.sh", "release", "--keep-going"])
-        gate.run("test release", ["scripts/test.sh", "release"])
+        gate.run("test release", ["scripts/test.sh", "release"], "every test")
     else:
         gate.build("release", tests, ["zero_program"])
-        gate.run("test release", ["scripts/test.sh", "release", "-L", f"^(gate|shard{shard})$"])
+        gate.run("test release", ["scripts/test.sh", "release", "-L", f"^(gate|shard{shard})$"],
+                 f"{len(gate_release)} short tests; shard {shard}: {' '.join(test.name for test in due)}")
     if ALL:
         gate.run("build asan", ["scripts/build.sh", "asan", "--keep-going"])
-        gate.run("test asan", ["scripts/test.sh", "asan", "--short"])
+        gate.run("test asan", ["scripts/test.sh", "asan", "--short"], "every test that is not long")
     else:
         gate.build("asan", gate_asan)
-        gate.run("test asan", ["scripts/test.sh", "asan", "-L", "^gate$"])
+        gate.run("test asan", ["scripts/test.sh", "asan", "-L", "^gate$"], f"{len(gate_asan)} short tests")
 
     slow = [name for name, readers in FUZZERS.items() if ALL or any(in_any(file, [*readers, f"tests/fuzz/{name}"]) for file in changed)]
     quick = [name for name in FUZZERS if name not in slow]
     if quick:
-        gate.run("fuzz", ["scripts/fuzz.sh", 15, *quick])
+        gate.run("fuzz", ["scripts/fuzz.sh", 15, *quick], " ".join(quick))
     if slow and gate.fits(f"fuzzers of {' '.join(slow)}, a minute each", 3):
-        gate.run("fuzz, a minute", ["scripts/fuzz.sh", 60, *slow])
+        gate.run("fuzz, a minute", ["scripts/fuzz.sh", 60, *slow], " ".join(slow))
 
     fit, minutes = [], 1
     for test in more:
@@ -268,13 +269,14 @@ def main():
         gate.leave_out(" ".join(test.name for test in late), f"no time: {elapsed():.0f} of {MINUTES:.0f} minutes have gone; due in the next gate here")
     if fit:
         gate.build("release", fit)
-        gate.run("test changed", ["scripts/test.sh", "release", "-R", names_pattern(fit)])
+        gate.run("test changed", ["scripts/test.sh", "release", "-R", names_pattern(fit)], " ".join(test.name for test in fit))
 
     if shard == TSAN_SHARD or ALL:
         if gate.fits("ThreadSanitizer", TSAN_MINUTES):
-            gate.run("configure tsan", ["scripts/build.sh", "tsan", "--configure"])
-            gate.build("tsan", [test for test in tests_of("tsan") if "tsan" in test.builds])
-            gate.run("test tsan", ["scripts/test.sh", "tsan", "-L", "^gate$"])
+            gate.run("configure tsan", ["scripts/build.sh", "tsan", "--configure"], slow=False)
+            threads = [test for test in tests_of("tsan") if "tsan" in test.builds]
+            gate.build("tsan", threads)
+            gate.run("test tsan", ["scripts/test.sh", "tsan", "-L", "^gate$"], " ".join(test.name for test in threads))
 
     sources = [file for file in changed if file.endswith(".cpp") and not file.startswith(("examples/", "cmake/", "python/", "plugins/cuda/")) and
                (ROOT / file).exists()]
@@ -285,7 +287,7 @@ def main():
         if ALL:
             now, rest = sources, []
         if gate.fits(f"clang-tidy of {len(now)} files", len(now) / 6):
-            gate.run("clang-tidy", ["scripts/lint.sh", *now])
+            gate.run("clang-tidy", ["scripts/lint.sh", *now], f"{len(now)} files")
         if rest:
             gate.leave_out(f"clang-tidy of {' '.join(rest)}", f"{LINT_FILES} files a gate; scripts/lint.sh takes others")
 
@@ -296,10 +298,10 @@ def finish(gate, commit, late):
     failed = sum(part.failed for part in gate.parts)
     failed += sum(part.status != 0 and part.failed == 0 for part in gate.parts)
     passed = sum(part.passed for part in gate.parts)
-    print(f"\n{'part':<18} {'':<7} {'passed':>6} {'failed':>6} {'skipped':>7} {'minutes':>8}")
+    print(f"\n{'part':<18} {'':<7} {'passed':>6} {'failed':>6} {'skipped':>7} {'minutes':>8}  what")
     for part in gate.parts:
         counts = [str(count) if part.times else "" for count in (part.passed, part.failed, part.skipped)]
-        print(f"{part.name:<18} {'passed' if part.status == 0 else 'FAILED':<7} {counts[0]:>6} {counts[1]:>6} {counts[2]:>7} {part.minutes:8.1f}")
+        print(f"{part.name:<18} {'passed' if part.status == 0 else 'FAILED':<7} {counts[0]:>6} {counts[1]:>6} {counts[2]:>7} {part.minutes:8.1f}  {part.what}")
     print(f"{'whole':<50} {elapsed():5.1f}")
     times = sorted(((seconds, test, part.name) for part in gate.parts for seconds, test, _ in part.times), reverse=True)
     print("longest: " + ", ".join(f"{test} {seconds:.0f} s ({part})" for seconds, test, part in times[:12]))
