@@ -221,15 +221,16 @@ TEST_P(QuantisedHosts, WhatCannotBeQuantisedIsRefused) {
   on_hosts([&](Group& group) {
     auto longs = at::zeros({group.size() * 100}, at::kLong);
     auto slice = at::zeros({100}, at::kLong);
-    EXPECT_THAT(message_of<CommError>([&] { group.all_gather(longs, slice, "", LinkWire{}); }),
-                HasSubstr("Long cannot be quantised"));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { group.all_gather(longs, slice, "", LinkWire{}); }),
+        HasSubstr("Long cannot be quantised"));
     auto input = at::zeros({group.size() * 100}, at::kFloat);
     auto output = at::zeros({100}, at::kFloat);
-    EXPECT_THAT(message_of<CommError>([&] {
+    EXPECT_THAT(zero::message_of<CommError>([&] {
                   group.reduce_scatter(output, input, "", LinkWire{{WireFormat::int8, 100}});
                 }),
                 HasSubstr("a block of 100 elements"));
-    EXPECT_THAT(message_of<CommError>([&] {
+    EXPECT_THAT(zero::message_of<CommError>([&] {
                   group.reduce_scatter(output, input, "", LinkWire{{}, at::zeros({7}, at::kByte)});
                 }),
                 HasSubstr("has 7 elements of Byte"));
@@ -262,7 +263,7 @@ TEST(QuantisedOverAForeignBackend, IsRefusedWhereItSpansHosts) {
   Group group(Transport{.data = c10::make_intrusive<Foreign>(), .topology = Topology{.hosts = 2}});
   auto output = at::empty({200}, at::kFloat);
   auto input = at::empty({100}, at::kFloat);
-  EXPECT_THAT(message_of<CommError>([&] { group.all_gather(output, input, "", LinkWire{}); }),
+  EXPECT_THAT(zero::message_of<CommError>([&] { group.all_gather(output, input, "", LinkWire{}); }),
               HasSubstr("a group over a foreign backend cannot quantise"));
 }
 
