@@ -34,7 +34,7 @@ endfunction()
 # BUILD: the builds in which the gate runs it [release, or what its folder sets in ZERO_TESTS_BUILD]. Memory errors, bad input, trust, failures
 #   and lifecycles are looked for under sanitizers (asan), bits and figures in release; `make test` and `make asan` run all.
 # SHARD: it takes over 10 s, and the gate runs it in every fourth submission, and where a file has changed that begins with `tests/FOLDER/`,
-#   `zero/FOLDER/` or one of WATCHES. It has the labels `long` and `shardN`.
+#   `zero/FOLDER/` or one of WATCHES. It has the labels `long` and `shardN`. A test with `LABELS long` alone is in a shard that its name gives.
 # NEEDS: what scripts/NAME_environment.sh installs for it; without it parts are skipped, and say so.
 # TARGETS: what is built for it.
 # PROCESSORS: the cores that it keeps busy [1]; ctest runs as many entries at once as fit. Ranks that are threads wait for each other most of
@@ -66,13 +66,17 @@ function(zero_entry name)
   if(ZERO_SANITIZE)
     math(EXPR arg_TIMEOUT "3 * ${arg_TIMEOUT}")
   endif()
+  if("long" IN_LIST arg_LABELS AND NOT DEFINED arg_SHARD)
+    string(MD5 hash ${name})
+    string(SUBSTRING ${hash} 0 1 digit)
+    math(EXPR arg_SHARD "0x${digit} % 4")
+  endif()
   if(DEFINED arg_SHARD)
     if(NOT arg_SHARD MATCHES "^[0-3]$")
       message(FATAL_ERROR "${name}: SHARD is '${arg_SHARD}'; it may be 0, 1, 2 or 3")
     endif()
+    list(REMOVE_ITEM arg_LABELS long)
     list(APPEND arg_LABELS long shard${arg_SHARD})
-  elseif("long" IN_LIST arg_LABELS)
-    message(FATAL_ERROR "${name}: a long test names its SHARD, 0 to 3, and has the label `long` by that")
   elseif(zero_this_build IN_LIST arg_BUILD)
     list(APPEND arg_LABELS gate)
   endif()
