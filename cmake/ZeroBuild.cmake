@@ -39,7 +39,7 @@ if(ZERO_SANITIZE_FLAGS)
   add_link_options(${ZERO_SANITIZE_FLAGS})
 endif()
 
-# What every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
+# The options that every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
 add_library(zero_private INTERFACE)
 target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Werror>")
 # g++ 12 warns of impossible sizes inside std::string (its bugs 105329 and 105651).

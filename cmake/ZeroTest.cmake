@@ -35,10 +35,10 @@ endfunction()
 #   and lifecycles are looked for under sanitizers (asan), bits and figures in release; `make test` and `make asan` run all.
 # SHARD: it takes over 10 s, and the gate runs it in every fourth submission, and where a file has changed that begins with `tests/FOLDER/`,
 #   `zero/FOLDER/` or one of WATCHES. It has the labels `long` and `shardN`. A test with `LABELS long` alone is in a shard that its name gives.
-# NEEDS: what scripts/NAME_environment.sh installs for it; without it parts are skipped, and say so.
-# TARGETS: what is built for it.
+# NEEDS: the gate runs scripts/NAME_environment.sh when the test is due; without the environment the test skips parts, and says so.
+# TARGETS: the gate builds these for it.
 # PROCESSORS: the cores that it keeps busy [1]; ctest runs as many entries at once as fit. Ranks that are threads wait for each other most of
-#   the time, and keep about one busy. What reads a clock says RUN_SERIAL ON after PROPERTIES.
+#   the time, and keep about one busy. A test whose result depends on a clock says RUN_SERIAL ON after PROPERTIES.
 set(zero_entry_values SHARD PROCESSORS TIMEOUT)
 set(zero_entry_lists COMMAND BUILD NEEDS TARGETS WATCHES LABELS ENVIRONMENT PROPERTIES)
 function(zero_entry name)

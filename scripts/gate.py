@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The parts of the gate, in this checkout. `.ci/run` starts it, in the place where gates build.
+"""Runs the parts of the gate in this checkout. `.ci/run` starts this script in the place where gates build.
 
-Every gate runs: the format check; each short test, in the build or builds that its BUILD in tests/**/CMakeLists.txt names; one shard of the
-four of the long suite, by the count of commits; the long tests whose folder has changed; clang-tidy over files that have changed; the
-fuzzers. Four gates one after the other run all. ThreadSanitizer comes with shard 3.
+Every gate checks the format and runs each short test, in the build or builds that its BUILD in tests/**/CMakeLists.txt names. It runs one of
+the four shards of the long suite, which the count of commits selects, and the long tests whose folder has changed. It runs the fuzzers, and
+clang-tidy over files that have changed. Shard 3 brings ThreadSanitizer. Four gates whose counts of commits follow each other run everything.
 
-"Changed" means: unlike the last commit that passed a gate here (refs/gate/passed). Where there is none, unlike the newest first parent that is
-a day older than HEAD. Parts that do not fit into the time are named at the end; long tests among them are due in the next gate here.
+A file has changed if it is unlike that of the last commit that passed a gate here (refs/gate/passed). On a machine where none has passed, the
+newest first parent that is a day older than HEAD is compared instead. The end of the output names the parts that did not fit into the time;
+long tests among them are due in the next gate here.
 
 Environment: ALL=1 runs everything, whatever the time; PLAN=1 only says what would run; GATE_MINUTES is the time [60];
 GATE_STUB=1 replaces what takes long by its name, to try this script.
@@ -121,7 +122,7 @@ class Gate:
         self.run(f"build {preset}", ["scripts/build.sh", preset, "--keep-going", *targets], f"{len(targets)} programs")
 
     def fits(self, what, minutes):
-        """Whether a part of so many minutes can begin; where not it is named at the end."""
+        """Returns whether there is time for a part of so many minutes. If not, the end of the output names it."""
         if elapsed() + minutes <= MINUTES:
             return True
         self.leave_out(what, f"{minutes:.0f} minutes more, and {elapsed():.0f} of {MINUTES:.0f} have gone")
@@ -129,8 +130,8 @@ class Gate:
 
 
 def forget_what_no_longer_fits():
-    """Configures from nothing where a CMake file has changed, since a cache keeps the defaults of the old one; builds from nothing where
-    a compiler or LibTorch has changed. Object files of the same commands stay valid: ninja knows their commands and all headers."""
+    """Removes the caches of CMake if a CMake file has changed, since a cache keeps the defaults of the old file, and removes all that was built
+    if a compiler or LibTorch has changed. Object files stay valid without the cache: ninja knows their commands and all their headers."""
     def output(command):
         done = subprocess.run(["bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         return hashlib.sha256(done.stdout.encode()).hexdigest()
@@ -155,14 +156,14 @@ def names_pattern(tests):
 
 
 def seconds_of_tests(preset):
-    """What ctest keeps of earlier runs here: {name: seconds}."""
+    """Returns how long each test took in earlier runs in this folder, as ctest recorded it: {name: seconds}."""
     file = ROOT / "build" / preset / "Testing" / "Temporary" / "CTestCostData.txt"
     words = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
     return {line[0]: float(line[2]) for line in words if len(line) == 3 and line[1] != "0"}
 
 
 def base_of_changes():
-    """(commit, why): what the tree is compared with."""
+    """Returns the commit that the tree is compared with, and why it is that one."""
     passed = git("rev-parse", "--verify", "--quiet", "refs/gate/passed^{commit}")
     if passed:
         return passed, "the last commit that passed a gate here"
@@ -179,7 +180,7 @@ def in_any(file, prefixes):
 
 
 def check_union(release, asan):
-    """That the four shards and both builds together are every test that ctest knows. Returns what is wrong."""
+    """Checks that the four shards and both builds together run every test that ctest knows. Returns a line for each mistake."""
     wrong = []
     known = {}
     for preset, tests in (("release", release), ("asan", asan)):

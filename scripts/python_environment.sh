@@ -5,7 +5,8 @@
 #
 #   scripts/python_environment.sh      prints the environment's Python
 #
-# What is there already is kept; remove the folder to start afresh. Files that the LibTorch of scripts/setup.sh has too are on the disk once.
+# The script keeps an environment that is already there; remove the folder to start afresh. Files that are equal to those of the LibTorch of
+# scripts/setup.sh become links to them, so that the disk holds them once.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
@@ -36,7 +37,7 @@ if [[ ! -x $python_environment || -n $("$python_environment" -c "$missing" $requ
   [[ -z $("$python_environment" -c "$missing" $requirements) ]] || die "not all of $requirements is installed in $environment"
 fi
 
-# Headers and libraries that are equal, byte for byte, become links to those of LibTorch.
+# Replaces headers and libraries of torch by links to those of LibTorch, if they are equal byte for byte.
 share_torch() {
   local site file
   site=$(printf '%s\n' "$environment"/lib/python3*/site-packages)
