@@ -104,7 +104,7 @@ TEST(Arena, AFullRegionIsAnError) {
 
 TEST(Arena, NamesItsRankAsTheJobDoes) {
   Arena arena(Mapping::create({kPage, int64_t{1} << 20, 2}), 1, 7);
-  EXPECT_THAT(message_of<OutOfMemory>([&] { arena.allocate(int64_t{1} << 30); }),
+  EXPECT_THAT(zero::message_of<OutOfMemory>([&] { arena.allocate(int64_t{1} << 30); }),
               HasSubstr("of shared memory on rank 7"));
 }
 

@@ -287,7 +287,7 @@ TEST(Meeting, TimesOutNamingTheRankThatDoesNotCome) {
 
 TEST(Meeting, NamesRanksAsTheJobDoes) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(message_of<CommError>([&] {
+  EXPECT_THAT(zero::message_of<CommError>([&] {
                 (void)meet(*store, 0, 2, milliseconds(200), {4, 5});
               }),
               AllOf(HasSubstr("rank 4 was making"), HasSubstr("waits for rank 5")));

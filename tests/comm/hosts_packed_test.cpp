@@ -152,8 +152,9 @@ TEST_P(PackedHosts, WhatHasNoSuchExponentsIsRefused) {
   on_hosts([&](Group& group) {
     auto output = at::empty({64 * group.size()}, at::kHalf);
     const auto input = at::zeros({64}, at::kHalf);
-    EXPECT_THAT(message_of<CommError>([&] { group.all_gather(output, input, "halves", kPacked); }),
-                HasSubstr("exponents of Half cannot be packed"));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { group.all_gather(output, input, "halves", kPacked); }),
+        HasSubstr("exponents of Half cannot be packed"));
   });
 }
 

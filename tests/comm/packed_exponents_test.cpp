@@ -21,7 +21,8 @@ namespace {
 using c10::ScalarType;
 using Bytes = std::vector<std::byte>;
 
-constexpr auto kSizes = {0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 191, 256, 1000, 4096, 5001, 20'000};
+constexpr auto kNumels = {0,   1,   2,   3,   63,   64,   65,   127,
+                          128, 129, 191, 256, 1000, 4096, 5001, 20'000};
 
 int64_t width_of(ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
@@ -80,7 +81,7 @@ TEST(PackedExponents, ComeBackWithEveryBit) {
   on_each_instruction_set([](const char* set) {
     for (const auto& sort : sorts()) {
       for (const auto dtype : {ScalarType::BFloat16, ScalarType::Float}) {
-        for (const int64_t numel : kSizes) {
+        for (const int64_t numel : kNumels) {
           SCOPED_TRACE(std::string(set) + ", " + sort.name + ", " + std::to_string(numel) +
                        (dtype == ScalarType::Float ? " fp32" : " bf16"));
           const auto values = array_of(dtype, numel, sort.value);
