@@ -24,6 +24,8 @@ struct Setup {
   bool recomputes = false;
   /// Parameters are gathered by calls that all ranks make, so all ranks use the same ones.
   bool together = false;
+  /// Vectors have a parameter group of their own, with another rate.
+  bool two_groups = false;
   Optimizer optimizer = AdamW{.lr = 1e-2};
   Config config;
   /// PlainZero has none of what was chosen; the oracle is an Engine with all that only says where
@@ -47,7 +49,7 @@ const std::vector<Choice>& choices();
 
 /// The chosen word of each row, by its place there.
 using Case = std::vector<size_t>;
-/// Draws case `number` of a seed.
+/// Draws case `number` of a seed. The same seed and number give the same case.
 Case draw(uint64_t seed, uint64_t number);
 /// Text that `parse` reads: "stage=3 ranks=2", without what is plainest.
 std::string text_of(const Case& given);

@@ -176,6 +176,8 @@ at::Tensor Network::loss(int64_t number, bool other) {
   auto x = input(number);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (!skipped(i)) x = recomputes_ ? zero::recompute(blocks_[i], x) : blocks_[i](x);
+    if (i == 0 && throws && x.requires_grad())
+      x.register_hook([](const at::Tensor&) -> at::Tensor { throw Thrown(); });
   }
   return loss_of(x, other);
 }

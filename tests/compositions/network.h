@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,9 @@ class Network : public torch::nn::Module {
 
   int64_t step = 0;    ///< blocks that take turns depend on it
   bool skips = false;  ///< every second block is left out
+  /// Backward throws `Thrown` when it comes to the output of the first block.
+  bool throws = false;
+  struct Thrown : std::exception {};
 
  private:
   using Block = std::function<at::Tensor(const at::Tensor&)>;

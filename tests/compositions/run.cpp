@@ -15,6 +15,7 @@
 
 #include "tests/compositions/network.h"
 #include "tests/support/temporary_folder.h"
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
@@ -68,6 +69,7 @@ class Learner {
   }
   /// Returns the loss of the next micro-batch.
   at::Tensor loss(bool other = false) {
+    const Autocast casts(setup_.config.autocast_dtype());
     auto value = network_->loss(number_++, other);
     record(value);
     return value;
@@ -95,36 +97,45 @@ class Learner {
 class ByEngine final : public Learner {
  public:
   ByEngine(const Setup& setup, std::shared_ptr<comm::Group> group, std::string folder)
-      : Learner(setup, std::move(group)),
-        folder_(std::move(folder)),
-        engine_(network_, setup.optimizer, setup.config, group_) {}
+      : Learner(setup, std::move(group)), folder_(std::move(folder)), engine_(make()) {}
 
   void step(std::string_view word, int64_t index) override {
     begin(word, index);
     if (word == "evaluate") evaluate();
-    if (word == "half_lr") engine_.set_lr(engine_.lr() / 2);
-    if (word == "drop_gradients") engine_.drop_gradients();
+    if (word == "half_lr") engine_->set_lr(engine_->lr() / 2);
+    if (word == "drop_gradients") engine_->drop_gradients();
     if (word == "zero_grad") {
-      backward(loss());
-      if (micro_batches() > 1 && !layer_major()) engine_.step();
-      engine_.zero_grad();
+      engine_->backward(loss());
+      if (micro_batches() > 1 && !layer_major()) engine_->step();
+      engine_->zero_grad();
+    }
+    if (word == "throw") {
+      network_->throws = true;
+      const auto value = loss();
+      network_->throws = false;
+      try {
+        engine_->backward(value);
+        engine_->zero_grad();  // there was nothing to throw
+      } catch (const Network::Thrown&) {
+      }
     }
     StepResult result;
     if (layer_major()) {
+      const Autocast casts(setup_.config.autocast_dtype());
       for (const auto& value :
-           backward_layer_major(engine_, network_->layers(number_, micro_batches())))
+           backward_layer_major(*engine_, network_->layers(number_, micro_batches())))
         record(value);
       number_ += micro_batches();
       result = finish(word);
     } else {
       for (int64_t i = 0; i < micro_batches(); ++i) {
         if (word == "loss_backward") {
-          engine_.scale(loss()).backward();
+          engine_->scale(loss()).backward();
         } else {
-          engine_.backward(loss_in(word));
+          engine_->backward(loss_in(word));
         }
-        if (word == "two_losses") engine_.backward(loss(true));
-        result = i + 1 < micro_batches() ? engine_.step() : finish(word);
+        if (word == "two_losses") engine_->backward(loss(true));
+        result = i + 1 < micro_batches() ? engine_->step() : finish(word);
       }
     }
     if (result.updated) outcome_.norms.push_back(result.grad_norm);
@@ -138,27 +149,37 @@ class ByEngine final : public Learner {
       const auto is_it = [&](const at::Tensor& other) { return other.is_same(tensor); };
       if (!tensor.requires_grad() || std::ranges::any_of(known, is_it)) continue;
       known.push_back(tensor);
-      all.push_back(engine_.parameter(name));
+      all.push_back(engine_->parameter(name));
     }
     return all;
   }
 
  private:
-  void backward(const at::Tensor& loss) { engine_.backward(loss); }
+  std::unique_ptr<Engine> make() {
+    std::vector<ParameterGroup> groups{{{}, setup_.optimizer}};
+    if (setup_.two_groups) {
+      auto other = setup_.optimizer;
+      std::visit([](auto& each) { each.lr /= 3; }, other);
+      groups.push_back({{}, other, [](std::string_view, const at::Tensor& parameter) {
+                          return parameter.dim() < 2;
+                        }});
+    }
+    return std::make_unique<Engine>(network_, groups, setup_.config, group_);
+  }
   StepResult finish(std::string_view word) {
-    if (word == "read_gradient") engine_.gradient("head");
-    if (word == "set_gradient") engine_.set_gradient("head", torch::full({1, 7}, 0.01));
-    return engine_.step(word != "no_update");
+    if (word == "read_gradient") engine_->gradient("head");
+    if (word == "set_gradient") engine_->set_gradient("head", torch::full({1, 7}, 0.01));
+    return engine_->step(word != "no_update");
   }
   void after(std::string_view word) {
-    if (word == "read_parameter") engine_.parameter("head");
-    if (word == "set_parameter") engine_.set_parameter("head", torch::full({1, 7}, 0.3));
+    if (word == "read_parameter") engine_->parameter("head");
+    if (word == "set_parameter") engine_->set_parameter("head", torch::full({1, 7}, 0.3));
     if (word == "gathered") {
-      const Gathered scope(engine_, {network_->named_parameters()["head"]});
+      const Gathered scope(*engine_, {network_->named_parameters()["head"]});
     }
     if (word == "write_gathered") {
       const auto head = network_->named_parameters()["head"];
-      const Gathered scope(engine_, {head}, Gathered::Access::write);
+      const Gathered scope(*engine_, {head}, Gathered::Access::write);
       const torch::NoGradGuard no_grad;
       head.fill_(0.25);
     }
@@ -166,20 +187,21 @@ class ByEngine final : public Learner {
       const torch::NoGradGuard no_grad;
       network_->named_parameters()["head"].add_(0.25);
     }
+    if (word == "new_engine") engine_ = make();
     if (word == "save") {
-      engine_.save(folder_ + "/sharded");
+      engine_->save(folder_ + "/sharded");
       saved_ = true;
     }
-    if (word == "load" && saved_) engine_.load(folder_ + "/sharded");
+    if (word == "load" && saved_) engine_->load(folder_ + "/sharded");
     if (word == "save_full") {
-      engine_.save_full(folder_ + "/full");
+      engine_->save_full(folder_ + "/full");
       saved_full_ = true;
     }
-    if (word == "load_full" && saved_full_) engine_.load_full(folder_ + "/full");
+    if (word == "load_full" && saved_full_) engine_->load_full(folder_ + "/full");
   }
 
   std::string folder_;
-  Engine engine_;
+  std::unique_ptr<Engine> engine_;
   bool saved_ = false;
   bool saved_full_ = false;
 };
@@ -198,15 +220,13 @@ class ByPlain final : public Learner {
     const Done now{word, index, number_, lr_};
     make_step(now);
     history_.push_back(now);
-    const bool reads_all = word == "read_parameter" || word == "save" || word == "save_full" ||
-                           word == "load" || word == "load_full";
     if (word == "save") saved_ = history_;
     if (word == "save_full") saved_full_ = history_;
     const auto& from = word == "load" ? saved_ : word == "load_full" ? saved_full_ : std::nullopt;
     if (from) train_anew(*from);
-    if (reads_all) {
+    if (from || word == "read_parameter" || word == "save" || word == "save_full") {
       shown_.clear();
-      if (!history_.empty()) history_.back().completes = true;
+      history_.back().completes = true;
     }
   }
 
@@ -259,7 +279,7 @@ class ByPlain final : public Learner {
       for (const auto& parameter : network_->parameters()) parameter.mutable_grad() = at::Tensor();
     };
     if (word == "evaluate") passes.emplace_back([this] { evaluate(); });
-    if (word == "zero_grad") {
+    if (word == "zero_grad" || word == "throw") {
       passes.emplace_back([=, this] {
         loss().backward();
         drop();
@@ -385,6 +405,8 @@ Setup oracle_of(Setup setup) {
   plain.gradient_clipping = config.gradient_clipping;
   plain.gradient_clipping_value = config.gradient_clipping_value;
   plain.unit_bytes = config.unit_bytes;
+  plain.autocast = config.autocast;
+  plain.quantised = config.quantised;
   plain.layer_major_accumulation = config.layer_major_accumulation;
   const int64_t after = config.offload_optimizer.delayed_update_after;
   plain.offload_optimizer.delayed_update_after = after;
@@ -447,7 +469,9 @@ std::string one_line(std::string text) {
 Verdict run(const Case& given) {
   using Kind = Verdict::Kind;
   auto setup = setup_of(given);
-  setup.together = setup.config.stage == 3 && (setup.hosts > 1 || !setup.config.one_sided_gather);
+  setup.together =
+      setup.config.stage == 3 && (setup.hosts > 1 || !setup.config.one_sided_gather ||
+                                  setup.config.offload_param.device != OffloadDevice::none);
   const TemporaryFolder folder;
   for (auto* path :
        {&setup.config.offload_optimizer.nvme_path, &setup.config.offload_param.nvme_path}) {
@@ -469,11 +493,15 @@ Verdict run(const Case& given) {
   }
   if (refused == setup.ranks()) {
     for (const auto& each : actual) {
-      if (each.error.find("kept") != std::string::npos &&
-          each.error.find("waiting") != std::string::npos)
+      if (each.error.find("has not arrived") != std::string::npos)
         return {Kind::failed, one_line("a rank waited in vain: " + each.error)};
     }
-    return {Kind::refused, one_line(actual.front().error)};
+    const auto names = [](const auto& o) {
+      return o.error.find(" failed: ") == std::string::npos &&
+             o.error.find("rail") == std::string::npos;
+    };
+    const auto named = std::ranges::find_if(actual, names);
+    return {Kind::refused, one_line((named == actual.end() ? actual.front() : *named).error)};
   }
   if (refused > 0) {
     const auto first = std::ranges::find_if(actual, [](const auto& o) { return o.refused; });
