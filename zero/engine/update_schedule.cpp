@@ -8,16 +8,6 @@
 
 namespace zero {
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
-  UpdateTiming timing;
-  const int64_t after = config.offload_optimizer.delayed_update_after;
-  if (after > 0) timing.delayed_after = after;
-  timing.in_backward = config.update_in_backward && placement.gradients;
-  timing.undoes = timing.in_backward && config.scales_loss();
-  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
-  return timing;
-}
-
 UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
                                UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
                                Options options)
