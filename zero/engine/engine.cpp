@@ -214,9 +214,9 @@ void Engine::Impl::make_reduce() {
 }
 
 void Engine::Impl::make_updates() {
-  update =
-      std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
-                                   with_rates(model.optimizers()), config.gradient_clipping_value);
+  update = std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
+                                        with_rates(model.optimizers()), planned().pass_batches,
+                                        config.gradient_clipping_value);
   schedule = std::make_unique<UpdateSchedule>(
       layout, *table, *update, *reduce, model.names().size(),
       UpdateSchedule::Options{

@@ -116,7 +116,7 @@ class UpdateSchedule {
 
  private:
   void update_now(double scale);
-  void pass_first(const std::vector<int64_t>& batch, double scale);
+  void pass_first(size_t batch, double scale);
   void finish(int64_t unit);
   // Counts the time as waiting for an update, and for the disk, where there is one.
   template <class Wait>
