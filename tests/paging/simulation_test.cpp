@@ -323,70 +323,10 @@ TEST(PrefetchChoice, StaysWithinWhatIsAllowed) {
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 2), kOne).prefetch_bytes, 2 * 8);
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 0), kOne).prefetch_bytes, 0);
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 2, 8), kOne).prefetch_bytes, 8);
-  // No gather is started ahead if gathers take no time.
+  // Where gathers take no time none is started ahead.
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 8), {.compute = 1}).prefetch_bytes, 0);
   // Nor where the step is within the tolerance all the same.
   EXPECT_EQ(choose_prefetch(chain(std::vector<double>(8, 1000), 1, 8, 8), kOne).prefetch_bytes, 0);
-}
-
-// Three parameters of which the layout makes two units.
-partition::Layout layout_of(const partition::Cluster& cluster) {
-  return {{{"a", 1000, 2}, {"b", 500, 2}, {"c", 5000, 2}}, static_cast<int>(cluster.ranks()), 4096};
-}
-
-int64_t sum_of(const partition::Layout& layout, const CostSettings& settings,
-               int64_t UnitCosts::*field) {
-  int64_t sum = 0;
-  for (int64_t u = 0; u < layout.unit_count(); ++u) sum += unit_costs(layout, u, settings).*field;
-  return sum;
-}
-
-TEST(UnitCosts, AreTheFormulasOfTraffic) {
-  for (const auto& cluster : {partition::Cluster{1, 4}, {4, 1}, {2, 2}}) {
-    const auto layout = layout_of(cluster);
-    for (int stage = 0; stage <= 3; ++stage) {
-      const auto sharded = partition::placement_of_stage(stage);
-      const CostSettings settings{.sharded = sharded, .cluster = cluster, .gradient_bytes = 2};
-      const auto of = [&](int64_t UnitCosts::*field) { return sum_of(layout, settings, field); };
-      const int64_t gathers = stage == 3 ? 2 * of(&UnitCosts::gather) : of(&UnitCosts::publish);
-      if (cluster.hosts == 1) {
-        const auto traffic =
-            partition::step_traffic(sharded, static_cast<double>(2 * layout.numel()), 4);
-        EXPECT_EQ(static_cast<double>(gathers + of(&UnitCosts::reduce)), traffic.total()) << stage;
-      } else {
-        const auto traffic =
-            partition::link_traffic(cluster, layout.numel(), {.placement = sharded});
-        EXPECT_EQ(gathers + of(&UnitCosts::reduce), traffic.total()) << stage;
-      }
-    }
-  }
-}
-
-// States that are not on the device: the formulas of ZeRO-Offload and ZeRO-Infinity.
-TEST(UnitCosts, FollowTheTiers) {
-  const partition::Cluster cluster{1, 4};
-  const auto layout = layout_of(cluster);
-  const auto owned = static_cast<double>(layout.numel()) / 4;
-  CostSettings settings{.sharded = partition::placement_of_stage(2),
-                        .cluster = cluster,
-                        .gradient_bytes = 2,
-                        .sum_bytes = 2,
-                        .optimizer_bytes = 12,
-                        .states_at = Tier::host};
-  const auto of = [&](int64_t UnitCosts::*field) {
-    return static_cast<double>(sum_of(layout, settings, field));
-  };
-  const auto traffic = partition::offload_traffic(owned);
-  EXPECT_EQ(of(&UnitCosts::reduce_down), traffic.down);
-  EXPECT_EQ(of(&UnitCosts::update_up), traffic.up);
-  EXPECT_EQ(of(&UnitCosts::update), partition::adam_bytes(owned));
-  settings.sharded = partition::placement_of_stage(3);
-  settings.parameters_at = settings.states_at = Tier::disk;
-  EXPECT_EQ(of(&UnitCosts::gather_read), 2 * owned);
-  EXPECT_EQ(of(&UnitCosts::gather_up), 2 * owned);
-  EXPECT_EQ(of(&UnitCosts::update_read), 12 * owned);
-  EXPECT_EQ(of(&UnitCosts::update_write), 14 * owned);
-  EXPECT_EQ(of(&UnitCosts::update_up), 0);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What one number, the bytes that a rank may hold, decides.
+// A budget: one number, the bytes that a rank may hold, decides how many units stay gathered.
 //
 // Note [Memory budget]
 // States are known before anything is allocated: a budget that they exceed is refused at once, with
@@ -40,6 +40,18 @@ int64_t Engine::Impl::bytes_of(int64_t elements) const {
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
+partition::StateMemory Engine::Impl::states_in_memory(partition::Placement sharded) const {
+  auto step = planned();
+  step.sharded = sharded;
+  const bool apart = is_asynchronous(model.device());
+  const auto device = apart ? partition::LayoutMemory{} : state_memory(step, Tier::device);
+  const auto host = state_memory(step, Tier::host);
+  const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
+  return {.parameters = both(device.parameters, host.parameters),
+          .gradients = both(device.gradients, host.gradients),
+          .optimizer = both(device.optimizer, host.optimizer)};
+}
+
 void Engine::Impl::check_budget() const {
   zero::check_budget(
       config, placement.shards->size(), states_in_memory(placement.sharded),
@@ -74,8 +86,9 @@ void Engine::Impl::limit_device() {
   if (own) allocated = [device] { return device_memory(device).tensors; };
   limit = std::make_unique<DeviceLimit>(
       group().ledger(), capacity,
-      cheaper_choices(config, step_size(model, placement.shards->size())), std::move(allocated));
-  const auto need = states(placement.sharded, Tier::device);
+      cheaper_choices(config, step_size(model.shape(), placement.shards->size())),
+      std::move(allocated));
+  const auto need = state_memory(planned(), Tier::device);
   if (need.total() <= capacity) return;
   throw OutOfMemory(fmt::format(
       "The device has {}{}, but the states of the model that stay there take {} of "
@@ -98,7 +111,7 @@ OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {
 
 namespace {
 
-/// What leaves this rank the least memory, and how many ranks of the group share it.
+/// The limit that leaves this rank the least memory, and how many ranks of the group share it.
 struct MemoryShare {
   MemoryLimit limit;
   int ranks = 1;
@@ -201,7 +214,8 @@ bool Engine::Impl::spends_budget() const {
   return config.memory_budget > 0 || config.device_memory > 0;
 }
 
-// Of a device with memory of its own: what it has left beside the most that a step has taken.
+// A device with memory of its own gives gathered units all that it has left beside the most that a
+// step has taken.
 void Engine::Impl::spend_device() {
   auto* pages = gather->pager();
   if (pages == nullptr) return;

@@ -38,7 +38,7 @@ Config validated(Config config) {
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
   // What is gathered there is not the host's memory.
   if (is_asynchronous(model.device())) return config;
-  auto size = step_size(model, ranks);
+  auto size = step_size(model.shape(), ranks);
   size.available = available;
   return choose_tiers(std::move(config), size).config;
 }
@@ -79,7 +79,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
     : config(validated(std::move(configuration))),
       model(std::move(tensors), groups),
       placement((model.agree(config, *ranks), place(config, group_on_device(ranks, model)))),
-      layout(lay_out(model, config, placement)),
+      layout(lay_out(model.shape(), config, placement.planned().grid)),
       link(model.device()) {
   const c10::NoGradGuard no_grad;
   const int shards = placement.shards->size();
@@ -87,7 +87,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   config = with_tiers(std::move(config), model, shards, available);
   placement.sharded = sharded_states(config, shards);
   timing = UpdateTiming::of(config, placement.sharded);
-  plans = plan_units(layout, model, config, placement, timing);
+  plans = plan_units(layout, model.shape(), config, placement.planned());
   if (config.scales_loss()) loss_scale.emplace(config.loss_scaling);
   check_passes();
   check_on_device(config, timing, model, placement.shards->topology());
@@ -164,7 +164,9 @@ void Engine::Impl::make_table() {
           .hides = timing.hides(),
           .undoes = timing.undoes,
           .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host),
-          .apart = [&](int64_t unit) { return !one_host && parameter_wire(unit).has_value(); }});
+          .apart = [&](int64_t unit) {
+            return !one_host && plans[static_cast<size_t>(unit)].parameter_link.quantised();
+          }});
 }
 
 void Engine::Impl::make_factored() {
@@ -173,11 +175,6 @@ void Engine::Impl::make_factored() {
 
 void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
-  const auto& links = config.quantised;
-  const auto chosen = [&](bool is) -> std::optional<comm::Quantisation> {
-    if (!is) return {};
-    return comm::Quantisation{links.weights_format, links.block};
-  };
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
       GatherFlow::Options{
@@ -185,9 +182,6 @@ void Engine::Impl::make_gather() {
           .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
           .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
           .slice_bytes = slice_bytes,
-          .wire = chosen(links.weights),
-          .frozen_wire = chosen(links.frozen_weights),
-          .packed = config.packed_exponents,
           .complete = [this](int64_t unit,
                              bool beforehand) { return schedule->complete(unit, beforehand); },
           .rethrow = model.rethrow(),
@@ -202,24 +196,14 @@ void Engine::Impl::make_reduce() {
   if (timing.in_backward) {
     hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
   }
-  const auto& links = config.quantised;
-  std::optional<at::ScalarType> sent_as;
-  if (config.communication_dtype) sent_as = dtype_of(*config.communication_dtype);
-  std::optional<comm::Quantisation> wire;
   std::optional<float> feedback;
-  if (links.gradients) wire = {links.gradients_format, links.block};
-  if (links.feedback) feedback = static_cast<float>(links.feedback->beta);
+  if (const auto& chosen = config.quantised.feedback) feedback = static_cast<float>(chosen->beta);
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
       ReduceFlow::Options{
-          .add_in_buckets = config.layer_major_accumulation,
-          .micro_batches = config.gradient_accumulation_steps,
           .unit_bytes = config.unit_bytes,
           .predivisor = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients),
-          .sent_as = sent_as,
           .loss_factor = [this] { return loss_factor(); },
-          .wire = wire,
-          .packed = config.packed_exponents,
           .feedback = feedback,
           .doubled = timing.delayed_after.has_value(),
           .hand_over = std::move(hand_over),
@@ -230,9 +214,9 @@ void Engine::Impl::make_reduce() {
 }
 
 void Engine::Impl::make_updates() {
-  update =
-      std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
-                                   with_rates(model.optimizers()), config.gradient_clipping_value);
+  update = std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
+                                        with_rates(model.optimizers()), planned().pass_batches,
+                                        config.gradient_clipping_value);
   schedule = std::make_unique<UpdateSchedule>(
       layout, *table, *update, *reduce, model.names().size(),
       UpdateSchedule::Options{

@@ -29,7 +29,9 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
+#include "zero/engine/parameter_group.h"
 #include "zero/engine/replicas.h"
+#include "zero/engine/traffic_formula.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -41,25 +43,6 @@ namespace paging {
 class Pager;
 struct StepSchedule;
 }  // namespace paging
-
-/// Parameters that share an optimizer and its hyper-parameters.
-struct ParameterGroup {
-  /// Names of parameters. A group without names and without `matches` is of every parameter that no
-  /// other group has.
-  std::vector<std::string> names;
-  Optimizer optimizer;
-  /// The parameters that no group names and for which this is true, by the name that the module
-  /// registered first, and with the tensor as it was given (its shape, say: no decay for vectors).
-  std::function<bool(std::string_view name, const at::Tensor& parameter)> matches = {};
-};
-
-/// What becomes of buffers (batch norm's running statistics), which each rank computes from its own
-/// micro-batches. Integers are rank 0's where others are averaged.
-enum class BufferPolicy : uint8_t {
-  per_rank,  ///< each rank keeps its own, as with FSDP
-  rank_0,    ///< all get rank 0's at the end of each step, as with DDP before each forward
-  average,   ///< all get the mean over ranks at the end of each step
-};
 
 /// What Engine::step did.
 struct StepResult {
@@ -76,31 +59,6 @@ struct StepResult {
   /// The loss scale of this step, and of the next; 1 where losses are not scaled.
   double loss_scale = 1;
   double next_loss_scale = 1;
-};
-
-/// Bytes that one rank sends in one step by formula, with padding, in the wire dtype: what
-/// partition::step_traffic says of a whole model, unit by unit. At stage 3 `all_gather` is that of
-/// the paper: each unit once for forward and once for backward; a live budget that holds units
-/// between the two sends less.
-struct TrafficFormula {
-  int64_t all_gather = 0;
-  int64_t reduce_scatter = 0;
-  int64_t all_reduce = 0;
-  /// Of these, what this rank sends to other hosts (partition::link_traffic): sums of bf16 leave a
-  /// host in fp32.
-  int64_t all_gather_link = 0;
-  int64_t reduce_scatter_link = 0;
-  int64_t all_reduce_link = 0;
-  /// From and to this rank's disk: each state on it read once and written once; parameters read for
-  /// every gather (as in `all_gather`); gradients written for every micro-batch, and read again to
-  /// add the next one.
-  int64_t disk_read = 0;
-  int64_t disk_written = 0;
-  /// Between this rank's device and its host: gradients down, once a step where they add up on the
-  /// device (stages 0 and 1), else for every micro-batch; parameters up, once a step where the
-  /// optimizer is there, and for every gather (as in `all_gather`) where they are.
-  int64_t host_down = 0;
-  int64_t host_up = 0;
 };
 
 /// States of one rank on disk.

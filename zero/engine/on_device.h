@@ -1,4 +1,4 @@
-// What an engine needs where its model is on a device, and what it does not do there.
+// The group and the checks of an engine whose model is on a device.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/model.h"
-#include "zero/engine/update_schedule.h"
+#include "zero/engine/update_timing.h"
 
 namespace zero {
 

@@ -47,7 +47,7 @@ void Engine::Impl::end_recording(bool updated) {
                 .read_ahead_bytes = config.offload_param.buffer_count * config.unit_bytes /
                                     placement.shards->size()};
     recorder->write(*recorded);
-    for (int64_t u = 0; u < layout.unit_count(); ++u) recorded->units.push_back(unit_costs(u));
+    recorded->units = unit_costs(planned());
   }
   recorder.reset();
   if (std::exchange(chooses_prefetch, false)) choose_prefetch();

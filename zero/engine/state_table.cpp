@@ -429,14 +429,6 @@ void StateTable::forget_hidden() { std::fill(unshown_.begin(), unshown_.end(), u
 
 // Blocks.
 
-HostTraffic StateTable::host_bytes(int64_t unit, int64_t passes) const {
-  const auto& plan = this->plan(unit);
-  if (!plan.crosses()) return {};
-  const int64_t bytes = plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype));
-  if (plan.updated_at() == Tier::host) return {.down = 0, .up = bytes};
-  return {.down = bytes, .up = plan.own_master() || hides_ ? 0 : passes * bytes};
-}
-
 void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
                                 const std::function<void(const Block&)>& update, Weights weights) {
   const auto& plan = this->plan(unit);

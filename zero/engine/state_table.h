@@ -167,11 +167,6 @@ class StateTable {
                       const std::function<void(const Block&)>& update,
                       Weights weights = Weights::updated);
 
-  /// Bytes that an update of a unit in so many passes moves between device and host. One on the
-  /// device fetches fp32 parameters from the host, unless it hides the new ones: then it has those
-  /// of before.
-  HostTraffic host_bytes(int64_t unit, int64_t passes) const;
-
  private:
   void make_parameters(const Placement& placement, const Options& options);
   void make_optimizer(int64_t unit);

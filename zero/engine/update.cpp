@@ -14,14 +14,15 @@ using partition::intersect;
 
 UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
                        const Placement& placement, FactoredStates& factored,
-                       std::vector<OptimizerGroup> groups, double gradient_limit)
+                       std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
+                       double gradient_limit)
     : layout_(layout),
       table_(table),
       timeline_(placement.all->accounts().timeline),
       groups_(std::move(groups)),
       model_(model),
       group_of_(model.group_of()),
-      passes_(layout, table, model, placement, factored,
+      passes_(layout, table, model, placement, factored, std::move(batches),
               [this](int64_t parameter) {
                 return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
                                      model_.parameter(parameter).dim());

@@ -25,11 +25,12 @@ struct OptimizerGroup {
 
 class UpdateFlow {
  public:
-  /// `groups` are those of `model`; all outlive this. Mean gradients are cut off at
-  /// `gradient_limit`, unless it is 0.
+  /// `groups` are those of `model`; all outlive this. `batches` are of the units that are updated
+  /// in two passes. Mean gradients are cut off at `gradient_limit`, unless it is 0.
   UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
              const Placement& placement, FactoredStates& factored,
-             std::vector<OptimizerGroup> groups, double gradient_limit);
+             std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
+             double gradient_limit);
 
   /// The next updates use the learning rates and hyper-parameters of now.
   void begin();

@@ -8,16 +8,6 @@
 
 namespace zero {
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
-  UpdateTiming timing;
-  const int64_t after = config.offload_optimizer.delayed_update_after;
-  if (after > 0) timing.delayed_after = after;
-  timing.in_backward = config.update_in_backward && placement.gradients;
-  timing.undoes = timing.in_backward && config.scales_loss();
-  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
-  return timing;
-}
-
 UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
                                UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
                                Options options)
@@ -86,7 +76,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
     update_now(scale);
     return;
   }
-  for (const auto& batch : update_.passes().batches()) pass_first(batch, scale);
+  for (size_t i = 0; i < update_.passes().batches().size(); ++i) pass_first(i, scale);
   // The last one first: they are updated in the order in which the next forward pass needs them.
   for (const int64_t u : reduce_.order()) {
     const bool begun = reduce_.updated(u);
@@ -106,8 +96,8 @@ void UpdateSchedule::start(double scale, int64_t steps) {
 }
 
 // The first passes of a batch, as far as backward has not done them, and what follows.
-void UpdateSchedule::pass_first(const std::vector<int64_t>& batch, double scale) {
-  for (const int64_t u : batch) {
+void UpdateSchedule::pass_first(size_t batch, double scale) {
+  for (const int64_t u : update_.passes().batches()[batch].units) {
     if (reduce_.updated(u)) continue;
     const auto pass = [this, u, scale, gradient = reduce_.detached(u)] {
       update_.first_pass(u, gradient, scale, present_);
@@ -127,9 +117,10 @@ void UpdateSchedule::update_now(double scale) {
     if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
     options_.publish(u);
   };
-  for (const auto& batch : update_.passes().batches()) {
-    pass_first(batch, scale);
-    for (const int64_t u : batch) update(u);
+  const auto& batches = update_.passes().batches();
+  for (size_t i = 0; i < batches.size(); ++i) {
+    pass_first(i, scale);
+    for (const int64_t u : batches[i].units) update(u);
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!update_.two_passes(u)) update(u);

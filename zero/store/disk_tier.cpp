@@ -405,16 +405,6 @@ void DiskTier::wait(Transfer& transfer) {
   transfer.wait();
 }
 
-FileCounts DiskTier::update_bytes(int64_t unit) const {
-  FileCounts bytes;
-  for (int64_t a = 0; a < array_count(unit); ++a) {
-    const auto& array = this->unit(unit).arrays[static_cast<size_t>(a)];
-    if (array.read) bytes.read += whole_bytes(unit, a);
-    if (array.write) bytes.written += whole_bytes(unit, a);
-  }
-  return bytes;
-}
-
 Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
   return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array), Checks::here, unit);
 }

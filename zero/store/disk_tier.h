@@ -131,8 +131,6 @@ class DiskTier final : public StateTier {
   /// Counts the time of others that wait for an update beside.
   comm::WaitClock& clock() { return clock_; }
 
-  /// Bytes that the update of a unit reads and writes.
-  FileCounts update_bytes(int64_t unit) const;
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
   const File& file() const { return *file_; }
