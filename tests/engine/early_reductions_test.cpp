@@ -1,5 +1,5 @@
 // Stages 0 and 1 between hosts: gradients that are reduced beside the backward pass (Note [Early
-// reductions] in engine/reduce.h).
+// reductions] in engine/early_reductions.h).
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -253,6 +253,13 @@ at::Tensor loss_that(bool throws, Uneven& model, int rank, int64_t step) {
   return model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
 }
 
+// Returns a loss whose backward pass throws in the last layer, before any unit is complete.
+at::Tensor loss_that_throws_at_once(Uneven& model, int rank, int64_t step) {
+  auto y = model.net->forward(input(rank, step, at::kFloat));
+  y.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+  return y.pow(2).mean();
+}
+
 // Those that a pass has begun to reduce when it fails are dropped, and later ones go on.
 TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
   for (const int stage : {0, 1}) {
@@ -297,6 +304,60 @@ TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
           engine.backward(model.loss(rank, step, true));
           engine.step();
           engine.drop_gradients();  // nothing
+        }
+      };
+    };
+    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+  }
+}
+
+// The other rank waits for nobody, since it has begun nothing: both drop what the one has begun.
+TEST(EarlyReductions, OfAPassThatThrowsWhereOthersHadNoneAreDroppedOnAll) {
+  for (const int stage : {0, 1}) {
+    for (const bool by_zero_grad : {true, false}) {
+      const auto body = [&](bool fails) {
+        return [&, fails](Engine& engine, Uneven& model, int rank) {
+          for (int64_t step = 0; step < 4; ++step) {
+            if (fails && step == 2) {
+              const int64_t before = sums(engine.group(), stage);
+              if (rank == 1) {
+                EXPECT_THROW(engine.backward(loss_that(true, model, rank, step)),
+                             std::runtime_error);
+              }
+              EXPECT_EQ(sums(engine.group(), stage) > before, rank == 1)
+                  << "it has begun to reduce";
+              if (by_zero_grad) {
+                engine.zero_grad();
+              } else {
+                engine.drop_gradients();
+              }
+            }
+            engine.backward(model.loss(rank, step, true));
+            engine.step();
+          }
+        };
+      };
+      const auto c = clipped(stage, false);
+      expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+    }
+  }
+}
+
+// Passes that throw on all ranks, each where it has begun some of what the others have.
+TEST(EarlyReductions, OfPassesThatThrowInSeveralPlacesAreDroppedOnAll) {
+  for (const int stage : {0, 1}) {
+    const auto c = clipped(stage, false);
+    const auto body = [&](bool fails) {
+      return [&, fails](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          if (fails && step == 2) {
+            const auto loss = rank == 1 ? loss_that(true, model, rank, step)
+                                        : loss_that_throws_at_once(model, rank, step);
+            EXPECT_THROW(engine.backward(loss), std::runtime_error);
+            engine.zero_grad();
+          }
+          engine.backward(model.loss(rank, step, true));
+          engine.step();
         }
       };
     };

@@ -67,12 +67,9 @@ struct Engine::Impl {
   double mean_scale() const;
 
   // The step (engine.cpp).
-  void make_pass();
+  class Passes;  ///< what the engine does with backward passes
   /// Gradients of what `passes` runs go to the table.
   void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
-  /// A pass that the user has begun by himself: throws Error where its gradients would be wrong.
-  void check_unmarked();
-  double global_norm(bool& finite);
 
   // Writes to parameters, the user's and the engine's (writes.cpp).
   /// Writes of the user since the last step go from gathered copies to the shards and master
@@ -137,6 +134,8 @@ struct Engine::Impl {
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
   // The simulated timeline (formulas.cpp, prefetch.cpp).
+  /// Records steps from now on with `next`; null ends that.
+  void record_with(std::unique_ptr<StepRecorder> next);
   paging::UnitCosts unit_costs(int64_t unit) const;
   /// A step has ended that was to be recorded. Collective where a distance is to be chosen.
   void end_recording(bool updated);

@@ -47,7 +47,7 @@ struct Node;
 
 namespace zero {
 
-/// Who takes the gradients of a model's parameters.
+/// Takes the gradients of a model's parameters.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
