@@ -1,5 +1,5 @@
 // Blocks that a pass leaves out (stochastic depth): Note [Sharded gradients] in
-// engine/sharded_gradients.h.
+// engine/sharded_gradients.cpp.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>

@@ -114,7 +114,7 @@ TEST(EarlyReductions, StartInTheLastPassOfAStepOnceTheOrderIsKnown) {
   }
 }
 
-// Which layers a rank uses in a step.
+// The layers that a rank uses in a step.
 enum class Use { net, with_extra, nothing };
 
 at::Tensor loss_with(Uneven& model, Use use, int rank, int64_t step) {
@@ -146,7 +146,7 @@ TEST(EarlyReductions, GoOnWhereARankLeavesLayersOut) {
   }
 }
 
-// What ranks have begun differs in no step, or the next collectives would be taken for others.
+// All ranks have begun the same in each step, or the next collectives would be taken for others.
 TEST(EarlyReductions, AreTheSameOnAllRanksWhenAPassEnds) {
   for (const int stage : {0, 1}) {
     run_in(kTwoByOne, [&](auto group) {
@@ -186,7 +186,7 @@ TEST(EarlyReductions, ThatAreDroppedAreTheLast) {
   }
 }
 
-// What one rank has begun is dropped on all, also where others had no pass.
+// All ranks drop what one rank has begun, also if others had no pass.
 TEST(EarlyReductions, AreDroppedOnAllRanksWhereSomeHadNoPass) {
   for (const int stage : {0, 1}) {
     expect_the_bits_of_one_host(clipped(stage, false),
@@ -245,8 +245,8 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
   }
 }
 
-// Whose backward pass, where it `throws`, does so in the first layer that forward meets, which
-// backward meets last.
+// Returns a loss. If its backward pass `throws`, it does so in the first layer that forward meets,
+// which backward meets last.
 at::Tensor loss_that(bool throws, Uneven& model, int rank, int64_t step) {
   auto x = input(rank, step, at::kFloat).requires_grad_(true);
   if (throws) x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
@@ -260,7 +260,7 @@ at::Tensor loss_that_throws_at_once(Uneven& model, int rank, int64_t step) {
   return y.pow(2).mean();
 }
 
-// Those that a pass has begun to reduce when it fails are dropped, and later ones go on.
+// Gradients that a pass has begun to reduce when it fails are dropped, and later ones go on.
 TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
   for (const int stage : {0, 1}) {
     const auto c = clipped(stage, false);

@@ -36,7 +36,7 @@ namespace zero {
 
 class BackwardPass final : public GradientSink {
  public:
-  /// What the engine does with its passes.
+  /// The engine's part in its passes.
   class Steps {
    public:
     virtual ~Steps() = default;

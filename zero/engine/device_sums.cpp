@@ -106,7 +106,7 @@ class DeviceSums : public GradientSums {
   }
 
  private:
-  // Where sums are doubled: those that the update reads, of the step before or of the one after.
+  // If sums are doubled: the ones that the update reads, of the step before or of the one after.
   std::vector<at::Tensor> other_;
 };
 

@@ -1,4 +1,4 @@
-// Whether replicated gradients are reduced beside the last backward pass of a step.
+// The decision to reduce replicated gradients beside the last backward pass of a step.
 //
 // Note [Early reductions]
 // Replicated gradients are complete only when the last micro-batch of a step has gone backward, so

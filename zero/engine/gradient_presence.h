@@ -1,4 +1,4 @@
-// Which parameters had a gradient in a step, on this rank and on any rank.
+// The knowledge of the parameters that had a gradient in a step, on this rank and on any rank.
 //
 // Note [Present gradients]
 // A rank may leave out layers that others use. At the end of a step the ranks tell each other, in
@@ -34,13 +34,13 @@ class GradientPresence {
   /// Returns whether this rank had a gradient for every parameter of the unit.
   bool complete_here(int64_t unit) const;
 
-  /// What a rank tells the others at the end of a step, besides its gradients and its order.
+  /// A rank tells this to the others at the end of a step, besides its gradients and its order.
   struct Report {
     std::vector<uint8_t> left;  ///< by unit: 1 if a gradient is left in its bucket
     bool refuses_early = false;
     bool began_early = false;
   };
-  /// What all ranks know then.
+  /// All ranks know this then.
   struct Agreement {
     std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
     bool refuses_early = false;  ///< some rank has met what is against early reductions

@@ -1,9 +1,10 @@
-// What the flow that reduces gradients asks of a kind of gradients, replicated or sharded.
+// The interface behind which gradients are replicated (stages 0 and 1) or sharded (stages 2 and 3).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,7 +52,7 @@ struct ReductionSettings {
   bool hands_over = false;
 };
 
-/// What the parts of the flow share. All of it outlives them.
+/// The parts of the flow share this. All of it outlives them.
 struct ReductionContext {
   const partition::Layout& layout;
   StateTable& table;
@@ -92,7 +93,7 @@ class GradientReduction {
     bool holds = false;
     /// Parameters whose units are reduced when the pass ends, and not before.
     const std::vector<int64_t>& shared;
-    /// As far as is known, no other pass of this step follows.
+    /// No other pass of this step follows, as far as is known.
     bool last = false;
   };
   virtual void begin_pass(const Pass& pass) = 0;
@@ -176,5 +177,10 @@ class GradientReduction {
   ReductionContext context_;
   ReductionObserver* observer_ = nullptr;
 };
+
+/// Stages 0 and 1: Note [Replicated gradients] in replicated_gradients.cpp.
+std::unique_ptr<GradientReduction> replicated_gradients(const ReductionContext& context);
+/// Stages 2 and 3: Note [Sharded gradients] in sharded_gradients.cpp.
+std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context);
 
 }  // namespace zero

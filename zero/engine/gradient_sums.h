@@ -63,7 +63,7 @@ class GradientSums {
   /// Returns memory for a sum that was not reduced. The caller writes it and calls `store`.
   virtual at::Tensor make(int64_t unit) { return slice(unit); }
   virtual void store(int64_t /*unit*/, const at::Tensor& /*sum*/) {}
-  /// As GradientReduction::norm_part_on_device and norm.
+  /// See GradientReduction::norm_part_on_device and norm.
   virtual at::Tensor norm_part_on_device(int64_t /*unit*/) { return {}; }
   virtual optim::SquaredNorm norm(int64_t unit) { return norm_of(slice(unit)); }
   /// Gives the sum to an update, which reads what this returns (undefined: the disk) until the next
@@ -105,7 +105,7 @@ class PlacedSums {
  public:
   PlacedSums(const ReductionContext& context, HandOver* hand_over);
   GradientSums& of(int64_t unit) const { return *by_unit_[static_cast<size_t>(unit)]; }
-  /// As GradientSums::wait, for all.
+  /// Blocks until what was received lies in its place.
   void wait() const;
 
  private:

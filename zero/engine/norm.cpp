@@ -14,8 +14,6 @@
 
 namespace zero {
 
-using optim::ExactSum;
-
 UnitNorms::UnitNorms(int64_t units, c10::Device device) : units_(units) {
   if (is_asynchronous(device))
     on_device_ = at::zeros({units, 2}, at::TensorOptions(at::kDouble).device(device));
@@ -81,7 +79,10 @@ GlobalNorm global_norm(const partition::Layout& layout, const StateTable& table,
 
 namespace {
 
-/// `values`, fp32 and contiguous, begin at a multiple of ExactSum::kBlock of their parameter.
+using optim::ExactSum;
+
+// Adds the squares of `values`, which are fp32 and contiguous and begin at a multiple of
+// ExactSum::kBlock of their parameter.
 void add_squares(ExactSum& sum, const at::Tensor& values) {
   const auto* v = values.const_data_ptr<float>();
   for (int64_t begin = 0; begin < values.numel(); begin += ExactSum::kBlock) {

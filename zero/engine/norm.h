@@ -41,7 +41,7 @@ class UnitNorms {
   at::Tensor on_device_;  // (units, 2); undefined on the CPU
 };
 
-/// What all ranks know of the sums of a step.
+/// All ranks know this about the sums of a step.
 struct GlobalNorm {
   double norm = 0;     ///< of the sums over ranks and micro-batches, not of their mean
   bool finite = true;  ///< no gradient of any rank is infinite or NaN

@@ -8,8 +8,6 @@
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/flat.h"
-#include "zero/engine/replicated_gradients.h"
-#include "zero/engine/sharded_gradients.h"
 
 namespace zero {
 
@@ -63,8 +61,7 @@ BucketPool ReduceFlow::make_pool() const {
 std::unique_ptr<GradientReduction> ReduceFlow::make_reduction() {
   const ReductionContext context{layout_, table_, placement_, settings_, arrivals_, presence_,
                                  order_,  pool_,  labels_,    side_,     mark_};
-  if (placement_.sharded.gradients) return std::make_unique<ShardedGradients>(context);
-  return std::make_unique<ReplicatedGradients>(context);
+  return placement_.sharded.gradients ? sharded_gradients(context) : replicated_gradients(context);
 }
 
 void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, bool last) {

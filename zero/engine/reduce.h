@@ -42,9 +42,9 @@ class ReduceFlow {
              const Placement& placement, ReductionSettings settings);
   ReduceFlow(const ReduceFlow&) = delete;
   ReduceFlow& operator=(const ReduceFlow&) = delete;
-  /// As GradientReduction::hand_over_to. To be called before the first pass.
+  /// See GradientReduction::hand_over_to. To be called before the first pass.
   void hand_over_to(SumUser& user) { reduction_->hand_over_to(user); }
-  /// As GradientReduction::observe.
+  /// See GradientReduction::observe.
   void observe(ReductionObserver* observer) { reduction_->observe(observer); }
 
   // A backward pass.
@@ -53,9 +53,9 @@ class ReduceFlow {
   /// can have no other pass: its gradients have been completed, or handed over for updates.
   void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {},
                       bool last = false);
-  /// As GradientPlace::place.
+  /// Returns memory for the gradient of a parameter: see GradientPlace::place.
   at::Tensor place(int64_t parameter);
-  /// As GradientSink::arrive.
+  /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
   void release();
