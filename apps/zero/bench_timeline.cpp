@@ -3,8 +3,9 @@
 // Note [Recording without a device]
 // Which units a step uses, and how much it computes, depends neither on ranks and stages nor on
 // where the model lies. So one rank records it here, at stage 3 with parameters in host memory,
-// where the pager sees every use; units, their bytes and the stage are then those of the ranks that
-// are simulated. One sequence is recorded; a micro-batch of more computes as many times as much.
+// where the pager sees every use. The plan and the costs of the ranks that are simulated come from
+// the engine's own functions (engine/costs.h), for devices that have memory of their own. One
+// sequence is recorded; a micro-batch of more computes as many times as much.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,7 +24,9 @@
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/checkpoint/file.h"
+#include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/plan.h"
 #include "zero/models/architectures.h"
 #include "zero/paging/simulation.h"
 
@@ -206,14 +209,28 @@ paging::Speeds speeds_of(const Options& options) {
   return speeds;
 }
 
-Tier tier_of(const std::string& offload) {
-  return offload == "nvme" ? Tier::disk : offload == "cpu" ? Tier::host : Tier::device;
+OffloadDevice device_of(const std::string& offload) {
+  return offload == "nvme"  ? OffloadDevice::nvme
+         : offload == "cpu" ? OffloadDevice::cpu
+                            : OffloadDevice::none;
 }
 
-/// A step, and the parameters that its units are made of.
+/// The configuration of the ranks that are simulated.
+Config config_at(const Options& options, int stage) {
+  Config config;
+  config.stage = stage;
+  config.bf16 = options.dtype == "bf16";
+  config.gradient_accumulation_steps = options.accumulate;
+  config.unit_bytes = options.bucket_size;
+  config.offload_optimizer.device = device_of(options.offload_optimizer);
+  if (stage == 3) config.offload_param.device = device_of(options.offload_param);
+  return config;
+}
+
+/// A step, and the model that has made it.
 struct Recording {
   paging::StepSchedule schedule;
-  std::vector<partition::Parameter> parameters;
+  ModelShape model;
   int64_t elements = 0;
   double flops() const {
     double sum = 0;
@@ -231,12 +248,9 @@ Recording record(const Options& options) {
   sizes->set_dropout(0);
   const auto model = sizes->build();
   model->recompute({.every = options.recompute});
-  Config config;
-  config.stage = 3;
-  config.bf16 = options.dtype == "bf16";
-  config.gradient_accumulation_steps = options.accumulate;
-  config.unit_bytes = options.bucket_size;
-  config.offload_param.device = OffloadDevice::cpu;
+  auto config = config_at(options, 3);
+  config.offload_optimizer = {};
+  config.offload_param = {.device = OffloadDevice::cpu};
   Engine engine(model->module(), Sgd{.lr = 0}, config);
   const auto step = [&] {
     for (int64_t i = 0; i < options.accumulate; ++i) {
@@ -252,37 +266,34 @@ Recording record(const Options& options) {
   step();
   ensure(engine.schedule() != nullptr, "the second step was recorded");
   Recording recording{.schedule = *engine.schedule(),
-                      .parameters = engine.layout().parameters(),
+                      .model = {.parameters = {}, .own_memory = true},
                       .elements = engine.parameter_count()};
+  // AdamW treats every element alike, whatever the shape.
+  for (const auto& parameter : engine.layout().parameters()) {
+    recording.model.parameters.push_back(
+        {.name = parameter.name, .sizes = {parameter.numel}, .strides = {1}});
+  }
   for (auto& flops : recording.schedule.flops) flops *= static_cast<double>(options.micro_batch);
   return recording;
 }
 
 /// The step at a stage, without prefetch.
 paging::StepSchedule at_stage(const Options& options, const Recording& recording, int stage) {
-  const bool bf16 = options.dtype == "bf16";
-  const partition::Layout layout(recording.parameters, static_cast<int>(options.ranks()),
-                                 options.bucket_size);
-  const auto sharded = partition::placement_of_stage(stage);
-  const bool adds_up = bf16 && options.accumulate > 1;
-  paging::CostSettings settings{.sharded = sharded,
-                                .cluster = {options.hosts, options.ranks_a_host},
-                                .gradient_bytes = bf16 && !(adds_up && !sharded.gradients) ? 2 : 4,
-                                .sum_bytes = bf16 && !adds_up ? 2 : 4,
-                                .optimizer_bytes = bf16 ? 12 : 8,
-                                .states_at = tier_of(options.offload_optimizer)};
-  if (stage == 3) settings.parameters_at = tier_of(options.offload_param);
+  const auto config = config_at(options, stage);
+  const partition::RankGrid grid{.hosts = options.hosts, .ranks_a_host = options.ranks_a_host};
+  const auto layout = lay_out(recording.model, config, grid);
+  const auto units = plan_units(layout, recording.model, config, {.grid = grid});
+  const auto step = planned_step(layout, units, config, grid);
   auto schedule = recording.schedule;
-  schedule.units.clear();
-  for (int64_t u = 0; u < layout.unit_count(); ++u)
-    schedule.units.push_back(paging::unit_costs(layout, u, settings));
-  const int64_t element_bytes = bf16 ? 2 : 4;
-  schedule.gathers = sharded.parameters;
+  schedule.units = unit_costs(step);
+  const int64_t element_bytes = config.parameter_bytes();
+  schedule.gathers = step.sharded.parameters;
   schedule.reduces_in =
-      sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
+      step.sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
   schedule.budget_bytes = options.live_parameters * element_bytes;
   schedule.prefetch_bytes = 0;
-  schedule.read_ahead_bytes = OffloadParam{}.buffer_count * options.bucket_size / options.ranks();
+  schedule.read_ahead_bytes =
+      config.offload_param.buffer_count * options.bucket_size / grid.ranks();
   return schedule;
 }
 

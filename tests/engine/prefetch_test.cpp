@@ -14,7 +14,9 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/plan.h"
 #include "zero/paging/pager.h"
 #include "zero/paging/simulation.h"
 
@@ -183,31 +185,25 @@ TEST(RecordedSchedule, HasTheBytesOfTheFormula) {
 }
 
 // `zero bench timeline` has no engine of the ranks that it simulates.
-TEST(RecordedSchedule, HasTheCostsThatFollowFromSettings) {
+TEST(RecordedSchedule, HasTheCostsThatFollowFromTheShapeOfTheModel) {
+  ModelShape model;
+  for (const char* name : {"w0", "w1", "w2", "w3"})
+    model.parameters.push_back({.name = name, .sizes = {64, 64}, .strides = {64, 1}});
   for (const auto world : {World{1, 2}, kFourByOne, kTwoByOne, kTwoByTwo}) {
     for (const bool bf16 : {false, true}) {
       for (const int64_t k : {1, 2}) {
         for (const bool offload : {false, true}) {
+          auto c = chain_config(bf16, k);
+          if (offload) c.offload_optimizer.device = c.offload_param.device = OffloadDevice::cpu;
+          const partition::RankGrid grid{.hosts = world.hosts, .ranks_a_host = world.ranks_a_host};
+          const auto layout = lay_out(model, c, grid);
           run_in(world, [&](auto group) {
             Chain net;
-            auto c = chain_config(bf16, k);
-            if (offload) c.offload_optimizer.device = c.offload_param.device = OffloadDevice::cpu;
             Engine engine(net, AdamW{}, c, group);
             engine.record_schedule();
             step(engine, net);
-            const bool adds_up = bf16 && k > 1;
-            const auto tier = offload ? Tier::host : Tier::device;
-            for (int64_t u = 0; u < engine.layout().unit_count(); ++u) {
-              EXPECT_EQ(engine.schedule()->units[static_cast<size_t>(u)],
-                        paging::unit_costs(engine.layout(), u,
-                                           {.sharded = partition::placement_of_stage(3),
-                                            .cluster = {world.hosts, world.ranks_a_host},
-                                            .gradient_bytes = bf16 ? 2 : 4,
-                                            .sum_bytes = bf16 && !adds_up ? 2 : 4,
-                                            .optimizer_bytes = bf16 ? 12 : 8,
-                                            .parameters_at = tier,
-                                            .states_at = tier}));
-            }
+            const auto units = plan_units(layout, model, c, {.grid = grid, .rank = group->rank()});
+            EXPECT_EQ(engine.schedule()->units, unit_costs(planned_step(layout, units, c, grid)));
           });
         }
       }

@@ -40,6 +40,18 @@ int64_t Engine::Impl::bytes_of(int64_t elements) const {
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
+partition::StateMemory Engine::Impl::states_in_memory(partition::Placement sharded) const {
+  auto step = planned();
+  step.sharded = sharded;
+  const bool apart = is_asynchronous(model.device());
+  const auto device = apart ? partition::LayoutMemory{} : state_memory(step, Tier::device);
+  const auto host = state_memory(step, Tier::host);
+  const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
+  return {.parameters = both(device.parameters, host.parameters),
+          .gradients = both(device.gradients, host.gradients),
+          .optimizer = both(device.optimizer, host.optimizer)};
+}
+
 void Engine::Impl::check_budget() const {
   zero::check_budget(
       config, placement.shards->size(), states_in_memory(placement.sharded),
@@ -74,8 +86,9 @@ void Engine::Impl::limit_device() {
   if (own) allocated = [device] { return device_memory(device).tensors; };
   limit = std::make_unique<DeviceLimit>(
       group().ledger(), capacity,
-      cheaper_choices(config, step_size(model, placement.shards->size())), std::move(allocated));
-  const auto need = states(placement.sharded, Tier::device);
+      cheaper_choices(config, step_size(model.shape(), placement.shards->size())),
+      std::move(allocated));
+  const auto need = state_memory(planned(), Tier::device);
   if (need.total() <= capacity) return;
   throw OutOfMemory(fmt::format(
       "The device has {}{}, but the states of the model that stay there take {} of "

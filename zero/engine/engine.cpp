@@ -37,7 +37,7 @@ Config validated(Config config) {
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
   // What is gathered there is not the host's memory.
   if (is_asynchronous(model.device())) return config;
-  auto size = step_size(model, ranks);
+  auto size = step_size(model.shape(), ranks);
   size.available = available;
   return choose_tiers(std::move(config), size).config;
 }
@@ -116,7 +116,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
     : config(validated(std::move(configuration))),
       model(std::move(tensors), groups),
       placement((model.agree(config, *ranks), place(config, group_on_device(ranks, model)))),
-      layout(lay_out(model, config, placement)),
+      layout(lay_out(model.shape(), config, placement.planned().grid)),
       link(model.device()) {
   const c10::NoGradGuard no_grad;
   const int shards = placement.shards->size();
@@ -124,7 +124,7 @@ Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& grou
   config = with_tiers(std::move(config), model, shards, available);
   placement.sharded = sharded_states(config, shards);
   timing = UpdateTiming::of(config, placement.sharded);
-  plans = plan_units(layout, model, config, placement, timing);
+  plans = plan_units(layout, model.shape(), config, placement.planned());
   if (config.scales_loss()) loss_scale.emplace(config.loss_scaling);
   check_passes();
   check_on_device(config, timing, model, placement.shards->topology());

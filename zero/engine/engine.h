@@ -31,6 +31,7 @@
 #include "zero/engine/named_tensors.h"
 #include "zero/engine/parameter_group.h"
 #include "zero/engine/replicas.h"
+#include "zero/engine/traffic_formula.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -58,31 +59,6 @@ struct StepResult {
   /// The loss scale of this step, and of the next; 1 where losses are not scaled.
   double loss_scale = 1;
   double next_loss_scale = 1;
-};
-
-/// Bytes that one rank sends in one step by formula, with padding, in the wire dtype: what
-/// partition::step_traffic says of a whole model, unit by unit. At stage 3 `all_gather` is that of
-/// the paper: each unit once for forward and once for backward; a live budget that holds units
-/// between the two sends less.
-struct TrafficFormula {
-  int64_t all_gather = 0;
-  int64_t reduce_scatter = 0;
-  int64_t all_reduce = 0;
-  /// Of these, what this rank sends to other hosts (partition::link_traffic): sums of bf16 leave a
-  /// host in fp32.
-  int64_t all_gather_link = 0;
-  int64_t reduce_scatter_link = 0;
-  int64_t all_reduce_link = 0;
-  /// From and to this rank's disk: each state on it read once and written once; parameters read for
-  /// every gather (as in `all_gather`); gradients written for every micro-batch, and read again to
-  /// add the next one.
-  int64_t disk_read = 0;
-  int64_t disk_written = 0;
-  /// Between this rank's device and its host: gradients down, once a step where they add up on the
-  /// device (stages 0 and 1), else for every micro-batch; parameters up, once a step where the
-  /// optimizer is there, and for every gather (as in `all_gather`) where they are.
-  int64_t host_down = 0;
-  int64_t host_up = 0;
 };
 
 /// States of one rank on disk.

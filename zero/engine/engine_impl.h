@@ -11,6 +11,7 @@
 #include "zero/base/error.h"
 #include "zero/base/owner_process.h"
 #include "zero/engine/backward_pass.h"
+#include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/factored_states.h"
 #include "zero/engine/gather.h"
@@ -113,10 +114,11 @@ struct Engine::Impl {
   void write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values);
 
   // Formulas and the memory budget (formulas.cpp, budget.cpp).
-  /// A rank's states in one tier by the formula, at a placement.
-  partition::LayoutMemory states(partition::Placement at, Tier tier) const;
-  /// Bytes of those in the host's memory: all but what lies on a disk, or on a device of its own.
-  partition::StateMemory states_in_memory(partition::Placement at) const;
+  /// The step of this engine as costs.h takes it.
+  PlannedStep planned() const;
+  /// Bytes of this rank's states in the host's memory, if these are sharded: all but those on a
+  /// disk or on a device of its own.
+  partition::StateMemory states_in_memory(partition::Placement sharded) const;
   /// What a budget or a device leaves after the first step is for gathered units.
   bool spends_budget() const;
   /// Bytes of as many parameters; saturates.
@@ -133,10 +135,9 @@ struct Engine::Impl {
   void spend_device();
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
-  // The simulated timeline (formulas.cpp, prefetch.cpp).
+  // The simulated timeline (prefetch.cpp).
   /// Records steps from now on with `next`; null ends that.
   void record_with(std::unique_ptr<StepRecorder> next);
-  paging::UnitCosts unit_costs(int64_t unit) const;
   /// A step has ended that was to be recorded. Collective where a distance is to be chosen.
   void end_recording(bool updated);
   /// The pager gathers ahead as far as the recorded step gains by. Collective.

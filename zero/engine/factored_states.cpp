@@ -4,17 +4,8 @@
 #include <utility>
 
 #include "zero/base/host_memory.h"
-#include "zero/optim/passes.h"
 
 namespace zero {
-
-std::optional<optim::Factors> factors_of(const Model& model, int64_t parameter) {
-  if (!model.trainable(parameter) ||
-      optim::reach(model.optimizer_of(parameter)) != optim::Reach::factors)
-    return {};
-  const auto& tensor = model.parameter(parameter);
-  return optim::Factors(tensor.sizes(), tensor.strides());
-}
 
 FactoredStates::FactoredStates(const partition::Layout& layout, const std::vector<UnitPlan>& plans,
                                const Model& model, const std::shared_ptr<Ledger>& ledger)
@@ -25,7 +16,7 @@ FactoredStates::FactoredStates(const partition::Layout& layout, const std::vecto
   };
   std::array<int64_t, 2> numel{};
   for (int64_t p = 0; p < model.size(); ++p) {
-    auto factors = factors_of(model, p);
+    auto factors = factors_of(model.shape_of(p));
     if (!factors) continue;
     numel[place(p)] += factors->rows() + factors->columns();
     entries_[static_cast<size_t>(p)] = Entry{*std::move(factors), {}};

@@ -53,7 +53,4 @@ class FactoredStates {
   std::array<at::Tensor, 2> memory_;           // of the device, of the host
 };
 
-/// The matrices of a parameter; none where its optimizer does not factor it.
-std::optional<optim::Factors> factors_of(const Model& model, int64_t parameter);
-
 }  // namespace zero

@@ -19,7 +19,7 @@ LinkForm link_form(bool quantised, comm::Quantisation quantisation, bool packed,
 GradientForm gradient_form(const Config& config, const FormSettings& settings, const Form& form,
                            Tier gradients_at) {
   const auto& sharded = settings.sharded;
-  const auto& grid = settings.grid;
+  const auto& grid = settings.ranks.grid;
   const auto& links = config.quantised;
   const bool replicated = grid.replicas() > 1;
   // The array is a bucket of one pass, and not one in which several passes add up.
@@ -56,9 +56,9 @@ GradientForm gradient_form(const Config& config, const FormSettings& settings, c
                           : sharded.gradients             ? gradients.sums[pass]
                                                           : form.gradient_dtype;
     gradients.sent_in_block[pass] =
-        sent(gradients.reduced, in_block, settings.widens_in_block && sharded.optimizer);
+        sent(gradients.reduced, in_block, settings.ranks.widens_in_block && sharded.optimizer);
     gradients.sent_to_replicas[pass] =
-        sent(gradients.partial, gradients.sums[pass], settings.widens_to_replicas);
+        sent(gradients.partial, gradients.sums[pass], settings.ranks.widens_to_replicas);
   }
   return gradients;
 }

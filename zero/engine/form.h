@@ -128,16 +128,22 @@ struct Form {
   }
 };
 
-/// What the forms of all units depend on beside the configuration.
-struct FormSettings {
-  partition::Placement sharded{};
+/// The ranks that an engine is planned for, as one of them sees them.
+struct PlannedRanks {
   partition::RankGrid grid{};
-  /// Updates run in backward: each sum is handed over as it is reduced.
-  bool in_backward = false;
+  int64_t rank = 0;
   /// The backends of a block, and of the replicas, send what they add in the dtype of its sum where
-  /// that is wider: they are others' (comm::Group::sent_dtype).
+  /// that is wider (comm::Group::sent_dtype). libzero's own do not.
   bool widens_in_block = false;
   bool widens_to_replicas = false;
+};
+
+/// What the forms of all units depend on beside the configuration.
+struct FormSettings {
+  PlannedRanks ranks{};
+  partition::Placement sharded{};
+  /// Updates run in backward: each sum is handed over as it is reduced.
+  bool in_backward = false;
 };
 
 /// The form of a unit whose parameters have this dtype, and whose reduced gradients go to this

@@ -19,6 +19,7 @@
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/base/host_allocator.h"
+#include "zero/device/stream.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/passes.h"
 #include "zero/paging/page.h"
@@ -328,6 +329,23 @@ std::optional<int64_t> Model::find(const at::Tensor& tensor) const {
                                   [&](const Shown& shown) { return shown.tensor.is_same(tensor); });
   if (found == shown_.end()) return std::nullopt;
   return found->parameter;
+}
+
+ParameterShape Model::shape_of(int64_t index) const {
+  const auto& tensor = parameter(index);
+  return {.name = name(index),
+          .sizes = tensor.sizes().vec(),
+          .strides = tensor.strides().vec(),
+          .dtype = tensor.scalar_type(),
+          .trainable = trainable(index),
+          .stays_fp32 = stays_fp32(index),
+          .optimizer = optimizer_of(index)};
+}
+
+ModelShape Model::shape() const {
+  ModelShape shape{.parameters = {}, .own_memory = is_asynchronous(device())};
+  for (int64_t i = 0; i < size(); ++i) shape.parameters.push_back(shape_of(i));
+  return shape;
 }
 
 void Model::agree(const Config& config, comm::Group& group) const {

@@ -37,6 +37,7 @@
 
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
+#include "zero/engine/model_shape.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/engine/parameter_group.h"
 #include "zero/optim/optimizer.h"
@@ -114,6 +115,10 @@ class Model {
     return optim::suited(optimizers_[group_of_[static_cast<size_t>(index)]],
                          parameter(index).dim());
   }
+
+  /// What the plan needs to know of a parameter, and of all.
+  ParameterShape shape_of(int64_t index) const;
+  ModelShape shape() const;
 
   /// Throws ConfigError, on every rank, unless all were given the same model and configuration: or
   /// their collectives would not match. Collective.

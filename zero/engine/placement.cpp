@@ -60,11 +60,18 @@ void check_kept(const Config& config, const comm::Group& all) {
 
 // A foreign backend may span hosts of different sizes. Everything that it sends counts as leaving a
 // host, as in the ledger of traffic: each rank is a host of its own.
-partition::RankGrid Placement::grid() const {
+PlannedRanks Placement::planned() const {
   const auto& topology = all->topology();
   const int64_t ranks_a_host = topology.regular ? topology.local_size : 1;
-  return {
-      .hosts = all->size() / ranks_a_host, .ranks_a_host = ranks_a_host, .shards = shards->size()};
+  const auto widens = [](const comm::Group& group) {
+    return group.sent_dtype(at::kBFloat16, at::kFloat) == at::kFloat;
+  };
+  return {.grid = {.hosts = all->size() / ranks_a_host,
+                   .ranks_a_host = ranks_a_host,
+                   .shards = shards->size()},
+          .rank = all->rank(),
+          .widens_in_block = widens(*shards),
+          .widens_to_replicas = widens(*replicas)};
 }
 
 Placement place(const Config& config, std::shared_ptr<comm::Group> all) {

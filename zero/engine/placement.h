@@ -17,8 +17,8 @@
 
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
+#include "zero/engine/form.h"
 #include "zero/partition/formulas.h"
-#include "zero/partition/rank_grid.h"
 
 namespace zero {
 
@@ -32,7 +32,7 @@ struct Placement {
   std::shared_ptr<comm::Group> replicas = comm::single();
 
   /// The same as numbers.
-  partition::RankGrid grid() const;
+  PlannedRanks planned() const;
   /// The ranks whose gradients add up.
   int ranks() const { return all->size(); }
   /// Of the slice that this rank and its replicas hold, what this one adds up for the others.

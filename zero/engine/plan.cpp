@@ -8,9 +8,9 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/reduce_kernels.h"
-#include "zero/device/stream.h"
-#include "zero/engine/factored_states.h"
+#include "zero/engine/update_timing.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/passes.h"
 
 namespace zero {
 
@@ -23,9 +23,9 @@ Tier tier_of(OffloadDevice device) {
 }
 
 // Chooses `tier` for all units but the first ones that hold no more than `may_stay` of this rank's
-// elements. Every unit is used as often as any other; but backward reduces the gradients of the
-// first ones last, and the next forward pass needs them first, so there an update that waits for a
-// disk is waited for.
+// elements. Every unit is used as often as any other. But backward reduces the gradients of the
+// first units last, and the next forward pass needs these units first, so an update of theirs that
+// waits for a disk holds the step up.
 class Beyond {
  public:
   Beyond(int64_t may_stay, Tier tier) : left_(may_stay), tier_(tier) {}
@@ -42,49 +42,51 @@ class Beyond {
 
 }  // namespace
 
-at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config) {
-  const auto dtype = model.parameter(parameter).scalar_type();
-  const bool narrows = dtype == at::kFloat && !model.stays_fp32(parameter);
-  return narrows ? config.parameter_dtype() : dtype;
+at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& config) {
+  const bool narrows = parameter.dtype == at::kFloat && !parameter.stays_fp32;
+  return narrows ? config.parameter_dtype() : parameter.dtype;
 }
 
-partition::Layout lay_out(const Model& model, const Config& config, const Placement& placement) {
+partition::Layout lay_out(const ModelShape& model, const Config& config,
+                          const partition::RankGrid& grid) {
   std::vector<partition::Parameter> described;
-  for (int64_t p = 0; p < model.size(); ++p) {
-    const auto& parameter = model.parameter(p);
-    const auto dtype = dtype_in_engine(model, p, config);
-    if (dtype == at::kHalf && model.trainable(p) && !config.fp16) {
+  for (const auto& parameter : model.parameters) {
+    const auto dtype = dtype_in_engine(parameter, config);
+    if (dtype == at::kHalf && parameter.trainable && !config.fp16) {
       throw ConfigError(fmt::format(
           "Parameter '{}' has dtype Half, but fp16.enabled is false: without a scaled loss small "
           "gradients in fp16 are zero. Set fp16.enabled (Config::fp16), or convert the module.",
-          model.name(p)));
+          parameter.name));
     }
-    // Of one dtype, trainable or not, and with the same optimizer states; hyper-parameters may
-    // differ within a unit.
-    const auto& optimizer = model.optimizer_of(p);
+    // Parameters of a unit have one dtype and the same optimizer states, and all are trained or
+    // none is; their hyper-parameters may differ.
+    const auto& optimizer = parameter.optimizer;
     const auto states =
         static_cast<int64_t>(optimizer.index() * 4 + optim::state_names(optimizer).size());
     const int64_t kind =
-        (states * 64 + static_cast<int64_t>(dtype)) * 2 + (model.trainable(p) ? 1 : 0);
+        (states * 64 + static_cast<int64_t>(dtype)) * 2 + (parameter.trainable ? 1 : 0);
     described.push_back(
-        {model.name(p), parameter.numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
+        {parameter.name, parameter.numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
   }
-  return {std::move(described), placement.shards->size(), config.unit_bytes,
-          placement.replicas->size()};
+  return {std::move(described), static_cast<int>(grid.shards), config.unit_bytes,
+          static_cast<int>(grid.replicas())};
 }
 
-partition::Placement sharded_states(const Config& config, int ranks) {
+partition::Placement sharded_states(const Config& config, int64_t ranks) {
   const bool pages = ranks > 1 || config.offload_param.device != OffloadDevice::none ||
                      config.offload_optimizer.device == OffloadDevice::cpu ||
                      config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
   return partition::placement_of_stage(pages ? config.stage : 0);
 }
 
-std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& model,
-                                 const Config& config, const Placement& placement,
-                                 const UpdateTiming& timing) {
+std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
+                                 const Config& config, const PlannedRanks& ranks) {
+  FormSettings settings{.ranks = ranks, .sharded = sharded_states(config, ranks.grid.shards)};
+  const auto& sharded = settings.sharded;
+  settings.in_backward = UpdateTiming::of(config, sharded).in_backward;
   const auto owned = [&](int64_t unit) {
-    return partition::owned_range(layout, unit, placement.sharded, placement.shards->rank());
+    return partition::owned_range(layout, unit, sharded,
+                                  static_cast<int>(ranks.grid.place(ranks.rank).shard));
   };
   int64_t all = 0;
   for (int64_t u = 0; u < layout.unit_count(); ++u) all += owned(u).size();
@@ -95,45 +97,38 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
   Beyond states_at(static_cast<int64_t>(std::floor((1 - states.ratio) * static_cast<double>(all))),
                    tier_of(states.device));
   const bool gradients_on_disk =
-      states.on_disk_with_gradients() && placement.sharded.gradients && !timing.in_backward;
-  const auto widens = [](const comm::Group& group) {
-    return group.sent_dtype(at::kBFloat16, at::kFloat) == at::kFloat;
-  };
-  const FormSettings settings{.sharded = placement.sharded,
-                              .grid = placement.grid(),
-                              .in_backward = timing.in_backward,
-                              .widens_in_block = widens(*placement.shards),
-                              .widens_to_replicas = widens(*placement.replicas)};
+      states.on_disk_with_gradients() && sharded.gradients && !settings.in_backward;
   std::vector<UnitPlan> plans;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    const auto first = layout.unit(u).segments.front().parameter;
+    const auto& first = model.parameter(layout.unit(u).segments.front().parameter);
     UnitPlan plan;
-    plan.trainable = model.trainable(first);
+    plan.trainable = first.trainable;
     plan.owned = owned(u);
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
     plan.states_at = states_at.of_next(plan.owned.size());
-    plan.own_memory = is_asynchronous(model.device());
+    plan.own_memory = model.own_memory;
     // To the host they go with what they update; to a disk they need not.
     const bool to_host =
         plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
     plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;
-    static_cast<Form&>(plan) = form_of(config, settings, dtype_in_engine(model, first, config),
+    static_cast<Form&>(plan) = form_of(config, settings, dtype_in_engine(first, config),
                                        plan.trainable, plan.gradients_at);
     if (plan.trainable && config.communication_dtype &&
         !comm::can_sum(dtype_of(*config.communication_dtype), plan.gradient_dtype)) {
       throw ConfigError(fmt::format(
           "communication_data_type is {}, but gradients of '{}' are {}: one format of 16 bits is "
           "not rounded to the other. Use \"fp32\", or leave it out.",
-          c10::toString(dtype_of(*config.communication_dtype)), model.name(first),
+          c10::toString(dtype_of(*config.communication_dtype)), first.name,
           c10::toString(plan.gradient_dtype)));
     }
     if (plan.trainable) {
-      plan.moments = optim::state_names(model.optimizer_of(first));
-      const auto signs = optim::state_signs(model.optimizer_of(first));
+      plan.reach = optim::reach(first.optimizer);
+      plan.moments = optim::state_names(first.optimizer);
+      const auto signs = optim::state_signs(first.optimizer);
       std::copy(signs.begin(), signs.end(), plan.moment_signs.begin());
     }
     for (const auto& segment : layout.unit(u).segments) {
-      if (const auto factors = factors_of(model, segment.parameter))
+      if (const auto factors = factors_of(model.parameter(segment.parameter)))
         plan.factored_bytes += 4 * (factors->rows() + factors->columns());
     }
     if (plan.split && plan.states_at != Tier::disk && plan.states_at != plan.parameters_at) {
@@ -148,13 +143,13 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
   return plans;
 }
 
-StepSize step_size(const Model& model, int ranks) {
+StepSize step_size(const ModelShape& model, int ranks) {
   StepSize size{.ranks = ranks};
-  for (int64_t p = 0; p < model.size(); ++p) {
-    const auto numel = model.parameter(p).numel();
+  for (const auto& parameter : model.parameters) {
+    const auto numel = parameter.numel();
     size.parameters += numel;
     size.largest_parameter = std::max(size.largest_parameter, numel);
-    if (const auto factors = factors_of(model, p)) {
+    if (const auto factors = factors_of(parameter)) {
       size.matrix_elements += numel;
       size.matrix_sides += factors->rows() + factors->columns();
     }

@@ -6,33 +6,35 @@
 #include <vector>
 
 #include "zero/config/config.h"
-#include "zero/engine/model.h"
-#include "zero/engine/placement.h"
+#include "zero/engine/form.h"
+#include "zero/engine/model_shape.h"
 #include "zero/engine/tiers.h"
 #include "zero/engine/unit_plan.h"
-#include "zero/engine/update_timing.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
+#include "zero/partition/rank_grid.h"
 
 namespace zero {
 
-/// The parameters of `model` in units, over the ranks of `placement`.
-partition::Layout lay_out(const Model& model, const Config& config, const Placement& placement);
+/// Lays the parameters of `model` out in units, over the ranks of a block of `grid`. Throws
+/// ConfigError for a trainable parameter in fp16 whose gradients would not be scaled.
+partition::Layout lay_out(const ModelShape& model, const Config& config,
+                          const partition::RankGrid& grid);
 
-/// The dtype that the engine gives a parameter.
-at::ScalarType dtype_in_engine(const Model& model, int64_t parameter, const Config& config);
+/// Returns the dtype that the engine gives a parameter.
+at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& config);
 
-/// Which states are sharded. One rank has nobody to shard with: every state is whole on it; what is
-/// elsewhere comes and goes all the same.
-partition::Placement sharded_states(const Config& config, int ranks);
+/// Returns which states are sharded over as many ranks. One rank has nobody to shard with: every
+/// state is whole on it; what lies on the host or a disk comes and goes all the same.
+partition::Placement sharded_states(const Config& config, int64_t ranks);
 
-/// A row for each unit, for the rank of `placement.shards`. Throws ConfigError where master weights
-/// cannot be split.
-std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& model,
-                                 const Config& config, const Placement& placement,
-                                 const UpdateTiming& timing);
+/// Makes a row for each unit of a layout that lay_out has made, for the rank that `ranks` names.
+/// Throws ConfigError where master weights cannot be split, or gradients not be sent as
+/// communication_data_type says. Talks to nobody.
+std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
+                                 const Config& config, const PlannedRanks& ranks);
 
-/// Sizes by which tiers are chosen, without activations.
-StepSize step_size(const Model& model, int ranks);
+/// Returns the sizes by which tiers are chosen, without activations.
+StepSize step_size(const ModelShape& model, int ranks);
 
 }  // namespace zero

@@ -52,7 +52,7 @@ void Engine::Impl::end_recording(bool updated) {
                 .read_ahead_bytes = config.offload_param.buffer_count * config.unit_bytes /
                                     placement.shards->size()};
     recorder->write(*recorded);
-    for (int64_t u = 0; u < layout.unit_count(); ++u) recorded->units.push_back(unit_costs(u));
+    recorded->units = unit_costs(planned());
   }
   record_with(nullptr);
   if (std::exchange(chooses_prefetch, false)) choose_prefetch();

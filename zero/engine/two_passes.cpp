@@ -38,7 +38,7 @@ TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, c
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto optimizer = model.optimizer_of(layout.unit(u).segments.front().parameter);
     const bool trains = table.trainable(u);
-    reach_.push_back(trains ? optim::reach(optimizer) : Reach::element);
+    reach_.push_back(table.plan(u).reach);
     keeps_direction_.push_back(trains && optim::keeps_direction(optimizer) ? 1 : 0);
   }
   make_batches();

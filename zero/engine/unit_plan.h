@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/engine/form.h"
+#include "zero/optim/passes.h"
 #include "zero/optim/state_format.h"
 #include "zero/partition/layout.h"
 #include "zero/store/tier.h"
@@ -27,6 +28,8 @@ struct UnitPlan : Form {
   Tier states_at = Tier::device;     ///< master weights and moments
   /// The device has memory of its own: what lies on a disk is updated on the host.
   bool own_memory = false;
+  /// What an element's update depends on. Beyond the element it takes two passes (two_passes.h).
+  optim::Reach reach = optim::Reach::element;
   /// Names of the optimizer's states; none where it is not trainable.
   std::vector<std::string_view> moments;
   std::array<optim::Sign, kStates> moment_signs{};  ///< of their values

@@ -333,42 +333,4 @@ PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, doub
   return chosen;
 }
 
-UnitCosts unit_costs(const partition::Layout& layout, int64_t unit, const CostSettings& settings) {
-  const auto& whole = layout.unit(unit);
-  const auto& sharded = settings.sharded;
-  const auto& cluster = settings.cluster;
-  const bool hosts = cluster.hosts > 1;
-  const int64_t owned = sharded.optimizer ? layout.slice_numel(unit) : whole.numel;
-  const int64_t slice = owned * whole.element_bytes;
-  const partition::Wire parameters{.bits = 8 * whole.element_bytes};
-  const partition::Wire gradients{.bits = 8 * settings.gradient_bytes};
-  const int64_t gather = hosts ? all_gather_link_bytes(cluster, whole.numel, parameters)
-                               : partition::share_sent(whole.bytes(), cluster.ranks());
-  const int64_t gradient_bytes = whole.numel * settings.gradient_bytes;
-  const int64_t scattered = hosts ? reduce_scatter_link_bytes(cluster, whole.numel, gradients)
-                                  : partition::share_sent(gradient_bytes, cluster.ranks());
-  const int64_t reduced = sharded.optimizer ? scattered
-                          : hosts           ? all_reduce_link_bytes(cluster, whole.numel, gradients)
-                                  : 2 * partition::share_sent(gradient_bytes, cluster.ranks());
-  const bool below = settings.states_at != Tier::device;
-  UnitCosts costs{.bytes = whole.bytes(), .reduce = reduced, .updated_on_host = below};
-  if (sharded.parameters) {
-    costs.gather = gather;
-    if (settings.parameters_at != Tier::device) costs.gather_up = slice;
-    if (settings.parameters_at == Tier::disk) costs.gather_read = slice;
-  } else if (sharded.optimizer) {
-    costs.publish = gather;
-  }
-  costs.update = owned * (settings.sum_bytes + whole.element_bytes + 2 * settings.optimizer_bytes);
-  if (below) {
-    costs.reduce_down = owned * settings.sum_bytes;
-    costs.reduce_down_next = owned * static_cast<int64_t>(sizeof(float));
-    if (settings.parameters_at == Tier::device) costs.update_up = slice;
-  }
-  if (settings.states_at == Tier::disk)
-    costs.update_read = costs.update_write = owned * settings.optimizer_bytes;
-  if (settings.parameters_at == Tier::disk) costs.update_write += slice;
-  return costs;
-}
-
 }  // namespace zero::paging

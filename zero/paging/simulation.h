@@ -48,9 +48,6 @@
 
 #include "zero/paging/plan.h"
 #include "zero/paging/trace.h"
-#include "zero/partition/formulas.h"
-#include "zero/partition/layout.h"
-#include "zero/store/tier.h"
 
 namespace zero::paging {
 
@@ -178,20 +175,5 @@ struct PrefetchChoice {
 /// for a part `tolerance` of the step.
 PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds,
                                double tolerance = 0.01);
-
-/// What decides the costs of units, where nothing is quantised, split, or kept on hosts.
-struct CostSettings {
-  partition::Placement sharded{};
-  /// With several hosts the link is a host's, which its ranks share; else a rank's.
-  partition::Cluster cluster{};
-  int64_t gradient_bytes = 4;   ///< of an element as it is sent
-  int64_t sum_bytes = 4;        ///< of an element of the sum that the update reads
-  int64_t optimizer_bytes = 8;  ///< of an element: master weights and moments
-  Tier parameters_at = Tier::device;
-  Tier states_at = Tier::device;  ///< and reduced gradients, but for those of states on a disk
-};
-
-/// The costs of a trainable unit of a layout for cluster.ranks() ranks.
-UnitCosts unit_costs(const partition::Layout& layout, int64_t unit, const CostSettings& settings);
 
 }  // namespace zero::paging

@@ -1,0 +1,329 @@
+#include "zero/engine/costs.h"
+
+#include <ATen/ceil_div.h>
+
+#include <algorithm>
+
+#include "zero/comm/quantise_kernels.h"
+#include "zero/engine/plan.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/passes.h"
+#include "zero/store/checksums.h"
+#include "zero/store/disk_tier.h"
+
+namespace zero {
+
+namespace {
+
+using store::DiskTier;
+
+int64_t bytes(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
+const UnitPlan& plan_of(const PlannedStep& step, int64_t unit) {
+  return step.units[static_cast<size_t>(unit)];
+}
+
+// A slice of padding alone is not updated.
+bool owns_some(const partition::Unit& unit, const UnitPlan& plan) {
+  return std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
+    return !partition::intersect(segment.range(), plan.owned).empty();
+  });
+}
+
+// An array on disk begins on a page and takes whole pages.
+int64_t bytes_on_disk(const UnitPlan& plan, State state) {
+  return at::round_up(plan.bytes_of(state, plan.owned.size()), store::kAlignment);
+}
+
+std::vector<DiskTier::Unit> arrays_on_disk(const PlannedStep& step) {
+  return StateTable::units_on_disk(step.units, step.timing.hides(), step.timing.undoes);
+}
+
+int64_t passes_of_update(const UnitPlan& plan) {
+  return plan.reach == optim::Reach::element ? 1 : 2;
+}
+
+// The new parameters are shown to the other ranks that hold slices of them.
+bool publishes(const PlannedStep& step) {
+  return step.sharded.optimizer && (!step.sharded.parameters || step.kept_on_hosts);
+}
+
+Message all_gather(const partition::Cluster& cluster, int64_t numel, const partition::Wire& inside,
+                   const partition::Wire& across) {
+  return {partition::share_sent(inside.bytes(numel), cluster.ranks()),
+          all_gather_link_bytes(cluster, numel, across) / cluster.ranks_a_host};
+}
+
+Message reduce_scatter(const partition::Cluster& cluster, int64_t numel,
+                       const partition::Wire& inside, const partition::Wire& across) {
+  return {partition::share_sent(inside.bytes(numel), cluster.ranks()),
+          reduce_scatter_link_bytes(cluster, numel, across) / cluster.ranks_a_host};
+}
+
+partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
+
+// What an update of a unit moves between device and host. An update on the device fetches fp32
+// parameters from the host, unless it hides the new ones: then it has those of before.
+void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
+  if (!plan.crosses()) return;
+  const int64_t slice = plan.owned.size() * bytes(plan.dtype);
+  if (plan.updated_at() == Tier::host) {
+    costs.update_up = slice;
+    return;
+  }
+  costs.update_down = slice;
+  if (!plan.own_master() && !step.timing.hides()) costs.update_up = passes_of_update(plan) * slice;
+}
+
+// Gradients on their way to where the update reads them.
+void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
+  const int64_t owned = plan.owned.size();
+  if (plan.gradients_at == Tier::disk) {
+    costs.reduce_write = costs.reduce_read = bytes_on_disk(plan, State::gradients);
+  } else if (plan.gradients_at == Tier::host && step.sharded.gradients) {
+    costs.reduce_down = owned * bytes(plan.gradients.sum(true));
+    costs.reduce_down_next = owned * bytes(plan.gradients.sum(false));
+  } else if (plan.gradients_at == Tier::host) {
+    costs.reduce_down = owned * bytes(plan.gradient_dtype);
+  }
+}
+
+void add_update(const PlannedStep& step, const UnitPlan& plan, const DiskTier::Unit& on_disk,
+                paging::UnitCosts& costs) {
+  const int64_t passes = passes_of_update(plan);
+  const int64_t owned = plan.owned.size();
+  const auto columns = plan.columns_on_disk();
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const int64_t moved = passes * bytes_on_disk(plan, columns[i]);
+    if (on_disk.arrays[i].read) costs.update_read += moved;
+    if (on_disk.arrays[i].write) costs.update_write += moved;
+  }
+  add_crossing(step, plan, costs);
+  costs.update = passes * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
+                           2 * plan.optimizer_bytes(owned));
+  costs.updated_on_host = plan.states_at != Tier::device;
+}
+
+paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier::Unit& on_disk) {
+  const auto& plan = plan_of(step, unit);
+  const auto messages = unit_messages(step, unit);
+  const auto link = [&](const Message& message) {
+    return step.grid.hosts > 1 ? message.leaves * step.grid.ranks_a_host : message.sent;
+  };
+  paging::UnitCosts costs{.bytes = step.layout.unit(unit).bytes(), .trainable = plan.trainable};
+  if (step.sharded.parameters) {
+    if (!step.in_place) costs.gather = link(messages.gather);
+    if (plan.comes_up()) costs.gather_up = plan.owned.size() * bytes(plan.dtype);
+    if (plan.parameters_at == Tier::disk)
+      costs.gather_read = bytes_on_disk(plan, State::parameters);
+  }
+  if (!plan.trainable) return costs;
+  if (publishes(step)) costs.publish = link(messages.gather);
+  costs.reduce = link(messages.reduce.front());
+  (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
+      link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
+  add_gradients(step, plan, costs);
+  if (owns_some(step.layout.unit(unit), plan)) add_update(step, plan, on_disk, costs);
+  return costs;
+}
+
+void add(const Message& message, int64_t times, int64_t& sent, int64_t& leaves) {
+  sent += times * message.sent;
+  leaves += times * message.leaves;
+}
+
+// Some updates run beside what follows: then whoever ends them shows the units.
+bool updates_beside(const PlannedStep& step) {
+  return step.timing.hides() ||
+         std::any_of(step.units.begin(), step.units.end(),
+                     [&](const UnitPlan& plan) { return step.timing.late(plan); });
+}
+
+// Parameters of a unit to the other ranks. `shows`: the step ends with showing those of trained
+// units.
+void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessages& messages,
+                 bool shows, TrafficFormula& sum) {
+  if (!step.sharded.optimizer) return;
+  const int64_t shown = plan.trainable && shows ? 1 : 0;
+  const int64_t gathers = step.sharded.parameters ? 2 * step.passes : shown;
+  auto& sent = sum.all_gather;
+  auto& leaves = sum.all_gather_link;
+  if (step.kept_on_hosts) {  // once to each host, and then it is read there
+    add(messages.gather_in_host, gathers - shown, sent, leaves);
+    add(messages.gather, shown, sent, leaves);
+  } else {
+    add(messages.gather, gathers, sent, leaves);
+  }
+}
+
+// Gradients of a unit.
+void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMessages& messages,
+                    TrafficFormula& sum) {
+  if (!step.sharded.optimizer) {
+    add(messages.reduce.front(), 1, sum.all_reduce, sum.all_reduce_link);
+    return;
+  }
+  const int64_t sums = step.sharded.gradients ? step.passes : 1;
+  const int64_t sums_of_replicas = plan.gradients.defers ? 1 : sums;
+  for (const size_t pass : {0, 1}) {
+    const auto times = [&](int64_t all) { return pass == 0 ? 1 : all - 1; };
+    add(messages.reduce[pass], times(sums), sum.reduce_scatter, sum.reduce_scatter_link);
+    add(messages.reduce_over_replicas[pass], times(sums_of_replicas), sum.reduce_scatter,
+        sum.reduce_scatter_link);
+    add(messages.gather_over_replicas[pass], times(sums_of_replicas), sum.all_gather,
+        sum.all_gather_link);
+  }
+}
+
+}  // namespace
+
+PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
+                         const Config& config, const partition::RankGrid& grid) {
+  const auto sharded = sharded_states(config, grid.shards);
+  return {.layout = layout,
+          .units = units,
+          .grid = grid,
+          .sharded = sharded,
+          .timing = UpdateTiming::of(config, sharded),
+          .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
+          .kept_on_hosts = config.hpz_partition_size > 1 && grid.block().hosts > 1,
+          .feedback = config.quantised.feedback.has_value()};
+}
+
+partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
+  partition::LayoutMemory sum;
+  // The host gets what a rank updates; replicated gradients add up on the device before that.
+  const bool host = tier == Tier::host;
+  const auto& at = step.sharded;
+  const auto counted = partition::Placement{.parameters = at.parameters,
+                                            .gradients = host ? at.optimizer : at.gradients,
+                                            .optimizer = at.optimizer};
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = plan_of(step, u);
+    partition::StateBytes of{.parameter = plan.parameters_at == tier ? bytes(plan.dtype) : 0,
+                             .gradient = 0,
+                             .optimizer = 0};
+    if (plan.trainable) {
+      const auto gradients_at = !host && !at.gradients && plan.gradients_at == Tier::host
+                                    ? Tier::device
+                                    : plan.gradients_at;
+      const bool kept = host || !step.timing.in_backward;
+      if (gradients_at == tier && kept) of.gradient = bytes(plan.gradient_dtype);
+      if (plan.states_at == tier) {
+        const int64_t bytes = plan.optimizer_bytes(partition::kAlignment);
+        of.optimizer = bytes / partition::kAlignment;
+        of.scales = bytes % partition::kAlignment;
+      }
+    }
+    const auto unit = partition::unit_memory(step.layout, u, counted, of);
+    sum.parameters += unit.parameters;
+    sum.gradients += unit.gradients;
+    sum.optimizer += unit.optimizer;
+    if (plan.factored_at() == tier) sum.optimizer += plan.factored_bytes;
+    sum.padding += unit.padding;
+    if (step.kept_on_hosts && tier == Tier::device) {
+      // The host's array lies in equal shares on its ranks; it has the slices too, but those that
+      // are kept apart.
+      const auto& whole = step.layout.unit(u);
+      const int64_t share = whole.bytes() / step.grid.ranks_a_host;
+      const int64_t content = whole.content * whole.element_bytes;
+      sum.parameters += share;
+      sum.padding += share - content / step.grid.ranks_a_host;
+      if (!plan.parameter_link.quantised()) {
+        sum.parameters -= unit.parameters;
+        sum.padding -= unit.parameters - content / step.layout.world_size();
+      }
+    }
+    // What quantised sums have lost, for the next ones.
+    const auto& link = plan.gradients.link;
+    if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == Tier::device)
+      sum.gradients +=
+          (step.grid.hosts - 1) * comm::wire_bytes(comm::feedback_quantisation(link.quantisation),
+                                                   step.layout.slice_numel(u));
+  }
+  return sum;
+}
+
+int64_t disk_bytes(const PlannedStep& step) {
+  int64_t sum = 0;
+  const auto on_disk = arrays_on_disk(step);
+  for (size_t u = 0; u < on_disk.size(); ++u) {
+    const auto columns = step.units[u].columns_on_disk();
+    for (size_t i = 0; i < columns.size(); ++i)
+      sum += bytes_on_disk(step.units[u], columns[i]) * (on_disk[u].arrays[i].doubled ? 2 : 1);
+  }
+  return sum;
+}
+
+UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
+  const auto& unit = step.layout.unit(u);
+  const auto& plan = plan_of(step, u);
+  const auto block = step.grid.block();
+  UnitMessages messages;
+  messages.gather =
+      all_gather(block, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
+  messages.gather_in_host.sent = partition::share_sent(unit.bytes(), block.ranks_a_host);
+  if (!plan.trainable) return messages;
+  const auto& form = plan.gradients;
+  for (const size_t pass : {0, 1}) {
+    const bool first = pass == 0;
+    const auto sent = form.sent(first);
+    const auto across = form.link.counted(sent);
+    if (!step.sharded.optimizer) {
+      const auto all = step.grid.all();
+      messages.reduce[pass] = {2 * partition::share_sent(unit.numel * bytes(sent), all.ranks()),
+                               all_reduce_link_bytes(all, unit.numel, across) / all.ranks_a_host};
+      continue;
+    }
+    messages.reduce[pass] = reduce_scatter(block, unit.numel, raw(sent), across);
+    if (step.grid.replicas() == 1) continue;
+    const auto same = step.grid.same_slices();
+    const int64_t numel = step.layout.slice_numel(u);
+    const auto partial = raw(form.sent_on(first));
+    const auto whole = raw(form.sum(first));
+    messages.reduce_over_replicas[pass] = reduce_scatter(same, numel, partial, partial);
+    messages.gather_over_replicas[pass] = all_gather(same, numel, whole, whole);
+  }
+  return messages;
+}
+
+std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step) {
+  const auto on_disk = arrays_on_disk(step);
+  std::vector<paging::UnitCosts> costs;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u)
+    costs.push_back(costs_of(step, u, on_disk[static_cast<size_t>(u)]));
+  return costs;
+}
+
+TrafficFormula step_traffic(const PlannedStep& step, bool updated) {
+  const int64_t k = step.passes;
+  const auto costs = unit_costs(step);
+  const bool updates = updated || step.timing.undoes;
+  const bool shows = updated || updates_beside(step) || step.sharded.parameters;
+  TrafficFormula sum;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = plan_of(step, u);
+    const auto& unit = costs[static_cast<size_t>(u)];
+    sum.disk_read += 2 * k * unit.gather_read + (k - 1) * unit.reduce_read;
+    sum.disk_written += k * unit.reduce_write;
+    sum.host_up += 2 * k * unit.gather_up;
+    sum.host_down += unit.reduce_down + (k - 1) * unit.reduce_down_next;
+    if (updates) {
+      sum.disk_read += unit.update_read;
+      sum.disk_written += unit.update_write;
+      sum.host_up += unit.update_up;
+      sum.host_down += unit.update_down;
+    }
+    const auto messages = unit_messages(step, u);
+    add_gathers(step, plan, messages, shows, sum);
+    if (plan.trainable) add_reductions(step, plan, messages, sum);
+  }
+  if (!updated) return sum;
+  const partition::Wire byte{.bits = 8};
+  for (const int64_t gathered : step.gathered_between_passes)
+    add(all_gather(step.grid.block(), gathered, byte, byte), 1, sum.all_gather,
+        sum.all_gather_link);
+  return sum;
+}
+
+}  // namespace zero

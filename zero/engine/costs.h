@@ -1,0 +1,91 @@
+// What a step costs on one rank: memory by state and tier, messages by collective and link, bytes
+// between device, host and disk. All of it is computed from numbers: a layout, the units' plans and
+// a grid of ranks, for one rank or thousands, without an Engine, a Group or a tensor. The engine's
+// formulas, the simulated timeline and whoever plans a run call the same functions.
+//
+// Note [Costs]
+// Each unit has its bytes (paging::UnitCosts for what a device, a host, a disk and a link carry;
+// UnitMessages for collectives), and a step has so many of each:
+//   gathers      stage 3: two for each of k passes, one for forward and one for backward;
+//                stages 1 and 2: one, of the updated parameters; stage 0: none
+//   reductions   stages 2 and 3: one for each pass; stages 0 and 1: one
+//   updates      one, in which an optimizer of two passes (two_passes.h) reads its states twice
+// k is the number of micro-batches, or one where all of them pass one layer before the next.
+// Formulas of single collectives are in partition/formulas.h, beside the papers' own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "zero/config/config.h"
+#include "zero/engine/traffic_formula.h"
+#include "zero/engine/unit_plan.h"
+#include "zero/engine/update_timing.h"
+#include "zero/paging/simulation.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/layout.h"
+#include "zero/partition/rank_grid.h"
+#include "zero/store/tier.h"
+
+namespace zero {
+
+/// A step as it is planned: all that its costs follow from. `layout` and `units` outlive it.
+struct PlannedStep {
+  const partition::Layout& layout;
+  const std::vector<UnitPlan>& units;
+  partition::RankGrid grid;
+  partition::Placement sharded;
+  UpdateTiming timing;
+  /// Passes of the step, each of which gathers and reduces.
+  int64_t passes = 1;
+  /// Each of several hosts keeps all parameters: Note [Kept on a host] in gather.h.
+  bool kept_on_hosts = false;
+  /// Quantised sums keep what they have lost for the next ones.
+  bool feedback = false;
+  /// Stage 3: operators read units where they lie, so that a gather sends nothing.
+  bool in_place = false;
+  /// Bytes of the arrays that are gathered between the two passes of updates
+  /// (TwoPasses::gathered_bytes).
+  std::vector<int64_t> gathered_between_passes{};
+};
+
+/// The step of `units`, which plan_units has made with the same configuration and grid. On a device
+/// parameters are gathered by copying (`in_place` is false).
+PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
+                         const Config& config, const partition::RankGrid& grid);
+
+/// Bytes of this rank's states on one tier, the device or the host, with padding: what the ledger
+/// shows, byte for byte.
+partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier);
+/// Bytes of this rank's states on its disk: whole pages, and twice where an array has two copies.
+int64_t disk_bytes(const PlannedStep& step);
+
+/// One message of a unit, as this rank sends it.
+struct Message {
+  int64_t sent = 0;    ///< bytes to all other ranks
+  int64_t leaves = 0;  ///< bytes of this rank that leave its host
+};
+
+/// The messages of one unit. Reductions of the first pass of a step come before those of later
+/// ones.
+struct UnitMessages {
+  /// All-gather of the parameters over the ranks that shard, and over those of one host.
+  Message gather;
+  Message gather_in_host;
+  /// Reduce-scatter of the gradients over the ranks that shard; at stage 0 the all-reduce.
+  std::array<Message, 2> reduce;
+  /// The sum of a slice over replicas: its reduce-scatter, and the all-gather that follows.
+  std::array<Message, 2> reduce_over_replicas;
+  std::array<Message, 2> gather_over_replicas;
+};
+UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
+
+/// By unit: the bytes that the simulated timeline moves. Between hosts the link is a host's, which
+/// its ranks share; on one host it is a rank's.
+std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step);
+
+/// The bytes of a step that updates, or of one that leaves its update out.
+TrafficFormula step_traffic(const PlannedStep& step, bool updated = true);
+
+}  // namespace zero

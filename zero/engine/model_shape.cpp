@@ -1,0 +1,18 @@
+#include "zero/engine/model_shape.h"
+
+#include "zero/optim/passes.h"
+
+namespace zero {
+
+int64_t ParameterShape::numel() const {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) numel *= size;
+  return numel;
+}
+
+std::optional<optim::Factors> factors_of(const ParameterShape& parameter) {
+  if (!parameter.trainable || optim::reach(parameter.optimizer) != optim::Reach::factors) return {};
+  return optim::Factors(parameter.sizes, parameter.strides);
+}
+
+}  // namespace zero
