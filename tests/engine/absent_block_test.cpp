@@ -1,4 +1,5 @@
-// Blocks that a pass leaves out (stochastic depth): Note [Order of reductions] in engine/reduce.h.
+// Blocks that a pass leaves out (stochastic depth): Note [Sharded gradients] in
+// engine/sharded_gradients.cpp.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>

@@ -1,5 +1,5 @@
 // Stages 0 and 1 between hosts: gradients that are reduced beside the backward pass (Note [Early
-// reductions] in engine/reduce.h).
+// reductions] in engine/early_reductions.h).
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -114,7 +114,7 @@ TEST(EarlyReductions, StartInTheLastPassOfAStepOnceTheOrderIsKnown) {
   }
 }
 
-// Which layers a rank uses in a step.
+// The layers that a rank uses in a step.
 enum class Use { net, with_extra, nothing };
 
 at::Tensor loss_with(Uneven& model, Use use, int rank, int64_t step) {
@@ -146,7 +146,7 @@ TEST(EarlyReductions, GoOnWhereARankLeavesLayersOut) {
   }
 }
 
-// What ranks have begun differs in no step, or the next collectives would be taken for others.
+// All ranks have begun the same in each step, or the next collectives would be taken for others.
 TEST(EarlyReductions, AreTheSameOnAllRanksWhenAPassEnds) {
   for (const int stage : {0, 1}) {
     run_in(kTwoByOne, [&](auto group) {
@@ -186,7 +186,7 @@ TEST(EarlyReductions, ThatAreDroppedAreTheLast) {
   }
 }
 
-// What one rank has begun is dropped on all, also where others had no pass.
+// All ranks drop what one rank has begun, also if others had no pass.
 TEST(EarlyReductions, AreDroppedOnAllRanksWhereSomeHadNoPass) {
   for (const int stage : {0, 1}) {
     expect_the_bits_of_one_host(clipped(stage, false),
@@ -245,15 +245,22 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
   }
 }
 
-// Whose backward pass, where it `throws`, does so in the first layer that forward meets, which
-// backward meets last.
+// Returns a loss. If its backward pass `throws`, it does so in the first layer that forward meets,
+// which backward meets last.
 at::Tensor loss_that(bool throws, Uneven& model, int rank, int64_t step) {
   auto x = input(rank, step, at::kFloat).requires_grad_(true);
   if (throws) x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
   return model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
 }
 
-// Those that a pass has begun to reduce when it fails are dropped, and later ones go on.
+// Returns a loss whose backward pass throws in the last layer, before any unit is complete.
+at::Tensor loss_that_throws_at_once(Uneven& model, int rank, int64_t step) {
+  auto y = model.net->forward(input(rank, step, at::kFloat));
+  y.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+  return y.pow(2).mean();
+}
+
+// Gradients that a pass has begun to reduce when it fails are dropped, and later ones go on.
 TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
   for (const int stage : {0, 1}) {
     const auto c = clipped(stage, false);
@@ -297,6 +304,60 @@ TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
           engine.backward(model.loss(rank, step, true));
           engine.step();
           engine.drop_gradients();  // nothing
+        }
+      };
+    };
+    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+  }
+}
+
+// The other rank waits for nobody, since it has begun nothing: both drop what the one has begun.
+TEST(EarlyReductions, OfAPassThatThrowsWhereOthersHadNoneAreDroppedOnAll) {
+  for (const int stage : {0, 1}) {
+    for (const bool by_zero_grad : {true, false}) {
+      const auto body = [&](bool fails) {
+        return [&, fails](Engine& engine, Uneven& model, int rank) {
+          for (int64_t step = 0; step < 4; ++step) {
+            if (fails && step == 2) {
+              const int64_t before = sums(engine.group(), stage);
+              if (rank == 1) {
+                EXPECT_THROW(engine.backward(loss_that(true, model, rank, step)),
+                             std::runtime_error);
+              }
+              EXPECT_EQ(sums(engine.group(), stage) > before, rank == 1)
+                  << "it has begun to reduce";
+              if (by_zero_grad) {
+                engine.zero_grad();
+              } else {
+                engine.drop_gradients();
+              }
+            }
+            engine.backward(model.loss(rank, step, true));
+            engine.step();
+          }
+        };
+      };
+      const auto c = clipped(stage, false);
+      expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+    }
+  }
+}
+
+// Passes that throw on all ranks, each where it has begun some of what the others have.
+TEST(EarlyReductions, OfPassesThatThrowInSeveralPlacesAreDroppedOnAll) {
+  for (const int stage : {0, 1}) {
+    const auto c = clipped(stage, false);
+    const auto body = [&](bool fails) {
+      return [&, fails](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          if (fails && step == 2) {
+            const auto loss = rank == 1 ? loss_that(true, model, rank, step)
+                                        : loss_that_throws_at_once(model, rank, step);
+            EXPECT_THROW(engine.backward(loss), std::runtime_error);
+            engine.zero_grad();
+          }
+          engine.backward(model.loss(rank, step, true));
+          engine.step();
         }
       };
     };

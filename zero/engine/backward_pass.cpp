@@ -12,14 +12,15 @@ namespace zero {
 
 namespace {
 
-// That an engine has marked the pass under way. LibTorch takes what it calls debug information
-// along to the threads on which autograd runs the graphs of a device; the kind is none of its own.
+// Says that an engine has marked the pass under way. LibTorch takes what it calls debug information
+// along to the threads on which autograd runs the graphs of a device. This kind of it is not one of
+// LibTorch's own.
 constexpr auto kMark = static_cast<c10::DebugInfoKind>(0x7A);
 bool marked_here() { return c10::ThreadLocalDebugInfo::get(kMark) != nullptr; }
 
 }  // namespace
 
-// While it lives, `pass` is marked.
+// Marks `pass` while it lives.
 class BackwardPass::Mark {
  public:
   explicit Mark(BackwardPass& pass) : pass_(pass) { pass_.marked_ = true; }
@@ -32,8 +33,8 @@ class BackwardPass::Mark {
   c10::DebugInfoGuard here_{kMark, std::make_shared<c10::DebugInfoBase>()};
 };
 
-// What autograd holds to call back. Where it goes without having been called, the pass has thrown.
-// The engine may be gone by then.
+// Autograd holds this to call it back at the end of the pass. If it is destroyed without having
+// been called, the pass has thrown. The engine may be gone by then.
 class BackwardPass::Ending {
  public:
   explicit Ending(BackwardPass& pass) : pass_(&pass) {}
@@ -51,8 +52,8 @@ class BackwardPass::Ending {
   BackwardPass* pass_;
 };
 
-BackwardPass::BackwardPass(GradientSink& sink, Steps steps)
-    : sink_(sink), steps_(std::move(steps)) {}
+BackwardPass::BackwardPass(ReduceFlow& reduce, std::unique_ptr<Steps> steps)
+    : reduce_(reduce), steps_(std::move(steps)) {}
 
 BackwardPass::~BackwardPass() {
   if (const auto ending = ending_.lock()) ending->forget();
@@ -70,27 +71,27 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
       }
       ending->forget();  // autograd has not let go of it yet: it has thrown
       ending_.reset();
-      steps_.fail();
+      steps_->fail();
     }
-    steps_.begin(holds, shared);
+    steps_->begin(holds, shared);
   }
   try {
     const Mark mark(*this);
     passes();
-    steps_.end();
+    steps_->end();
   } catch (...) {
-    steps_.fail();
+    steps_->fail();
     throw;
   }
 }
 
-// What `f` throws leaves through LibTorch.
+// Calls `f`, whose errors leave through LibTorch.
 template <class F>
 std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
   try {
     return f();
   } catch (const Error&) {
-    if (steps_.rethrow) steps_.rethrow();
+    steps_->rethrow();
     throw;
   }
 }
@@ -104,26 +105,27 @@ void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
       variable.mutable_grad() = at::Tensor();  // or the next pass would add to it
       throw;
     }
-    sink_.arrive(parameter, variable);
+    reduce_.arrive(parameter, variable);
   });
 }
 
-// A place does not begin a pass: torch::autograd::grad may ask for it, whose gradients are the
+// A place does not begin a pass: torch::autograd::grad may ask for it, and its gradients are the
 // user's own.
 at::Tensor BackwardPass::place(int64_t parameter) {
-  return leaving([&] { return sink_.place(parameter); });
+  return leaving([&] { return reduce_.place(parameter); });
 }
 
-// Unless a pass is under way, or it is another engine's, or there is none. With the mutex held.
+// Begins a pass, unless one is under way, or it is another engine's, or the gradient comes in none.
+// The caller holds the mutex.
 void BackwardPass::begin_unmarked() {
   if (marked_here() || torch::autograd::get_current_graph_task_id() < 0) return;
   if (marked_ || !ending_.expired()) return;
-  steps_.check_unmarked();
+  steps_->check_unmarked();
   const auto ending = std::make_shared<Ending>(*this);
   torch::autograd::Engine::get_default_engine().queue_callback([ending] { ending->complete(); });
   ending_ = ending;
   try {
-    steps_.begin(false, {});
+    steps_->begin(false, {});
   } catch (...) {
     ending->forget();
     ending_.reset();
@@ -135,9 +137,9 @@ void BackwardPass::end_unmarked() {
   const std::lock_guard lock(mutex_);
   ending_.reset();
   try {
-    steps_.end();
+    steps_->end();
   } catch (...) {
-    steps_.fail();
+    steps_->fail();
     throw;
   }
 }
@@ -146,8 +148,8 @@ void BackwardPass::fail_unmarked() noexcept {
   const std::lock_guard lock(mutex_);
   ending_.reset();
   try {
-    steps_.fail();
-  } catch (const std::exception&) {  // what the pass has thrown is what the user sees
+    steps_->fail();
+  } catch (const std::exception&) {  // the user sees what the pass has thrown
   }
 }
 

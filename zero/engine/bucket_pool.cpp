@@ -40,7 +40,7 @@ at::Tensor BucketPool::make(int64_t bytes) {
       memory = group_.empty(bytes, at::kByte, Category::gradient_buckets);
     }
   }
-  wait_for(side_, mark);  // which may have used this memory before
+  wait_for(side_, mark);  // that stream may have used this memory before
   return memory;
 }
 
@@ -49,6 +49,14 @@ void BucketPool::give(at::Tensor array) {
   StreamMemory memory(array.view(at::kByte).as_strided({bytes}, {1}, 0), side_);
   memory.used();
   free_.emplace(bytes, std::move(memory));
+}
+
+void BucketPool::give(Bucket bucket) {
+  if (bucket.pooled) {
+    give(std::move(bucket.array));
+  } else {
+    release(std::move(bucket.array), bucket.home);
+  }
 }
 
 }  // namespace zero

@@ -2,9 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
@@ -23,6 +21,7 @@
 #include "zero/device/memory.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
+#include "zero/engine/norm.h"
 #include "zero/optim/passes.h"
 #include "zero/paging/pager.h"
 
@@ -72,6 +71,44 @@ std::vector<OptimizerGroup> with_rates(const std::vector<Optimizer>& optimizers)
 }
 
 }  // namespace
+
+class Engine::Impl::Passes final : public BackwardPass::Steps {
+ public:
+  explicit Passes(Impl& impl) : impl_(impl) {}
+  void begin(bool holds, const std::vector<int64_t>& shared) override {
+    impl_.model.check();
+    impl_.model.hook();
+    impl_.schedule->begin_pass(holds);
+    const bool last = impl_.micro_batches + 1 >= impl_.config.gradient_accumulation_steps;
+    impl_.reduce->begin_backward(holds, shared, last);
+    if (impl_.timing.in_backward) impl_.update->begin();
+  }
+  void end() override {
+    impl_.schedule->end_pass();
+    impl_.reduce->end_backward();
+    impl_.passed = true;
+  }
+  void fail() override {
+    impl_.reduce->abandon_backward();
+    if (impl_.timing.in_backward) return;
+    impl_.reduce->clear();
+    impl_.micro_batches = 0;
+    impl_.passed = false;
+  }
+  void check_unmarked() const override {
+    if (!impl_.config.scales_loss() || impl_.scaled > 0) return;
+    throw Error(
+        "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
+        "Call engine.backward(loss), or engine.scale(loss).backward().");
+  }
+  double loss_factor() const override { return impl_.loss_factor(); }
+  void rethrow() const override {
+    if (const auto& in_users_language = impl_.model.rethrow()) in_users_language();
+  }
+
+ private:
+  Impl& impl_;
+};
 
 // What can be refused is refused before anything of the model changes.
 Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups,
@@ -192,25 +229,16 @@ void Engine::Impl::make_gather() {
 }
 
 void Engine::Impl::make_reduce() {
-  HandOver hand_over;
-  if (timing.in_backward) {
-    hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
-  }
   std::optional<float> feedback;
   if (const auto& chosen = config.quantised.feedback) feedback = static_cast<float>(chosen->beta);
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
-      ReduceFlow::Options{
+      ReductionSettings{
           .unit_bytes = config.unit_bytes,
           .predivisor = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients),
-          .loss_factor = [this] { return loss_factor(); },
           .feedback = feedback,
           .doubled = timing.delayed_after.has_value(),
-          .hand_over = std::move(hand_over),
-          .starts =
-              [this](int64_t unit) {
-                if (recorder) recorder->reduces(unit);
-              }});
+          .hands_over = timing.in_backward});
 }
 
 void Engine::Impl::make_updates() {
@@ -224,6 +252,7 @@ void Engine::Impl::make_updates() {
           .mean_scale = [this] { return mean_scale(); },
           .refuse_writes = [this](std::string_view when) { refuse_writes(when); },
           .publish = [this](int64_t unit) { publish(unit); }});
+  reduce->hand_over_to(*schedule);
 }
 
 void Engine::Impl::move_in() {
@@ -261,7 +290,7 @@ void Engine::Impl::move_in() {
 
 void Engine::Impl::start() {
   gather->start(model.parameters());
-  make_pass();
+  pass = std::make_unique<BackwardPass>(*reduce, std::make_unique<Passes>(*this));
   model.settle(gather->pager() != nullptr, *pass);
   // What the construction held is not what a step holds: the memory of the tensors as they were
   // goes back to the system, and the peaks are the steps'.
@@ -278,7 +307,7 @@ void Engine::Impl::start() {
   // Where units are read in place nothing is gathered ahead.
   chooses_prefetch =
       config.prefetch_speeds.compute > 0 && gather->pager() != nullptr && !gather->in_place();
-  if (chooses_prefetch) recorder = std::make_unique<StepRecorder>(*gather->pager());
+  if (chooses_prefetch) record_with(std::make_unique<StepRecorder>(*gather->pager()));
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
@@ -386,38 +415,6 @@ void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
   }
 }
 
-void Engine::Impl::make_pass() {
-  const auto begin = [this](bool holds, const std::vector<int64_t>& shared) {
-    model.check();
-    model.hook();
-    schedule->begin_pass(holds);
-    reduce->begin_backward(holds, shared, micro_batches + 1 >= config.gradient_accumulation_steps);
-    if (timing.in_backward) update->begin();
-  };
-  const auto end = [this] {
-    schedule->end_pass();
-    reduce->end_backward();
-    passed = true;
-  };
-  const auto fail = [this] {
-    reduce->abandon_backward();
-    if (timing.in_backward) return;
-    reduce->clear();
-    micro_batches = 0;
-    passed = false;
-  };
-  pass = std::make_unique<BackwardPass>(
-      *reduce,
-      BackwardPass::Steps{begin, end, fail, [this] { check_unmarked(); }, model.rethrow()});
-}
-
-void Engine::Impl::check_unmarked() {
-  if (!config.scales_loss() || scaled > 0) return;
-  throw Error(
-      "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
-      "Call engine.backward(loss), or engine.scale(loss).backward().");
-}
-
 // The pass that begins with the scaled loss counts as scaled until autograd lets go of it.
 at::Tensor Engine::scale(const at::Tensor& loss) {
   if (!impl_->config.scales_loss()) return loss;
@@ -436,44 +433,6 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
 }
 
 void Engine::rehook() { impl_->model.hook(); }
-
-// The square root of the sum over all units and as many parts as ranks, in that order, of each
-// part's sum of squares: the same at every stage, and with replicas.
-double Engine::Impl::global_norm(bool& finite) {
-  const int64_t units = layout.unit_count();
-  auto mine = at::zeros({units + 1}, at::kDouble);
-  auto* partial = mine.mutable_data_ptr<double>();
-  const auto written = written_units();
-  const auto norms = reduce->norms();
-  for (int64_t u = 0; u < units; ++u) {
-    if (!trainable(u)) {  // has no norm: its place tells who has written to it
-      partial[u] = written[static_cast<size_t>(u)];
-      continue;
-    }
-    const auto& norm = norms[static_cast<size_t>(u)];
-    partial[u] = norm.sum;
-    if (!norm.finite) partial[units] = 1;
-  }
-  auto all = at::empty({group().size() * mine.numel()}, at::kDouble);
-  // Also the point after which no rank reads the published parameters any more: each has ended its
-  // backward pass.
-  group().all_gather_control(all, mine, "gradient norm");
-  const auto* theirs = all.const_data_ptr<double>();
-  double sum = 0;
-  finite = true;
-  frozen_written.assign(plans.size(), 0);
-  for (int64_t u = 0; u < units; ++u) {
-    for (int part = 0; part < group().size(); ++part) {
-      const double of_part = theirs[placement.rank_of_part(part) * (units + 1) + u];
-      if (trainable(u)) sum += of_part;
-      if (!trainable(u) && of_part != 0 && placement.sharded.parameters)
-        frozen_written[static_cast<size_t>(u)] = 1;
-    }
-  }
-  for (int rank = 0; rank < group().size(); ++rank)
-    finite = finite && theirs[rank * (units + 1) + units] == 0;
-  return std::sqrt(sum);
-}
 
 // As DeepSpeed divides a loss in fp16: micro-batches may add up in it.
 double Engine::Impl::loss_factor() const {
@@ -522,8 +481,11 @@ StepResult Engine::step(bool update) {
   StepResult result{.boundary = true, .step = impl.steps};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
   double scale = impl.mean_scale();
-  bool finite = true;
-  result.grad_norm = impl.global_norm(finite) * scale;
+  auto global = global_norm(impl.layout, *impl.table, impl.placement, impl.reduce->norms(),
+                            impl.written_units());
+  const bool finite = global.finite;
+  result.grad_norm = global.norm * scale;
+  impl.frozen_written = std::move(global.frozen_written);
   if (impl.timing.in_backward)
     impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
   const bool updates = update && (finite || (config().bf16 && !config().check_grad_overflow));
@@ -587,7 +549,7 @@ StepResult Engine::step(bool update) {
 void Engine::zero_grad() {
   auto& impl = *impl_;
   impl.check_between_steps("Engine::zero_grad");
-  impl.reduce->join_started();
+  impl.reduce->join_begun();
   impl.reduce->clear();
   impl.micro_batches = 0;
   impl.passed = false;
@@ -596,12 +558,30 @@ void Engine::zero_grad() {
 void Engine::drop_gradients() {
   auto& impl = *impl_;
   bool any = impl.passed;
-  if (impl.reduce->early()) {  // then all ranks must drop the same
-    const auto passed =
-        comm::gather_records(impl.group(), static_cast<uint8_t>(impl.passed), "passes to drop");
-    any = std::ranges::count(passed, uint8_t{1}) > 0;
+  if (impl.reduce->drops_together()) {
+    const auto drops = comm::gather_records(
+        impl.group(), static_cast<uint8_t>(any || impl.reduce->has_begun()), "passes to drop");
+    any = std::ranges::count(drops, uint8_t{1}) > 0;
   }
   if (any) zero_grad();
+}
+
+std::vector<double> Engine::group_norms() {
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  auto& impl = *impl_;
+  impl.check_gradients_kept();
+  if (!impl.passed || impl.micro_batches + 1 < impl.config.gradient_accumulation_steps) {
+    throw Error(fmt::format(
+        "Engine::group_norms is of a whole step, between its last backward and Engine::step; {} of "
+        "its {} micro-batches have been passed.",
+        impl.micro_batches + (impl.passed ? 1 : 0), impl.config.gradient_accumulation_steps));
+  }
+  impl.reduce->finish();
+  auto norms = zero::group_norms(impl.layout, *impl.table, impl.placement, *impl.reduce,
+                                 impl.model.group_of(), group_count());
+  for (auto& norm : norms) norm *= impl.mean_scale();
+  return norms;
 }
 
 bool Engine::passed() const { return impl_->passed; }

@@ -142,10 +142,12 @@ class Engine {
   /// several times before `step`; all gradients add up. With a scaled loss they are those of the
   /// loss times the loss scale; the loss itself is as it was. Collective at stages 2 and 3
   /// (reduce-scatter of each unit as it becomes ready), and between hosts or on a device at stages
-  /// 0 and 1, in the step's last pass (Note [Early reductions] in reduce.h). A pass that throws, as
-  /// OutOfMemory, takes the gradients of the step so far with it: the accumulation begins anew.
-  /// Where it has thrown at the same place on all ranks, training can go on with less. (With
-  /// update_in_backward some weights have changed: load a checkpoint.)
+  /// 0 and 1, in the step's last pass (Note [Early reductions] in early_reductions.h).
+  ///
+  /// A pass that throws, as OutOfMemory, takes the gradients of the step so far with it: the
+  /// accumulation begins anew. Training can go on if the pass has thrown at the same place on all
+  /// ranks; at stages 0 and 1 also if all ranks call `zero_grad` or `drop_gradients` after it.
+  /// (With update_in_backward some weights have changed: load a checkpoint.)
   ///
   /// LibTorch's `loss.backward()` does the same, at the first gradient, for every engine that it
   /// brings gradients to: Note [Passes] in backward_pass.h. It cannot scale the loss (`scale`), and

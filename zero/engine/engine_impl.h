@@ -68,12 +68,9 @@ struct Engine::Impl {
   double mean_scale() const;
 
   // The step (engine.cpp).
-  void make_pass();
+  class Passes;  ///< what the engine does with backward passes
   /// Gradients of what `passes` runs go to the table.
   void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
-  /// A pass that the user has begun by himself: throws Error where its gradients would be wrong.
-  void check_unmarked();
-  double global_norm(bool& finite);
 
   // Writes to parameters, the user's and the engine's (writes.cpp).
   /// Writes of the user since the last step go from gathered copies to the shards and master
@@ -139,6 +136,8 @@ struct Engine::Impl {
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
   // The simulated timeline (prefetch.cpp).
+  /// Records steps from now on with `next`; null ends that.
+  void record_with(std::unique_ptr<StepRecorder> next);
   /// A step has ended that was to be recorded. Collective where a distance is to be chosen.
   void end_recording(bool updated);
   /// The pager gathers ahead as far as the recorded step gains by. Collective.

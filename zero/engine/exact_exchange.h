@@ -1,4 +1,4 @@
-// Exact sums of several ranks, put together.
+// The sum of exact sums over ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,6 +17,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -72,6 +73,10 @@ struct GradientForm {
 
   /// The array is converted before it is reduced.
   bool converts() const { return reduced != collected; }
+  /// Bytes of an element of the arrays above, and of a slice on its way to its sum, in the widest
+  /// dtype that each has.
+  int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
+  int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
 
   // Each of these is about the first pass of a step (`first`), or about a later one.
   /// The dtype of the sum over ranks, before it is added to that of earlier passes.
@@ -84,6 +89,11 @@ struct GradientForm {
   std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
   std::array<at::ScalarType, 2> sent_in_block{at::kFloat, at::kFloat};
   std::array<at::ScalarType, 2> sent_to_replicas{at::kFloat, at::kFloat};
+
+ private:
+  static int64_t widest_bytes(at::ScalarType a, at::ScalarType b) {
+    return static_cast<int64_t>(std::max(c10::elementSize(a), c10::elementSize(b)));
+  }
 };
 
 /// The form of each state of a unit.

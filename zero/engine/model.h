@@ -48,7 +48,7 @@ struct Node;
 
 namespace zero {
 
-/// Who takes the gradients of a model's parameters.
+/// Takes the gradients of a model's parameters.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;

@@ -22,8 +22,13 @@ void Engine::record_schedule() {
         "Engine::record_schedule: parameters are replicated here, so that no pager sees which of "
         "them operators use. Use stage 3, on one rank with offload_param.device \"cpu\".");
   }
-  impl.recorder.reset();  // LibTorch's callback is one a thread
-  impl.recorder = std::make_unique<StepRecorder>(*pager());
+  impl.record_with(nullptr);  // LibTorch has one callback a thread
+  impl.record_with(std::make_unique<StepRecorder>(*pager()));
+}
+
+void Engine::Impl::record_with(std::unique_ptr<StepRecorder> next) {
+  reduce->observe(next.get());
+  recorder = std::move(next);
 }
 
 const paging::StepSchedule* Engine::schedule() const {
@@ -49,7 +54,7 @@ void Engine::Impl::end_recording(bool updated) {
     recorder->write(*recorded);
     recorded->units = unit_costs(planned());
   }
-  recorder.reset();
+  record_with(nullptr);
   if (std::exchange(chooses_prefetch, false)) choose_prefetch();
 }
 

@@ -1,33 +1,39 @@
-// The sum of an array over all ranks of a placement, of which each rank gets its slice.
+// One sum over ranks, with the phases that replicas need.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "zero/comm/group.h"
 
 namespace zero {
 
-/// A reduce-scatter over `shards`; with replicas the unrounded sum of a block, which then each
-/// replica adds a part of over the replicas and gives to the others (Note [Hybrid sharding]). A
-/// phase is asynchronous; all ranks start and advance the same sums in the same order.
+/// The sum of an array over all ranks of a placement, of which each rank gets its slice. Without
+/// replicas it is one reduce-scatter over `shards`. With replicas that gives the unrounded sum of a
+/// block; then each replica adds up a part of it over the replicas, and gives this part to the
+/// others (Note [Hybrid sharding]). Each phase is asynchronous. All ranks start and advance the
+/// same sums in the same order.
 class SliceSum {
  public:
   SliceSum() = default;
-  /// Starts the sum of `input` over `shards`. Without replicas it goes to `output`, else to
-  /// `partial`, which may be `output`, or `input` where there is one shard. `label` and what
-  /// `replicas` points to must live as long as this. `wire`: how sums cross between hosts; without
-  /// replicas alone.
+  /// Starts the sum of `input` over `shards`. Without replicas it goes to `output`, with replicas
+  /// to `partial`, which may be `output`, or `input` where there is one shard. `label` and what
+  /// `replicas` points to must live as long as this. `wire` says how the sum crosses between hosts;
+  /// it holds without replicas alone.
   SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input, at::Tensor partial,
            at::Tensor output, std::string_view label,
            const std::optional<comm::LinkWire>& wire = {});
-  /// The sum over `replicas` alone of what is in `slice`, in place.
+  /// Starts the sum of what is in `slice` over `replicas` alone, in place.
   SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
+  /// A sum that has been started and has one phase: an all-reduce, of which each rank gets all.
+  explicit SliceSum(comm::Work work) : work_(std::move(work)) {}
 
-  /// Waits for the phase under way and starts the next. True, now and from then on: there is none,
-  /// the sum is done.
+  /// Waits for the phase under way and starts the next. Returns true, now and from then on, if
+  /// there is none: the sum is done.
   bool advance();
   /// Waits for the phase under way.
   void wait() { work_.wait(); }
@@ -40,7 +46,7 @@ class SliceSum {
   at::Tensor output_;
   std::string_view label_;
   comm::Work work_;
-  enum class Phase { block, replicas, sharing } phase_ = Phase::block;
+  enum class Phase : uint8_t { block, replicas, sharing } phase_ = Phase::block;
 };
 
 }  // namespace zero

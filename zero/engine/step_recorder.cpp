@@ -143,7 +143,7 @@ void StepRecorder::touched() {
   if (auto* recorded = Recorded<State>::of_this_thread()) recorded->add(state_);
 }
 
-void StepRecorder::reduces(int64_t unit) {
+void StepRecorder::reduction_starts(int64_t unit) {
   const auto position = state_->last();
   if (!position) return;
   const std::lock_guard lock(state_->mutex);

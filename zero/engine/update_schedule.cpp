@@ -79,7 +79,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   for (size_t i = 0; i < update_.passes().batches().size(); ++i) pass_first(i, scale);
   // The last one first: they are updated in the order in which the next forward pass needs them.
   for (const int64_t u : reduce_.order()) {
-    const bool begun = reduce_.updated(u);
+    const bool begun = reduce_.handed_over(u);
     if (begun && !update_.two_passes(u)) continue;
     const auto& present = begun ? all_present_ : present_;
     queue_->push(u, [this, u, scale, &present, gradient = reduce_.detached(u),
@@ -98,7 +98,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
 // The first passes of a batch, as far as backward has not done them, and what follows.
 void UpdateSchedule::pass_first(size_t batch, double scale) {
   for (const int64_t u : update_.passes().batches()[batch].units) {
-    if (reduce_.updated(u)) continue;
+    if (reduce_.handed_over(u)) continue;
     const auto pass = [this, u, scale, gradient = reduce_.detached(u)] {
       update_.first_pass(u, gradient, scale, present_);
     };

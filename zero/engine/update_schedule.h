@@ -65,7 +65,7 @@
 
 namespace zero {
 
-class UpdateSchedule {
+class UpdateSchedule final : public SumUser {
  public:
   struct Options {
     UpdateTiming timing;
@@ -89,7 +89,7 @@ class UpdateSchedule {
   /// The pass has run: completes the updates of units that it has not used either.
   void end_pass();
   /// In backward: the sum of a unit is here, for its update.
-  void take_up(int64_t unit, at::Tensor sum);
+  void take_up(int64_t unit, at::Tensor sum) override;
   /// `step`: updates all units (but those that backward has taken up) from the sums of now, after
   /// `steps` updates so far: here, or beside what follows.
   void start(double scale, int64_t steps);

@@ -132,7 +132,7 @@ void Engine::Impl::replace_states(std::string_view label, const std::function<vo
   commit_writes();
   invalidate();  // refused while a zero::Gathered scope is open: then nothing has changed yet
   schedule->discard();
-  reduce->join_started();
+  reduce->join_begun();
   reduce->clear();
   reduce->forget_losses();  // they are not among the states
   micro_batches = 0;
@@ -160,7 +160,7 @@ void Engine::Impl::at_boundary(std::string_view what) const {
 }
 
 void Engine::Impl::check_between_steps(std::string_view what) const {
-  if (!reduce->used()) return;
+  if (!reduce->handed_over()) return;
   throw Error(
       fmt::format("{} between Engine::backward and Engine::step: with update_in_backward some "
                   "weights have been updated already and others have not. Call it after the step; "

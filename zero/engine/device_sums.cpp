@@ -1,0 +1,161 @@
+// Sums of sharded gradients on the device.
+//
+// Note [Slices in activations' memory]
+// Sharded gradients do not exist between the update and the next reduction, and this is when
+// activations take the most memory. So a slice is made when its unit is reduced, in memory that the
+// activations behind it have left. It goes when the step is over, or, where updates run in
+// backward, when its update is done. A gradient that is a unit by itself is reduced in its own
+// memory: the slice stays there, and the rest of the memory is given back.
+#include <utility>
+
+#include "zero/base/host_memory.h"
+#include "zero/device/memory.h"
+#include "zero/engine/gradient_sums.h"
+
+namespace zero {
+
+namespace {
+
+// Sums stay on the device, where micro-batches add up.
+class DeviceSums : public GradientSums {
+ public:
+  explicit DeviceSums(const ReductionContext& context) : GradientSums(context) {
+    if (!context_.settings.doubled) return;
+    other_.resize(static_cast<size_t>(context_.layout.unit_count()));
+    for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
+      const auto& plan = context_.table.plan(u);
+      if (!plan.trainable || plan.gradients_at != Tier::device) continue;
+      const auto make = [&](Category category) {
+        return device_zeros(plan.owned.size(), dtype(u), context_.table.device(),
+                            context_.table.ledger(), category);
+      };
+      cell(u) = make(Category::gradients);
+      other_[static_cast<size_t>(u)] = make(Category::offload_buffers);
+    }
+  }
+
+  void prepare(Reduction& reduction) override {
+    reduction.output = reduction.adds        ? context_.pool.take(numel(reduction.unit), at::kFloat)
+                       : in_place(reduction) ? part_of_bucket(reduction)
+                                             : make(reduction.unit);
+  }
+
+  void receive(Reduction reduction) override {
+    auto& sum = cell(reduction.unit);
+    if (in_place(reduction)) {
+      reduction.output = at::Tensor();
+      sum = cut_slice(reduction);
+      return;
+    }
+    if (reduction.adds) add_output(sum, reduction);
+    give_bucket(reduction);
+  }
+
+  void drop(Reduction reduction) override {
+    if (reduction.adds) context_.pool.give(std::move(reduction.output));
+    give_bucket(reduction);
+  }
+
+  at::Tensor make(int64_t unit) override {
+    auto& sum = cell(unit);
+    if (!sum.defined()) sum = make_slice(unit);
+    return sum;
+  }
+
+  at::Tensor norm_part_on_device(int64_t unit) override {
+    if (!is_asynchronous(context_.table.device())) return {};
+    return context_.placement.part_of(slice(unit));
+  }
+
+  at::Tensor detach(int64_t unit) override {
+    auto detached = cell(unit);
+    if (!other_.empty()) std::swap(cell(unit), other_[static_cast<size_t>(unit)]);
+    return detached;
+  }
+
+  void clear(int64_t unit) override {
+    if (other_.empty()) cell(unit) = at::Tensor();
+  }
+
+ protected:
+  // The category of a slice that is made when it is reduced.
+  virtual Category category() const { return Category::gradients; }
+
+  // Returns whether the sum takes the place of the slice in the bucket, which is then a gradient.
+  bool in_place(const Reduction& reduction) const {
+    return !reduction.adds && !reduction.bucket.pooled && other_.empty() &&
+           dtype(reduction.unit) == reduction.bucket.array.scalar_type();
+  }
+
+  at::Tensor make_slice(int64_t unit) const {
+    return device_empty(numel(unit), dtype(unit), context_.table.device(), context_.table.ledger(),
+                        category());
+  }
+
+  // Returns the slice of a bucket that was reduced in place, and gives the rest back.
+  at::Tensor cut_slice(Reduction& reduction) const {
+    if (is_asynchronous(context_.table.device())) {
+      auto slice = make_slice(reduction.unit);
+      slice.copy_(part_of_bucket(reduction));
+      give_bucket(reduction);
+      return slice;
+    }
+    const int64_t slice = numel(reduction.unit);
+    return host_part(std::move(reduction.bucket.array), slice * context_.placement.shards->rank(),
+                     slice, context_.table.ledger(), category());
+  }
+
+ private:
+  // If sums are doubled: the ones that the update reads, of the step before or of the one after.
+  std::vector<at::Tensor> other_;
+};
+
+// Sums are handed over for an update in backward. A sum that it does not want stays.
+class HandedSums final : public DeviceSums {
+ public:
+  HandedSums(const ReductionContext& context, HandOver& hand_over)
+      : DeviceSums(context),
+        hand_over_(hand_over),
+        norms_(static_cast<size_t>(context.layout.unit_count())) {}
+
+  void prepare(Reduction& reduction) override {
+    if (!in_place(reduction)) reduction.sum = make_slice(reduction.unit);
+    reduction.output = reduction.sum.defined() ? reduction.sum : part_of_bucket(reduction);
+  }
+
+  void receive(Reduction reduction) override {
+    auto sum = std::move(reduction.sum);
+    reduction.output = at::Tensor();
+    if (sum.defined()) {
+      give_bucket(reduction);
+    } else {
+      sum = cut_slice(reduction);
+    }
+    const int64_t unit = reduction.unit;
+    const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(sum);
+    if (norm.finite && hand_over_.wants(unit)) {
+      hand_over_.give(unit, std::move(sum));
+    } else {
+      cell(unit) = std::move(sum);
+    }
+  }
+
+  void drop(Reduction reduction) override { give_bucket(reduction); }
+  optim::SquaredNorm norm(int64_t unit) override { return norms_[static_cast<size_t>(unit)]; }
+
+ protected:
+  Category category() const override { return Category::gradient_buckets; }
+
+ private:
+  HandOver& hand_over_;
+  std::vector<optim::SquaredNorm> norms_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientSums> device_sums(const ReductionContext& context, HandOver* hand_over) {
+  if (hand_over != nullptr) return std::make_unique<HandedSums>(context, *hand_over);
+  return std::make_unique<DeviceSums>(context);
+}
+
+}  // namespace zero

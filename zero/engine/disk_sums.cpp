@@ -1,0 +1,105 @@
+// Sums of sharded gradients on disk: they are written as they are reduced, and the update reads
+// them with the other states. The sum of an earlier micro-batch is read, added to and written
+// again.
+#include <deque>
+#include <utility>
+
+#include "zero/engine/gradient_sums.h"
+#include "zero/store/disk_tier.h"
+
+namespace zero {
+
+namespace {
+
+class DiskSums final : public GradientSums {
+ public:
+  explicit DiskSums(const ReductionContext& context)
+      : GradientSums(context), norms_(static_cast<size_t>(context.layout.unit_count())) {}
+  ~DiskSums() override { writes_.clear(); }  // waits for them
+
+  void prepare(Reduction& reduction) override {
+    const int64_t unit = reduction.unit;
+    if (reduction.adds) reduction.output = context_.pool.take(numel(unit), at::kFloat);
+    reduction.sum = context_.pool.take(numel(unit), dtype(unit));
+    if (!reduction.adds) reduction.output = reduction.sum;
+  }
+
+  void receive(Reduction reduction) override {
+    const int64_t unit = reduction.unit;
+    auto sum = std::move(reduction.sum);
+    if (reduction.adds) {
+      wait();  // this unit's sum may be one of those that are written
+      auto read = disk().start_read(unit, place(unit), sum.mutable_data_ptr());
+      disk().wait(read);
+      add_output(sum, reduction);
+    }
+    reduction.output = at::Tensor();
+    give_bucket(reduction);
+    write(unit, std::move(sum));
+  }
+
+  void drop(Reduction reduction) override {
+    if (reduction.adds) context_.pool.give(std::move(reduction.output));
+    reduction.output = at::Tensor();
+    context_.pool.give(std::move(reduction.sum));
+    give_bucket(reduction);
+  }
+
+  void wait() override {
+    while (!writes_.empty()) end_oldest_write();
+  }
+
+  at::Tensor slice(int64_t unit) override { return context_.table.read(unit, State::gradients); }
+
+  void store(int64_t unit, const at::Tensor& sum) override {
+    auto copy = context_.pool.take(sum.numel(), sum.scalar_type());
+    copy.copy_(sum);
+    write(unit, std::move(copy));
+    wait();
+  }
+
+  optim::SquaredNorm norm(int64_t unit) override { return norms_[static_cast<size_t>(unit)]; }
+
+  at::Tensor detach(int64_t unit) override {
+    if (context_.settings.doubled) disk().flip(unit, place(unit));
+    return {};
+  }
+
+ private:
+  static constexpr size_t kWrites = 1;  // at a time
+  struct Write {
+    at::Tensor memory;
+    store::Transfer transfer;
+  };
+
+  store::DiskTier& disk() const { return *context_.table.disk(); }
+  int64_t place(int64_t unit) const {
+    return *context_.table.place_on_disk(unit, State::gradients);
+  }
+
+  // Takes the norm too, while the sum is in memory.
+  void write(int64_t unit, at::Tensor sum) {
+    norms_[static_cast<size_t>(unit)] = norm_of(sum);
+    while (writes_.size() >= kWrites) end_oldest_write();
+    auto transfer = disk().start_write(unit, place(unit), sum.const_data_ptr());
+    writes_.push_back({std::move(sum), std::move(transfer)});
+  }
+
+  void end_oldest_write() {
+    auto write = std::move(writes_.front());
+    writes_.pop_front();
+    disk().wait(write.transfer);
+    context_.pool.give(std::move(write.memory));
+  }
+
+  std::deque<Write> writes_;
+  std::vector<optim::SquaredNorm> norms_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context) {
+  return std::make_unique<DiskSums>(context);
+}
+
+}  // namespace zero

@@ -1,0 +1,72 @@
+#include "zero/engine/gradient_presence.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace zero {
+
+GradientPresence::GradientPresence(const partition::Layout& layout)
+    : layout_(layout),
+      here_(layout.parameters().size(), 0),
+      anywhere_(here_.size(), 0),
+      before_(here_.size(), 0) {}
+
+void GradientPresence::note_everywhere(int64_t parameter) {
+  note(parameter);
+  anywhere_[static_cast<size_t>(parameter)] = 1;
+}
+
+bool GradientPresence::any(int64_t unit, const std::vector<uint8_t>& parameters) const {
+  return std::ranges::any_of(layout_.unit(unit).segments, [&](const auto& segment) {
+    return parameters[static_cast<size_t>(segment.parameter)] != 0;
+  });
+}
+
+bool GradientPresence::complete_here(int64_t unit) const {
+  return std::ranges::all_of(layout_.unit(unit).segments, [&](const auto& segment) {
+    return here_[static_cast<size_t>(segment.parameter)] != 0;
+  });
+}
+
+// A rank's message: by parameter, by unit, the order, and two flags.
+GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
+                                                    ReductionOrder& order, const Report& mine) {
+  const size_t parameters = here_.size();
+  const size_t units = mine.left.size();
+  const size_t ordered = order.units().size();
+  const size_t numel = parameters + units + ordered + 2;
+  auto sent = at::zeros({static_cast<int64_t>(numel)}, at::kInt);
+  auto* to = sent.mutable_data_ptr<int32_t>();
+  to = std::ranges::copy(here_, to).out;
+  to = std::ranges::copy(mine.left, to).out;
+  if (!order.known()) std::ranges::copy(order.seen(), to);
+  to += ordered;
+  to[0] = mine.refuses_early ? 1 : 0;
+  to[1] = mine.began_early ? 1 : 0;
+
+  const auto ranks = static_cast<size_t>(placement.ranks());
+  auto all = at::zeros({static_cast<int64_t>(ranks * numel)}, at::kInt);
+  placement.all->all_gather_control(all, sent, "gradients present");
+
+  Agreement agreed{.left = std::vector<uint8_t>(units, 0)};
+  std::ranges::fill(anywhere_, uint8_t{0});
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const auto* from = all.const_data_ptr<int32_t>() + rank * numel;
+    for (auto& parameter : anywhere_) parameter |= static_cast<uint8_t>(*from++);
+    for (auto& unit : agreed.left) unit |= static_cast<uint8_t>(*from++);
+    if (rank == 0) order.adopt({from, ordered});
+    from += ordered;
+    agreed.refuses_early |= from[0] != 0;
+    agreed.began_early |= from[1] != 0;
+  }
+  return agreed;
+}
+
+void GradientPresence::clear(bool finished) {
+  if (finished) before_ = anywhere_;
+  std::ranges::fill(here_, uint8_t{0});
+  std::ranges::fill(anywhere_, uint8_t{0});
+}
+
+}  // namespace zero

@@ -1,0 +1,186 @@
+// The interface behind which gradients are replicated (stages 0 and 1) or sharded (stages 2 and 3).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zero/device/stream.h"
+#include "zero/engine/bucket_pool.h"
+#include "zero/engine/form.h"
+#include "zero/engine/gradient_arrivals.h"
+#include "zero/engine/gradient_presence.h"
+#include "zero/engine/placement.h"
+#include "zero/engine/reduction_order.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/optimizer.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+/// Is told when the reduction of a unit of sharded gradients starts.
+class ReductionObserver {
+ public:
+  virtual ~ReductionObserver() = default;
+  virtual void reduction_starts(int64_t unit) = 0;
+};
+
+/// Updates units in backward, as soon as their gradients are reduced (Note [Update in backward]).
+class SumUser {
+ public:
+  virtual ~SumUser() = default;
+  /// Takes this rank's slice of a unit's sum. A slice on the host stays as it is until the next
+  /// step.
+  virtual void take_up(int64_t unit, at::Tensor sum) = 0;
+};
+
+struct ReductionSettings {
+  /// Bytes of the largest ordinary unit.
+  int64_t unit_bytes = 0;
+  /// Each rank divides its gradients by this before they are added up. A sum in fp16 of gradients
+  /// that fp16 can hold may leave its range, so there it is the number of ranks.
+  double predivisor = 1;
+  /// The beta of LoCo: how much of what a quantised sum has lost is added to the next one.
+  std::optional<float> feedback{};
+  /// An update may use the gradients of one step while those of the next are reduced.
+  bool doubled = false;
+  /// Each sum of sharded gradients goes to a SumUser at once. A step has one pass then.
+  bool hands_over = false;
+};
+
+/// The parts of the flow share this. All of it outlives them.
+struct ReductionContext {
+  const partition::Layout& layout;
+  StateTable& table;
+  const Placement& placement;
+  const ReductionSettings& settings;
+  GradientArrivals& arrivals;
+  GradientPresence& presence;
+  ReductionOrder& order;
+  BucketPool& pool;
+  const std::vector<std::string>& labels;  ///< by unit, of its collectives
+  /// The stream of a device on which gradients are reduced; none on the CPU.
+  const std::optional<c10::Stream>& side;
+  StreamMark& mark;  ///< kept for scopes on `side`
+
+  const GradientForm& form(int64_t unit) const { return table.plan(unit).gradients; }
+  const std::string& label(int64_t unit) const { return labels[static_cast<size_t>(unit)]; }
+  /// The ranks that hold the same as this one, if there are others.
+  comm::Group* replicas() const {
+    return placement.replicas->size() > 1 ? placement.replicas.get() : nullptr;
+  }
+};
+
+/// Reduces the gradients of a step. The calls follow a step: passes (`begin_pass`, then arrivals,
+/// then `end_pass` or `drop_pass`), `reduce_left` and `complete`, and then sums are read until
+/// `clear`. One thread calls at a time.
+class GradientReduction {
+ public:
+  explicit GradientReduction(const ReductionContext& context) : context_(context) {}
+  virtual ~GradientReduction() = default;
+  GradientReduction(const GradientReduction&) = delete;
+  GradientReduction& operator=(const GradientReduction&) = delete;
+
+  /// Tells `observer`, which may be null and else outlives this, of reductions.
+  void observe(ReductionObserver* observer) { observer_ = observer; }
+
+  struct Pass {
+    /// Units are reduced by `release` and when the pass ends, and not before.
+    bool holds = false;
+    /// Parameters whose units are reduced when the pass ends, and not before.
+    const std::vector<int64_t>& shared;
+    /// No other pass of this step follows, as far as is known.
+    bool last = false;
+  };
+  virtual void begin_pass(const Pass& pass) = 0;
+  /// Returns the array that gradients of the unit are collected in.
+  virtual const at::Tensor& array(int64_t unit) = 0;
+  /// Takes the gradient itself as the array of its unit, where that saves a copy. Returns whether
+  /// it did.
+  virtual bool adopt(int64_t /*unit*/, const at::Tensor& /*gradient*/,
+                     const at::Tensor& /*variable*/) {
+    return false;
+  }
+  /// The gradient of a parameter lies in the array; `first`: no other one lay there before.
+  virtual void arrived(int64_t parameter, bool first) = 0;
+  /// No more gradients come in this pass for the units whose gradients have all arrived.
+  virtual void release() {}
+  virtual void end_pass() = 0;
+  /// The pass has thrown, so nobody needs its gradients.
+  virtual void drop_pass() = 0;
+
+  /// Tells what the other ranks must know at the end of the step.
+  virtual GradientPresence::Report report() const = 0;
+  /// Starts the reduction of gradients that came too late for their pass, on any rank. Collective.
+  virtual void reduce_left(const GradientPresence::Agreement& /*agreed*/) {}
+  /// Completes the sums of the step. Collective; to be called on the side stream.
+  virtual void complete(const GradientPresence::Agreement& agreed) = 0;
+  /// Returns whether the sums over all ranks are made once a step, so that none is added later.
+  virtual bool sums_once_a_step() const = 0;
+
+  /// Returns whether ranks must agree before they drop the gradients of a step.
+  virtual bool drops_together() const { return false; }
+  /// Returns whether this rank has begun reductions that the others must take part in.
+  virtual bool has_begun() const { return false; }
+  /// Takes part in what other ranks have begun, before all drop it. Collective where
+  /// `drops_together`.
+  virtual void join_begun() {}
+  /// Begins a step; the gradients of the one before were used (`finished`) or are dropped.
+  virtual void clear(bool finished) = 0;
+
+  /// Returns the elements that this rank updates of the sum over ranks and passes; a copy where
+  /// they lie on disk.
+  virtual at::Tensor sum(int64_t unit) const = 0;
+  /// Opens a sum for writing. It holds zeros if the step had none before.
+  virtual at::Tensor open_sum(int64_t unit) = 0;
+  /// Stores what `open_sum` gave and the caller has changed.
+  virtual void store_sum(int64_t unit, const at::Tensor& sum) = 0;
+  /// Gives the sums of all units to an update, which reads `detached` until the next call. New sums
+  /// go elsewhere if they are doubled.
+  virtual void detach() = 0;
+  /// Returns what the update reads; an undefined tensor where the sum lies on disk.
+  virtual const at::Tensor& detached(int64_t unit) const = 0;
+
+  /// Returns the part of a sum whose squares this rank adds up, if it lies on a device.
+  virtual at::Tensor norm_part_on_device(int64_t unit) const = 0;
+  /// Returns the norm of that part, if it lies elsewhere.
+  virtual optim::SquaredNorm norm(int64_t unit) const = 0;
+
+  /// Sums go to `user`, which outlives this, where the settings say that they are handed over.
+  virtual void hand_over_to(SumUser& /*user*/) {}
+  /// Returns whether a sum of this step was handed over for an update, or is about to be.
+  virtual bool handed_over() const { return false; }
+  /// Returns whether the sum of `unit` was.
+  virtual bool handed_over(int64_t /*unit*/) const { return false; }
+  /// Forgets what quantised sums have lost so far. No reduction is under way.
+  virtual void forget_losses() {}
+
+ protected:
+  /// Makes a unit's array ready to be added to the other ranks': no more of this rank's gradients
+  /// go into it.
+  void close(int64_t unit, const at::Tensor& array) const {
+    context_.arrivals.close(unit, array);
+    const double divisor = context_.settings.predivisor;
+    if (divisor != 1) array.mul_(1 / divisor);
+  }
+  /// Returns a copy of the array, as it is reduced, in a bucket.
+  at::Tensor converted(int64_t unit, const at::Tensor& array) const {
+    auto bucket = context_.pool.take(array.numel(), context_.form(unit).reduced);
+    bucket.copy_(array);
+    return bucket;
+  }
+
+  ReductionContext context_;
+  ReductionObserver* observer_ = nullptr;
+};
+
+/// Stages 0 and 1: Note [Replicated gradients] in replicated_gradients.cpp.
+std::unique_ptr<GradientReduction> replicated_gradients(const ReductionContext& context);
+/// Stages 2 and 3: Note [Sharded gradients] in sharded_gradients.cpp.
+std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context);
+
+}  // namespace zero

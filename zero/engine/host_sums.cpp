@@ -1,0 +1,168 @@
+// Sums of sharded gradients in the host's memory.
+//
+// Note [Sums that come down]
+// A slice that was reduced on the device comes down to the host while backward goes on, and
+// micro-batches add up there. On a device with memory of its own the copies are enqueued behind the
+// reduction. A sum that nothing is added to is copied to its place at once. One that the host adds
+// comes in pieces, through a few buffers: the host waits when all of them are in use, and when the
+// step ends.
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "zero/device/memory.h"
+#include "zero/engine/gradient_sums.h"
+
+namespace zero {
+
+namespace {
+
+class HostSums final : public GradientSums {
+ public:
+  HostSums(const ReductionContext& context, HandOver* hand_over)
+      : GradientSums(context),
+        hand_over_(hand_over),
+        norms_(static_cast<size_t>(context.layout.unit_count())),
+        other_(norms_.size()) {
+    int64_t most = 0;
+    for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
+      const auto& plan = context_.table.plan(u);
+      if (!plan.trainable || plan.gradients_at != Tier::host) continue;
+      most = std::max(most, numel(u));
+      cell(u) = host_memory(numel(u), dtype(u), Category::host_gradients);
+      if (context_.settings.doubled)
+        other_[static_cast<size_t>(u)] = host_memory(numel(u), dtype(u), Category::host_buffers);
+    }
+    buffers_.resize(is_asynchronous(context_.table.device()) ? kBuffers : 1);
+    for (auto& buffer : buffers_)
+      buffer = host_memory(std::min(most, kPieceNumel), at::kFloat, Category::host_buffers);
+  }
+
+  // The bucket of a rank that is alone goes down as it is, since it has all the bits of the sum.
+  void prepare(Reduction& reduction) override {
+    reduction.output =
+        alone() ? reduction.bucket.array
+                : context_.pool.take(numel(reduction.unit),
+                                     reduction.adds ? at::kFloat : dtype(reduction.unit));
+  }
+
+  void receive(Reduction reduction) override {
+    bring_down(reduction);
+    drop(std::move(reduction));
+    if (!is_asynchronous(context_.table.device())) {
+      wait();
+    } else if (hand_over_ != nullptr) {
+      while (arrivals_.size() > kSlicesToUpdates) land();
+    }
+  }
+
+  void drop(Reduction reduction) override {
+    if (!alone()) context_.pool.give(std::move(reduction.output));
+    reduction.output = at::Tensor();
+    give_bucket(reduction);
+  }
+
+  void wait() override {
+    if (arrivals_.empty()) return;
+    arrivals_.back().arrived.wait_on_host();  // those before it have come too
+    for (auto& arrival : arrivals_) arrival.arrived = {};
+    while (!arrivals_.empty()) land();
+  }
+
+  optim::SquaredNorm norm(int64_t unit) override {
+    return hand_over_ != nullptr ? norms_[static_cast<size_t>(unit)] : GradientSums::norm(unit);
+  }
+
+  at::Tensor detach(int64_t unit) override {
+    auto detached = cell(unit);
+    auto& other = other_[static_cast<size_t>(unit)];
+    if (other.defined()) std::swap(cell(unit), other);
+    return detached;
+  }
+
+ private:
+  static constexpr int64_t kPieceNumel = 1 << 18;
+  static constexpr size_t kBuffers = 8;          // on their way from a device at a time
+  static constexpr size_t kSlicesToUpdates = 2;  // on their way to an update in backward
+
+  // A piece of a sum on its way to the host.
+  struct Arrival {
+    int64_t unit = 0;
+    at::Tensor to;      // its place in the sum
+    at::Tensor buffer;  // undefined where it comes to its place at once
+    bool adds = false;
+    bool last = false;  // of its unit
+    StreamMark arrived;
+  };
+
+  bool alone() const { return context_.placement.ranks() == 1; }
+
+  at::Tensor host_memory(int64_t numel, at::ScalarType dtype, Category category) const {
+    return pinned_zeros(numel, dtype, context_.table.device(), context_.table.ledger(), category);
+  }
+
+  // Enqueues the copies of what was reduced on the device to the host.
+  void bring_down(const Reduction& reduction) {
+    const auto& to = cell(reduction.unit);
+    const auto& sum = reduction.output;
+    const bool in_place = !reduction.adds && sum.scalar_type() == to.scalar_type();
+    const int64_t step = in_place ? sum.numel() : kPieceNumel;
+    for (int64_t begin = 0; begin < sum.numel(); begin += step) {
+      const int64_t count = std::min(step, sum.numel() - begin);
+      const auto bytes = count * sum.element_size();
+      Arrival arrival{.unit = reduction.unit,
+                      .to = to.narrow(0, begin, count),
+                      .buffer = {},
+                      .adds = reduction.adds,
+                      .last = begin + count == sum.numel(),
+                      .arrived = {}};
+      if (!in_place) {
+        while (buffers_in_use_ == buffers_.size()) land();
+        ++buffers_in_use_;
+        const auto& buffer = buffers_[turn_++ % buffers_.size()];
+        arrival.buffer = buffer.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
+      }
+      const auto& lands_in = in_place ? arrival.to : arrival.buffer;
+      context_.table.link().down(lands_in.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(),
+                                 bytes, arrival.arrived);
+      arrivals_.push_back(std::move(arrival));
+    }
+  }
+
+  // Waits for the oldest piece and puts it in its place. A unit that is whole then goes to its
+  // update in backward.
+  void land() {
+    const auto arrival = std::move(arrivals_.front());
+    arrivals_.pop_front();
+    arrival.arrived.wait_on_host();
+    if (arrival.buffer.defined()) {
+      --buffers_in_use_;
+      if (arrival.adds) {
+        add(arrival.to, arrival.buffer);
+      } else {
+        arrival.to.copy_(arrival.buffer);
+      }
+    }
+    if (!arrival.last || hand_over_ == nullptr) return;
+    const int64_t unit = arrival.unit;
+    const auto& sum = cell(unit);
+    const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(sum);
+    if (norm.finite && hand_over_->wants(unit)) hand_over_->give(unit, sum);
+  }
+
+  HandOver* hand_over_;
+  std::vector<optim::SquaredNorm> norms_;
+  std::vector<at::Tensor> other_;    // where sums are doubled: those that the update reads
+  std::vector<at::Tensor> buffers_;  // for pieces that the host adds; they take turns
+  size_t turn_ = 0;
+  size_t buffers_in_use_ = 0;
+  std::deque<Arrival> arrivals_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientSums> host_sums(const ReductionContext& context, HandOver* hand_over) {
+  return std::make_unique<HostSums>(context, hand_over);
+}
+
+}  // namespace zero

@@ -1,0 +1,126 @@
+#include "zero/engine/norm.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "zero/device/stream.h"
+#include "zero/engine/exact_exchange.h"
+#include "zero/engine/reduce.h"
+#include "zero/optim/exact_sum.h"
+#include "zero/optim/operators.h"
+
+namespace zero {
+
+UnitNorms::UnitNorms(int64_t units, c10::Device device) : units_(units) {
+  if (is_asynchronous(device))
+    on_device_ = at::zeros({units, 2}, at::TensorOptions(at::kDouble).device(device));
+}
+
+std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
+                                              const GradientPresence& presence,
+                                              const GradientReduction& reduction) const {
+  std::vector<optim::SquaredNorm> norms(static_cast<size_t>(units_));
+  std::vector<int64_t> enqueued;
+  for (const int64_t u : units) {
+    if (!presence.wanted(u)) continue;
+    if (const auto part = reduction.norm_part_on_device(u); part.defined()) {
+      optim::squared_norm(part, on_device_.select(0, u));
+      enqueued.push_back(u);
+    } else {
+      norms[static_cast<size_t>(u)] = reduction.norm(u);
+    }
+  }
+  if (enqueued.empty()) return norms;
+  const auto computed = on_device_.to(at::kCPU);
+  const auto* const rows = computed.const_data_ptr<double>();
+  for (const int64_t u : enqueued)
+    norms[static_cast<size_t>(u)] = {.sum = rows[2 * u], .finite = rows[2 * u + 1] == 0};
+  return norms;
+}
+
+// A rank's message has a number for each unit, and one that is 1 where a gradient is not finite. A
+// frozen unit has no norm: its number tells whether the rank's user has written to it.
+GlobalNorm global_norm(const partition::Layout& layout, const StateTable& table,
+                       const Placement& placement, const std::vector<optim::SquaredNorm>& mine,
+                       const std::vector<uint8_t>& written) {
+  const int64_t units = layout.unit_count();
+  auto& group = *placement.all;
+  auto sent = at::zeros({units + 1}, at::kDouble);
+  auto* terms = sent.mutable_data_ptr<double>();
+  for (int64_t u = 0; u < units; ++u) {
+    const auto& term = mine[static_cast<size_t>(u)];
+    terms[u] = table.trainable(u) ? term.sum : written[static_cast<size_t>(u)];
+    if (table.trainable(u) && !term.finite) terms[units] = 1;
+  }
+  auto all = at::empty({group.size() * sent.numel()}, at::kDouble);
+  group.all_gather_control(all, sent, "gradient norm");
+
+  const auto* of_ranks = all.const_data_ptr<double>();
+  GlobalNorm result{.frozen_written = std::vector<uint8_t>(static_cast<size_t>(units), 0)};
+  double sum = 0;
+  for (int64_t u = 0; u < units; ++u) {
+    for (int part = 0; part < group.size(); ++part) {
+      const double term = of_ranks[placement.rank_of_part(part) * (units + 1) + u];
+      if (table.trainable(u)) {
+        sum += term;
+      } else if (term != 0 && placement.sharded.parameters) {
+        result.frozen_written[static_cast<size_t>(u)] = 1;
+      }
+    }
+  }
+  for (int rank = 0; rank < group.size(); ++rank)
+    result.finite = result.finite && of_ranks[rank * (units + 1) + units] == 0;
+  result.norm = std::sqrt(sum);
+  return result;
+}
+
+namespace {
+
+using optim::ExactSum;
+
+// Adds the squares of `values`, which are fp32 and contiguous and begin at a multiple of
+// ExactSum::kBlock of their parameter.
+void add_squares(ExactSum& sum, const at::Tensor& values) {
+  const auto* v = values.const_data_ptr<float>();
+  for (int64_t begin = 0; begin < values.numel(); begin += ExactSum::kBlock) {
+    const int64_t end = std::min(begin + ExactSum::kBlock, values.numel());
+    double square = 0;
+    for (int64_t i = begin; i < end; ++i) square += double{v[i]} * double{v[i]};
+    sum.add(square);
+  }
+}
+
+}  // namespace
+
+// Each of the ranks that shard adds up its slices, also where it holds all elements.
+std::vector<double> group_norms(const partition::Layout& layout, const StateTable& table,
+                                const Placement& placement, const ReduceFlow& reduce,
+                                const std::vector<size_t>& group_of, size_t groups) {
+  std::vector<ExactSum> sums(groups);
+  auto& shards = *placement.shards;
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    if (!table.trainable(u)) continue;
+    const auto& owned = table.plan(u).owned;
+    const auto slice = partition::intersect(owned, layout.slice(u, shards.rank()));
+    at::Tensor gradient;  // of the owned elements, once it is needed
+    for (const auto& segment : layout.unit(u).segments) {
+      const auto part = partition::intersect(segment.range(), slice);
+      const auto p = static_cast<size_t>(segment.parameter);
+      if (part.empty() || reduce.present()[p] == 0) continue;
+      if (!gradient.defined()) gradient = reduce.sum(u).cpu();
+      add_squares(sums[group_of[p]],
+                  gradient.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
+    }
+  }
+  add_over_ranks(sums, shards.size(), [&](const at::Tensor& all, const at::Tensor& mine) {
+    shards.all_gather_control(all, mine, "norms of parameter groups");
+  });
+  std::vector<double> norms;
+  for (const auto& sum : sums) norms.push_back(std::sqrt(sum.value()));
+  return norms;
+}
+
+}  // namespace zero

@@ -1,0 +1,65 @@
+// The norms of a step's gradient, which are the same bits at every stage.
+//
+// Note [Norms]
+// The norm of all gradients is the square root of a sum of squares, whose terms are added up in an
+// order that depends neither on the stage nor on the places of sums: unit by unit, and in each unit
+// one term for each of the N parts of its array. Each rank computes the term of its own part of
+// each unit (with replicas, a part of the slice that they share), and one all-gather gives all
+// terms to all ranks. The norm of one parameter group is different: what a group has in a part
+// depends on N, so its squares are added up exactly (Note [Exact sums] in optim/exact_sum.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "zero/engine/gradient_presence.h"
+#include "zero/engine/gradient_reduction.h"
+#include "zero/engine/placement.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/optimizer.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+class ReduceFlow;
+
+/// Takes this rank's terms.
+class UnitNorms {
+ public:
+  UnitNorms(int64_t units, c10::Device device);
+  /// Returns, by unit, the sum of squares of the part that this rank adds up, for those of `units`
+  /// that some rank had a gradient for. On a device the host waits for them, once.
+  std::vector<optim::SquaredNorm> of(const std::vector<int64_t>& units,
+                                     const GradientPresence& presence,
+                                     const GradientReduction& reduction) const;
+
+ private:
+  int64_t units_;
+  at::Tensor on_device_;  // (units, 2); undefined on the CPU
+};
+
+/// All ranks know this about the sums of a step.
+struct GlobalNorm {
+  double norm = 0;     ///< of the sums over ranks and micro-batches, not of their mean
+  bool finite = true;  ///< no gradient of any rank is infinite or NaN
+  /// By unit: 1 if it is frozen, parameters are sharded, and some rank's user has written to it.
+  std::vector<uint8_t> frozen_written;
+};
+
+/// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
+/// whether its user has written to parameters. No rank reads the published parameters any more when
+/// this returns, since each has ended its backward pass. Collective.
+GlobalNorm global_norm(const partition::Layout& layout, const StateTable& table,
+                       const Placement& placement, const std::vector<optim::SquaredNorm>& mine,
+                       const std::vector<uint8_t>& written);
+
+/// Returns the norm of each of `groups` parameter groups, also of the sums. `group_of` has the
+/// group of each parameter. The sums of the step are complete. Collective.
+std::vector<double> group_norms(const partition::Layout& layout, const StateTable& table,
+                                const Placement& placement, const ReduceFlow& reduce,
+                                const std::vector<size_t>& group_of, size_t groups);
+
+}  // namespace zero

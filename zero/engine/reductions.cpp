@@ -1,0 +1,99 @@
+#include "zero/engine/reductions.h"
+
+#include <exception>
+
+#include "zero/base/error.h"
+
+namespace zero {
+
+Reductions::~Reductions() {
+  if (under_way_.empty()) return;
+  try {
+    {
+      const SideScope on(context_.side, context_.mark);  // where memory goes back to
+      for (auto& reduction : under_way_) {
+        try {
+          reduction.over_ranks.wait();
+        } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+        }
+      }
+    }
+    if (arrays_ == Arrays::callers) wait_for(context_.side, context_.mark);
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
+void Reductions::start(Reduction reduction, bool over_replicas,
+                       const std::optional<comm::LinkWire>& wire) {
+  auto& shards = *context_.placement.shards;
+  auto* replicas = over_replicas ? context_.replicas() : nullptr;
+  const int64_t unit = reduction.unit;
+  at::Tensor partial;
+  if (replicas != nullptr) {
+    const auto dtype = context_.form(unit).partial;
+    if (shards.size() == 1) {
+      partial = reduction.bucket.array;
+    } else if (dtype == reduction.output.scalar_type()) {
+      partial = reduction.output;
+    } else {
+      partial = reduction.partial = context_.pool.take(reduction.output.numel(), dtype);
+    }
+  }
+  reduction.over_ranks = SliceSum(shards, replicas, reduction.bucket.array, std::move(partial),
+                                  reduction.output, context_.label(unit), wire);
+  under_way_.push_back(std::move(reduction));
+}
+
+void Reductions::advance(size_t newest) {
+  size_t done = 0;  // the oldest ones; one with fewer phases may wait for another before it
+  for (size_t i = 0; i + newest < under_way_.size(); ++i) {
+    if (under_way_[i].over_ranks.advance() && done == i) ++done;
+  }
+  for (; done > 0; --done) {
+    auto reduction = std::move(under_way_.front());
+    under_way_.pop_front();
+    retire(std::move(reduction));
+  }
+}
+
+void Reductions::complete() {
+  while (!under_way_.empty()) advance(0);
+}
+
+void Reductions::retire(Reduction reduction) const {
+  reduction.over_ranks = {};
+  if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));
+  reduction.partial = at::Tensor();
+  const auto& form = context_.form(reduction.unit);
+  const auto& output = reduction.output;
+  if (form.rounds && output.scalar_type() != form.reduced) output.copy_(output.to(form.reduced));
+  if (auto* sums = reduction.sums) {
+    sums->receive(std::move(reduction));
+  } else if (reduction.bucket.pooled) {
+    context_.pool.give(std::move(reduction.bucket));
+  }
+}
+
+void Reductions::drop() {
+  if (under_way_.empty()) return;
+  {
+    const SideScope on(context_.side, context_.mark);
+    for (auto& reduction : under_way_) {
+      try {
+        reduction.over_ranks.wait();
+      } catch (const CommError&) {  // the group has failed, which the next collective says
+      }
+      reduction.over_ranks = {};
+      if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));
+      if (auto* sums = reduction.sums) {
+        sums->drop(std::move(reduction));
+      } else if (reduction.bucket.pooled) {
+        context_.pool.give(std::move(reduction.bucket));
+      }
+    }
+    under_way_.clear();
+  }
+  if (arrays_ == Arrays::callers) wait_for(context_.side, context_.mark);
+}
+
+}  // namespace zero

@@ -1,0 +1,52 @@
+// The sums over ranks that are under way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "zero/comm/group.h"
+#include "zero/engine/gradient_reduction.h"
+#include "zero/engine/gradient_sums.h"
+
+namespace zero {
+
+/// Moves reductions through their phases, in the order in which they were started.
+class Reductions {
+ public:
+  /// Who writes to the arrays of a reduction when it is dropped: nobody, or the caller, whose
+  /// stream then follows the side stream.
+  enum class Arrays : uint8_t { own, callers };
+  Reductions(const ReductionContext& context, Arrays arrays) : context_(context), arrays_(arrays) {}
+  /// Waits for those under way, whether they succeed or not.
+  ~Reductions();
+  Reductions(const Reductions&) = delete;
+  Reductions& operator=(const Reductions&) = delete;
+
+  /// Starts the reduce-scatter of a bucket to `output`, which the sum over replicas follows if
+  /// `over_replicas`. To be called on the side stream.
+  void start(Reduction reduction, bool over_replicas, const std::optional<comm::LinkWire>& wire);
+  /// Takes a reduction that has been started.
+  void add(Reduction reduction) { under_way_.push_back(std::move(reduction)); }
+
+  /// Moves all reductions but the `newest` on by a phase, the oldest first, and lets those that are
+  /// done go to their place. While the next bucket fills, what was started runs.
+  void advance(size_t newest);
+  /// Completes all.
+  void complete();
+  /// Waits for all, and drops what they have reduced.
+  void drop();
+
+ private:
+  void retire(Reduction reduction) const;
+
+  ReductionContext context_;
+  Arrays arrays_;
+  std::deque<Reduction> under_way_;
+};
+
+}  // namespace zero

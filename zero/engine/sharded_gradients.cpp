@@ -1,0 +1,326 @@
+// Stages 2 and 3: every rank keeps its slice of the sum of each unit's gradients.
+//
+// Note [Sharded gradients]
+// The gradients of a unit are collected in a bucket, which lives until the unit is complete and its
+// sum over the ranks is made by a reduce-scatter. This happens in every backward pass. The slice of
+// the sum that this rank gets is the gradient storage of the formula. Micro-batches add up in it,
+// wherever it lies: on the device, on the host or on disk (gradient_sums.h).
+//
+// Units are reduced in their order (Note [Order of reductions]). When the pass ends, a unit that
+// this rank has not touched is reduced with zeros. A pass may leave a unit out (a block that is
+// skipped at random), and the complete units behind it would keep their buckets; so when kWaiting
+// of them wait, it is reduced with what has come (`may_leave` says where not). A gradient that
+// comes for a unit that this pass has reduced (recomputation, several uses) waits in a new bucket
+// for the next pass, or for the end of the step.
+//
+// Engine::accumulate passes all micro-batches through one layer before the next one. Their
+// gradients add up in the bucket, in the dtype of the storage, and the unit is reduced once a step:
+// `release` says that the layers so far are complete. A weight that several layers share waits
+// until all of them are.
+//
+// If updates run in backward, a slice is handed over when it is reduced, and does not stay. Only
+// a complete unit is handed over: one some of whose parameters had no gradient on this rank stays
+// until all ranks have told which gradients they had.
+//
+// With replicas (Note [Hybrid sharding]) a reduction has three phases; each one that starts moves
+// those before it on by one phase. Where several passes add up on the device, they do so in the
+// block, and the sums over replicas are made once, when the step ends.
+//
+// A bucket of one pass has the dtype in which gradients are reduced from the start, if they are not
+// to be divided before (Note [Dtypes of gradients] in form.h).
+//
+// On a device a unit is reduced on a stream of its own, behind what the hook has enqueued and
+// beside the rest of backward. Sums are taken on that stream too, and it waits for those who use
+// them when the step is over (`clear`).
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/gradient_reduction.h"
+#include "zero/engine/gradient_sums.h"
+#include "zero/engine/reductions.h"
+
+namespace zero {
+
+class ShardedGradients final : public GradientReduction, private HandOver {
+ public:
+  explicit ShardedGradients(const ReductionContext& context)
+      : GradientReduction(context),
+        sums_(context, context.settings.hands_over ? this : nullptr),
+        units_(static_cast<size_t>(context.layout.unit_count())),
+        under_way_(context, Reductions::Arrays::own) {
+    make_losses();
+  }
+
+  void begin_pass(const Pass& pass) override {
+    holds_ = pass.holds;
+    waiting_ = 0;
+    context_.order.restart();
+    context_.arrivals.restart_counts();
+    for (auto& unit : units_) unit.turn = Turn::awaited;
+    for (const int64_t p : pass.shared) state(context_.layout.unit_of(p)).turn = Turn::at_the_end;
+    context_.order.move_back([&](int64_t unit) { return state(unit).turn == Turn::at_the_end; });
+  }
+
+  const at::Tensor& array(int64_t unit) override {
+    auto& bucket = state(unit).bucket;
+    if (!bucket.array.defined()) {
+      const int64_t numel = context_.layout.unit(unit).numel;
+      bucket = {.array = context_.pool.take(numel, context_.form(unit).collected)};
+    }
+    return bucket.array;
+  }
+
+  bool adopt(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) override {
+    auto& bucket = state(unit).bucket;
+    if (bucket.array.defined() || !stands_alone(unit, gradient, variable)) return false;
+    bucket = {.array = gradient.as_strided({context_.layout.unit(unit).numel}, {1}),
+              .pooled = false,
+              .home = current_stream(gradient.device())};
+    return true;
+  }
+
+  void arrived(int64_t parameter, bool first) override {
+    if (!first) return;
+    const int64_t unit = context_.layout.unit_of(parameter);
+    const auto turn = state(unit).turn;
+    if (!context_.arrivals.count(unit) || turn == Turn::over) return;
+    context_.order.became_ready(unit);
+    if (turn == Turn::awaited) ++waiting_;
+    if (!holds_) reduce_ready();
+  }
+
+  void release() override { reduce_ready(); }
+
+  void end_pass() override {
+    while (const auto unit = context_.order.turn()) {
+      context_.order.advance();
+      reduce(*unit);
+    }
+  }
+
+  void drop_pass() override { under_way_.drop(); }
+
+  GradientPresence::Report report() const override {
+    GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0)};
+    std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
+      return static_cast<uint8_t>(unit.bucket.array.defined());
+    });
+    return report;
+  }
+
+  void reduce_left(const GradientPresence::Agreement& agreed) override {
+    for (const int64_t u : context_.order.units()) {
+      if (agreed.left[static_cast<size_t>(u)] == 0) continue;
+      if (context_.settings.hands_over) {
+        throw Error(fmt::format(
+            "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
+            "one of its parameters is used in several passes. Switch update_in_backward off, or "
+            "name it in LayerSequence::shared.",
+            context_.label(u)));
+      }
+      reduce(u);
+    }
+  }
+
+  void complete(const GradientPresence::Agreement& /*agreed*/) override {
+    under_way_.complete();
+    sums_.wait();
+    sum_over_replicas();
+  }
+
+  bool sums_once_a_step() const override {
+    return std::ranges::any_of(context_.order.units(),
+                               [&](int64_t unit) { return context_.form(unit).defers; });
+  }
+
+  void clear(bool /*finished*/) override {
+    under_way_.drop();
+    const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
+    sums_.wait();
+    for (const int64_t u : context_.order.units()) {
+      auto& unit = state(u);
+      unit.turn = Turn::awaited;
+      unit.sum = Sum::none;
+      const auto bucket = std::exchange(unit.bucket, {});
+      if (bucket.array.defined() && bucket.pooled) context_.pool.give(bucket.array);
+      // An update under way has its own.
+      if (!context_.settings.doubled) unit.detached = at::Tensor();
+      sums_.of(u).clear(u);
+    }
+  }
+
+  at::Tensor sum(int64_t unit) const override { return sums_.of(unit).slice(unit); }
+
+  at::Tensor open_sum(int64_t unit) override {
+    at::Tensor opened;
+    {
+      const SideScope on(context_.side, context_.mark);
+      opened = sums_.of(unit).make(unit);
+    }
+    wait_for(context_.side, context_.mark);
+    if (state(unit).sum == Sum::none) {
+      state(unit).sum = Sum::started;
+      opened.zero_();
+    }
+    return opened;
+  }
+
+  void store_sum(int64_t unit, const at::Tensor& sum) override { sums_.of(unit).store(unit, sum); }
+
+  void detach() override {
+    for (const int64_t u : context_.order.units()) state(u).detached = sums_.of(u).detach(u);
+  }
+  const at::Tensor& detached(int64_t unit) const override { return state(unit).detached; }
+
+  at::Tensor norm_part_on_device(int64_t unit) const override {
+    return sums_.of(unit).norm_part_on_device(unit);
+  }
+  optim::SquaredNorm norm(int64_t unit) const override { return sums_.of(unit).norm(unit); }
+
+  void hand_over_to(SumUser& user) override { user_ = &user; }
+  bool handed_over() const override {
+    return context_.settings.hands_over &&
+           std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum != Sum::none; });
+  }
+  bool handed_over(int64_t unit) const override { return state(unit).sum == Sum::handed_over; }
+
+  void forget_losses() override {
+    for (auto& unit : units_) {
+      if (unit.losses.defined()) unit.losses.zero_();
+    }
+  }
+
+ private:
+  enum class Turn : uint8_t {
+    awaited,     // the unit is reduced when it is complete and its turn comes
+    at_the_end,  // it is reduced when the pass ends: several layers share a parameter of it
+    over         // this pass has reduced it
+  };
+  enum class Sum : uint8_t { none, started, handed_over };  // of this step
+  static constexpr int64_t kWaiting = 8;                    // Note [Sharded gradients]
+  struct Unit {
+    Bucket bucket{};  // the gradients of this pass, or late ones of the pass before
+    Turn turn = Turn::awaited;
+    Sum sum = Sum::none;
+    at::Tensor losses{};    // of quantised sums, with feedback (comm::LinkWire::error)
+    at::Tensor detached{};  // what the update reads
+  };
+
+  void make_losses() {
+    if (!context_.settings.feedback) return;
+    auto& shards = *context_.placement.shards;
+    for (const int64_t u : context_.order.units()) {
+      const auto& link = context_.form(u).link;
+      if (!link.quantised()) continue;
+      const int64_t bytes =
+          shards.feedback_bytes(link.quantisation, context_.layout.slice_numel(u));
+      if (bytes > 0) state(u).losses = shards.empty(bytes, at::kByte, Category::gradients).zero_();
+    }
+  }
+
+  // Returns whether the gradient is all of a unit that is too large for the pool's buckets, lies as
+  // the unit does, and is nobody else's.
+  bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const {
+    const int64_t numel = context_.layout.unit(unit).numel;
+    const auto& form = context_.form(unit);
+    return numel * form.bucket_element_bytes() > context_.pool.bucket_bytes() &&
+           gradient.numel() == numel && gradient.scalar_type() == form.collected &&
+           gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
+           !gradient.requires_grad() && gradient.use_count() == 1 &&
+           gradient.storage().use_count() == 1;
+  }
+
+  // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
+  void reduce_ready() {
+    while (const auto unit = context_.order.turn()) {
+      const bool complete = context_.arrivals.all_counted(*unit);
+      const bool leaves = waiting_ >= kWaiting && may_leave(*unit);
+      if (state(*unit).turn == Turn::at_the_end || (!complete && !leaves)) return;
+      if (complete) --waiting_;
+      context_.order.advance();
+      reduce(*unit);
+    }
+  }
+
+  // Returns whether a unit may be reduced before its gradients are all here. It may not if a
+  // backward function has a place in its bucket, if late gradients could not be used any more
+  // (updates in backward), or if an update of the step before may still read what is there (several
+  // layers in one pass).
+  bool may_leave(int64_t unit) const {
+    return context_.order.known() && !context_.arrivals.awaits(unit) && !holds_ &&
+           !context_.settings.hands_over;
+  }
+
+  // Starts the reduce-scatter of a unit's bucket.
+  void reduce(int64_t unit) {
+    const at::NoGradGuard no_grad;
+    if (observer_ != nullptr) observer_->reduction_starts(unit);
+    auto& u = state(unit);
+    u.turn = Turn::over;
+    context_.arrivals.restart_count(unit);
+    array(unit);
+    Reduction reduction{.unit = unit,
+                        .sums = &sums_.of(unit),
+                        .bucket = std::exchange(u.bucket, {}),
+                        .adds = u.sum != Sum::none};
+    if (u.sum == Sum::none) u.sum = Sum::started;
+    close(unit, reduction.bucket.array);
+    if (context_.form(unit).converts()) {
+      auto bucket = converted(unit, reduction.bucket.array);
+      context_.pool.give(std::exchange(reduction.bucket, {std::move(bucket)}));
+    }
+    const SideScope on(context_.side, context_.mark);
+    reduction.sums->prepare(reduction);
+    under_way_.start(std::move(reduction), !context_.form(unit).defers, wire(unit));
+    under_way_.advance(1);
+  }
+
+  std::optional<comm::LinkWire> wire(int64_t unit) const {
+    auto wire = context_.form(unit).link.wire();
+    if (wire && !wire->packed) {
+      wire->error = state(unit).losses;
+      wire->beta = context_.settings.feedback.value_or(0);
+    }
+    return wire;
+  }
+
+  // Adds up over the replicas what micro-batches have added up in the block.
+  void sum_over_replicas() {
+    std::vector<SliceSum> over_replicas;
+    for (const int64_t u : context_.order.units()) {
+      if (context_.form(u).defers && state(u).sum != Sum::none)
+        over_replicas.emplace_back(*context_.replicas(), sum(u), context_.label(u));
+    }
+    for (int phase = 0; phase < 3; ++phase) {
+      for (auto& each : over_replicas) each.advance();
+    }
+  }
+
+  // The sums hand over to this, which marks the unit.
+  bool wants(int64_t unit) const override { return context_.presence.complete_here(unit); }
+  void give(int64_t unit, at::Tensor sum) override {
+    state(unit).sum = Sum::handed_over;
+    user_->take_up(unit, std::move(sum));
+  }
+
+  Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
+  const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
+
+  PlacedSums sums_;
+  std::vector<Unit> units_;
+  bool holds_ = false;   // the pass under way reduces units by `release` alone
+  int64_t waiting_ = 0;  // complete units whose turn has not come in this pass
+  SumUser* user_ = nullptr;
+  Reductions under_way_;
+};
+
+std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context) {
+  return std::make_unique<ShardedGradients>(context);
+}
+
+}  // namespace zero
