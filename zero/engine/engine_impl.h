@@ -20,6 +20,7 @@
 #include "zero/engine/plan.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/shown_operators.h"
+#include "zero/engine/state_source.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/step_recorder.h"
 #include "zero/engine/update.h"
@@ -109,11 +110,18 @@ struct Engine::Impl {
   /// (update_in_backward): no state is that of a step then.
   void check_between_steps(std::string_view what) const;
 
-  // Cells by parameter (state_access.cpp).
-  /// The full array of which every rank holds `owned`: gathers it where it is sharded. Collective.
+  // Saving and loading (state_io.cpp), and states by parameter (state_access.cpp).
+  StateParts parts();
+  Progress progress() const;
+  /// Opens a source, which checks it on every rank, and puts its states in place of the engine's.
+  /// Collective.
+  void load_states(std::string_view label,
+                   const std::function<std::unique_ptr<StateSource>()>& open);
+  /// Returns the full array of which every rank holds `owned`: gathers it where it is sharded.
+  /// Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned);
-  /// Writes the owned part of a parameter's full values (storage order) to a cell's array.
-  void write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values);
+  /// Writes the part that this rank owns of a parameter's full values (storage order).
+  void write_owned(int64_t index, State state, const at::Tensor& values);
 
   // Formulas and the memory budget (formulas.cpp, budget.cpp).
   /// A rank's states in one tier by the formula, at a placement.

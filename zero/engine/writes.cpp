@@ -23,7 +23,7 @@ void Engine::Impl::commit_writes() {
       const auto dtype = table->plan(u).dtype;
       auto values = tensor_at(pages->data(u), layout.unit(u).numel, dtype, table->device())
                         .narrow(0, segment.offset, segment.numel);
-      table->write_parameter(i, values, Tier::device);
+      table->write_from_device(i, values);
       if (trainable(u)) table->refresh_master(i);
     }
     return;

@@ -108,8 +108,8 @@ class DiskTier final : public StateTier {
   void end_step();
 
   Tier tier() const override { return Tier::disk; }
-  at::Tensor read(int64_t unit, int64_t array) override;
-  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+  at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override;
+  void write(int64_t unit, int64_t array, partition::Range entries, const at::Tensor& values,
              Tier from) override;
 
   /// Starts to read all of an array, after what is being written of it. `to`, on a multiple of
@@ -168,6 +168,16 @@ class DiskTier final : public StateTier {
   int64_t entries_of(int64_t unit, int64_t array, int64_t elements) const;
   int64_t array_bytes(int64_t unit, int64_t array, int64_t elements) const;
   int64_t blocks_of(int64_t unit) const;
+  // Pages of a block that `entries` of an array lie on, all of them in one block.
+  struct Pages {
+    int64_t offset = 0;  // in the file
+    int64_t bytes = 0;
+    int64_t begin = 0;    // of the entries, in bytes from `offset` on
+    bool filled = false;  // by the entries alone
+  };
+  // Calls `visit` for the part of `entries` in each block.
+  void for_each_part(int64_t unit, int64_t array, partition::Range entries,
+                     const std::function<void(partition::Range, const Pages&)>& visit) const;
   std::optional<int64_t> next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;
