@@ -161,10 +161,9 @@ void Engine::Impl::make_table() {
   table = std::make_unique<StateTable>(
       layout, plans, placement, link, make_disk(plans, config, timing, group()),
       StateTable::Options{
-          .hides = timing.hides(),
-          .undoes = timing.undoes,
-          .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host),
-          .apart = [&](int64_t unit) { return !one_host && parameter_wire(unit).has_value(); }});
+          .keeps_old_parameters = timing.hides(),
+          .keeps_old_states = timing.undoes,
+          .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host)});
 }
 
 void Engine::Impl::make_factored() {
@@ -173,11 +172,6 @@ void Engine::Impl::make_factored() {
 
 void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
-  const auto& links = config.quantised;
-  const auto chosen = [&](bool is) -> std::optional<comm::Quantisation> {
-    if (!is) return {};
-    return comm::Quantisation{links.weights_format, links.block};
-  };
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
       GatherFlow::Options{
@@ -185,9 +179,6 @@ void Engine::Impl::make_gather() {
           .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
           .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
           .slice_bytes = slice_bytes,
-          .wire = chosen(links.weights),
-          .frozen_wire = chosen(links.frozen_weights),
-          .packed = config.packed_exponents,
           .complete = [this](int64_t unit,
                              bool beforehand) { return schedule->complete(unit, beforehand); },
           .rethrow = model.rethrow(),
@@ -202,24 +193,14 @@ void Engine::Impl::make_reduce() {
   if (timing.in_backward) {
     hand_over = [this](int64_t unit, at::Tensor sum) { schedule->take_up(unit, std::move(sum)); };
   }
-  const auto& links = config.quantised;
-  std::optional<at::ScalarType> sent_as;
-  if (config.communication_dtype) sent_as = dtype_of(*config.communication_dtype);
-  std::optional<comm::Quantisation> wire;
   std::optional<float> feedback;
-  if (links.gradients) wire = {links.gradients_format, links.block};
-  if (links.feedback) feedback = static_cast<float>(links.feedback->beta);
+  if (const auto& chosen = config.quantised.feedback) feedback = static_cast<float>(chosen->beta);
   reduce = std::make_unique<ReduceFlow>(
       layout, model.parameters(), *table, placement,
       ReduceFlow::Options{
-          .add_in_buckets = config.layer_major_accumulation,
-          .micro_batches = config.gradient_accumulation_steps,
           .unit_bytes = config.unit_bytes,
           .predivisor = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients),
-          .sent_as = sent_as,
           .loss_factor = [this] { return loss_factor(); },
-          .wire = wire,
-          .packed = config.packed_exponents,
           .feedback = feedback,
           .doubled = timing.delayed_after.has_value(),
           .hand_over = std::move(hand_over),
@@ -249,7 +230,7 @@ void Engine::Impl::move_in() {
     const auto& plan = table->plan(u);
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
-    if (plan.own_master()) table->set_master(i, original);
+    if (plan.own_master()) table->write_master(i, original);
     if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
     gather->take(i, parameter);
   };
@@ -266,7 +247,7 @@ void Engine::Impl::move_in() {
     }
     if (failed) std::rethrow_exception(failed);
     model.tie();
-    for (int64_t u = 0; u < layout.unit_count(); ++u) table->follow(u);
+    for (int64_t u = 0; u < layout.unit_count(); ++u) table->reset_new_parameters(u);
   };
   if (table->disk() == nullptr) {
     move();

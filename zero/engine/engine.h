@@ -29,6 +29,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
+#include "zero/engine/parameter_group.h"
 #include "zero/engine/replicas.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
@@ -41,25 +42,6 @@ namespace paging {
 class Pager;
 struct StepSchedule;
 }  // namespace paging
-
-/// Parameters that share an optimizer and its hyper-parameters.
-struct ParameterGroup {
-  /// Names of parameters. A group without names and without `matches` is of every parameter that no
-  /// other group has.
-  std::vector<std::string> names;
-  Optimizer optimizer;
-  /// The parameters that no group names and for which this is true, by the name that the module
-  /// registered first, and with the tensor as it was given (its shape, say: no decay for vectors).
-  std::function<bool(std::string_view name, const at::Tensor& parameter)> matches = {};
-};
-
-/// What becomes of buffers (batch norm's running statistics), which each rank computes from its own
-/// micro-batches. Integers are rank 0's where others are averaged.
-enum class BufferPolicy : uint8_t {
-  per_rank,  ///< each rank keeps its own, as with FSDP
-  rank_0,    ///< all get rank 0's at the end of each step, as with DDP before each forward
-  average,   ///< all get the mean over ranks at the end of each step
-};
 
 /// What Engine::step did.
 struct StepResult {

@@ -126,10 +126,6 @@ struct Engine::Impl {
   // Formulas and the memory budget (formulas.cpp, budget.cpp).
   /// A rank's states in one tier by the formula, at a placement.
   partition::LayoutMemory states(partition::Placement at, Tier tier) const;
-  /// How a unit's parameters and its gradients' sums cross between hosts where that is not as they
-  /// are.
-  std::optional<comm::Quantisation> parameter_wire(int64_t unit) const;
-  std::optional<comm::Quantisation> gradient_wire(int64_t unit) const;
   /// Bytes of those in the host's memory: all but what lies on a disk, or on a device of its own.
   partition::StateMemory states_in_memory(partition::Placement at) const;
   /// What a budget or a device leaves after the first step is for gathered units.

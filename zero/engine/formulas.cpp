@@ -11,12 +11,6 @@ namespace {
 
 int64_t bytes(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
-std::optional<comm::Quantisation> quantised(bool chosen, comm::WireFormat format, int64_t block,
-                                            at::ScalarType dtype) {
-  if (!chosen || !comm::can_quantise(dtype)) return {};
-  return comm::Quantisation{format, block};
-}
-
 partition::Cluster cluster_of(const comm::Group& group) {
   return {group.topology().hosts, group.local_size()};
 }
@@ -28,28 +22,16 @@ bool owns_some(const partition::Unit& unit, const UnitPlan& plan) {
   });
 }
 
-partition::Wire wire_of(const std::optional<comm::Quantisation>& quantisation, at::ScalarType dtype,
-                        bool packed) {
-  if (!quantisation)
-    return {.bits = 8 * bytes(dtype), .packed = packed && comm::can_pack_exponents(dtype)};
-  return {.bits = quantisation->format == comm::WireFormat::int4 ? 4 : 8,
-          .block = quantisation->block};
+// What goes down to the host of a unit in a step of so many passes.
+int64_t bytes_down(const UnitPlan& plan, bool sharded, int64_t passes) {
+  if (plan.gradients_at != Tier::host) return 0;
+  const int64_t numel = plan.owned.size();
+  if (!sharded) return numel * bytes(plan.gradient_dtype);
+  const auto& form = plan.gradients;
+  return numel * (bytes(form.sum(true)) + (passes - 1) * bytes(form.sum(false)));
 }
 
 }  // namespace
-
-std::optional<comm::Quantisation> Engine::Impl::parameter_wire(int64_t unit) const {
-  const auto& links = config.quantised;
-  const bool chosen = trainable(unit) ? links.weights : links.frozen_weights;
-  return quantised(chosen && placement.sharded.parameters, links.weights_format, links.block,
-                   plans[static_cast<size_t>(unit)].dtype);
-}
-
-std::optional<comm::Quantisation> Engine::Impl::gradient_wire(int64_t unit) const {
-  const auto& links = config.quantised;
-  return quantised(links.gradients && placement.sharded.gradients, links.gradients_format,
-                   links.block, plans[static_cast<size_t>(unit)].dtype);
-}
 
 partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier) const {
   partition::LayoutMemory sum;
@@ -89,16 +71,16 @@ partition::LayoutMemory Engine::Impl::states(partition::Placement at, Tier tier)
       const int64_t content = whole.content * whole.element_bytes;
       sum.parameters += share;
       sum.padding += share - content / group().local_size();
-      if (!parameter_wire(u)) {
+      if (!plan.parameter_link.quantised()) {
         sum.parameters -= unit.parameters;
         sum.padding -= unit.parameters - content / layout.world_size();
       }
     }
     // What quantised sums have lost, for the next ones.
-    const auto wire = gradient_wire(u);
-    if (plan.trainable && wire && config.quantised.feedback && at.gradients && !host &&
+    const auto& link = plan.gradients.link;
+    if (plan.trainable && link.quantised() && config.quantised.feedback && at.gradients && !host &&
         tier == Tier::device)
-      sum.gradients += group().feedback_bytes(*wire, layout.slice_numel(u));
+      sum.gradients += group().feedback_bytes(link.quantisation, layout.slice_numel(u));
   }
   return sum;
 }
@@ -144,7 +126,7 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   const auto cluster = cluster_of(shards);
   paging::UnitCosts costs{.bytes = unit.bytes(), .trainable = plan.trainable};
 
-  const auto parameter = wire_of(parameter_wire(u), plan.dtype, config.packed_exponents);
+  const auto parameter = plan.parameter_link.counted(plan.dtype);
   const int64_t gather_sent = link(partition::share_sent(unit.bytes(), ranks), cluster,
                                    all_gather_link_bytes(cluster, unit.numel, parameter));
   if (sharded.parameters) {
@@ -157,9 +139,9 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   if (!plan.trainable) return costs;
   if (sharded.optimizer && (!sharded.parameters || kept_on_hosts())) costs.publish = gather_sent;
 
-  const int64_t gradient_bytes = bytes(reduce->sent_dtype(u, true));
-  const auto gradient = wire_of(gradient_wire(u), reduce->sent_dtype(u, true),
-                                config.packed_exponents && sharded.optimizer);
+  const auto& form = plan.gradients;
+  const int64_t gradient_bytes = bytes(form.sent(true));
+  const auto gradient = form.link.counted(form.sent(true));
   if (sharded.optimizer) {
     costs.reduce = link(partition::share_sent(unit.numel * gradient_bytes, ranks), cluster,
                         reduce_scatter_link_bytes(cluster, unit.numel, gradient));
@@ -172,17 +154,17 @@ paging::UnitCosts Engine::Impl::unit_costs(int64_t u) const {
   if (sharded.optimizer && replicas.size() > 1) {
     const auto across = cluster_of(replicas);
     const int64_t numel = layout.slice_numel(u);
-    const partition::Wire partial{.bits = 8 * bytes(reduce->sent_to_replicas(u, true))};
-    const partition::Wire whole{.bits = 8 * bytes(reduce->sum_dtype(u, true))};
+    const partition::Wire partial{.bits = 8 * bytes(form.sent_on(true))};
+    const partition::Wire whole{.bits = 8 * bytes(form.sum(true))};
     const int64_t sum = link(partition::share_sent(partial.bytes(numel), replicas.size()) +
                                  partition::share_sent(whole.bytes(numel), replicas.size()),
                              across,
                              reduce_scatter_link_bytes(across, numel, partial) +
                                  all_gather_link_bytes(across, numel, whole));
-    (reduce->defers(u) ? costs.reduce_at_end : costs.reduce) += sum;
+    (form.defers ? costs.reduce_at_end : costs.reduce) += sum;
   }
-  costs.reduce_down = reduce->bytes_down(u, 1);
-  costs.reduce_down_next = reduce->bytes_down(u, 2) - costs.reduce_down;
+  costs.reduce_down = bytes_down(plan, sharded.gradients, 1);
+  costs.reduce_down_next = bytes_down(plan, sharded.gradients, 2) - costs.reduce_down;
   if (plan.gradients_at == Tier::disk) {
     costs.reduce_write = costs.reduce_read =
         table->disk()->whole_bytes(u, *table->place_on_disk(u, State::gradients));
@@ -239,7 +221,7 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
 
     // Host.
     if (plan.comes_up()) sum.host_up += 2 * k * plan.owned.size() * unit.element_bytes;
-    if (plan.trainable) sum.host_down += impl.reduce->bytes_down(u, k);
+    if (plan.trainable) sum.host_down += bytes_down(plan, sharded.gradients, k);
     if (updates) {
       const auto bytes = table.host_bytes(u, passes);
       sum.host_down += bytes.down;
@@ -247,8 +229,7 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
     }
 
     // Ranks, and those of them on other hosts.
-    const bool packed = impl.config.packed_exponents;
-    const auto parameter = wire_of(impl.parameter_wire(u), plan.dtype, packed);
+    const auto parameter = plan.parameter_link.counted(plan.dtype);
     const int64_t gathered = partition::share_sent(unit.bytes(), ranks);
     const int64_t gathered_across =
         all_gather_link_bytes(cluster, unit.numel, parameter) / cluster.ranks_a_host;
@@ -264,24 +245,23 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       sum.all_gather_link += gathers * gathered_across;
     }
     if (!plan.trainable) continue;
-    const auto quantised_to = impl.gradient_wire(u);
+    const auto& form = plan.gradients;
     if (sharded.optimizer) {
       const int64_t sums = sharded.gradients ? k : 1;
       for (int64_t pass = 0; pass < sums; ++pass) {
-        const auto sent = impl.reduce->sent_dtype(u, pass == 0);
+        const auto sent = form.sent(pass == 0);
         sum.reduce_scatter += partition::share_sent(unit.numel * bytes(sent), ranks);
         sum.reduce_scatter_link +=
-            reduce_scatter_link_bytes(cluster, unit.numel, wire_of(quantised_to, sent, packed)) /
+            reduce_scatter_link_bytes(cluster, unit.numel, form.link.counted(sent)) /
             cluster.ranks_a_host;
       }
       if (replicas.size() == 1) continue;
       // A slice's sum over replicas, in two halves.
       const auto across = cluster_of(replicas);
       const int64_t numel = impl.layout.slice_numel(u);
-      for (int64_t pass = 0; pass < (impl.reduce->defers(u) ? 1 : sums); ++pass) {
-        const partition::Wire partial{.bits =
-                                          8 * bytes(impl.reduce->sent_to_replicas(u, pass == 0))};
-        const partition::Wire whole{.bits = 8 * bytes(impl.reduce->sum_dtype(u, pass == 0))};
+      for (int64_t pass = 0; pass < (form.defers ? 1 : sums); ++pass) {
+        const partition::Wire partial{.bits = 8 * bytes(form.sent_on(pass == 0))};
+        const partition::Wire whole{.bits = 8 * bytes(form.sum(pass == 0))};
         sum.reduce_scatter += partition::share_sent(partial.bytes(numel), replicas.size());
         sum.all_gather += partition::share_sent(whole.bytes(numel), replicas.size());
         sum.reduce_scatter_link +=
@@ -290,11 +270,10 @@ TrafficFormula Engine::traffic_formula(bool updated) const {
       }
     } else {
       const auto all = cluster_of(impl.group());
-      const auto sent = impl.reduce->wire_dtype(u);
+      const auto sent = form.reduced;
       sum.all_reduce += 2 * partition::share_sent(unit.numel * bytes(sent), impl.group().size());
       sum.all_reduce_link +=
-          all_reduce_link_bytes(all, unit.numel, wire_of(quantised_to, sent, false)) /
-          all.ranks_a_host;
+          all_reduce_link_bytes(all, unit.numel, form.link.counted(sent)) / all.ranks_a_host;
     }
   }
   if (!updated) return sum;

@@ -60,7 +60,7 @@ void GatherFlow::take(int64_t index, const at::Tensor& parameter) {
     if (parameter.device().is_cpu()) HostAllocator::instance().check(storage.mutable_data());
   };
   if (placement_.sharded.parameters) {
-    table_.write_parameter(index, values, table_.plan(u).parameters_at);
+    table_.write_parameter(index, values);
     check();
     // At once, not when all are here: the whole model need not fit in memory.
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, parameter.device()));
@@ -97,10 +97,11 @@ void GatherFlow::publish(int64_t unit) {
                              {.whole = places_[u],
                               .slice = table_.memory(unit, State::parameters),
                               .label = labels_[u],
-                              .wire = wire_of(unit)});
+                              .wire = table_.plan(unit).parameter_link.wire()});
   } else if (!placement_.sharded.parameters && placement_.sharded.optimizer) {
-    publishing_.push_back(group_.all_gather(
-        table_.whole(unit), table_.memory(unit, State::parameters), labels_[u], wire_of(unit)));
+    publishing_.push_back(group_.all_gather(table_.whole(unit),
+                                            table_.memory(unit, State::parameters), labels_[u],
+                                            table_.plan(unit).parameter_link.wire()));
   }
 }
 
@@ -112,7 +113,7 @@ void GatherFlow::finish_publish() {
 void GatherFlow::settle() {
   if (table_.window() != nullptr) table_.window()->settle();
   sent_up_.wait_on_host();
-  table_.settle();
+  table_.wait_for_copies();
 }
 
 void GatherFlow::gather(int64_t unit, void* destination) {
@@ -154,21 +155,13 @@ void GatherFlow::gather(int64_t unit, void* destination) {
     }
     slice = place;
   }
-  fetch.work = group_.all_gather(output, slice, labels_[u], wire_of(unit));
+  fetch.work = group_.all_gather(output, slice, labels_[u], plan.parameter_link.wire());
 }
 
-std::optional<comm::LinkWire> GatherFlow::wire_of(int64_t unit) const {
-  const auto& wire = table_.trainable(unit) ? options_.wire : options_.frozen_wire;
-  const auto dtype = table_.plan(unit).dtype;
-  if (wire && comm::can_quantise(dtype)) return comm::LinkWire{.quantisation = *wire};
-  if (options_.packed && comm::can_pack_exponents(dtype)) return comm::LinkWire{.packed = true};
-  return {};
-}
-
-// Whether the window has what is kept, and not what messages say of it.
+// The window has the values that are kept, and not those that quantised messages carry.
 bool GatherFlow::in_window(int64_t unit) const {
-  const auto wire = wire_of(unit);
-  return in_place() && (group_.topology().hosts == 1 || !wire || wire->packed);
+  return in_place() &&
+         (group_.topology().hosts == 1 || !table_.plan(unit).parameter_link.quantised());
 }
 
 void GatherFlow::finish(int64_t unit) {

@@ -60,12 +60,6 @@ class GatherFlow final : public paging::UnitSource {
     int64_t read_ahead_bytes = 0;
     /// Bytes of an ordinary unit's slice at most.
     int64_t slice_bytes = 0;
-    /// How units cross between hosts where that is not as they are: those that are trained, and
-    /// frozen ones. Stage 3.
-    std::optional<comm::Quantisation> wire{};
-    std::optional<comm::Quantisation> frozen_wire{};
-    /// What is not quantised crosses between hosts with packed exponents.
-    bool packed = false;
     /// Called before a slice on disk is read for a gather: completes its update. To be asked
     /// `beforehand`, it does not wait, and says whether the slice may be read.
     std::function<bool(int64_t unit, bool beforehand)> complete;
@@ -129,12 +123,11 @@ class GatherFlow final : public paging::UnitSource {
     comm::Work work;
   };
 
-  bool on_disk(int64_t unit) const { return table_.on_disk(unit, State::parameters); }
+  bool on_disk(int64_t unit) const { return table_.transfer_bytes(unit, State::parameters) > 0; }
   // Slices are read to buffers, and not to where units are wanted.
   bool reads_to_buffers() const { return group_.size() > 1 || !table_.device().is_cpu(); }
   // The number of a unit's slice among its arrays on disk.
   int64_t place(int64_t unit) const { return *table_.place_on_disk(unit, State::parameters); }
-  std::optional<comm::LinkWire> wire_of(int64_t unit) const;
   bool in_window(int64_t unit) const;
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
   Buffer take_buffer(int64_t bytes);

@@ -37,8 +37,8 @@
 
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
-#include "zero/engine/engine.h"
 #include "zero/engine/named_tensors.h"
+#include "zero/engine/parameter_group.h"
 #include "zero/optim/optimizer.h"
 
 namespace torch::autograd {

@@ -6,7 +6,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/model.h"
-#include "zero/engine/update_schedule.h"
+#include "zero/engine/update_timing.h"
 
 namespace zero {
 

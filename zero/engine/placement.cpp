@@ -58,6 +58,15 @@ void check_kept(const Config& config, const comm::Group& all) {
 
 }  // namespace
 
+// A foreign backend may span hosts of different sizes. Everything that it sends counts as leaving a
+// host, as in the ledger of traffic: each rank is a host of its own.
+partition::RankGrid Placement::grid() const {
+  const auto& topology = all->topology();
+  const int64_t ranks_a_host = topology.regular ? topology.local_size : 1;
+  return {
+      .hosts = all->size() / ranks_a_host, .ranks_a_host = ranks_a_host, .shards = shards->size()};
+}
+
 Placement place(const Config& config, std::shared_ptr<comm::Group> all) {
   check_kept(config, *all);
   Placement placement{.sharded = {}, .all = std::move(all)};

@@ -18,6 +18,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/rank_grid.h"
 
 namespace zero {
 
@@ -30,6 +31,8 @@ struct Placement {
   std::shared_ptr<comm::Group> shards = all;
   std::shared_ptr<comm::Group> replicas = comm::single();
 
+  /// The same as numbers.
+  partition::RankGrid grid() const;
   /// The ranks whose gradients add up.
   int ranks() const { return all->size(); }
   /// Of the slice that this rank and its replicas hold, what this one adds up for the others.

@@ -96,21 +96,29 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
                    tier_of(states.device));
   const bool gradients_on_disk =
       states.on_disk_with_gradients() && placement.sharded.gradients && !timing.in_backward;
+  const auto widens = [](const comm::Group& group) {
+    return group.sent_dtype(at::kBFloat16, at::kFloat) == at::kFloat;
+  };
+  const FormSettings settings{.sharded = placement.sharded,
+                              .grid = placement.grid(),
+                              .in_backward = timing.in_backward,
+                              .widens_in_block = widens(*placement.shards),
+                              .widens_to_replicas = widens(*placement.replicas)};
   std::vector<UnitPlan> plans;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto first = layout.unit(u).segments.front().parameter;
     UnitPlan plan;
-    plan.dtype = dtype_in_engine(model, first, config);
     plan.trainable = model.trainable(first);
     plan.owned = owned(u);
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
     plan.states_at = states_at.of_next(plan.owned.size());
-    plan.gradient_dtype = config.accumulates_fp32() ? at::kFloat : plan.dtype;
     plan.own_memory = is_asynchronous(model.device());
     // To the host they go with what they update; to a disk they need not.
     const bool to_host =
         plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
     plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;
+    static_cast<Form&>(plan) = form_of(config, settings, dtype_in_engine(model, first, config),
+                                       plan.trainable, plan.gradients_at);
     if (plan.trainable && config.communication_dtype &&
         !comm::can_sum(dtype_of(*config.communication_dtype), plan.gradient_dtype)) {
       throw ConfigError(fmt::format(
@@ -119,9 +127,6 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const Model& m
           c10::toString(dtype_of(*config.communication_dtype)), model.name(first),
           c10::toString(plan.gradient_dtype)));
     }
-    plan.split = config.split_master_weights && plan.dtype == at::kBFloat16 && plan.trainable;
-    plan.narrow = config.bf16_master_weights_and_grads && plan.dtype == at::kBFloat16;
-    plan.moment_format = config.states_of(plan.dtype);
     if (plan.trainable) {
       plan.moments = optim::state_names(model.optimizer_of(first));
       const auto signs = optim::state_signs(model.optimizer_of(first));

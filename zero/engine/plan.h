@@ -10,7 +10,7 @@
 #include "zero/engine/placement.h"
 #include "zero/engine/tiers.h"
 #include "zero/engine/unit_plan.h"
-#include "zero/engine/update_schedule.h"
+#include "zero/engine/update_timing.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
 

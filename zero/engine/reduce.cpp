@@ -61,8 +61,9 @@ ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> 
     make_whole();
     reserve_buckets();
     // A hook must not wait for other ranks, as these would: for their bucket, or a phase.
-    const bool waits = replicas() != nullptr || std::any_of(order_.begin(), order_.end(),
-                                                            [&](int64_t u) { return converts(u); });
+    const bool waits =
+        replicas() != nullptr ||
+        std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return form(u).converts(); });
     early_ = placement_.ranks() > 1 && !waits && (placement_.all->topology().hosts > 1 || side_);
   }
 }
@@ -74,8 +75,8 @@ void ReduceFlow::make_pool() {
     if (layout_.unit(u).bytes() > options_.unit_bytes && layout_.unit(u).segments.size() == 1)
       continue;
     buckets = std::max(buckets, bucket_bytes(u));
-    slices = std::max(slices, layout_.slice_numel(u) *
-                                  std::max(bytes_of(wire_dtype(u)), bytes_of(sum_dtype(u, false))));
+    slices = std::max(slices, layout_.slice_numel(u) * std::max(bytes_of(form(u).reduced),
+                                                                bytes_of(form(u).sum(false))));
   }
   pool_ = std::make_unique<BucketPool>(group_, side_, buckets, slices);
 }
@@ -109,11 +110,12 @@ void ReduceFlow::make_sums() {
 }
 
 void ReduceFlow::make_losses() {
-  if (!options_.wire || !options_.feedback) return;
+  if (!options_.feedback) return;
   for (const int64_t u : order_) {
-    const int64_t bytes = group_.feedback_bytes(*options_.wire, layout_.slice_numel(u));
-    if (bytes > 0 && comm::can_quantise(wire_dtype(u)))
-      state(u).losses = group_.empty(bytes, at::kByte, Category::gradients).zero_();
+    const auto& link = form(u).link;
+    if (!link.quantised()) continue;
+    const int64_t bytes = group_.feedback_bytes(link.quantisation, layout_.slice_numel(u));
+    if (bytes > 0) state(u).losses = group_.empty(bytes, at::kByte, Category::gradients).zero_();
   }
 }
 
@@ -145,8 +147,8 @@ void ReduceFlow::make_whole() {
 void ReduceFlow::reserve_buckets() {
   at::Tensor under_way;
   for (const int64_t u : order_) {
-    if (!converts(u)) continue;
-    auto bucket = pool_->take(layout_.unit(u).numel, wire_dtype(u));
+    if (!form(u).converts()) continue;
+    auto bucket = pool_->take(layout_.unit(u).numel, form(u).reduced);
     if (under_way.defined()) pool_->give(std::move(under_way));
     under_way = at::Tensor();
     if (placement_.sharded.optimizer) {
@@ -181,73 +183,14 @@ ReduceFlow::~ReduceFlow() {
   }
 }
 
-// Of what a pass reduces. What is added to other sums is not rounded before; what goes down of a
-// rank that is alone is its bucket, which needs no more bits than it has.
-at::ScalarType ReduceFlow::sum_dtype(int64_t unit, bool first) const {
-  const auto& plan = table_.plan(unit);
-  if (plan.gradients_at == Tier::host && placement_.ranks() == 1) return wire_dtype(unit);
-  return first ? plan.gradient_dtype : at::kFloat;
-}
-
-// Not what goes on to the host or a disk at once, or to an update.
-bool ReduceFlow::defers(int64_t unit) const {
-  return replicas() != nullptr && sharded() && !options_.add_in_buckets &&
-         options_.micro_batches > 1 && !options_.hand_over &&
-         table_.plan(unit).gradients_at == Tier::device;
-}
-
-at::ScalarType ReduceFlow::partial_dtype(int64_t unit) const {
-  const auto wire = wire_dtype(unit);
-  if (defers(unit)) return sum_dtype(unit, true);
-  return group_.size() == 1 ? wire : comm::partial_dtype(wire);
-}
-
-at::ScalarType ReduceFlow::sent_dtype(int64_t unit, bool first) const {
-  const auto wire = wire_dtype(unit);
-  if (!placement_.sharded.optimizer) return wire;
-  if (replicas() != nullptr && !defers(unit)) return group_.sent_dtype(wire, partial_dtype(unit));
-  return group_.sent_dtype(wire,
-                           sharded() ? sum_dtype(unit, first) : table_.plan(unit).gradient_dtype);
-}
-
-at::ScalarType ReduceFlow::sent_to_replicas(int64_t unit, bool first) const {
-  return placement_.replicas->sent_dtype(partial_dtype(unit), sum_dtype(unit, first));
-}
-
-int64_t ReduceFlow::bytes_down(int64_t unit, int64_t passes) const {
-  const auto& plan = table_.plan(unit);
-  if (plan.gradients_at != Tier::host) return 0;
-  const int64_t numel = plan.owned.size();
-  if (!sharded()) return numel * bytes_of(plan.gradient_dtype);
-  return numel *
-         (bytes_of(sum_dtype(unit, true)) + (passes - 1) * bytes_of(sum_dtype(unit, false)));
-}
-
-// In which gradients are collected, and sent, where nothing says otherwise.
-at::ScalarType ReduceFlow::usual_dtype(int64_t unit) const {
-  const auto& plan = table_.plan(unit);
-  return sharded() && !options_.add_in_buckets ? plan.dtype : plan.gradient_dtype;
-}
-
-// Division comes before rounding, at every stage.
-at::ScalarType ReduceFlow::collected_dtype(int64_t unit) const {
-  const auto usual = usual_dtype(unit);
-  const bool as_sent = sharded() && !options_.add_in_buckets && options_.predivisor == 1;
-  return as_sent ? options_.sent_as.value_or(usual) : usual;
-}
-
-at::ScalarType ReduceFlow::wire_dtype(int64_t unit) const {
-  return options_.sent_as.value_or(collected_dtype(unit));
-}
-
 int64_t ReduceFlow::bucket_bytes(int64_t unit) const {
   return layout_.unit(unit).numel *
-         std::max(bytes_of(collected_dtype(unit)), bytes_of(wire_dtype(unit)));
+         std::max(bytes_of(form(unit).collected), bytes_of(form(unit).reduced));
 }
 
 // The array as it is sent, in a bucket.
 at::Tensor ReduceFlow::converted(int64_t unit, const at::Tensor& array) {
-  auto bucket = pool_->take(array.numel(), wire_dtype(unit));
+  auto bucket = pool_->take(array.numel(), form(unit).reduced);
   bucket.copy_(array);
   return bucket;
 }
@@ -261,8 +204,8 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, 
         "that are recomputed by reentrant checkpoints are passes of their own in loss.backward(): "
         "call Engine::backward.)");
   }
-  const bool adds_once =
-      !sharded() || std::any_of(order_.begin(), order_.end(), [&](int64_t u) { return defers(u); });
+  const bool adds_once = !sharded() || std::any_of(order_.begin(), order_.end(),
+                                                   [&](int64_t u) { return form(u).defers; });
   if (finished_ && adds_once) {
     throw Error(
         "Engine::backward after the gradients of this step were completed by Engine::gradient or "
@@ -300,7 +243,7 @@ const at::Tensor& ReduceFlow::array_of(int64_t unit) {
   auto& u = state(unit);
   if (!sharded() && !u.queued) return u.whole;
   if (!u.bucket.defined()) {
-    u.bucket = pool_->take(layout_.unit(unit).numel, collected_dtype(unit));
+    u.bucket = pool_->take(layout_.unit(unit).numel, form(unit).collected);
     u.pooled = true;
   }
   return u.bucket;
@@ -312,7 +255,7 @@ at::Tensor ReduceFlow::place(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   // Where a gradient is in place already, the next one is added to it.
   if (!in_pass_ || in_bucket_[p] != 0 || std::exchange(promised_[p], 1) != 0) return {};
-  if (collected_dtype(u) != table_.plan(u).dtype) return {};
+  if (form(u).collected != table_.plan(u).dtype) return {};
   const auto& array = array_of(u);
   const auto& variable = parameters_[p];
   auto result = array.as_strided(variable.sizes(), variable.strides(),
@@ -496,7 +439,7 @@ bool ReduceFlow::stands_alone(int64_t unit, const at::Tensor& gradient,
                               const at::Tensor& variable) const {
   const auto& shape = layout_.unit(unit);
   return bucket_bytes(unit) > pool_->bucket_bytes() && gradient.numel() == shape.numel &&
-         gradient.scalar_type() == collected_dtype(unit) &&
+         gradient.scalar_type() == form(unit).collected &&
          gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
          !gradient.requires_grad() && gradient.use_count() == 1 &&
          gradient.storage().use_count() == 1;
@@ -548,7 +491,7 @@ void ReduceFlow::reduce(int64_t unit) {
                       .of_ranks = {}};
   u.bucket = at::Tensor();
   close(unit, reduction.bucket);
-  if (converts(unit)) {
+  if (form(unit).converts()) {
     auto collected = std::exchange(reduction.bucket, converted(unit, reduction.bucket));
     if (std::exchange(reduction.pooled, true)) {
       pool_->give(std::move(collected));
@@ -558,7 +501,7 @@ void ReduceFlow::reduce(int64_t unit) {
   }
   const SideScope on(side_, mark_);
   u.sums->prepare(reduction);
-  start(std::move(reduction), !defers(unit));
+  start(std::move(reduction), !form(unit).defers);
   progress(1);
 }
 
@@ -566,7 +509,7 @@ void ReduceFlow::start(Reduction reduction, bool over_replicas) {
   auto* others = over_replicas ? replicas() : nullptr;
   at::Tensor partial;
   if (others != nullptr) {
-    const auto dtype = partial_dtype(reduction.unit);
+    const auto dtype = form(reduction.unit).partial;
     if (group_.size() == 1) {
       partial = reduction.bucket;
     } else if (dtype == reduction.output.scalar_type()) {
@@ -599,8 +542,8 @@ void ReduceFlow::retire(Reduction reduction) {
   reduction.of_ranks = {};
   if (reduction.partial.defined()) pool_->give(std::move(reduction.partial));
   reduction.partial = at::Tensor();
-  if (rounds(reduction.unit) && reduction.output.scalar_type() != wire_dtype(reduction.unit))
-    reduction.output.copy_(reduction.output.to(wire_dtype(reduction.unit)));
+  if (form(reduction.unit).rounds && reduction.output.scalar_type() != form(reduction.unit).reduced)
+    reduction.output.copy_(reduction.output.to(form(reduction.unit).reduced));
   if (auto* sums = state(reduction.unit).sums) {
     sums->take(std::move(reduction));
   } else if (reduction.pooled) {
@@ -609,21 +552,19 @@ void ReduceFlow::retire(Reduction reduction) {
 }
 
 std::optional<comm::LinkWire> ReduceFlow::link_wire(int64_t unit) const {
-  const auto dtype = wire_dtype(unit);
-  if (!options_.wire || !comm::can_quantise(dtype)) {
-    if (!options_.packed || !comm::can_pack_exponents(dtype)) return {};
-    return comm::LinkWire{.packed = true};
+  auto wire = form(unit).link.wire();
+  if (wire && !wire->packed) {
+    wire->error = state(unit).losses;
+    wire->beta = options_.feedback.value_or(0);
   }
-  return comm::LinkWire{.quantisation = *options_.wire,
-                        .error = state(unit).losses,
-                        .beta = options_.feedback.value_or(0)};
+  return wire;
 }
 
 // What micro-batches have added up in the block, over the replicas.
 void ReduceFlow::add_deferred() {
   std::vector<SliceSum> sums;
   for (const int64_t u : order_) {
-    if (defers(u) && state(u).filled)
+    if (form(u).defers && state(u).filled)
       sums.emplace_back(*replicas(), state(u).sums->slice(u), labels_[static_cast<size_t>(u)]);
   }
   for (int phase = 0; phase < 3; ++phase) {
@@ -734,7 +675,7 @@ void ReduceFlow::start_whole(int64_t u) {
   unit.queued = unit.filled = true;
   close(u, unit.whole);
   const auto& label = labels_[static_cast<size_t>(u)];
-  if (converts(u) && !placement_.sharded.optimizer) {
+  if (form(u).converts() && !placement_.sharded.optimizer) {
     auto bucket = converted(u, unit.whole);
     placement_.all->all_reduce(bucket, label).wait();
     unit.whole.copy_(bucket);
@@ -746,14 +687,14 @@ void ReduceFlow::start_whole(int64_t u) {
     return;
   }
   start({.unit = u,
-         .bucket = converts(u) ? converted(u, unit.whole) : unit.whole,
-         .pooled = converts(u),
+         .bucket = form(u).converts() ? converted(u, unit.whole) : unit.whole,
+         .pooled = form(u).converts(),
          .output = slice(u),
          .sum = {},
          .partial = {},
          .of_ranks = {}},
         true);
-  if (converts(u) || replicas() != nullptr) progress(1);  // which needs memory for each
+  if (form(u).converts() || replicas() != nullptr) progress(1);  // which needs memory for each
 }
 
 // Replicated gradients: of the units that some rank has a gradient for.

@@ -40,10 +40,11 @@
 // A sum in fp16 of gradients that are in fp16's range may leave it. So each rank divides its own
 // before they are added (`predivisor`), by the ranks where the sum is rounded to fp16.
 //
-// Gradients may be sent in another dtype than that of their sums (`sent_as`). Where the array is a
-// bucket of one pass it is of that dtype, if nothing is to be divided before; an array in which
-// gradients of several passes add up is copied to a bucket of that dtype for the reduction. Where
-// it has fewer bits, sums are rounded to it at every stage: an all-reduce has no other.
+// Gradients may be reduced in another dtype than that of their sums (Note [Dtypes of gradients] in
+// form.h). A bucket of one pass has that dtype from the start, if nothing is to be divided before.
+// An array in which gradients of several passes add up is copied to a bucket of that dtype for the
+// reduction. Where it has fewer bits, sums are rounded to it at every stage: an all-reduce has no
+// other.
 //
 // On a device a unit is reduced on a stream of this flow's own: what the hook has enqueued comes
 // before, backward goes on beside it, and `finish` lets the caller's stream follow. Sums are taken
@@ -94,21 +95,12 @@ namespace zero {
 class ReduceFlow final : public GradientSink {
  public:
   struct Options {
-    /// They add up in the buckets: one pass brings those of all micro-batches (sharded gradients).
-    bool add_in_buckets = false;
-    int64_t micro_batches = 1;  ///< of a step
     /// Bytes of an ordinary unit at most.
     int64_t unit_bytes = 0;
     /// A rank's gradients are divided by this before they are added.
     double predivisor = 1;
-    /// Where not as they are collected.
-    std::optional<at::ScalarType> sent_as{};
     /// What backward begins with now.
     std::function<double()> loss_factor;
-    /// How sums cross between hosts where that is not as they are (sharded gradients).
-    std::optional<comm::Quantisation> wire{};
-    /// Where they are not quantised they cross with packed exponents.
-    bool packed = false;
     /// The beta with which the next one gets what a quantised sum has lost (LoCo).
     std::optional<float> feedback{};
     /// An update may use the gradients of one step while those of the next are reduced.
@@ -184,23 +176,6 @@ class ReduceFlow final : public GradientSink {
   /// `parameter` counts as present everywhere.
   void set(int64_t parameter, const at::Tensor& values);
 
-  /// dtype of the array that a pass's gradients of a unit are collected in.
-  at::ScalarType collected_dtype(int64_t unit) const;
-  /// dtype of a unit's array that is reduced.
-  at::ScalarType wire_dtype(int64_t unit) const;
-  /// dtype of what a rank sends of it, in a step's first pass or in a later one.
-  at::ScalarType sent_dtype(int64_t unit, bool first) const;
-  /// The same of a block's sum on its way to the replicas.
-  at::ScalarType sent_to_replicas(int64_t unit, bool first) const;
-  /// The sum over replicas of this unit is made once a step, of what micro-batches have added up.
-  bool defers(int64_t unit) const;
-  /// dtype of a block's sum on its way to the replicas.
-  at::ScalarType partial_dtype(int64_t unit) const;
-  /// dtype of the sum of a step's first pass, or of a later one before that is added.
-  at::ScalarType sum_dtype(int64_t unit, bool first) const;
-  /// Bytes of a unit that go down to the host in a step of as many passes.
-  int64_t bytes_down(int64_t unit, int64_t passes) const;
-
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Unit {
@@ -229,11 +204,7 @@ class ReduceFlow final : public GradientSink {
   void evacuate(int64_t parameter, const at::Tensor& gradient);
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const;
   int64_t bucket_bytes(int64_t unit) const;
-  at::ScalarType usual_dtype(int64_t unit) const;
-  bool rounds(int64_t unit) const {
-    return c10::elementSize(wire_dtype(unit)) < c10::elementSize(usual_dtype(unit));
-  }
-  bool converts(int64_t unit) const { return wire_dtype(unit) != collected_dtype(unit); }
+  const GradientForm& form(int64_t unit) const { return table_.plan(unit).gradients; }
   at::Tensor converted(int64_t unit, const at::Tensor& array);
   void zero_missing(int64_t unit, const at::Tensor& array, const std::vector<uint8_t>& here);
   std::optional<comm::LinkWire> link_wire(int64_t unit) const;

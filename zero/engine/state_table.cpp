@@ -121,7 +121,9 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     if (plan.parameters_at == Tier::disk) continue;
     auto& owned = memory(u, State::parameters);
     const int64_t slice = layout_.slice_numel(u);
-    if (window_ && !(options.slice_outside_window && options.slice_outside_window(u))) {
+    // Between hosts a unit that crosses quantised lies in the window as the messages say it.
+    const bool rounded = group_.topology().hosts > 1 && plan.parameter_link.quantised();
+    if (window_ && !rounded) {
       owned = window_->memory()
                   .narrow(0, window_offset(u), unit.bytes())
                   .view(plan.dtype)

@@ -67,9 +67,6 @@ class StateTable {
     /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, where
     /// there can be one.
     bool in_place = false;
-    /// Returns whether a unit's slice has memory of its own beside the window, which has rounded
-    /// values of it. May be empty: then no slice has.
-    std::function<bool(int64_t unit)> slice_outside_window{};
   };
   /// Returns the arrays on disk of all units, for the DiskTier that a table of these plans is
   /// given.

@@ -9,38 +9,17 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/engine/form.h"
 #include "zero/optim/state_format.h"
 #include "zero/partition/layout.h"
 #include "zero/store/tier.h"
 
 namespace zero {
 
-/// A column of the table. The optimizer's states besides master weights (Adam's moments) are its
-/// last columns, in the order of optim::state_names.
-enum class State : uint8_t { parameters, gradients, master, first_moment, second_moment };
-inline constexpr int64_t kStates = 5;
-
-/// The optimizer's state number `index`.
-constexpr State moment(int64_t index) {
-  constexpr std::array kMoments{State::first_moment, State::second_moment};
-  return kMoments.at(static_cast<size_t>(index));
-}
-constexpr size_t column(State state) { return static_cast<size_t>(state); }
-
-/// Where a unit's parameters and states are, and how.
-struct UnitPlan {
-  at::ScalarType dtype = at::kFloat;           ///< of the parameters
-  at::ScalarType gradient_dtype = at::kFloat;  ///< of the sums that the update reads
+/// A row: where a unit's parameters and states are, and in which form.
+struct UnitPlan : Form {
   /// It has gradients, master weights and the optimizer's states.
   bool trainable = false;
-  /// Of bf16 parameters only the lower halves of master weights are kept: Note [Split master
-  /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
-  /// states on disk.
-  bool split = false;
-  /// bf16 parameters are their own master weights, rounded stochastically: zero/optim/narrow.h.
-  bool narrow = false;
-  /// Of the optimizer's states besides master weights.
-  optim::StateFormat moment_format = optim::StateFormat::fp32;
   /// The elements that this rank updates: all of them at stage 0, its slice from stage 1 on.
   partition::Range owned;
   Tier parameters_at = Tier::device;
@@ -66,28 +45,9 @@ struct UnitPlan {
     return trainable && ((dtype != at::kFloat && !narrow) ||
                          (parameters_at == Tier::device && updated_at() == Tier::host));
   }
-  at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
-  at::ScalarType dtype_of(State state) const {
-    return state == State::parameters  ? dtype
-           : state == State::gradients ? gradient_dtype
-           : state == State::master    ? master_dtype()
-                                       : moment_dtype();
-  }
   /// Weights or moments are rounded by the update: optim::NarrowRange.
   bool updates_narrow() const {
     return narrow || (moment_format != optim::StateFormat::fp32 && !moments.empty());
-  }
-  /// A state is kept in blocks of 8-bit codes: Note [States in 8 bits] in optim/state_format.h.
-  bool is_coded(State state) const {
-    return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
-  }
-  /// What a cell's array has for so many elements, in its dtype: with codes, for whole blocks of
-  /// them, their bytes.
-  int64_t entries(State state, int64_t elements) const {
-    return is_coded(state) ? optim::state_bytes(moment_format, elements) : elements;
-  }
-  int64_t bytes_of(State state, int64_t elements) const {
-    return entries(state, elements) * static_cast<int64_t>(c10::elementSize(dtype_of(state)));
   }
   /// The columns of the optimizer that this unit has arrays for.
   c10::SmallVector<State, 3> optimizer_columns() const {
@@ -127,13 +87,6 @@ struct UnitPlan {
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
   /// The same where they are gone after the update: it leaves a copy for the device.
   bool copies_from_disk() const { return copies_master() && states_at == Tier::disk; }
-
- private:
-  at::ScalarType moment_dtype() const {
-    return moment_format == optim::StateFormat::eight_bit ? at::kByte
-           : moment_format == optim::StateFormat::bf16    ? at::kBFloat16
-                                                          : at::kFloat;
-  }
 };
 
 }  // namespace zero

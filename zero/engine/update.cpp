@@ -184,7 +184,7 @@ void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gra
       passes_.add(run.parameter, found);
     }
   };
-  table_.for_each_block(unit, gradient, pass, StateTable::Weights::kept);
+  table_.for_each_block(unit, gradient, pass, StateTable::Weights::unchanged);
 }
 
 // What is not updated is written all the same: it is the rounded master.

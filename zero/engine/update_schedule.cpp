@@ -8,16 +8,6 @@
 
 namespace zero {
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
-  UpdateTiming timing;
-  const int64_t after = config.offload_optimizer.delayed_update_after;
-  if (after > 0) timing.delayed_after = after;
-  timing.in_backward = config.update_in_backward && placement.gradients;
-  timing.undoes = timing.in_backward && config.scales_loss();
-  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
-  return timing;
-}
-
 UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
                                UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
                                Options options)
@@ -32,20 +22,18 @@ UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& tabl
   for (int64_t u = 0; u < layout_.unit_count(); ++u) beside = beside || timing.late(table_.plan(u));
   if (timing.in_backward) all_present_.assign(parameters, 1);
   if (!beside) return;
-  auto* disk = table_.disk();
-  queue_ = std::make_unique<UpdateQueue>([disk] {
-    if (disk == nullptr) return;
-    disk->settle();
-    disk->end_step();
+  queue_ = std::make_unique<UpdateQueue>([this] {
+    table_.wait_for_written_states();
+    table_.end_updates();
   });
-  if (disk != nullptr) disk->run_beside([this](int64_t index) { return queue_->upcoming(index); });
+  table_.run_updates_beside([this](int64_t index) { return queue_->upcoming(index); });
 }
 
 template <class Wait>
 void UpdateSchedule::counted(const Wait& wait) {
   const Timeline::Scope waiting(update_.timeline(), Activity::wait_update);
   std::optional<comm::ClockedScope> scope;
-  if (auto* disk = table_.disk()) scope.emplace(disk->clock());
+  if (auto* clock = table_.wait_clock()) scope.emplace(*clock);
   wait();
 }
 
@@ -81,7 +69,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   if (!timing.in_backward) update_.begin();
   present_ = reduce_.present();
   delayed_ = timing.delayed_after && steps >= *timing.delayed_after;
-  if (timing.delayed_after) table_.settle();  // those of the step before have just been shown
+  if (timing.delayed_after) table_.wait_for_copies();  // those of the step before have just been shown
   if (!queue_) {
     update_now(scale);
     return;
@@ -134,13 +122,13 @@ void UpdateSchedule::update_now(double scale) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!update_.two_passes(u)) update(u);
   }
-  if (auto* disk = table_.disk()) disk->end_step();
+  table_.end_updates();
 }
 
 void UpdateSchedule::undo() {
   counted([&] {
     queue_->wait_all();
-    for (int64_t u = 0; u < layout_.unit_count(); ++u) table_.undo(u);
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) table_.take_back_update(u);
   });
   update_.undo();
 }
@@ -157,7 +145,7 @@ void UpdateSchedule::finish(int64_t unit) {
   if (left == 0) return;
   counted([&] {
     queue_->wait(unit);
-    table_.show(unit);
+    table_.use_new_parameters(unit);
   });
   left = 0;
 }
@@ -179,7 +167,7 @@ void UpdateSchedule::wait() {
 
 void UpdateSchedule::discard() {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
-  table_.forget_hidden();
+  table_.drop_new_parameters();
 }
 
 }  // namespace zero

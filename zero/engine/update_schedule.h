@@ -56,37 +56,14 @@
 #include <string_view>
 #include <vector>
 
-#include "zero/config/config.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/state_table.h"
-#include "zero/engine/unit_plan.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_queue.h"
-#include "zero/partition/formulas.h"
+#include "zero/engine/update_timing.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
-
-/// What the configuration says of when updates run.
-struct UpdateTiming {
-  /// The update that follows as many is the first that is delayed; none is where this is empty.
-  std::optional<int64_t> delayed_after;
-  bool in_backward = false;
-  /// Of units whose parameters are on disk.
-  bool in_next_forward = false;
-
-  /// In backward: updates can be taken back, since it is known after them whether the step
-  /// overflows.
-  bool undoes = false;
-
-  static UpdateTiming of(const Config& config, partition::Placement placement);
-  /// Parameters are still used while new ones are made.
-  bool hides() const { return delayed_after.has_value() || in_backward; }
-  /// The update may run until the next forward pass uses the unit.
-  bool late(const UnitPlan& plan) const {
-    return in_next_forward && plan.parameters_at == Tier::disk;
-  }
-};
 
 class UpdateSchedule {
  public:

@@ -1,0 +1,138 @@
+// The form of a unit's states: in which dtype each is stored, added up and sent, and whether it is
+// whole, split, coded or packed. All of it is decided once, in the plan, from numbers alone; the
+// flows and the costs read it.
+//
+// Note [Dtypes of gradients]
+// A pass collects gradients in an array (`collected`), which is converted where sums over ranks are
+// made in another dtype (`reduced`). Each rank sends its part of it (`sent`), the sum over the
+// ranks of a block arrives (`partial`, where there are replicas to add over then), and the sum over
+// all ranks (`sum`) is stored, or added to that of earlier passes, in the dtype that the update
+// reads.
+//   - Division (prescaling) comes before rounding, so an array that is still to be divided is
+//     collected as autograd made it.
+//   - A sum that is added to that of an earlier pass of the step is not rounded before.
+//   - A rank that is alone gives its array to the host as it is: that has no more bits to give.
+//   - A backend of others adds arrays of one dtype, so where the sum is wider it sends that.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "zero/comm/link_wire.h"
+#include "zero/config/config.h"
+#include "zero/optim/state_format.h"
+#include "zero/partition/formulas.h"
+#include "zero/partition/rank_grid.h"
+#include "zero/store/tier.h"
+
+namespace zero {
+
+/// A column of the table. The optimizer's states besides master weights (Adam's moments) are its
+/// last columns, in the order of optim::state_names.
+enum class State : uint8_t { parameters, gradients, master, first_moment, second_moment };
+inline constexpr int64_t kStates = 5;
+
+/// The optimizer's state number `index`.
+constexpr State moment(int64_t index) {
+  constexpr std::array kMoments{State::first_moment, State::second_moment};
+  return kMoments.at(static_cast<size_t>(index));
+}
+constexpr size_t column(State state) { return static_cast<size_t>(state); }
+
+/// How an array crosses between hosts. Inside a host arrays are read as they are.
+struct LinkForm {
+  enum class Coding : uint8_t {
+    raw,
+    quantised,        ///< Note [Quantised messages] in comm/quantise_kernels.h
+    packed_exponents  ///< with all bits: Note [Packed exponents] in comm/packed_exponents.h
+  };
+  Coding coding = Coding::raw;
+  comm::Quantisation quantisation{};
+
+  bool quantised() const { return coding == Coding::quantised; }
+  /// What a collective is told; nothing where the array crosses as it is.
+  std::optional<comm::LinkWire> wire() const;
+  /// What the formulas count for an array of this dtype.
+  partition::Wire counted(at::ScalarType dtype) const;
+};
+
+/// How the gradients of a unit are collected, sent and added up: Note [Dtypes of gradients].
+struct GradientForm {
+  at::ScalarType collected = at::kFloat;  ///< the array that a pass collects gradients in
+  at::ScalarType reduced = at::kFloat;    ///< the array that is reduced
+  at::ScalarType partial = at::kFloat;    ///< a block's sum on its way to the replicas
+  /// Sums are rounded to `reduced`, which has fewer bits than the array that passes add up in.
+  bool rounds = false;
+  /// The sum over replicas is made once a step, of what micro-batches have added up in the block.
+  bool defers = false;
+  LinkForm link;  ///< sums of a host on their way to the others
+
+  /// The array is converted before it is reduced.
+  bool converts() const { return reduced != collected; }
+
+  // Each of these is about the `first` pass of a step, or about a later one.
+  /// The sum over ranks, before it is added to that of earlier passes.
+  at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
+  /// What a rank sends of the array.
+  at::ScalarType sent(bool first) const { return sent_in_block[first ? 0 : 1]; }
+  /// What a rank sends of a block's sum to the replicas.
+  at::ScalarType sent_on(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
+
+  std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
+  std::array<at::ScalarType, 2> sent_in_block{at::kFloat, at::kFloat};
+  std::array<at::ScalarType, 2> sent_to_replicas{at::kFloat, at::kFloat};
+};
+
+/// The form of each state of a unit.
+struct Form {
+  at::ScalarType dtype = at::kFloat;           ///< of the parameters
+  at::ScalarType gradient_dtype = at::kFloat;  ///< of the sums that the update reads
+  /// Of bf16 parameters only the lower halves of master weights are kept: Note [Split master
+  /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
+  /// states on disk.
+  bool split = false;
+  /// bf16 parameters are their own master weights, rounded stochastically: zero/optim/narrow.h.
+  bool narrow = false;
+  /// The format of the optimizer's states besides master weights.
+  optim::StateFormat moment_format = optim::StateFormat::fp32;
+  LinkForm parameter_link;  ///< parameters between hosts
+  GradientForm gradients;   ///< of a unit that is trained
+
+  at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
+  at::ScalarType moment_dtype() const;
+  at::ScalarType dtype_of(State state) const;
+  /// A state is kept in blocks of 8-bit codes: Note [States in 8 bits] in optim/state_format.h.
+  bool is_coded(State state) const {
+    return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
+  }
+  /// The entries of a cell's array for this many elements, in its dtype: with codes, the bytes of
+  /// whole blocks of them.
+  int64_t entries(State state, int64_t elements) const {
+    return is_coded(state) ? optim::state_bytes(moment_format, elements) : elements;
+  }
+  int64_t bytes_of(State state, int64_t elements) const {
+    return entries(state, elements) * static_cast<int64_t>(c10::elementSize(dtype_of(state)));
+  }
+};
+
+/// What the forms of all units depend on beside the configuration.
+struct FormSettings {
+  partition::Placement sharded{};
+  partition::RankGrid grid{};
+  /// Updates run in backward: each sum is handed over as it is reduced.
+  bool in_backward = false;
+  /// The backends of a block, and of the replicas, send what they add in the dtype of its sum where
+  /// that is wider: they are others' (comm::Group::sent_dtype).
+  bool widens_in_block = false;
+  bool widens_to_replicas = false;
+};
+
+/// The form of a unit whose parameters have this dtype, and whose reduced gradients go to this
+/// tier.
+Form form_of(const Config& config, const FormSettings& settings, at::ScalarType dtype,
+             bool trainable, Tier gradients_at);
+
+}  // namespace zero

@@ -1,0 +1,33 @@
+// When updates run, as the configuration says it: Note [When updates run] in update_schedule.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "zero/config/config.h"
+#include "zero/engine/unit_plan.h"
+#include "zero/partition/formulas.h"
+
+namespace zero {
+
+struct UpdateTiming {
+  /// The update that follows this many is the first that is delayed. No update is delayed where it
+  /// is empty.
+  std::optional<int64_t> delayed_after;
+  bool in_backward = false;
+  /// Units whose parameters are on disk are updated in the next forward pass.
+  bool in_next_forward = false;
+
+  /// Updates in backward can be taken back: only after them is it known that the step overflows.
+  bool undoes = false;
+
+  static UpdateTiming of(const Config& config, partition::Placement placement);
+  /// Parameters are still used while new ones are made.
+  bool hides() const { return delayed_after.has_value() || in_backward; }
+  /// The update may run until the next forward pass uses the unit.
+  bool late(const UnitPlan& plan) const {
+    return in_next_forward && plan.parameters_at == Tier::disk;
+  }
+};
+
+}  // namespace zero
