@@ -174,18 +174,14 @@ void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
-      GatherFlow::Options{
-          .live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
-          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-          .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
-          .slice_bytes = slice_bytes,
-          .complete = [this](int64_t unit,
-                             bool beforehand) { return schedule->complete(unit, beforehand); },
-          .rethrow = model.rethrow(),
-          .touched =
-              [this] {
-                if (recorder) recorder->touched();
-              }});
+      GatherFlow::Options{.live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
+                          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
+                          .disk = {.ahead_bytes = config.offload_param.buffer_count * slice_bytes,
+                                   .slice_bytes = slice_bytes},
+                          .rethrow = model.rethrow(),
+                          .touched = [this] {
+                            if (recorder) recorder->touched();
+                          }});
 }
 
 void Engine::Impl::make_reduce() {
@@ -214,13 +210,8 @@ void Engine::Impl::make_updates() {
   update =
       std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
                                    with_rates(model.optimizers()), config.gradient_clipping_value);
-  schedule = std::make_unique<UpdateSchedule>(
-      layout, *table, *update, *reduce, model.names().size(),
-      UpdateSchedule::Options{
-          .timing = timing,
-          .mean_scale = [this] { return mean_scale(); },
-          .refuse_writes = [this](std::string_view when) { refuse_writes(when); },
-          .publish = [this](int64_t unit) { publish(unit); }});
+  schedule = std::make_unique<UpdateSchedule>(layout, *table, *update, *reduce,
+                                              model.names().size(), timing, *this);
 }
 
 void Engine::Impl::move_in() {
@@ -257,7 +248,7 @@ void Engine::Impl::move_in() {
 }
 
 void Engine::Impl::start() {
-  gather->start(model.parameters());
+  gather->start(model.parameters(), *schedule);
   make_pass();
   model.settle(gather->pager() != nullptr, *pass);
   // What the construction held is not what a step holds: the memory of the tensors as they were
@@ -525,7 +516,7 @@ StepResult Engine::step(bool update) {
     impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
   const bool updates = update && (finite || (config().bf16 && !config().check_grad_overflow));
   if (!updates && impl.timing.undoes) {
-    impl.schedule->undo();
+    impl.schedule->take_back_updates();
   } else if (!updates && impl.timing.in_backward) {
     throw NotFinite(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "

@@ -30,10 +30,10 @@
 
 namespace zero {
 
-struct Engine::Impl {
+struct Engine::Impl final : UpdateHost {
   Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
        std::shared_ptr<comm::Group> group);
-  ~Impl();
+  ~Impl() override;
 
   OwnerProcess owner{};
   std::unique_ptr<ShownOperators> shown{};  // on the thread that made this
@@ -53,7 +53,7 @@ struct Engine::Impl {
 
   /// All ranks. Arrays are gathered over `placement.shards`.
   comm::Group& group() const { return *placement.all; }
-  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in gather.h.
+  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in window_units.h.
   bool kept_on_hosts() const {
     return config.hpz_partition_size > 1 && placement.shards->topology().hosts > 1;
   }
@@ -65,7 +65,7 @@ struct Engine::Impl {
   /// What gradients are multiplied by as the loss is: 1, or the loss scale over the micro-batches.
   double loss_factor() const;
   /// What makes a sum over ranks and micro-batches, of scaled losses, the mean.
-  double mean_scale() const;
+  double mean_scale() const override;
 
   // The step (engine.cpp).
   void make_pass();
@@ -81,12 +81,12 @@ struct Engine::Impl {
   void commit_writes();
   /// Throws Error, on every rank, naming a trainable parameter that a rank's user wrote since the
   /// last step; once for each write. Collective.
-  void refuse_writes(std::string_view when);
+  void refuse_writes(std::string_view when) override;
   /// Gathered units are about to be out of date. Throws Error where one is pinned.
   void invalidate();
   /// Shows the owned elements of a unit to all, where this step changes them: of a frozen one
   /// where a user has written to it.
-  void publish(int64_t unit);
+  void publish(int64_t unit) override;
   /// By unit, whether this rank's user has written to it since the last step.
   std::vector<uint8_t> written_units() const;
   /// Completes an update under way. Collective.

@@ -75,10 +75,11 @@ class StateFile {
   void expect_format(const char* format) const { expect("format", format); }
   void expect(const std::string& key, const std::string& wanted) const;
   void expect_tensor(const TensorInfo& wanted) const;
-  /// Expects a tensor of `like`'s shape and dtype; where that is floating-point any such dtype does.
+  /// Expects a tensor of `like`'s shape and dtype; where that is floating-point any such dtype
+  /// does.
   void expect_values(const std::string& name, const at::Tensor& like) const;
-  /// Expects the sizes and strides of the model's parameters, which say what their flat arrays mean.
-  /// Files of earlier versions do not have them.
+  /// Expects the sizes and strides of the model's parameters, which say what their flat arrays
+  /// mean. Files of earlier versions do not have them.
   void expect_shapes(const Model& model) const;
   /// Returns the progress; with a new loss scale where the file has none.
   Progress progress(const StateParts& parts) const;

@@ -2,7 +2,8 @@
 //
 // A sharded save is one file for each rank, with the elements that the rank owns, by unit. At stage
 // 0 rank 0's file has all of them, and with replicas those of the first block. The files are in a
-// WholeFolder: they replace an earlier save only once every rank's file is complete and on the disk.
+// WholeFolder: they replace an earlier save only once every rank's file is complete and on the
+// disk.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -33,8 +34,8 @@ bool is_shard(const std::string& name) {
          name.ends_with(".safetensors");
 }
 
-// Throws CheckpointError where `folder` is not an earlier save's: a save takes the place of the whole
-// folder. Files beside the shards may be the program's notes on that save.
+// Throws CheckpointError where `folder` is not an earlier save's: a save takes the place of the
+// whole folder. Files beside the shards may be the program's notes on that save.
 void check_replaceable(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
@@ -123,8 +124,8 @@ void Engine::load(const std::string& folder) {
   };
   const int owner = impl.placement.sharded.optimizer ? impl.placement.shards->rank() : 0;
   impl.load_states("Engine::load", [&] {
-    return std::make_unique<ShardSource>(impl.parts(), file_of(owner),
-                                         file_of(impl.group().rank()), file_of(0));
+    return std::make_unique<ShardSource>(impl.parts(), file_of(owner), file_of(impl.group().rank()),
+                                         file_of(0));
   });
 }
 
@@ -134,9 +135,8 @@ void Engine::save_full(const std::string& path) {
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full");
-  const TensorSink sink(impl.parts(), [&](int64_t unit, const at::Tensor& owned) {
-    return impl.full(unit, owned);
-  });
+  const TensorSink sink(
+      impl.parts(), [&](int64_t unit, const at::Tensor& owned) { return impl.full(unit, owned); });
   std::unique_ptr<SavedFile> file;  // of rank 0 alone
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     if (impl.group().rank() == 0)

@@ -74,8 +74,8 @@ SavedFile::SavedFile(const StateParts& parts, const StateSink& sink, const Progr
     rest_.emplace_back(buffer_key(name), buffer);
   auto infos = sink.tensors();
   for (const auto& [key, values] : rest_) infos.push_back(info_of(key, values));
-  writer_ = std::make_unique<SafetensorsWriter>(path, infos,
-                                                header(parts, progress, sink.format()));
+  writer_ =
+      std::make_unique<SafetensorsWriter>(path, infos, header(parts, progress, sink.format()));
 }
 
 void SavedFile::commit() {

@@ -117,14 +117,14 @@ void TensorSource::find_weights() {
 
 Progress TensorSource::progress() const {
   if (holds_ == Holds::states) return file_.progress(parts_);
-  Progress none{.steps = 0, .parameter_steps = std::vector<int64_t>(names_.size(), 0)};
+  Progress none;
+  none.parameter_steps.assign(names_.size(), 0);
   if (parts_.config.scales_loss()) none.loss_scale.emplace(parts_.config.loss_scaling);
   return none;
 }
 
 bool TensorSource::has(int64_t /*unit*/, State state) const {
-  return state == State::parameters ||
-         (holds_ == Holds::states && state >= State::first_moment);
+  return state == State::parameters || (holds_ == Holds::states && state >= State::first_moment);
 }
 
 // The file has the elements of a tensor in row-major order, which need not be that of the storage.

@@ -26,8 +26,8 @@ class StateSource {
  public:
   virtual ~StateSource() = default;
   virtual Progress progress() const = 0;
-  /// Returns whether `read` gives a state of a unit. An engine derives a state that no source gives:
-  /// master weights from the parameters, and moments as zeros.
+  /// Returns whether `read` gives a state of a unit. An engine derives a state that no source
+  /// gives: master weights from the parameters, and moments as zeros.
   virtual bool has(int64_t unit, State state) const = 0;
   /// Returns elements of a parameter, counted in the order of its storage, as a 1-D tensor on the
   /// CPU of any floating-point dtype; or their bytes where the source `has_codes` and the state is
@@ -63,8 +63,8 @@ class ShardSource final : public StateSource {
   std::vector<std::string> buffers_;  // their keys
 };
 
-/// A file of whole tensors: all states by Engine::save_full, or the weights alone of any model whose
-/// tensors have the names of this one's parameters.
+/// A file of whole tensors: all states by Engine::save_full, or the weights alone of any model
+/// whose tensors have the names of this one's parameters.
 class TensorSource final : public StateSource {
  public:
   enum class Holds : uint8_t { states, weights };

@@ -33,8 +33,8 @@ class UpdateFlow {
 
   /// The next updates use the learning rates and hyper-parameters of now.
   void begin();
-  /// Forgets that there were updates since `begin`, whose results were taken back.
-  void undo() { steps_ = steps_before_; }
+  /// Forgets that there were updates since `begin`: their results were taken back.
+  void take_back() { steps_ = steps_before_; }
   /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
   /// micro-batches; undefined where they are on disk) for every parameter with
   /// `present[parameter]`: absent ones keep weights and moments, as in LibTorch. Counts their

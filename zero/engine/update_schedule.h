@@ -6,8 +6,8 @@
 // in next forward  after `step`, up to the unit's first use
 // delayed          beside the whole of the next step, which uses weights one update old
 // Whatever is not done now is done by one thread (UpdateQueue), and new parameters that others
-// still use the old of stay hidden (StateTable::show). Results are those of updates in `step`, bit
-// for bit, but for delayed ones, which depend on the delay alone.
+// still use the old of stay hidden (StateTable::use_new_parameters). Results are those of updates
+// in `step`, bit for bit, but for delayed ones, which depend on the delay alone.
 //
 // Of an update in two passes (two_passes.h) the first one, which leaves the weights alone, runs in
 // backward or in `step`, and only the second one later.
@@ -50,12 +50,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "zero/engine/late_updates.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/update.h"
@@ -65,20 +65,24 @@
 
 namespace zero {
 
-class UpdateSchedule {
+/// What a schedule needs of the engine whose updates it runs.
+class UpdateHost {
  public:
-  struct Options {
-    UpdateTiming timing;
-    /// What makes a sum over ranks and micro-batches of now the mean.
-    std::function<double()> mean_scale;
-    /// Throws where the user has written a parameter that an update under way replaces.
-    std::function<void(std::string_view when)> refuse_writes;
-    /// Shows the owned parameters of a unit to the other ranks.
-    std::function<void(int64_t unit)> publish;
-  };
-  /// `table`, `update` and `reduce` outlive this.
+  virtual ~UpdateHost() = default;
+  /// Returns the factor that makes a sum over ranks and micro-batches of now the mean.
+  virtual double mean_scale() const = 0;
+  /// Throws where the user has written a parameter that an update under way replaces.
+  virtual void refuse_writes(std::string_view when) = 0;
+  /// Shows the owned parameters of a unit to the other ranks.
+  virtual void publish(int64_t unit) = 0;
+};
+
+class UpdateSchedule final : public LateUpdates {
+ public:
+  /// All outlive this.
   UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
-                 ReduceFlow& reduce, size_t parameters, Options options);
+                 ReduceFlow& reduce, size_t parameters, const UpdateTiming& timing,
+                 UpdateHost& host);
 
   /// Some updates run beside what follows: whoever starts them publishes the units.
   bool beside() const { return queue_ != nullptr; }
@@ -94,10 +98,9 @@ class UpdateSchedule {
   /// `steps` updates so far: here, or beside what follows.
   void start(double scale, int64_t steps);
   /// In backward: takes the updates of this step back, which an overflow leaves out.
-  void undo();
-  /// Before a unit's parameters are read from disk: completes its update. To be asked `beforehand`,
-  /// does not wait, and says whether they may be read.
-  bool complete(int64_t unit, bool beforehand);
+  void take_back_updates();
+  void complete(int64_t unit) override;
+  bool try_complete(int64_t unit) override;
   /// Completes what `start` has left, and shows its parameters on this rank. Nobody reads them
   /// meanwhile.
   void finish();
@@ -118,6 +121,7 @@ class UpdateSchedule {
   void update_now(double scale);
   void pass_first(const std::vector<int64_t>& batch, double scale);
   void finish(int64_t unit);
+  bool reads_old(int64_t unit) const;
   // Counts the time as waiting for an update, and for the disk, where there is one.
   template <class Wait>
   void counted(const Wait& wait);
@@ -126,7 +130,8 @@ class UpdateSchedule {
   StateTable& table_;
   UpdateFlow& update_;
   ReduceFlow& reduce_;
-  Options options_;
+  UpdateTiming timing_;
+  UpdateHost& host_;
   std::vector<uint8_t> present_;      // of the update under way
   std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
   std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
