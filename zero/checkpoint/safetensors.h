@@ -18,7 +18,7 @@ namespace zero {
 class InputFile;
 class OutputFile;
 
-/// What a safetensors header says of a tensor.
+/// The entry of a tensor in a safetensors header.
 struct TensorInfo {
   std::string name;
   at::ScalarType dtype = at::kFloat;

@@ -1,16 +1,68 @@
-#include "zero/engine/disk_slices.h"
-
+// Slices on a disk.
+//
+// Note [Parameters on disk]
+// A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
+// reads its own slice, 1/N of the unit, so the disks of all hosts work for each unit; then the
+// group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
+// gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
+// unit is wanted, where that is memory of the host; a device gets the slice from a buffer, as in
+// Note [Parameters on the host].
 #include <ATen/ceil_div.h>
 
 #include <algorithm>
+#include <list>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "zero/device/memory.h"
+#include "zero/device/stream.h"
+#include "zero/engine/slice_source.h"
+#include "zero/store/file.h"
 
 namespace zero {
 
+namespace {
+
+// Reads slices to buffers, ahead of their gathers.
+class BufferedSlices final : public SliceSource {
+ public:
+  BufferedSlices(const partition::Layout& layout, StateTable& table, comm::Group& group,
+                 LateUpdates& updates, DiskReads options);
+
+  at::Tensor bring(int64_t unit, const at::Tensor& place) override;
+  void release(int64_t unit) override;
+  bool read_ahead(int64_t unit) override;
+  void forget() override;
+
+ private:
+  struct Buffer {
+    at::Tensor memory;
+    StreamMark sent;  // behind the copy to the device of the last slice in it
+  };
+  struct Read {
+    Buffer buffer;
+    store::Transfer transfer;
+  };
+  // With the mutex held:
+  void start(int64_t unit);
+  void leave_ahead(int64_t unit);
+  Buffer take_buffer(int64_t bytes);
+
+  const partition::Layout& layout_;
+  StateTable& table_;
+  comm::Group& group_;
+  LateUpdates& updates_;
+  DiskReads options_;
+  std::mutex mutex_;             // of what follows
+  std::vector<Read> reads_;      // by unit
+  std::list<int64_t> ahead_;     // units that are read and not gathered yet, oldest first
+  int64_t ahead_bytes_ = 0;      // of those
+  std::vector<Buffer> buffers_;  // that no slice is in
+};
+
 BufferedSlices::BufferedSlices(const partition::Layout& layout, StateTable& table,
-                               comm::Group& group, LateUpdates& updates, Options options)
+                               comm::Group& group, LateUpdates& updates, DiskReads options)
     : layout_(layout),
       table_(table),
       group_(group),
@@ -97,18 +149,38 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
           .sent = {}};
 }
 
-DirectSlices::DirectSlices(const partition::Layout& layout, StateTable& table, LateUpdates& updates)
-    : table_(table), updates_(updates), transfers_(static_cast<size_t>(layout.unit_count())) {}
+// Reads the slices of a rank that is alone, which are whole units, to where they are wanted.
+class DirectSlices final : public SliceSource {
+ public:
+  DirectSlices(const partition::Layout& layout, StateTable& table, LateUpdates& updates)
+      : table_(table), updates_(updates), transfers_(static_cast<size_t>(layout.unit_count())) {}
 
-at::Tensor DirectSlices::bring(int64_t unit, const at::Tensor& place) {
-  updates_.complete(unit);
-  transfers_[static_cast<size_t>(unit)] =
-      table_.start_read(unit, State::parameters, place.data_ptr());
-  return {};
+  at::Tensor bring(int64_t unit, const at::Tensor& place) override {
+    updates_.complete(unit);
+    transfer(unit) = table_.start_read(unit, State::parameters, place.data_ptr());
+    return {};
+  }
+
+  void finish(int64_t unit) override { table_.wait(transfer(unit)); }
+  void release(int64_t unit) override { transfer(unit) = {}; }
+  bool read_ahead(int64_t /*unit*/) override { return false; }
+
+ private:
+  store::Transfer& transfer(int64_t unit) { return transfers_[static_cast<size_t>(unit)]; }
+
+  StateTable& table_;
+  LateUpdates& updates_;
+  std::vector<store::Transfer> transfers_;  // by unit
+};
+
+}  // namespace
+
+std::unique_ptr<SliceSource> disk_slices(const partition::Layout& layout, StateTable& table,
+                                         comm::Group& group, LateUpdates& updates,
+                                         DiskReads reads) {
+  if (group.size() == 1 && table.device().is_cpu())
+    return std::make_unique<DirectSlices>(layout, table, updates);
+  return std::make_unique<BufferedSlices>(layout, table, group, updates, reads);
 }
-
-void DirectSlices::finish(int64_t unit) { table_.wait(transfers_[static_cast<size_t>(unit)]); }
-
-void DirectSlices::release(int64_t unit) { transfers_[static_cast<size_t>(unit)] = {}; }
 
 }  // namespace zero

@@ -53,7 +53,7 @@ struct Engine::Impl final : UpdateHost {
 
   /// All ranks. Arrays are gathered over `placement.shards`.
   comm::Group& group() const { return *placement.all; }
-  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in window_units.h.
+  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in window_units.cpp.
   bool kept_on_hosts() const {
     return config.hpz_partition_size > 1 && placement.shards->topology().hosts > 1;
   }

@@ -2,21 +2,13 @@
 
 #include <utility>
 
-#include "zero/engine/sliced_units.h"
-#include "zero/engine/whole_units.h"
-#include "zero/engine/window_units.h"
-
 namespace zero {
 
 namespace {
 
-std::unique_ptr<ParameterSource> make_source(const partition::Layout& layout, StateTable& table,
-                                             const Placement& placement,
-                                             const GatherFlow::Options& options) {
-  if (!placement.sharded.parameters) return std::make_unique<WholeUnits>(layout, table, placement);
-  if (table.window() != nullptr)
-    return std::make_unique<WindowUnits>(layout, table, placement, options.touched);
-  return std::make_unique<SlicedUnits>(layout, table, placement, options.touched, options.disk);
+std::unique_ptr<ParameterSource> make_source(const SourceParts& parts, DiskReads disk) {
+  if (!parts.placement.sharded.parameters) return whole_units(parts);
+  return parts.table.window() != nullptr ? window_units(parts) : sliced_units(parts, disk);
 }
 
 }  // namespace
@@ -26,7 +18,7 @@ GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
     : layout_(layout),
       table_(table),
       options_(std::move(options)),
-      source_(make_source(layout, table, placement, options_)) {}
+      source_(make_source({layout, table, placement, options_.touched}, options_.disk)) {}
 
 void GatherFlow::start(const std::vector<at::Tensor>& parameters, LateUpdates& updates) {
   auto* paged = source_->start(updates);

@@ -9,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "zero/engine/disk_slices.h"
 #include "zero/engine/late_updates.h"
 #include "zero/engine/parameter_source.h"
 #include "zero/engine/placement.h"
@@ -25,10 +24,10 @@ class GatherFlow {
   struct Options {
     int64_t live_bytes = 0;      ///< of gathered units
     int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
-    BufferedSlices::Options disk{};
-    /// As PagerOptions::rethrow.
+    DiskReads disk{};
+    /// See PagerOptions::rethrow.
     std::function<void()> rethrow{};
-    /// As for PagedSource.
+    /// See SourceParts.
     std::function<void()> touched{};
   };
 
@@ -37,26 +36,18 @@ class GatherFlow {
   GatherFlow(const partition::Layout& layout, StateTable& table, const Placement& placement,
              Options options);
 
-  /// Takes the values of parameter `index` (in the unit's dtype), and gives the memory of the
-  /// tensor up.
-  void take(int64_t index, const at::Tensor& parameter) { source_->take(index, parameter); }
   /// Makes the values that were taken visible to all ranks. At stage 3 the parameters are paged
   /// from here on, and `updates`, which outlives this, are complete before a disk is read.
   /// Collective.
   void start(const std::vector<at::Tensor>& parameters, LateUpdates& updates);
 
-  /// The owned parameters of `unit` have new values. Stage 0: nothing to do. Stages 1 and 2: the
-  /// all-gather of the unit starts. Stage 3: readers may gather.
-  void publish(int64_t unit) { source_->publish(unit); }
-  /// Waits for the all-gathers that `publish` started. At stage 3 they may go on beside the passes
-  /// that need them.
-  void finish_publish() { source_->finish_publish(); }
   /// Waits until none of this rank's slices is on its way any more: they may be written.
   void settle();
-  /// The parameters change: forgets what was written to gathered units, and what was read ahead.
+  // These are the source's: see ParameterSource.
+  void take(int64_t index, const at::Tensor& parameter) { source_->take(index, parameter); }
+  void publish(int64_t unit) { source_->publish(unit); }
+  void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }
-  /// Returns the full unit in its dtype: valid until the parameters change. At stage 3 gathers it,
-  /// exact (never quantised). Collective where gathers are matched.
   at::Tensor full(int64_t unit) { return source_->full(unit); }
 
   /// Returns null where parameters are replicated.

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <utility>
-
 #include "zero/base/host_allocator.h"
 #include "zero/engine/flat.h"
 
@@ -14,11 +12,18 @@ void check_memory_of(const at::Tensor& parameter) {
     HostAllocator::instance().check(parameter.storage().mutable_data());
 }
 
-PagedSource::PagedSource(const partition::Layout& layout, StateTable& table,
-                         const Placement& placement, std::function<void()> touched)
-    : layout_(layout), table_(table), group_(*placement.shards), touched_(std::move(touched)) {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) labels_.push_back(unit_label(layout_, u));
+std::vector<std::string> unit_labels(const partition::Layout& layout) {
+  std::vector<std::string> labels;
+  for (int64_t u = 0; u < layout.unit_count(); ++u) labels.push_back(unit_label(layout, u));
+  return labels;
 }
+
+PagedSource::PagedSource(const SourceParts& parts)
+    : layout_(parts.layout),
+      table_(parts.table),
+      group_(*parts.placement.shards),
+      touched_(parts.touched),
+      labels_(unit_labels(parts.layout)) {}
 
 // The memory of each parameter is freed at once: the whole model need not fit in memory.
 void PagedSource::take(int64_t index, const at::Tensor& parameter) {

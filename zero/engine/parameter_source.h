@@ -1,10 +1,10 @@
-// The ways in which parameters come from the table to where operators read them: one class each.
+// The ways in which parameters come from the table to where operators read them: one file each.
 //
 // Note [Sources of parameters]
-// WholeUnits (stages 0 to 2) has all elements of each unit on every rank, whose owners publish what
-// they updated. At stage 3 the pager asks a source for units: WindowUnits reads slices that lie
-// side by side in memory that the ranks of a host share, and SlicedUnits gathers them over the
-// ranks.
+// At stages 0 to 2 every rank has all elements of each unit, and the owners publish what they
+// updated (whole_units.cpp). At stage 3 a pager asks a source for units: slices may lie side by
+// side in memory that the ranks of a host share (window_units.cpp), or they are gathered over the
+// ranks (sliced_units.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "zero/comm/group.h"
-#include "zero/device/stream.h"
 #include "zero/engine/late_updates.h"
 #include "zero/engine/placement.h"
+#include "zero/engine/slice_source.h"
 #include "zero/engine/state_table.h"
 #include "zero/paging/pager.h"
 #include "zero/partition/layout.h"
@@ -49,13 +49,25 @@ class ParameterSource {
   virtual at::Tensor full(int64_t unit) = 0;
 };
 
+/// The parts of an engine that sources are made of. `layout` and `table` outlive them.
+struct SourceParts {
+  const partition::Layout& layout;
+  StateTable& table;
+  const Placement& placement;
+  /// At stage 3 called on the thread of an operator that is about to use a unit, with the pager's
+  /// lock held. May be empty.
+  std::function<void()> touched{};
+};
+
+std::unique_ptr<ParameterSource> whole_units(const SourceParts& parts);
+/// Needs a table with a window. Its end is collective, except while an exception unwinds.
+std::unique_ptr<ParameterSource> window_units(const SourceParts& parts);
+std::unique_ptr<ParameterSource> sliced_units(const SourceParts& parts, DiskReads reads);
+
 /// A source for the pager of stage 3: parameters that lie in slices.
 class PagedSource : public ParameterSource, public paging::UnitSource {
  public:
-  /// `touched`, which may be empty, is called on the thread of an operator that is about to use a
-  /// unit, with the pager's lock held. `layout` and `table` outlive this.
-  PagedSource(const partition::Layout& layout, StateTable& table, const Placement& placement,
-              std::function<void()> touched);
+  explicit PagedSource(const SourceParts& parts);
 
   void take(int64_t index, const at::Tensor& parameter) override;
   at::Tensor full(int64_t unit) override;
@@ -75,6 +87,9 @@ class PagedSource : public ParameterSource, public paging::UnitSource {
   std::function<void()> touched_;
   std::vector<std::string> labels_;  // by unit
 };
+
+/// Returns the names of units, for errors.
+std::vector<std::string> unit_labels(const partition::Layout& layout);
 
 /// Throws where memory of the host allocator, which `parameter` was read from, has been overrun.
 void check_memory_of(const at::Tensor& parameter);

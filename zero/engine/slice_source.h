@@ -1,14 +1,15 @@
-// Where this rank's slice of a unit comes from when the unit is gathered: one class for each tier.
+// Sources of this rank's slice of a unit when the unit is gathered: one class for each tier.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <mutex>
+#include <memory>
 
-#include "zero/device/stream.h"
+#include "zero/comm/group.h"
 #include "zero/engine/late_updates.h"
 #include "zero/engine/state_table.h"
+#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -34,41 +35,19 @@ class SliceSource {
   virtual void settle() {}
 };
 
-/// Slices in memory of the device.
-class DeviceSlices final : public SliceSource {
- public:
-  explicit DeviceSlices(StateTable& table) : table_(table) {}
-  at::Tensor bring(int64_t unit, const at::Tensor& /*place*/) override {
-    return table_.memory(unit, State::parameters);
-  }
-
- private:
-  StateTable& table_;
+/// How far slices on a disk are read ahead.
+struct DiskReads {
+  /// Bytes of slices that are read ahead of their gather; a larger slice is read ahead alone.
+  int64_t ahead_bytes = 0;
+  /// Bytes of an ordinary unit's slice at most.
+  int64_t slice_bytes = 0;
 };
 
-/// Slices in the host's memory.
-///
-/// Note [Parameters on the host]
-/// A slice in host memory goes up to the device for each gather, to its place in the full unit,
-/// where the group gathers the others'. The copy is enqueued before the gather; `settle` waits for
-/// it, before the slice is written. A window that the ranks of a host share is memory of the host:
-/// a device cannot read units in place there, so there is none.
-class HostSlices final : public SliceSource {
- public:
-  explicit HostSlices(StateTable& table) : table_(table) {}
-  at::Tensor bring(int64_t unit, const at::Tensor& place) override {
-    const auto& slice = table_.memory(unit, State::parameters);
-    const std::lock_guard lock(mutex_);
-    table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
-                     sent_up_);
-    return place;
-  }
-  void settle() override { sent_up_.wait_on_host(); }
-
- private:
-  StateTable& table_;
-  std::mutex mutex_;    // of the next one
-  StreamMark sent_up_;  // behind the copies
-};
+// All that sources are made of outlives them.
+std::unique_ptr<SliceSource> device_slices(StateTable& table);
+std::unique_ptr<SliceSource> host_slices(StateTable& table);
+/// A slice is read after its unit's update among `updates`.
+std::unique_ptr<SliceSource> disk_slices(const partition::Layout& layout, StateTable& table,
+                                         comm::Group& group, LateUpdates& updates, DiskReads reads);
 
 }  // namespace zero

@@ -99,11 +99,11 @@ void Engine::save(const std::string& folder) {
   comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
     const bool owns =
         impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0 : rank == 0;
-    const ShardSink sink(impl.parts(), owns);
-    SavedFile file(impl.parts(), sink, impl.progress(),
+    const auto sink = shard_sink(impl.parts(), owns);
+    SavedFile file(impl.parts(), *sink, impl.progress(),
                    partial / shard_name(rank, impl.group().size()), owns);
-    for_each_cell(impl.parts(), sink, [&](int64_t unit, State state, const at::Tensor& cell) {
-      sink.write(file.writer(), unit, state, cell);
+    for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
+      sink->write(file.writer(), unit, state, cell);
     });
     file.commit();
   });
@@ -140,7 +140,7 @@ void Engine::save_full(const std::string& path) {
   std::unique_ptr<SavedFile> file;  // of rank 0 alone
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     if (impl.group().rank() == 0)
-      file = std::make_unique<SavedFile>(impl.parts(), sink, impl.progress(), path, true);
+      file = std::make_unique<SavedFile>(impl.parts(), *sink, impl.progress(), path, true);
   });
   // Rank 0 may fail to write in the middle. It still takes part in the gathers, and all ranks learn
   // of the failure at the end.
@@ -153,8 +153,8 @@ void Engine::save_full(const std::string& path) {
       failure = error.what();
     }
   };
-  for_each_cell(impl.parts(), sink, [&](int64_t unit, State state, const at::Tensor& cell) {
-    attempt([&] { sink.write(file->writer(), unit, state, cell); });
+  for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
+    attempt([&] { sink->write(file->writer(), unit, state, cell); });
   });
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
     attempt([&] { file->commit(); });
@@ -165,17 +165,13 @@ void Engine::save_full(const std::string& path) {
 void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  impl_->load_states("Engine::load_full", [&] {
-    return std::make_unique<TensorSource>(impl_->parts(), path, TensorSource::Holds::states);
-  });
+  impl_->load_states("Engine::load_full", [&] { return open_tensors(impl_->parts(), path); });
 }
 
 void Engine::load_weights(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
-  impl_->load_states("Engine::load_weights", [&] {
-    return std::make_unique<TensorSource>(impl_->parts(), path, TensorSource::Holds::weights);
-  });
+  impl_->load_states("Engine::load_weights", [&] { return open_weights(impl_->parts(), path); });
 }
 
 }  // namespace zero

@@ -4,67 +4,96 @@
 
 namespace zero {
 
-const char* ShardSink::format() const { return kShardedStates; }
+namespace {
 
-std::vector<TensorInfo> ShardSink::tensors() const {
-  std::vector<TensorInfo> infos;
-  for (int64_t u = 0; u < parts().layout.unit_count(); ++u) {
-    for (const auto state : states(u)) infos.push_back(cell_info(parts().table, u, state));
+class ShardSink final : public StateSink {
+ public:
+  ShardSink(const StateParts& parts, bool owns) : StateSink(parts), owns_(owns) {}
+
+  const char* format() const override { return kShardedStates; }
+
+  std::vector<TensorInfo> tensors() const override {
+    std::vector<TensorInfo> infos;
+    for (int64_t u = 0; u < parts().layout.unit_count(); ++u) {
+      for (const auto state : states(u)) infos.push_back(cell_info(parts().table, u, state));
+    }
+    return infos;
   }
-  return infos;
-}
 
-std::vector<State> ShardSink::states(int64_t unit) const {
-  return owns_ ? cell_states(parts().table.plan(unit)) : std::vector<State>{};
-}
-
-at::Tensor ShardSink::cell(int64_t unit, State state) const {
-  const auto& table = parts().table;
-  return table.plan(unit).is_coded(state) ? table.read_stored(unit, state, table.all(unit))
-                                          : table.read(unit, state);
-}
-
-void ShardSink::write(SafetensorsWriter& file, int64_t unit, State state,
-                      const at::Tensor& cell) const {
-  file.write(cell_info(parts().table, unit, state).name, cell);
-}
-
-const char* TensorSink::format() const { return kFullStates; }
-
-std::vector<State> TensorSink::states(int64_t unit) const {
-  const auto& plan = parts().table.plan(unit);
-  std::vector<State> states{plan.trainable ? State::master : State::parameters};
-  for (size_t m = 0; m < plan.moments.size(); ++m)
-    states.push_back(moment(static_cast<int64_t>(m)));
-  return states;
-}
-
-std::string TensorSink::key(int64_t unit, State state, int64_t parameter) const {
-  const auto& name = parts().model.name(parameter);
-  return state < State::first_moment ? name : state_key(parts().table.name(unit, state), name);
-}
-
-std::vector<TensorInfo> TensorSink::tensors() const {
-  std::vector<TensorInfo> infos;
-  for (int64_t p = 0; p < parts().model.size(); ++p) {
-    const int64_t u = parts().layout.unit_of(p);
-    for (const auto state : states(u))
-      infos.push_back({key(u, state, p), at::kFloat, parts().model.parameter(p).sizes().vec()});
+  std::vector<State> states(int64_t unit) const override {
+    return owns_ ? cell_states(parts().table.plan(unit)) : std::vector<State>{};
   }
-  return infos;
-}
 
-at::Tensor TensorSink::cell(int64_t unit, State state) const {
-  return gather_(unit, parts().table.read(unit, state));
-}
-
-void TensorSink::write(SafetensorsWriter& file, int64_t unit, State state,
-                       const at::Tensor& cell) const {
-  for (const auto& segment : parts().layout.unit(unit).segments) {
-    const auto values = cell.narrow(0, segment.offset, segment.numel).to(at::kFloat);
-    file.write(key(unit, state, segment.parameter),
-               unflattened(values, parts().model.parameter(segment.parameter)));
+  at::Tensor cell(int64_t unit, State state) const override {
+    const auto& table = parts().table;
+    return table.plan(unit).is_coded(state) ? table.read_stored(unit, state, table.all(unit))
+                                            : table.read(unit, state);
   }
+
+  void write(SafetensorsWriter& file, int64_t unit, State state,
+             const at::Tensor& cell) const override {
+    file.write(cell_info(parts().table, unit, state).name, cell);
+  }
+
+ private:
+  bool owns_;
+};
+
+class TensorSink final : public StateSink {
+ public:
+  TensorSink(const StateParts& parts, GatherUnit gather)
+      : StateSink(parts), gather_(std::move(gather)) {}
+
+  const char* format() const override { return kFullStates; }
+
+  std::vector<TensorInfo> tensors() const override {
+    std::vector<TensorInfo> infos;
+    for (int64_t p = 0; p < parts().model.size(); ++p) {
+      const int64_t u = parts().layout.unit_of(p);
+      for (const auto state : states(u))
+        infos.push_back({key(u, state, p), at::kFloat, parts().model.parameter(p).sizes().vec()});
+    }
+    return infos;
+  }
+
+  std::vector<State> states(int64_t unit) const override {
+    const auto& plan = parts().table.plan(unit);
+    std::vector<State> states{plan.trainable ? State::master : State::parameters};
+    for (size_t m = 0; m < plan.moments.size(); ++m)
+      states.push_back(moment(static_cast<int64_t>(m)));
+    return states;
+  }
+
+  at::Tensor cell(int64_t unit, State state) const override {
+    return gather_(unit, parts().table.read(unit, state));
+  }
+
+  void write(SafetensorsWriter& file, int64_t unit, State state,
+             const at::Tensor& cell) const override {
+    for (const auto& segment : parts().layout.unit(unit).segments) {
+      const auto values = cell.narrow(0, segment.offset, segment.numel).to(at::kFloat);
+      file.write(key(unit, state, segment.parameter),
+                 unflattened(values, parts().model.parameter(segment.parameter)));
+    }
+  }
+
+ private:
+  std::string key(int64_t unit, State state, int64_t parameter) const {
+    const auto& name = parts().model.name(parameter);
+    return state < State::first_moment ? name : state_key(parts().table.name(unit, state), name);
+  }
+
+  GatherUnit gather_;
+};
+
+}  // namespace
+
+std::unique_ptr<StateSink> shard_sink(const StateParts& parts, bool owns) {
+  return std::make_unique<ShardSink>(parts, owns);
+}
+
+std::unique_ptr<StateSink> tensor_sink(const StateParts& parts, GatherUnit gather) {
+  return std::make_unique<TensorSink>(parts, std::move(gather));
 }
 
 SavedFile::SavedFile(const StateParts& parts, const StateSink& sink, const Progress& progress,

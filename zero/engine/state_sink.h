@@ -1,4 +1,4 @@
-// Where an engine's states go when they are saved.
+// Sinks that an engine's states are saved to.
 //
 // A sink names the tensors of a file, and writes cells of the table to them: this rank's as they
 // are stored, or gathered ones, cut into parameters. One cell is held at a time.
@@ -40,40 +40,14 @@ class StateSink {
   StateParts parts_;
 };
 
-/// The cells of this rank, as the table stores them.
-class ShardSink final : public StateSink {
- public:
-  /// A rank whose states another one saves does not `own` any.
-  ShardSink(const StateParts& parts, bool owns) : StateSink(parts), owns_(owns) {}
-  const char* format() const override;
-  std::vector<TensorInfo> tensors() const override;
-  std::vector<State> states(int64_t unit) const override;
-  at::Tensor cell(int64_t unit, State state) const override;
-  void write(SafetensorsWriter& file, int64_t unit, State state,
-             const at::Tensor& cell) const override;
+/// Makes a full unit of what each rank owns of it; collective.
+using GatherUnit = std::function<at::Tensor(int64_t unit, const at::Tensor& owned)>;
 
- private:
-  bool owns_;
-};
-
+/// The cells of this rank, as the table stores them. A rank whose states another one saves does not
+/// `own` any.
+std::unique_ptr<StateSink> shard_sink(const StateParts& parts, bool owns);
 /// Whole tensors in fp32, by parameter.
-class TensorSink final : public StateSink {
- public:
-  /// Makes a full unit of what each rank owns of it; collective.
-  using Gather = std::function<at::Tensor(int64_t unit, const at::Tensor& owned)>;
-  TensorSink(const StateParts& parts, Gather gather)
-      : StateSink(parts), gather_(std::move(gather)) {}
-  const char* format() const override;
-  std::vector<TensorInfo> tensors() const override;
-  std::vector<State> states(int64_t unit) const override;
-  at::Tensor cell(int64_t unit, State state) const override;
-  void write(SafetensorsWriter& file, int64_t unit, State state,
-             const at::Tensor& cell) const override;
-
- private:
-  std::string key(int64_t unit, State state, int64_t parameter) const;
-  Gather gather_;
-};
+std::unique_ptr<StateSink> tensor_sink(const StateParts& parts, GatherUnit gather);
 
 /// A file that is being saved: the cells of a sink, factored states, buffers and the progress.
 class SavedFile {

@@ -1,4 +1,4 @@
-// Where saved states come from when an engine loads them.
+// Sources that an engine loads saved states from.
 //
 // Note [Sources of states]
 // A source gives ranges of a parameter's elements for each state, and knows how its files lie: the
@@ -42,49 +42,21 @@ class StateSource {
   virtual at::Tensor buffer(size_t index) const = 0;
 };
 
-/// The files of a sharded save, each with the elements that one rank owned, by unit.
-class ShardSource final : public StateSource {
- public:
-  /// `states` has the states of this rank, `own` its buffers; saves of earlier versions have the
-  /// buffers of all in `first`.
-  ShardSource(const StateParts& parts, const std::filesystem::path& states,
-              const std::filesystem::path& own, const std::filesystem::path& first);
-  Progress progress() const override { return states_->progress(parts_); }
-  bool has(int64_t unit, State state) const override;
-  at::Tensor read(int64_t parameter, State state, partition::Range elements) const override;
-  bool has_codes() const override { return true; }
-  at::Tensor factored(const std::string& key) const override;
-  at::Tensor buffer(size_t index) const override;
+// Each opens its files and checks all that the model needs: CheckpointError.
 
- private:
-  StateParts parts_;
-  std::unique_ptr<StateFile> states_;
-  std::unique_ptr<StateFile> with_buffers_;
-  std::vector<std::string> buffers_;  // their keys
-};
-
-/// A file of whole tensors: all states by Engine::save_full, or the weights alone of any model
-/// whose tensors have the names of this one's parameters.
-class TensorSource final : public StateSource {
- public:
-  enum class Holds : uint8_t { states, weights };
-  TensorSource(const StateParts& parts, const std::filesystem::path& path, Holds holds);
-  Progress progress() const override;
-  bool has(int64_t unit, State state) const override;
-  at::Tensor read(int64_t parameter, State state, partition::Range elements) const override;
-  bool has_codes() const override { return false; }
-  at::Tensor factored(const std::string& key) const override;
-  at::Tensor buffer(size_t index) const override;
-
- private:
-  void find_states();
-  void find_weights();
-  StateParts parts_;
-  StateFile file_;
-  Holds holds_;
-  std::vector<std::string> names_;    // of parameters in the file
-  std::vector<std::string> buffers_;  // the same of buffers; empty where the file has none
-};
+/// The files of a sharded save, each with the elements that one rank owned, by unit. `states` has
+/// the states of this rank, and `own` its buffers; saves of earlier versions have the buffers of
+/// all ranks in `first`.
+std::unique_ptr<StateSource> open_shards(const StateParts& parts,
+                                         const std::filesystem::path& states,
+                                         const std::filesystem::path& own,
+                                         const std::filesystem::path& first);
+/// A file by Engine::save_full, with all states as whole tensors.
+std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
+                                          const std::filesystem::path& path);
+/// The weights alone, from a file of any program whose tensors have the names of the parameters.
+std::unique_ptr<StateSource> open_weights(const StateParts& parts,
+                                          const std::filesystem::path& path);
 
 /// Replaces every state of the table, the factored states and the buffers. Not collective.
 void restore(const StateParts& parts, const StateSource& source);

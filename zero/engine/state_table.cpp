@@ -133,7 +133,7 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     } else if (sharded.parameters) {
       owned = group_.empty(slice, plan.dtype, Category::parameters).zero_();
     } else {
-      // Where the ranks gather into it, the array lies where the peers can read it.
+      // Peers gather into the array, so it lies where they can read it.
       whole_.push_back(sharded.optimizer
                            ? group_.empty(unit.numel, plan.dtype, Category::parameters).zero_()
                            : zeros(Tier::device, unit.numel, plan.dtype, Category::parameters));
@@ -215,10 +215,6 @@ std::optional<int64_t> StateTable::place_on_disk(int64_t unit, State state) cons
 
 int64_t StateTable::number(int64_t unit, State state) const {
   return place_on_disk(unit, state).value_or(static_cast<int64_t>(held_as(unit, state)));
-}
-
-int64_t StateTable::number_on_disk(int64_t unit, State state) const {
-  return place_on_disk(unit, state).value();
 }
 
 Range StateTable::entries(int64_t unit, State state, Range elements) const {
@@ -347,11 +343,11 @@ int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
 }
 
 store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {
-  return disk_->start_read(unit, number_on_disk(unit, state), to);
+  return disk_->start_read(unit, place_on_disk(unit, state).value(), to);
 }
 
 store::Transfer StateTable::start_write(int64_t unit, State state, const void* from) {
-  return disk_->start_write(unit, number_on_disk(unit, state), from);
+  return disk_->start_write(unit, place_on_disk(unit, state).value(), from);
 }
 
 void StateTable::wait(store::Transfer& transfer) {
@@ -359,7 +355,7 @@ void StateTable::wait(store::Transfer& transfer) {
 }
 
 void StateTable::exchange_copies(int64_t unit, State state) {
-  disk_->flip(unit, number_on_disk(unit, state));
+  disk_->flip(unit, place_on_disk(unit, state).value());
 }
 
 // Parameters.

@@ -226,7 +226,6 @@ class StateTable {
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
-  int64_t number_on_disk(int64_t unit, State state) const;
   partition::Range entries(int64_t unit, State state, partition::Range elements) const;
   optim::Sign sign_of(int64_t unit, State state) const;
   void write_stored(int64_t unit, State state, partition::Range elements, const at::Tensor& values);

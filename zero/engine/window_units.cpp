@@ -1,26 +1,63 @@
-#include "zero/engine/window_units.h"
-
+// Stage 3 with nothing to copy on a host: slices lie side by side in a window, an array that the
+// ranks of a host share, and a gather waits for their owners alone.
+//
+// Note [Kept on a host]
+// ZeRO++'s hpZ (2306.10209, section 3.2): on several hosts each keeps all parameters from one
+// update to the next. Its ranks do not keep a second partition to gather from, as there: the host
+// has one array, which they read in place (comm::Window). So parameters cross between hosts once a
+// step, however many micro-batches it has, and nothing is gathered inside a host. A unit that
+// crosses quantised lies in the array as the messages say it, and its slices have memory of their
+// own.
 #include <ATen/ceil_div.h>
 
 #include <exception>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/timeline.h"
 #include "zero/comm/flight.h"
 #include "zero/device/memory.h"
+#include "zero/engine/parameter_source.h"
 
 namespace zero {
 
-WindowUnits::WindowUnits(const partition::Layout& layout, StateTable& table,
-                         const Placement& placement, std::function<void()> touched)
-    : PagedSource(layout, table, placement, std::move(touched)),
-      window_(*table.window()),
+namespace {
+
+class WindowUnits final : public PagedSource {
+ public:
+  explicit WindowUnits(const SourceParts& parts);
+  ~WindowUnits() override;
+
+  paging::UnitSource* start(LateUpdates& /*updates*/) override { return this; }
+  void publish(int64_t unit) override;
+  void settle() override { window_.settle(); }
+  void forget() override { window_.discard(); }
+  at::Tensor full(int64_t unit) override;
+
+  bool in_place() const override { return true; }
+  void* view(int64_t unit) override;
+  void gather(int64_t /*unit*/, void* /*destination*/) override { refuse(); }
+  void finish(int64_t /*unit*/) override { refuse(); }
+
+ private:
+  static void refuse() { ensure(false, "units in a window are read in place"); }
+  std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
+
+  comm::Window& window_;
+  at::Tensor view_;                 // of the window, for this rank's operators
+  std::vector<at::Tensor> places_;  // of units in the window
+  std::vector<uint64_t> epoch_;     // by unit, the same on all ranks
+};
+
+WindowUnits::WindowUnits(const SourceParts& parts)
+    : PagedSource(parts),
+      window_(*table().window()),
       view_(window_.view()),
-      epoch_(static_cast<size_t>(layout.unit_count()), 0) {
+      epoch_(static_cast<size_t>(layout().unit_count()), 0) {
   const auto memory = window_.memory();
-  for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    places_.push_back(
-        memory.narrow(0, table.window_offset(u), layout.unit(u).bytes()).view(table.plan(u).dtype));
+  for (int64_t u = 0; u < layout().unit_count(); ++u) {
+    places_.push_back(memory.narrow(0, table().window_offset(u), layout().unit(u).bytes())
+                          .view(table().plan(u).dtype));
   }
 }
 
@@ -90,10 +127,10 @@ void* WindowUnits::view(int64_t unit) {
   return static_cast<std::byte*>(view_.data_ptr()) + table().window_offset(unit);
 }
 
-void WindowUnits::gather(int64_t /*unit*/, void* /*destination*/) {
-  ensure(false, "units in a window are read in place");
-}
+}  // namespace
 
-void WindowUnits::finish(int64_t /*unit*/) { ensure(false, "units in a window are read in place"); }
+std::unique_ptr<ParameterSource> window_units(const SourceParts& parts) {
+  return std::make_unique<WindowUnits>(parts);
+}
 
 }  // namespace zero

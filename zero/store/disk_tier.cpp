@@ -185,7 +185,7 @@ DiskTier::Frame* DiskTier::find(Position position, Use use) {
 }
 
 void DiskTier::finish(Frame& frame) {
-  // Where one fails the others end with the vector: none runs on in memory that is used again.
+  // If one fails, the vector ends the others: none runs on in memory that is used again.
   auto transfers = std::exchange(frame.transfers, {});
   const bool written = frame.use == Use::writing;
   if (written) frame.use = Use::none;
@@ -283,7 +283,7 @@ void DiskTier::start_writing(Frame& frame) {
   }
 }
 
-// As far as there are buffers, of which one stays for what is written.
+// Reads as far ahead as there are buffers, and leaves one for writing.
 void DiskTier::read_ahead(Position position) {
   const Position here = position;
   int64_t units_ahead = 0;
@@ -427,7 +427,7 @@ Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
 }
 
 Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
-  // Of a doubled array the update, which may be running, writes the other copy.
+  // The update, which may be running, writes the other copy of a doubled array.
   if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array), Checks::here, unit);
 }
