@@ -124,8 +124,7 @@ void Engine::load(const std::string& folder) {
   };
   const int owner = impl.placement.sharded.optimizer ? impl.placement.shards->rank() : 0;
   impl.load_states("Engine::load", [&] {
-    return std::make_unique<ShardSource>(impl.parts(), file_of(owner), file_of(impl.group().rank()),
-                                         file_of(0));
+    return open_shards(impl.parts(), file_of(owner), file_of(impl.group().rank()), file_of(0));
   });
 }
 
@@ -135,7 +134,7 @@ void Engine::save_full(const std::string& path) {
   auto& impl = *impl_;
   impl.at_boundary("Engine::save_full");
   impl.change_parameters("Engine::save_full");
-  const TensorSink sink(
+  const auto sink = tensor_sink(
       impl.parts(), [&](int64_t unit, const at::Tensor& owned) { return impl.full(unit, owned); });
   std::unique_ptr<SavedFile> file;  // of rank 0 alone
   comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
