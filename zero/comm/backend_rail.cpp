@@ -17,7 +17,7 @@ class WorkPiece final : public Piece {
   void abort() override {
     try {
       work_->abort();
-    } catch (const std::exception&) {  // a backend without: see backend_rail
+    } catch (const std::exception&) {  // the backend's works have no abort: see backend_rail
     }
   }
 
@@ -25,7 +25,7 @@ class WorkPiece final : public Piece {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-// What c10d wants of a piece of memory.
+// Wraps a piece of memory as c10d takes it.
 std::vector<at::Tensor> tensors_of(std::byte* bytes, size_t size) {
   return {at::from_blob(bytes, {static_cast<int64_t>(size)}, at::kByte)};
 }
@@ -47,7 +47,7 @@ class BackendCarrier final : public Carrier {
   void close() override {
     try {
       backend_->abort();
-    } catch (const std::exception&) {  // it has no such thing
+    } catch (const std::exception&) {  // the backend has no abort
     }
   }
   std::string describe() const override {
@@ -59,14 +59,15 @@ class BackendCarrier final : public Carrier {
   int of(Channel channel, int tag) const { return static_cast<int>(channel) << tag_bits() | tag; }
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::mutex mutex_;  // c10d promises nothing about calls from several threads
+  std::mutex mutex_;  // c10d does not promise that several threads may call it
 };
 
 }  // namespace
 
 std::unique_ptr<Piece> send_piece(c10d::Backend& backend, int rank, int tag,
                                   std::span<const std::byte> bytes) {
-  auto tensors = tensors_of(const_cast<std::byte*>(bytes.data()), bytes.size());  // it only reads
+  // c10d only reads them
+  auto tensors = tensors_of(const_cast<std::byte*>(bytes.data()), bytes.size());
   return std::make_unique<WorkPiece>(backend.send(tensors, rank, tag));
 }
 

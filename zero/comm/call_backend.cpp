@@ -38,7 +38,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
          first_byte(b) < first_byte(a) + a.nbytes();
 }
 
-// Whether `part` is slice `rank` of `whole`, or does not touch it.
+// Returns true if `part` is slice `rank` of `whole`, or does not touch it.
 bool slice_or_apart(const at::Tensor& part, const at::Tensor& whole, int rank) {
   return !overlap(part, whole) ||
          (part.scalar_type() == whole.scalar_type() &&

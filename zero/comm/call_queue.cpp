@@ -45,7 +45,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
   running_ = true;
   lock.unlock();
   auto error = run_(issued->call_);
-  // The tensors are released as soon as the call is done, not when the last Work goes.
+  // Releases the tensors as soon as the call is done; the last Work may live for long.
   issued->call_.input.reset();
   issued->call_.output.reset();
   const auto now = Timeline::now();

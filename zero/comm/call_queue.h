@@ -1,4 +1,5 @@
-// The queue of a backend's collectives: issued in order, run in order, by whoever is there first.
+// A backend's queue of collectives. They run in the order of their issue, on whichever thread is
+// there first.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -18,14 +19,14 @@ namespace zero::comm {
 
 class CallQueue;
 
-/// A call that has been issued: what c10d's users wait on.
+/// A call that has been issued; users of c10d wait on it.
 class IssuedCall final : public c10d::Work, public KnowsItsEnd {
  public:
   IssuedCall(Call call, std::shared_ptr<CallQueue> queue);
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  /// Blocks until the call has run, helping with it and those before it. `timeout` is not used: the
+  /// Blocks until the call has run, and helps with it and those before it. Ignores `timeout`: the
   /// call has its own.
   bool wait(std::chrono::milliseconds timeout) override;
   Call& call() { return call_; }
@@ -35,7 +36,8 @@ class IssuedCall final : public c10d::Work, public KnowsItsEnd {
   friend class CallQueue;
   Call call_;
   std::shared_ptr<CallQueue> queue_;
-  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the queue's mutex, as are those below
+  // this and the fields below are guarded by the queue's mutex
+  c10::intrusive_ptr<IssuedCall> next_;
   bool finished_ = false;
   int64_t ended_ = 0;
   std::exception_ptr error_;
@@ -51,15 +53,15 @@ class CallQueue {
   CallQueue& operator=(const CallQueue&) = delete;
   ~CallQueue() { close(); }
 
-  /// Appends a call; with `wake` the worker (made on first need) runs it even if nobody waits for
-  /// it.
+  /// Appends a call. With `wake` the worker, which is made on first need, runs it even if nobody
+  /// waits for it.
   void push(c10::intrusive_ptr<IssuedCall> issued, bool wake);
   /// Blocks until `issued` has run.
   void finish(IssuedCall& issued);
   bool finished(const IssuedCall& issued) const;
   std::exception_ptr error(const IssuedCall& issued) const;
   int64_t ended(const IssuedCall& issued) const;
-  /// Runs what is left and ends the worker.
+  /// Runs the remaining calls and ends the worker.
   void close();
 
  private:
@@ -71,7 +73,7 @@ class CallQueue {
   std::condition_variable changed_;
   c10::intrusive_ptr<IssuedCall> head_;
   IssuedCall* tail_ = nullptr;
-  bool running_ = false;  // someone runs a call
+  bool running_ = false;  // a thread runs a call
   bool closing_ = false;
   std::thread worker_;
 };

@@ -1,11 +1,12 @@
-// Copies of memory that other ranks have written.
+// Copies memory that other ranks have written.
 #pragma once
 
 #include <cstdint>
 
 namespace zero::comm {
 
-/// memcpy, with streaming stores where `bytes` is at least kStreamedBytes (base/streaming.h).
+/// Copies as memcpy, with streaming stores where `bytes` is at least kStreamedBytes
+/// (base/streaming.h).
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace zero::comm

@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kTransportVariable = "GLOO_DEVICE_TRANSPORT";
 
-// Gloo's classes are compiled into this file as that LibTorch's headers have them.
+// This file compiles Gloo's classes as that LibTorch's headers declare them.
 void check_release() {
   const auto settings = at::show_config();
   constexpr std::string_view kKey = "TORCH_VERSION=";
@@ -48,7 +48,7 @@ void check_release() {
 // Note [No encryption by Gloo]
 // Gloo has a transport TCP_TLS, reads the certificates, and then makes its connections with the
 // function that only its plain transport has overridden: with LibTorch 2.11.0 every byte goes over
-// the network as it is, and a certificate of a stranger is accepted. Whoever asks for encryption
+// the network as it is, and a certificate of a stranger is accepted. A user who asks for encryption
 // must not get that.
 void check_transport() {
   const auto value = environment_variable(kTransportVariable).value_or("");
@@ -63,30 +63,29 @@ void check_transport() {
   throw ConfigError(fmt::format("{} is '{}'; rails know TCP alone.", kTransportVariable, value));
 }
 
-// A receive that nothing is ever sent for: what has become of it says what has become of the
-// connection.
+// A receive for which no message is ever sent. Its state tells the state of the connection.
 class Canary {
  public:
   Canary(c10d::Backend& gloo, int host) : byte_(at::empty({1}, at::kByte)) {
-    constexpr int kTag = 0x7fffffff;  // no piece has it
+    constexpr int kTag = 0x7fffffff;  // no piece has this tag
     std::vector<at::Tensor> tensors{byte_};
     work_ = gloo.recv(tensors, host, kTag);
   }
-  // Why the connection is broken, if it is.
+  // Returns why the connection is broken, if it is.
   std::optional<std::string> trouble() {
     try {
-      work_->abort();  // so that the wait does not
+      work_->abort();  // an aborted wait does not run out of time
       work_->wait(milliseconds(1));
     } catch (...) {
       return message_of(std::current_exception());
     }
     return std::nullopt;
   }
-  // Gloo closes all connections of a kind where a wait for one of them runs out of time.
+  // Gloo closes all connections of a kind when a wait for one of them runs out of time.
   void close() {
     try {
       work_->wait(milliseconds(1));
-    } catch (const std::exception&) {  // so it should be
+    } catch (const std::exception&) {  // its time has run out, as intended
     }
   }
 
@@ -95,14 +94,14 @@ class Canary {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-// One channel: connections of its own, so that its messages wait for no other channel's.
+// One channel has connections of its own, so that its messages wait for no other channel's.
 class Line {
  public:
   Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
        const std::string& address, milliseconds timeout) {
-    const BrokenPipeScope survives;  // Gloo's thread, too
+    const BrokenPipeScope survives;  // the thread that Gloo starts inherits it
     auto options = c10::make_intrusive<ProcessGroupGloo::Options>(timeout);
-    options->threads = 0;  // they would run collectives
+    options->threads = 0;  // Gloo's threads would run collectives
     options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(address, false));
     gloo_ = c10::make_intrusive<ProcessGroupGloo>(store, host, hosts, options);
     canaries_.resize(static_cast<size_t>(hosts));
@@ -112,7 +111,7 @@ class Line {
     }
   }
 
-  // Posts under a lock: Gloo counts its calls without one.
+  // Posts under a lock, since Gloo counts its calls without one.
   template <class Post>
   std::unique_ptr<Piece> post(const Post& post) {
     const BrokenPipeScope survives;
@@ -127,7 +126,7 @@ class Line {
     const BrokenPipeScope survives;
     const std::lock_guard lock(asking_);
     for (const auto& canary : canaries_) {
-      if (canary) canary->close();  // one that is broken already closes no other
+      if (canary) canary->close();  // a connection that is broken already closes no other
     }
   }
 
@@ -188,7 +187,7 @@ std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int ho
       try {
         store.wait({key(peer)}, std::max(left, milliseconds(1)));
       } catch (const std::exception&) {
-        if (!store.check({key(peer)})) {  // throws where it is the store that does not answer
+        if (!store.check({key(peer)})) {  // throws if the store does not answer
           missing.push_back(peer);
           continue;
         }

@@ -31,7 +31,7 @@
 namespace zero::comm {
 namespace {
 
-// Keeps a tensor that the caller does not know of alive until the transport is done with it.
+// Keeps a tensor of this group's own alive until the transport is done with it.
 class HoldingWork final : public c10d::Work {
  public:
   HoldingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor held)
@@ -46,7 +46,7 @@ class HoldingWork final : public c10d::Work {
   at::Tensor held_;
 };
 
-// A sum that another backend makes in one dtype, the wider one, and that goes on rounded.
+// Another backend makes a sum in one dtype, the wider one; this rounds it to the output's dtype.
 class RoundingWork final : public c10d::Work {
  public:
   RoundingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor sum, at::Tensor output)
@@ -67,10 +67,10 @@ class RoundingWork final : public c10d::Work {
   at::Tensor output_;
 };
 
-int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+int64_t nbytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// What a group of one does. Without operators where it can, as the other transports: their outputs'
-// version counters do not move.
+// Copies values for a group of one, without operators where it can: as with the other transports,
+// the outputs' version counters do not move.
 void copy_slice(const at::Tensor& output, const at::Tensor& input) {
   if (input.numel() == 0) return;
   const bool plain = input.device().is_cpu() && output.device().is_cpu() && input.is_contiguous() &&
@@ -98,11 +98,11 @@ struct Group::Impl {
   int rank = 0;
   int size = 1;
   Topology topology;
-  std::mutex issue;                    // an announcement and its call belong together
+  std::mutex issue;                    // held over an announcement and its call
   std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
 
-  // Issues a collective of an array of `message` bytes, by `issue_call`. Nothing is waited for
-  // under the lock: control calls are awaited by their callers, right after.
+  // Issues a collective of an array of `message` bytes by `issue_call`. It waits for nothing under
+  // the lock; the callers of control calls wait right after.
   template <class Issue>
   Work run(const char* what, Collective counted, int64_t logical_bytes, int64_t message,
            std::string_view label, Issue issue_call, std::optional<LinkWire> wire = {}) {
@@ -126,14 +126,14 @@ struct Group::Impl {
     }
   }
 
-  // Of a group of one.
+  // Counts a call of a group of one, which is done already.
   Work done(Collective collective, std::string_view label, int64_t message) const {
     accounts.traffic->add(collective, 0, 0);
     Flight(accounts, {.collective = collective, .label = label, .message = message}, 0).end();
     return {};
   }
 
-  // Whether the backend of such calls is libzero's own.
+  // Returns true if the backend of such calls is libzero's own.
   bool ours(Collective collective) const {
     return transport.announcements != nullptr &&
            (transport.device.is_cpu() || collective == Collective::control);
@@ -169,7 +169,7 @@ struct Group::Impl {
                                 c10::toString(output.scalar_type())));
   }
 
-  // What a call's wire must be. None is left where nothing crosses between hosts.
+  // Checks a call's wire, and drops it where nothing crosses between hosts.
   void check_wire(const char* what, std::optional<LinkWire>& wire, at::ScalarType dtype) const {
     if (!wire || topology.hosts == 1) {
       wire.reset();
@@ -234,12 +234,12 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
 Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
     : Group(Transport{.data = std::move(backend)}, options) {}
 
-// What a forked child has is a copy: threads and peers are its parent's.
+// A forked child has a copy: threads and peers are its parent's, so it ends nothing.
 Group::~Group() {
   if (!impl_->owner.here()) (void)impl_.release();
 }
 
-// Over another backend the ranks tell each other which host they are on.
+// The ranks tell each other which host they are on, over another backend than libzero's.
 Topology Group::Impl::find_topology() const {
   if (size == 1) return {};
   auto own = at::empty({1}, at::kLong);
@@ -287,7 +287,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_dtypes("all_gather", output, input);
   if (size == 1) {
     copy_slice(output, input);
-    return done(collective, label, bytes_of(output));
+    return done(collective, label, nbytes_of(output));
   }
   check_wire("all_gather", wire, input.scalar_type());
   if (wire && wire->error.defined()) {
@@ -296,7 +296,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
   return run(
-      "all_gather", collective, bytes, bytes_of(output), label,
+      "all_gather", collective, bytes, nbytes_of(output), label,
       [&] {
         c10d::AllgatherOptions call;
         call.timeout = options.timeout;
@@ -307,7 +307,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
 
 Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
   check_defined("all_reduce", tensor);
-  const auto bytes = bytes_of(tensor);
+  const auto bytes = nbytes_of(tensor);
   if (size == 1) return done(collective, label, bytes);
   return run("all_reduce", collective, 2 * (size - 1) * bytes / size, bytes, label, [&] {
     c10d::AllreduceOptions call;
@@ -341,7 +341,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   if (impl_->size == 1) {
     impl_->check_sum(output, input);
     copy_slice(output, input);
-    return impl_->done(Collective::reduce_scatter, label, bytes_of(input));
+    return impl_->done(Collective::reduce_scatter, label, nbytes_of(input));
   }
   const auto sent = sent_dtype(input.scalar_type(), output.scalar_type());
   const auto bytes =
@@ -352,7 +352,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(
-      "reduce_scatter", Collective::reduce_scatter, bytes, bytes_of(input), label,
+      "reduce_scatter", Collective::reduce_scatter, bytes, nbytes_of(input), label,
       [&]() -> c10::intrusive_ptr<c10d::Work> {
         if (impl_->ours(Collective::reduce_scatter) ||
             input.scalar_type() == output.scalar_type()) {
@@ -380,7 +380,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
     throw CommError(fmt::format("broadcast '{}' on rank {}: root {} is not one of the {} ranks.",
                                 label, impl_->rank, root, impl_->size));
   }
-  const int64_t message = bytes_of(tensor);
+  const int64_t message = nbytes_of(tensor);
   if (impl_->size == 1) return impl_->done(Collective::broadcast, label, message);
   const auto bytes = root == impl_->rank ? message : 0;
   return impl_->run("broadcast", Collective::broadcast, bytes, message, label, [&] {
@@ -399,10 +399,10 @@ Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view lab
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);
-    return impl_->done(Collective::all_to_all, label, bytes_of(input));
+    return impl_->done(Collective::all_to_all, label, nbytes_of(input));
   }
-  const auto bytes = bytes_of(input) / impl_->size * (impl_->size - 1);
-  return impl_->run("all_to_all", Collective::all_to_all, bytes, bytes_of(input), label, [&] {
+  const auto bytes = nbytes_of(input) / impl_->size * (impl_->size - 1);
+  return impl_->run("all_to_all", Collective::all_to_all, bytes, nbytes_of(input), label, [&] {
     c10d::AllToAllOptions call;
     call.timeout = impl_->options.timeout;
     std::vector<int64_t> equal_slices;
@@ -464,7 +464,8 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
   }
   auto options = impl_->options;
   if (const int block = std::exchange(options.block, 0); block > 0) {
-    // Those of the first one among them: so they add as the same ranks of several hosts.
+    // The first block's members among `ranks` are the new block: so the ranks add as those of
+    // several hosts do.
     options.block = static_cast<int>(std::ranges::count_if(
         ranks, [&](int rank) { return rank / block == ranks.front() / block; }));
   }
@@ -482,8 +483,8 @@ double Group::wait_ms() const {
 
 namespace {
 
-// Ends a backend that a plugin has made, when its group goes: what is under way on the device is
-// completed, unless the group has failed, where it might never be.
+// Ends a backend that a plugin has made, when its group goes. It completes what is under way on the
+// device, unless the group has failed, since then that might never be complete.
 class DeviceBackendEnd {
  public:
   DeviceBackendEnd(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<Liveness> liveness)
@@ -494,7 +495,7 @@ class DeviceBackendEnd {
     const bool failed = std::uncaught_exceptions() > 0 || (liveness_ && liveness_->failed());
     try {
       failed ? backend_->abort() : backend_->shutdown();
-    } catch (const std::exception&) {  // nothing is left to be ended
+    } catch (const std::exception&) {  // the backend has ended already
     }
   }
 
@@ -505,7 +506,7 @@ class DeviceBackendEnd {
 
 class DeviceSubgroups final : public Subgroups {
  public:
-  /// `make` and `end` as of the group itself; each may be null.
+  /// `make` and `end` are those of the group itself; each may be null.
   DeviceSubgroups(std::shared_ptr<Group> host, c10::Device device, MakeBackend make,
                   std::unique_ptr<DeviceBackendEnd> end)
       : host_(std::move(host)), device_(device), make_(std::move(make)), end_(std::move(end)) {}
@@ -543,7 +544,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
   }
   const auto options = host->impl_->options;
   const auto accounts = host->accounts();
-  // Holds the host's group, too, whose roles these are.
+  // The subgroups hold the host's group too, since its roles are used here.
   transport.subgroups =
       std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make), std::move(end));
   return std::make_shared<Group>(std::move(transport), options, accounts);

@@ -3,10 +3,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +24,7 @@
 #include "zero/comm/hosts_group.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
+#include "zero/comm/socket.h"
 #include "zero/comm/token.h"
 #include "zero/comm/watched_store.h"
 
@@ -122,43 +119,6 @@ std::string seconds(std::chrono::milliseconds time) {
   return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
 }
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-/// The addresses of `host`; where it has none, null, and `reason` says why.
-Addresses find_addresses(const std::string& host, uint16_t port, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  reason = status != 0 ? gai_strerror(status) : "it has no address";
-  return {status == 0 ? found : nullptr, freeaddrinfo};
-}
-
-/// One attempt to connect, of at most a second: the reason why it failed, or "" where someone
-/// listens.
-std::string try_to_connect(const std::string& host, uint16_t port) {
-  std::string reason;
-  const auto addresses = find_addresses(host, port, reason);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) continue;
-    int error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd writable{fd, POLLOUT, 0};
-      socklen_t size = sizeof(error);
-      if (poll(&writable, 1, 1000) != 1) {
-        error = ETIMEDOUT;
-      } else {
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-    close(fd);
-    if (error == 0) return "";
-    reason = std::strerror(error);
-  }
-  return reason;
-}
-
 /// A store, and where this rank reaches it.
 struct OpenStore {
   c10::intrusive_ptr<c10d::Store> store{};
@@ -201,8 +161,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
   for (;;) {
     std::string reason;
     for (const auto& host : addresses) {
-      reason = try_to_connect(host, port);
-      if (!reason.empty()) continue;
+      if (!connect_to(host, port, reason)) continue;
       try {
         const auto store =
             answer_to([host, port, timeout] { return client_of(host, port, timeout); },
@@ -218,54 +177,6 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
     if (Clock::now() >= deadline) give_up(reason);
     std::this_thread::sleep_for(kPause);
   }
-}
-
-bool on_loopback(const sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    const auto& inet = reinterpret_cast<const sockaddr_in&>(address);
-    return ntohl(inet.sin_addr.s_addr) >> 24 == 127;
-  }
-  return address.sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-}
-
-/// Whether whoever wrote `host` meant the loopback interface, as tests of several hosts do.
-bool means_loopback(const std::string& host) { return host == "localhost" || is_loopback(host); }
-
-/// A socket that listens on one address alone; where it is empty, why.
-struct Listener {
-  Descriptor socket{};
-  std::string reason{};
-  bool taken = false;  // by another socket
-};
-
-/// On the first address of `host` that is this machine's; c10d would listen on all of the
-/// machine's. A host's own name may mean its loopback interface (Debian's /etc/hosts), where no
-/// other host can come: then it is not this one that is looked for, where ranks are `across` hosts.
-Listener listen_at(const std::string& host, uint16_t port, bool across) {
-  Listener result;
-  const auto addresses = find_addresses(host, port, result.reason);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (across && on_loopback(*address->ai_addr) && !means_loopback(host)) {
-      result.reason =
-          "on this host the name means the loopback interface, which no other host can reach "
-          "(/etc/hosts); give an address in digits";
-      continue;
-    }
-    Descriptor listener(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int on = 1;  // connections of an earlier job may linger on the port
-    if (listener && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        bind(listener.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        listen(listener.get(), SOMAXCONN) == 0) {
-      result.socket = std::move(listener);
-      break;
-    }
-    const int error = errno;
-    result.reason = std::strerror(error);
-    result.taken = error == EADDRINUSE;
-    if (result.taken) break;  // at the next address the ranks would not look first
-  }
-  return result;
 }
 
 /// At the first of `addresses` that is this host's.
@@ -677,15 +588,11 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
 }
 
 LocalStore host_local_store(std::chrono::milliseconds timeout) {
-  auto listener = listen_at(kLoopback, 0, false);
-  sockaddr_in address{};
-  socklen_t length = sizeof(address);
-  if (!listener.socket ||
-      getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+  auto listener = listen_at(kLoopback, 0);
+  if (!listener.socket)
     throw CommError(fmt::format("Cannot listen on {}: {}.", kLoopback, listener.reason));
-  }
   LocalStore local;
-  local.port = ntohs(address.sin_port);
+  local.port = own_port(listener.socket);
   c10d::TCPStoreOptions options;
   options.port = local.port;
   options.isServer = true;
@@ -709,7 +616,8 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t 
 c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
                                             std::chrono::milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
-  while (!try_to_connect(address, port).empty()) {
+  std::string reason;
+  while (!connect_to(address, port, reason)) {
     if (Clock::now() >= deadline) return nullptr;
     std::this_thread::sleep_for(kPause);
   }

@@ -33,6 +33,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"
+#include "zero/comm/array_views.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 
@@ -49,9 +50,8 @@ int64_t input_bytes(const Call& call) {
 int64_t output_bytes(const Call& call) {
   return call.output.defined() ? static_cast<int64_t>(call.output.nbytes()) : 0;
 }
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 // From the first byte of the input to the last.
-int64_t span_of(const CallRecord& record, int ranks) {
+int64_t stretch_of(const CallRecord& record, int ranks) {
   if (record.slice_distance == 0) return record.input_bytes;
   return record.slice_distance * (ranks - 1) + record.input_bytes / ranks;
 }
@@ -137,7 +137,7 @@ void Collectives::begin(Call& call) {
     if (read_by_peers) {
       own_.slice_distance = call.slice_distance;
       own_.data_offset =
-          arena_->mapping()->offset_of(call.input.data_ptr(), span_of(own_, peers_->size()));
+          arena_->mapping()->offset_of(call.input.data_ptr(), stretch_of(own_, peers_->size()));
       staged_ = own_.data_offset < 0 ||
                 (call.op == Op::all_reduce && own_.input_bytes <= kSmallAllReduce);
       if (staged_) {
@@ -229,7 +229,7 @@ void Collectives::check_places(const Call& call) const {
     const bool read = record.input_bytes > 0 && (call.op != Op::broadcast || call.root == r);
     if (!read) continue;
     if (record.data_offset >= 0) {
-      check_place(r, "input", record.data_offset, span_of(record, n), 0, n);
+      check_place(r, "input", record.data_offset, stretch_of(record, n), 0, n);
     } else {
       check_place(r, "staging buffer", record.staging_offset, 2 * kHalf, r, r + 1);
     }

@@ -1,0 +1,80 @@
+// A collective of a group on several hosts while it is under way on one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "zero/comm/call.h"
+#include "zero/comm/rail.h"
+#include "zero/comm/shm_control.h"
+
+namespace zero::comm {
+
+class HostsLinks;
+struct HostsCall;
+
+/// What one collective does in its two phases (Note [Two phases] in hosts_collectives.h). One
+/// object serves one call. All functions throw CommError.
+class HostsAlgorithm {
+ public:
+  HostsAlgorithm(HostsLinks& links, HostsCall& call) : links_(links), call_(call) {}
+  virtual ~HostsAlgorithm() = default;
+  HostsAlgorithm(const HostsAlgorithm&) = delete;
+  HostsAlgorithm& operator=(const HostsAlgorithm&) = delete;
+  /// True where `homeward` may begin before `send` has ended.
+  virtual bool sends_in_chunks() const { return false; }
+  virtual void open() {}
+  virtual void send() {}
+  virtual void homeward() = 0;
+
+ protected:
+  HostsLinks& links_;
+  HostsCall& call_;
+};
+
+/// Lets one phase of a call wait for the end of the other.
+class Sending {
+ public:
+  void end(std::exception_ptr error = nullptr) {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+    error_ = std::move(error);
+    changed_.notify_all();
+  }
+  /// Blocks until `end`, and throws the error that it was given.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return over_; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::exception_ptr error_;
+};
+
+/// A call between its phases.
+struct HostsCall {
+  struct Departure {
+    int host = 0;
+    std::unique_ptr<Passage> passage;
+  };
+  Call call;
+  Sending sending;  ///< the outward phase
+  CallRecord record;
+  std::vector<CallRecord> records;            ///< of the other hosts' ranks, by host
+  std::vector<at::Tensor> held;               ///< arrays that the call has borrowed
+  std::unique_ptr<HostsAlgorithm> algorithm;  ///< from `open` until the call has ended
+  std::vector<Departure> departures;          ///< the homeward phase's own once `sending` is over
+  std::vector<std::vector<std::unique_ptr<Passage>>> arrivals;  ///< by host: its record, and more
+};
+
+}  // namespace zero::comm
