@@ -36,9 +36,9 @@ at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
 // What a message of `array` says, in `dtype`.
 at::Tensor sent(const at::Tensor& array, const Quantisation& quantisation, at::ScalarType dtype) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(quantisation, array.numel())));
-  pack(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
+  quantise(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
   auto result = at::empty({array.numel()}, dtype);
-  unpack(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
+  dequantise(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
   return result;
 }
 

@@ -144,14 +144,14 @@ std::vector<float> extreme_values(int64_t block) {
 
 std::vector<std::byte> message_of(const Array& values, const Quantisation& q) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(q, values.numel())));
-  pack(message.data(), values.data(), values.dtype(), values.numel(), q);
+  quantise(message.data(), values.data(), values.dtype(), values.numel(), q);
   return message;
 }
 
 Array array_of(ScalarType dtype, const std::vector<std::byte>& message, int64_t numel,
                const Quantisation& q) {
   Array values(dtype, std::vector<float>(static_cast<size_t>(numel)));
-  unpack(values.data(), dtype, message.data(), numel, q);
+  dequantise(values.data(), dtype, message.data(), numel, q);
   return values;
 }
 
@@ -200,19 +200,19 @@ TEST(Quantise, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
             const auto bytes = static_cast<size_t>(wire_bytes(q, numel));
             std::vector<std::byte> fast(bytes + shift + 64, std::byte{0x5A});
             auto plain = fast;
-            pack(fast.data() + shift, values.data(), dtype, numel, q);
-            pack_reference(plain.data() + shift, values.data(), dtype, numel, q);
+            quantise(fast.data() + shift, values.data(), dtype, numel, q);
+            quantise_reference(plain.data() + shift, values.data(), dtype, numel, q);
             ASSERT_TRUE(fast == plain) << numel << " of " << dtype;
             Array read(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
             Array read_plainly(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
-            unpack(read.data(), dtype, fast.data() + shift, numel, q);
-            unpack_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
+            dequantise(read.data(), dtype, fast.data() + shift, numel, q);
+            dequantise_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
             ASSERT_TRUE(read == read_plainly) << numel << " of " << dtype;
             Array sum(ScalarType::Float, normal_values(numel, 7), shift);
             Array sum_plainly(ScalarType::Float, normal_values(numel, 7), shift);
-            unpack_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
-            unpack_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
-                                 numel, q);
+            dequantise_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
+            dequantise_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
+                                     numel, q);
             ASSERT_TRUE(sum == sum_plainly) << numel << " of " << dtype;
           }
         }
@@ -225,7 +225,7 @@ TEST(Quantise, EqualsThePlainLoopAtTheExtremes) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::Float, extreme_values(q.block));
     std::vector<std::byte> plain(static_cast<size_t>(wire_bytes(q, values.numel())));
-    pack_reference(plain.data(), values.data(), values.dtype(), values.numel(), q);
+    quantise_reference(plain.data(), values.data(), values.dtype(), values.numel(), q);
     ASSERT_TRUE(message_of(values, q) == plain);
   });
 }
@@ -345,7 +345,7 @@ TEST(Quantise, MakesTheWholeBlockNanOfAnyThatIsNotFinite) {
           const auto message = message_of(values, q);
           const auto read = array_of(dtype, message, values.numel(), q);
           std::vector<float> sum(numbers.size());
-          unpack_add(sum.data(), message.data(), values.numel(), q);
+          dequantise_add(sum.data(), message.data(), values.numel(), q);
           for (int64_t i = 0; i < values.numel(); ++i) {
             ASSERT_EQ(std::isnan(read[static_cast<size_t>(i)]), i / q.block == at / q.block) << i;
             ASSERT_EQ(std::isnan(sum[static_cast<size_t>(i)]), i / q.block == at / q.block) << i;
@@ -364,11 +364,11 @@ TEST(Quantise, ByPartsIsTheSameMessage) {
     auto read =
         Array(ScalarType::BFloat16, std::vector<float>(static_cast<size_t>(values.numel())));
     std::vector<float> sum(static_cast<size_t>(values.numel())), sum_of_parts = sum;
-    unpack_add(sum.data(), whole.data(), values.numel(), q);
+    dequantise_add(sum.data(), whole.data(), values.numel(), q);
     for (const BlockRange range : {BlockRange{4, 6}, BlockRange{0, 1}, BlockRange{1, 4}}) {
-      pack(parts.data(), values.data(), values.dtype(), values.numel(), q, range);
-      unpack(read.data(), values.dtype(), whole.data(), values.numel(), q, range);
-      unpack_add(sum_of_parts.data(), whole.data(), values.numel(), q, range);
+      quantise(parts.data(), values.data(), values.dtype(), values.numel(), q, range);
+      dequantise(read.data(), values.dtype(), whole.data(), values.numel(), q, range);
+      dequantise_add(sum_of_parts.data(), whole.data(), values.numel(), q, range);
     }
     EXPECT_TRUE(parts == whole);
     EXPECT_TRUE(read == array_of(ScalarType::BFloat16, whole, values.numel(), q));
@@ -386,9 +386,9 @@ TEST(Feedback, EqualsThePlainLoop) {
         const Array values(
             dtype, step == 3 ? any_values(numel, step, 4) : normal_values(numel, step, 0.01F));
         std::vector<std::byte> fast(static_cast<size_t>(wire_bytes(q, numel))), plain = fast;
-        pack_with_feedback(fast.data(), error.data(), values.data(), dtype, numel, q, 0.8F);
-        pack_with_feedback_reference(plain.data(), plain_error.data(), values.data(), dtype, numel,
-                                     q, 0.8F);
+        quantise_with_feedback(fast.data(), error.data(), values.data(), dtype, numel, q, 0.8F);
+        quantise_with_feedback_reference(plain.data(), plain_error.data(), values.data(), dtype,
+                                         numel, q, 0.8F);
         ASSERT_TRUE(fast == plain) << step;
         ASSERT_TRUE(error == plain_error) << step;
       }
@@ -415,8 +415,8 @@ TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
         kept[i] = kBeta * before[i] + (1 - kBeta) * (wanted[i] - said[i]);
       const auto next = message_of(Array(ScalarType::Float, kept), of_error);
       std::vector<std::byte> message(expected.size());
-      pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel, q,
-                         kBeta);
+      quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel,
+                             q, kBeta);
       EXPECT_TRUE(message == expected) << step;
       // The plain sum above may be fused: what is kept agrees to the last codes.
       const auto is = array_of(ScalarType::Float, error, numel, of_error);
@@ -437,7 +437,8 @@ TEST(Feedback, ComesCloserToAConstantThanQuantisingAlone) {
       array_of(ScalarType::Float, message_of(Array(ScalarType::Float, numbers), q), 64, q);
   for (int step = 0; step < kSteps; ++step) {
     std::vector<std::byte> message(static_cast<size_t>(wire_bytes(q, 64)));
-    pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, 64, q, 0);
+    quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, 64, q,
+                           0);
     const auto said = array_of(ScalarType::Float, message, 64, q);
     for (size_t i = 0; i < 64; ++i) with[i] += said[i] / kSteps;
   }
@@ -456,8 +457,8 @@ TEST(Feedback, SurvivesAnOverflow) {
     std::vector<std::byte> error(static_cast<size_t>(wire_bytes(feedback_quantisation(q), numel)));
     auto numbers = normal_values(numel, 1);
     const auto step = [&] {
-      pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel, q,
-                         0.8F);
+      quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel,
+                             q, 0.8F);
     };
     step();
     const auto before = array_of(ScalarType::Float, error, numel, feedback_quantisation(q));

@@ -64,10 +64,10 @@ class QuantisedCodec final : public Codec {
     auto* const error = of && wire_.error.defined() ? error_of(*of) : nullptr;
     by_blocks(values.numel(), [&](BlockRange range) {
       if (error == nullptr) {
-        comm::pack(message, values.data_ptr(), dtype(), values.numel(), wire_.quantisation, range);
+        quantise(message, values.data_ptr(), dtype(), values.numel(), wire_.quantisation, range);
       } else {
-        pack_with_feedback(message, error, values.data_ptr(), dtype(), values.numel(),
-                           wire_.quantisation, wire_.beta, range);
+        quantise_with_feedback(message, error, values.data_ptr(), dtype(), values.numel(),
+                               wire_.quantisation, wire_.beta, range);
       }
     });
     return {};
@@ -75,8 +75,8 @@ class QuantisedCodec final : public Codec {
 
   std::span<std::byte> unpack(const at::Tensor& values, const std::byte* message) const override {
     by_blocks(values.numel(), [&](BlockRange range) {
-      comm::unpack(values.data_ptr(), values.scalar_type(), message, values.numel(),
-                   wire_.quantisation, range);
+      dequantise(values.data_ptr(), values.scalar_type(), message, values.numel(),
+                 wire_.quantisation, range);
     });
     return {};
   }
@@ -102,7 +102,7 @@ class QuantisedCodec final : public Codec {
       std::fill(sums, sums + count, 0.0F);
       for (size_t host = 0; host < terms.size(); ++host) {
         if (static_cast<int>(host) != own_host) {
-          unpack_add(room.total, terms[host], numel, wire_.quantisation, range);
+          dequantise_add(room.total, terms[host], numel, wire_.quantisation, range);
           continue;
         }
         for (int64_t i = 0; i < count; ++i) sums[i] += converted[i];

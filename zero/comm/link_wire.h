@@ -14,10 +14,10 @@ namespace zero::comm {
 /// [Quantised messages] in quantise_kernels.h.
 struct LinkWire {
   Quantisation quantisation{};
-  /// For sums with feedback (pack_with_feedback, with `beta`): each message loses a little, which
-  /// is kept here and added to the next message. 1-D, Byte, with Group::feedback_bytes() elements,
-  /// zeros at first. Its owner keeps it from call to call of arrays of one size, and does not touch
-  /// it while a call is under way. Undefined: there is no feedback.
+  /// For sums with feedback (quantise_with_feedback, with `beta`): each message loses a little,
+  /// which is kept here and added to the next message. 1-D, Byte, with Group::feedback_bytes()
+  /// elements, zeros at first. Its owner keeps it from call to call of arrays of one size, and does
+  /// not touch it while a call is under way. Undefined: there is no feedback.
   at::Tensor error{};
   float beta = 0;
   /// If true, exponents are packed instead, and no bit is lost (Note [Packed exponents] in

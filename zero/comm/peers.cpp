@@ -56,7 +56,7 @@ int usable_cores() {
 std::optional<uint64_t> start_time(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto name_end = text.rfind(')');  // the name may hold anything, line ends too
+  const auto name_end = text.rfind(')');  // the name may hold anything, also line ends
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(name_end + 1));
   char state = 0;

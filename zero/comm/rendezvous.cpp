@@ -33,9 +33,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Between two looks at something that another rank will do.
+/// The pause between two looks at something that another rank will do.
 constexpr auto kPause = std::chrono::milliseconds(20);
-/// That a store which does not answer gets beyond the time in which all must have come.
+/// A store that does not answer gets so much more time than the ranks have to come.
 constexpr auto kLastAnswer = std::chrono::seconds(1);
 
 // --- The file in which rank 0 says where it listens ---
@@ -52,13 +52,13 @@ class StoreFile {
 
   const fs::path& path() const { return path_; }
 
-  /// What it says: where rank 0 listens, and the token that its keys begin with.
+  /// The file's content: the port where rank 0 listens, and the token that its keys begin with.
   struct Word {
     uint16_t port = 0;
     std::string token;
   };
 
-  /// Replaces whatever is there in one step.
+  /// Replaces the file in one step.
   void write(const Word& word) const {
     const auto temporary = path_.string() + fmt::format(".{}", getpid());
     std::ofstream file(temporary, std::ios::trunc);
@@ -86,7 +86,7 @@ class StoreFile {
     }
   }
 
-  /// What it says, if the process that wrote the file still runs.
+  /// Returns the file's content, if the process that wrote it still runs.
   std::optional<Word> read() const {
     std::ifstream file(path_);
     Word word;
@@ -126,7 +126,7 @@ struct OpenStore {
   uint16_t port = 0;
 };
 
-/// "10.0.0.1:29500", or several with "or".
+/// Returns "10.0.0.1:29500", or several with "or".
 std::string places(const std::vector<std::string>& addresses, uint16_t port) {
   std::string text;
   for (const auto& address : addresses) {
@@ -139,12 +139,12 @@ c10::intrusive_ptr<c10d::Store> client_of(const std::string& host, uint16_t port
                                           std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
-  options.waitWorkers = false;  // the roll call waits, and knows names
+  options.waitWorkers = false;  // the roll call waits instead, and names who is missing
   options.timeout = timeout;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-/// At the first of `addresses` where somebody listens.
+/// Connects to the store at the first of `addresses` where somebody listens.
 OpenStore connect_store(const Job& job, const std::vector<std::string>& addresses, uint16_t port,
                         std::chrono::milliseconds timeout) {
   const auto give_up = [&](const std::string& reason) {
@@ -179,7 +179,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
   }
 }
 
-/// At the first of `addresses` that is this host's.
+/// Hosts a store at the first of `addresses` that is this host's.
 OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port, bool across,
                         std::chrono::milliseconds timeout) {
   std::string reasons;
@@ -204,7 +204,7 @@ OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port
     if (listener.socket) {
       options.masterListenFd = listener.socket.release();  // the server closes it
     }
-    // c10d knows whether it is this process that has the port; if not, it cannot listen either.
+    // c10d knows if this process has the port; if not, c10d cannot listen either, and throws.
     try {
       return {c10::make_intrusive<c10d::TCPStore>(host, options), host, port};
     } catch (const c10::Error& error) {
@@ -236,7 +236,7 @@ StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
   }
 }
 
-/// "rank 2" or "ranks 1, 3".
+/// Returns "rank 2" or "ranks 1, 3".
 std::string rank_list(const std::vector<int>& ranks) {
   if (ranks.empty()) return "the word of rank 0";
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
@@ -250,7 +250,7 @@ std::string encode(const Attendant& rank) {
                      rank.machine);
 }
 
-/// Nothing where no rank wrote it.
+/// Returns nothing if no rank wrote the text.
 std::optional<Attendant> decode(const std::string& text) {
   if (text.size() > kLongestEntry) return std::nullopt;
   Attendant rank;
@@ -263,20 +263,20 @@ std::optional<Attendant> decode(const std::string& text) {
   return rank;
 }
 
-/// See Note [Roll call]. `store` is for the job's keys alone.
+/// Holds the roll call (Note [Roll call]). `store` is for the job's keys alone.
 class RollCall {
  public:
   RollCall(c10d::Store& store, const Job& job, std::chrono::milliseconds timeout)
       : store_(store), job_(job), timeout_(timeout), deadline_(deadline_after(timeout)) {}
 
   struct Result {
-    std::string meeting{};  ///< with which its keys begin
-    std::string token{};    ///< that rank 0 has made for those who were there
+    std::string meeting{};  ///< its keys begin with it
+    std::string token{};    ///< rank 0 has made it for the ranks that were there
     std::vector<Attendant> ranks{};
   };
 
-  /// Blocks until all ranks are there, of which this is `own`; rank 0 calls `all_arrived` before it
-  /// lets the others go on. Throws c10::Error where the store is lost.
+  /// Blocks until all ranks are there; `own` is this one. Rank 0 calls `all_arrived` before it lets
+  /// the others go on. Throws c10::Error if the store is lost.
   Result hold(const Attendant& own, const std::function<void()>& all_arrived) {
     if (job_.rank != 0) return attend(own);
     meeting_ = random_token();
@@ -300,7 +300,7 @@ class RollCall {
     }
   }
 
-  /// The newest that is not over and that this rank has not given up.
+  /// Waits for the newest meeting that is not over and that this rank has not given up.
   void find_meeting() {
     const auto last = std::exchange(meeting_, "");
     std::string over;
@@ -317,9 +317,9 @@ class RollCall {
     }
   }
 
-  /// Returns false where there is a newer meeting.
+  /// Returns false if there is a newer meeting.
   bool wait_for_completion() {
-    constexpr int kLooks = 5;  // for each at what is current, which seldom changes
+    constexpr int kLooks = 5;  // to one look at `current`, which seldom changes
     for (int look = 1;; ++look, pause()) {
       if (store_.check({of_meeting(kComplete)})) return true;
       // Rank 0 may have completed this one meanwhile, and begun the next.
@@ -338,7 +338,7 @@ class RollCall {
     return keys;
   }
 
-  /// What rank 0 says: the token, and a line for each rank.
+  /// Reads rank 0's verdict: the token, and a line for each rank.
   Result read(const std::string& verdict) const {
     Result result{.meeting = meeting_};
     std::istringstream lines(verdict);
@@ -356,7 +356,7 @@ class RollCall {
                     job_.rank, verdict.size()));
   }
 
-  /// Between two looks. c10d's own wait logs warnings when the time is up.
+  /// Sleeps between two looks. c10d's own wait would log warnings when the time is up.
   void pause() {
     if (Clock::now() >= deadline_) report_missing();
     std::this_thread::sleep_for(kPause);
@@ -368,7 +368,7 @@ class RollCall {
     for (int rank = 0; rank < job_.size && !meeting_.empty(); ++rank) {
       if (!store_.check({here(rank)})) missing.push_back(rank);
     }
-    // Rank 0 may host the store: the others get a moment to ask it the same question.
+    // Rank 0 may host the store, so it gives the others a moment to ask it the same question.
     if (job_.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     throw CommError(
         fmt::format("Rank {} waited {} for the {} ranks of this job, but {} never arrived. Did all "
@@ -386,7 +386,7 @@ class RollCall {
   std::string meeting_;
 };
 
-/// The store of `job`; its keys begin with `prefix`, to which the file's token is added.
+/// Opens the store of `job`. Its keys begin with `prefix`, to which the file's token is added.
 OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::milliseconds timeout,
                      std::string& prefix) {
   const bool host_it = job.rank == 0 && !job.launcher_hosts_store;
@@ -407,7 +407,7 @@ OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::millise
   return {local.store, kLoopback, local.port};
 }
 
-/// The place of each rank's host among the hosts, in the order of their first ranks.
+/// Returns the place of each rank's host among the hosts, in the order of their first ranks.
 std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
   std::vector<std::string> machines;
   std::vector<int64_t> places;
@@ -419,7 +419,7 @@ std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
   return places;
 }
 
-/// What mends ranks that are not `each` a host, in order.
+/// Says how to start `each` ranks on every host, in order.
 std::string remedy(const std::string& launcher, const std::string& each) {
   if (launcher == "torchrun") return fmt::format("--nproc-per-node {} on every node", each);
   if (launcher == "zero launch") return fmt::format("-n {} on every node", each);
@@ -428,7 +428,7 @@ std::string remedy(const std::string& launcher, const std::string& each) {
   return fmt::format("srun --ntasks-per-node={} --distribution=block", each);
 }
 
-/// Empty where there is none, of which the rail will say more.
+/// Returns "" if the address is not known; the rail will say more.
 std::string known_address_towards(const std::string& host) {
   try {
     return address_towards(host);
@@ -437,7 +437,7 @@ std::string known_address_towards(const std::string& host) {
   }
 }
 
-/// Rank 0 may host the store: it stays until all know what it knows, or time is up.
+/// Rank 0 may host the store, so it stays until all know what it knows, or time is up.
 void leave_together(c10d::Store& store, const Job& job) {
   constexpr const char* kLeft = "left";
   store.add(kLeft, 1);
@@ -447,7 +447,7 @@ void leave_together(c10d::Store& store, const Job& job) {
   }
 }
 
-/// Names the ranks of each host, and what mends it.
+/// Names the ranks of each host, and says what mends it.
 [[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
                                    const std::string& launcher) {
   const auto places = places_of(ranks);
@@ -473,7 +473,7 @@ void leave_together(c10d::Store& store, const Job& job) {
       remedy(launcher, each)));
 }
 
-/// The ranks of one transport cannot reach those of another: each would wait for its own.
+/// Ranks with different transports cannot reach each other: each would wait for its own.
 [[noreturn]] void refuse_transports(const std::vector<Attendant>& ranks,
                                     const std::string& launcher) {
   std::map<std::string, std::vector<int>> of_transport;
@@ -508,7 +508,7 @@ fs::path rendezvous_folder() {
         "can be written.",
         folder.string(), std::strerror(errno)));
   }
-  // Whoever can write here can lead the ranks astray.
+  // Anybody who can write here can lead the ranks astray.
   if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
       status.st_uid != geteuid() || (status.st_mode & 0022) != 0) {
     throw ConfigError(fmt::format(
@@ -573,7 +573,7 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     try {
       return attempt(timeout);
     } catch (const c10::Error&) {
-      // Rank 0 may have closed the store of an earlier group, which this rank had found still open.
+      // Rank 0 may have closed the store of an earlier group that this rank had found still open.
       return attempt(std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(5)));
     }
   } catch (const c10::Error& error) {
@@ -622,7 +622,7 @@ c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t
     std::this_thread::sleep_for(kPause);
   }
   try {
-    // A process that is stopped takes connections too.
+    // A process that is stopped accepts connections too.
     return answer_to([=] { return client_of(address, port, timeout); },
                      [&] {
                        if (Clock::now() >= deadline) throw CommError("The store does not answer.");

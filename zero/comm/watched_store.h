@@ -1,4 +1,4 @@
-// A store whose waits end when the watch has found somebody missing.
+// A store whose waits end when the watch has found that somebody is missing.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -17,10 +17,10 @@
 
 namespace zero::comm {
 
-/// What `operation` returns or throws. It runs on a thread of its own, and `check` again and again
-/// beside it: where that throws, the operation is left to itself, and must keep alive what it uses.
-/// For what c10d or Gloo waits for and nothing can end: the word of a store that has been stopped
-/// or is another program, the connection of a rank that has died.
+/// Runs `operation` on a thread of its own, and returns or throws what it does. Meanwhile calls
+/// `check` again and again. If `check` throws, the operation is left to itself, and must keep alive
+/// what it uses. For operations of c10d and Gloo that nothing can end: the answer of a store that
+/// has been stopped or is another program, the connection of a rank that has died.
 template <class Operation>
 auto answer_to(Operation operation, const std::function<void()>& check) {
   std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));
@@ -36,9 +36,9 @@ auto answer_to(Operation operation, const std::function<void()>& check) {
   return answer.get();
 }
 
-/// A part of another store, for who would wait there for a rank that is dead: all its waits call
-/// `check`, which throws where there is no point in waiting; those for the store's own answers,
-/// too.
+/// A part of another store. All its waits, also those for the store's own answers, call `check`,
+/// which throws if there is no point in waiting: a rank that waits for a dead one would wait for
+/// ever.
 class WatchedStore final : public c10d::PrefixStore {
  public:
   WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store,
@@ -51,7 +51,7 @@ class WatchedStore final : public c10d::PrefixStore {
   std::vector<uint8_t> get(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;
-  /// Throws c10::DistStoreError, as every store, when the time is up.
+  /// Throws c10::DistStoreError when the time is up, as every store does.
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 
