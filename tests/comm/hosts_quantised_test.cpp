@@ -1,4 +1,4 @@
-// What crosses between hosts quantised: values, bits, bytes, and who is refused.
+// Quantised messages between hosts: values, bits, bytes, and who is refused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -33,7 +33,7 @@ at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
-// What a message of `array` says, in `dtype`.
+// Returns what a message of `array` says, in `dtype`.
 at::Tensor sent(const at::Tensor& array, const Quantisation& quantisation, at::ScalarType dtype) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(quantisation, array.numel())));
   quantise(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
@@ -52,8 +52,8 @@ const std::vector<Quantisation>& wires() {
   return all;
 }
 
-// One that goes in one message, and one of more chunks than there are arrays for them; neither is a
-// multiple of a block.
+// The first slice goes in one message; the second has more chunks than there are arrays for them.
+// Neither is a multiple of a block.
 std::vector<int64_t> slices_for(const Quantisation& quantisation) {
   if (quantisation == wires().front()) return {1001, 1'200'007};
   return {1001, 300'007};
@@ -102,7 +102,7 @@ TEST_P(QuantisedHosts, AGatherFromElsewhereLeavesItsInputAsItIs) {
   });
 }
 
-// A host's sum is exact, what leaves it is quantised once, and hosts are added in order.
+// A host's sum is exact and is quantised once when it leaves; hosts are added in order.
 TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
   const auto [hosts, local_size] = GetParam();
   for (const auto& wire : wires()) {
@@ -129,7 +129,8 @@ TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
             largest = std::max(largest, partial.abs().max().item<double>());
           }
           EXPECT_TRUE(at::equal(output, total.to(into))) << "rank " << group.rank();
-          // Half a step of the coarsest: int4's is 1/7 of a block's largest, e4m3's 1/8 of any.
+          // The bound is half a step of the coarsest format: int4's is 1/7 of a block's largest,
+          // e4m3's 1/8 of any.
           EXPECT_LE((output.to(at::kFloat) - exact).abs().max().item<double>(),
                     (hosts - 1) * largest / 14 + largest * hosts / 256);
           const auto& count = group.traffic().count(Collective::reduce_scatter);
@@ -167,7 +168,7 @@ TEST_P(QuantisedHosts, SeveralCallsMayBeUnderWay) {
   });
 }
 
-// What a message has lost comes with later ones: the sum over calls loses less.
+// Later messages bring what one message has lost, so the sum over calls loses less.
 TEST_P(QuantisedHosts, FeedbackMakesUpForWhatWasLost) {
   on_hosts([&](Group& group) {
     const int64_t n = 600'011;  // several chunks

@@ -1,5 +1,5 @@
-// Quantised messages: what they lose and what not, and the vector code against the plain one, with
-// every instruction set.
+// Quantised messages: what they lose and what they keep, and the vector code against the plain one,
+// with every instruction set.
 #include "zero/comm/quantise_kernels.h"
 
 #include <c10/util/BFloat16.h>
@@ -62,7 +62,7 @@ class Array {
     if (dtype_ == ScalarType::Half) return static_cast<const c10::Half*>(data())[i];
     return static_cast<const float*>(data())[i];
   }
-  // As bits, but for which NaN a NaN is; what is beside the elements too.
+  // Compares bits, except for which NaN a NaN is, and the bytes beside the elements too.
   bool operator==(const Array& other) const {
     if (numel_ != other.numel_) return false;
     for (size_t i = 0; i < numel_; ++i) {
@@ -101,8 +101,8 @@ std::vector<float> normal_values(int64_t numel, uint64_t seed, float scale = 1) 
   return values;
 }
 
-// Numbers of all magnitudes; `special` of 256 are zeros of both signs, infinities, NaN and the
-// greatest and least numbers.
+// Returns numbers of all magnitudes; `special` of 256 are zeros of both signs, infinities, NaN and
+// the greatest and least numbers.
 std::vector<float> any_values(int64_t numel, uint64_t seed, uint64_t special) {
   const float specials[] = {0,
                             -0.0F,
@@ -127,7 +127,7 @@ std::vector<float> any_values(int64_t numel, uint64_t seed, uint64_t special) {
   return values;
 }
 
-// The kinds of blocks that there are, one behind the other, each as long as a block.
+// Returns each kind of block once, one behind the other.
 std::vector<float> extreme_values(int64_t block) {
   std::vector<float> values;
   const auto add = [&](float largest) {
@@ -175,7 +175,7 @@ TEST(Quantise, TakesTheBytesOfAScaleABlockAndACodeAnElement) {
   EXPECT_EQ(wire_bytes({WireFormat::int4, 256}, 512), 2 * 4 + 256);
   EXPECT_EQ(wire_bytes({WireFormat::int4, 64}, 64 + 3), 2 * 4 + 32 + 2);
   EXPECT_EQ(blocks_of({WireFormat::int4, 64}, 64 + 3), 2);
-  // An element of bf16 is 2 bytes: half, and a quarter, of them but for the scales.
+  // An element of bf16 has 2 bytes: messages have a half, and a quarter, of them beside the scales.
   EXPECT_EQ(wire_bytes({WireFormat::int8, 128}, 1 << 20), (1 << 20) * 33 / 32);
   EXPECT_EQ(wire_bytes({WireFormat::int4, 128}, 1 << 20), (1 << 19) * 17 / 16);
 }
@@ -236,7 +236,7 @@ TEST(Quantise, RoundsToTheNearestCodeTiesToEven) {
     if (q.format == WireFormat::fp8) return;
     std::vector<float> values(static_cast<size_t>(q.block));
     const float most = greatest_code(q);
-    values[0] = most;  // so that the scale is 1
+    values[0] = most;  // makes the scale 1
     const float tested[] = {0.5F, 1.5F, 2.5F, -0.5F, -1.5F, -2.5F, 2.4F, 2.6F, -2.6F, 6.49F};
     const float expected[] = {0, 2, 2, 0, -2, -2, 2, 3, -3, 6};
     std::copy(std::begin(tested), std::end(tested), values.begin() + 1);
@@ -271,7 +271,7 @@ TEST(Quantise, HasEveryNumberOfFp8) {
   });
 }
 
-// The error is half a step of the block's own maximum, and none of it is cut off.
+// The error is half a step of the block's own maximum, and no element is cut off.
 TEST(Quantise, LosesHalfAStepOfTheBlocksMaximumAtMost) {
   for_all([](const Quantisation& q) {
     const int64_t numel = 16 * q.block + 64;
@@ -310,7 +310,8 @@ TEST(Quantise, OfAQuantisedArrayIsTheSameMessage) {
   });
 }
 
-// What an owner keeps of its bf16 weights is what the others get: again and again.
+// If an owner takes its bf16 weights from the message, as the others do, the next message is the
+// same.
 TEST(Quantise, OfAQuantisedBf16ArrayIsTheSameMessage) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::BFloat16, normal_values(64 * q.block + 67, 1, 0.02F));
@@ -328,7 +329,7 @@ TEST(Quantise, KeepsZerosAndReadsFiniteBlocksAsFinite) {
     const auto read = array_of(ScalarType::Float, message_of(extremes, q), extremes.numel(), q);
     for (size_t i = 0; i < static_cast<size_t>(extremes.numel()); ++i)
       ASSERT_TRUE(std::isfinite(read[i])) << extremes[i];
-    // Zero bytes are zeros too, whatever the format.
+    // Zero bytes are zeros in every format.
     const std::vector<std::byte> empty(static_cast<size_t>(wire_bytes(q, zeros.numel())));
     EXPECT_TRUE(array_of(ScalarType::Float, empty, zeros.numel(), q) == zeros);
   });
@@ -396,7 +397,7 @@ TEST(Feedback, EqualsThePlainLoop) {
   });
 }
 
-// The formula, in plain fp32 over the whole array.
+// Computes the formula in plain fp32 over the whole array.
 TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
   for (const auto& q : all_quantisations()) {
     SCOPED_TRACE(describe(q));
@@ -418,7 +419,7 @@ TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
       quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel,
                              q, kBeta);
       EXPECT_TRUE(message == expected) << step;
-      // The plain sum above may be fused: what is kept agrees to the last codes.
+      // The plain sum above may be fused, so the kept errors agree to the last codes only.
       const auto is = array_of(ScalarType::Float, error, numel, of_error);
       const auto should = array_of(ScalarType::Float, next, numel, of_error);
       for (size_t i = 0; i < numbers.size(); ++i) ASSERT_NEAR(is[i], should[i], 1e-3F);
@@ -426,7 +427,7 @@ TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
   }
 }
 
-// What one message loses comes with the next ones: the mean of many is that of the values.
+// The next messages bring what one message loses: the mean of many is that of the values.
 TEST(Feedback, ComesCloserToAConstantThanQuantisingAlone) {
   const Quantisation q{WireFormat::int4, 64};
   const auto numbers = normal_values(64, 5);

@@ -112,7 +112,7 @@ TEST(Rail, KeepsTheOrderOfAChannel) {
     } else {
       std::vector<Bytes> received(kMessages, Bytes(1000));
       for (auto& one : received) passages.push_back(rail.receive(peer, Channel::homeward, one));
-      // Waited for the other way round, which must make no difference.
+      // The passages are waited for in reverse order, which must make no difference.
       for (auto passage = passages.rbegin(); passage != passages.rend(); ++passage)
         (*passage)->wait();
       EXPECT_TRUE(received == bytes);
@@ -144,7 +144,7 @@ TEST(Rail, ChannelsDoNotWaitForEachOther) {
 }
 
 TEST(Rail, CountsPiecesBeyondTheEndOfTheirNumbers) {
-  // Both ends begin just before the numbers that tags have room for are over, and go on past it.
+  // Both ends begin just before tags run out of numbers, and go on past that.
   on_hosts(2,
            [](Rail& rail) {
              const int peer = 1 - rail.host();
@@ -232,7 +232,7 @@ TEST(Rail, ThreadsMayUseAChannelEach) {
 
 TEST(Rail, AbortWakesEveryWaitAndRefusesLaterCalls) {
   on_hosts(2, [](Rail& rail) {
-    if (rail.host() == 1) return;  // silent, but there
+    if (rail.host() == 1) return;  // it is silent, but there
     Bytes received(2 * kMiB), sent(64 * kMiB);
     const auto receives = rail.receive(1, Channel::gather, received);
     const auto sends = rail.send(1, Channel::homeward, sent);  // nobody takes it
@@ -276,7 +276,7 @@ TEST(Rail, AnAbortedReceiveLeavesItsMemoryAlone) {
       const Bytes sent(16 * kMiB, std::byte{1});
       try {
         rail.send(peer, Channel::gather, sent)->wait();
-      } catch (const CommError&) {  // as soon as the other has aborted
+      } catch (const CommError&) {  // the other's abort ends it
       }
       aborted.arrive_and_wait();
     }
@@ -285,7 +285,7 @@ TEST(Rail, AnAbortedReceiveLeavesItsMemoryAlone) {
 
 TEST(Rail, AHostThatGoesAwayIsNamed) {
   on_hosts(3, [](Rail& rail) {
-    if (rail.host() == 0) return rail.abort();  // which closes its connections
+    if (rail.host() == 0) return rail.abort();  // that closes its connections
     Bytes bytes(kMiB);
     EXPECT_THAT(message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
                 AllOf(HasSubstr("lost host 0"), HasSubstr("received 1.00 MiB from host 0"),
@@ -297,7 +297,7 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
     rail.send(peer, Channel::gather, sent)->wait();
     receives->wait();
     EXPECT_TRUE(bytes == message(kMiB, peer));
-    // And lose each other, though each has a broken connection already.
+    // They lose each other too, though each has a broken connection already.
     if (rail.host() == 1) return rail.abort();
     EXPECT_THAT(message_of<CommError>([&] { rail.receive(1, Channel::gather, bytes)->wait(); }),
                 HasSubstr("lost host 1"));
@@ -305,8 +305,8 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
 }
 
 TEST(Rail, AHostThatGoesAwayInAMessageIsNamed) {
-  // Some bytes have come, more never will: see Note [Lost hosts]. The sender has messages without
-  // end, so it goes away in one of them, however fast the machine is.
+  // Some bytes have come, and more never will: see Note [Lost hosts]. The sender has messages
+  // without end, so it goes away in one of them, however fast the machine is.
   on_hosts(2, [](Rail& rail) {
     const int peer = 1 - rail.host();
     Bytes bytes(64 * kMiB);
@@ -350,8 +350,8 @@ TEST(Rail, WhatArrivedBeforeItsSenderLeftIsDelivered) {
   leaves.join();
 }
 
-/// What a rank sees of a peer that has left while the system still sends what it had taken from
-/// it: every connection has ended but one, on which bytes are on their way.
+/// A peer that has left looks so while the system still sends its last bytes: every connection has
+/// ended but one, on which bytes are on their way.
 class Tail {
  public:
   static constexpr Channel kBusy = Channel::gather;

@@ -1,4 +1,5 @@
-// A system that refuses threads half-way (ulimit -u, pids.max): an error, and nothing left running.
+// A system that refuses threads half-way (ulimit -u, pids.max) gives an error, and nothing is left
+// running.
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -17,7 +18,7 @@
 
 namespace {
 
-// Threads that may still start; pthread_create has no other way to be told.
+// So many threads may still start. pthread_create has no other way to be told.
 std::atomic<int> threads_left{1 << 30};
 
 class ThreadLimit {

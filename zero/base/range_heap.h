@@ -14,7 +14,7 @@
 
 namespace zero {
 
-/// Not thread-safe.
+/// The range. It is not thread-safe.
 class RangeHeap {
  public:
   /// Makes an empty range.

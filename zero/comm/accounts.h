@@ -19,8 +19,8 @@ struct Accounts {
   std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();    ///< calls and bytes
   std::shared_ptr<WaitClock> clock = std::make_shared<WaitClock>();  ///< time spent waiting
   std::shared_ptr<RankActivity> activity =
-      std::make_shared<RankActivity>();  ///< what the rank does between calls
-  std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();  ///< what happens when
+      std::make_shared<RankActivity>();  ///< shows what the rank does between calls
+  std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();  ///< shows what happens when
   std::shared_ptr<CallLog> calls = std::make_shared<CallLog>();       ///< how long calls take
 };
 

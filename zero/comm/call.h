@@ -32,7 +32,7 @@ struct Call {
   /// into it what comes to its own place.
   bool shared_output = false;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
-  uint64_t digest = 0;   ///< of that collective's record
+  uint64_t digest = 0;   ///< the hash of that collective's record
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
   std::vector<int64_t> window_block_bytes{};    ///< by rank

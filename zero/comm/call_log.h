@@ -39,7 +39,7 @@ struct CallTimes {
 /// One call, as `verbose` reports it.
 struct CallTime {
   Collective collective{};
-  int ranks = 1;  ///< as in CallTimes
+  int ranks = 1;  ///< see CallTimes
   bool in_place = false;
   std::string_view label{};  ///< the caller's name for it (a unit)
   int64_t message = 0;

@@ -3,6 +3,21 @@
 // Every rank of a group issues the same collectives in the same order. A rank that does not is
 // named in a CommError on every rank (see Note [Matching] in shm_collectives.cpp). A group of one
 // returns at once from everything.
+//
+// Note [Reading comm]
+// The folder has many files, of which these ten say how it works, in this order:
+//   group.h               what the engine calls
+//   transport.h           the six roles that carry a group
+//   shm_collectives.cpp   the collectives of ranks that share memory
+//   shm_control.h         the words by which these ranks stay in step
+//   peers.h               how a rank waits, and notices that a peer has died
+//   arena.h               the memory that they share
+//   rail.h                messages between hosts
+//   hosts_collectives.h   the collectives over several hosts, in two levels and two phases
+//   link_codec.h          how their values are quantised or packed on the way
+//   rendezvous.h          how the ranks of a job find each other
+// Then, by need: launcher.h starts ranks, host_watch.h names a rank that dies on another host,
+// gloo_rail.h and plugin_rail.h (MPI) are the transports between hosts, *_kernels.h the arithmetic.
 #pragma once
 
 #include <torch/types.h>
@@ -40,8 +55,8 @@ struct GroupOptions {
   int block = 0;
 };
 
-/// What a rank publishes in a slot of a window for other hosts to get. Ranks of its own host read
-/// it in place.
+/// A rank publishes this in a slot of a window for other hosts. Ranks of its own host read it in
+/// place.
 struct Published {
   at::Tensor whole{};  ///< the slot, (N * n), of the window's memory: N is the group's size
   /// This rank's values, (n). If they are not a part of `whole`, they are copied there too.

@@ -139,7 +139,7 @@ class HostsControl final : public CallBackend {
 /// The roles of a group on several hosts: data, control, memory and liveness.
 struct HostsTransport {
   Transport transport;
-  c10::intrusive_ptr<HostsBackend> data;  ///< the same as the transport's
+  c10::intrusive_ptr<HostsBackend> data;  ///< the transport's `data`
   std::shared_ptr<HostsHealth> health;
   std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
 };

@@ -19,7 +19,7 @@ namespace zero::comm {
 class HostsLinks;
 struct HostsCall;
 
-/// What one collective does in its two phases (Note [Two phases] in hosts_collectives.h). One
+/// The work of one collective in its two phases (Note [Two phases] in hosts_collectives.h). One
 /// object serves one call. All functions throw CommError.
 class HostsAlgorithm {
  public:
@@ -70,7 +70,7 @@ struct HostsCall {
   Call call;
   Sending sending;  ///< the outward phase
   CallRecord record;
-  std::vector<CallRecord> records;            ///< of the other hosts' ranks, by host
+  std::vector<CallRecord> records;            ///< the other hosts' ranks', by host
   std::vector<at::Tensor> held;               ///< arrays that the call has borrowed
   std::unique_ptr<HostsAlgorithm> algorithm;  ///< from `open` until the call has ended
   std::vector<Departure> departures;          ///< the homeward phase's own once `sending` is over

@@ -23,7 +23,7 @@
 
 namespace zero::comm {
 
-/// Which of a host's two sequences of collectives in shared memory a call uses.
+/// A host has two sequences of collectives in shared memory, one for each phase of calls.
 enum class Phase : uint8_t { outward, homeward };
 
 /// Sending is the outward phase's and receiving in chunks the homeward phase's; both may go on at

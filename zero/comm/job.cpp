@@ -90,7 +90,7 @@ class Variables {
 /// A place where the ranks can meet, as the launcher knows it.
 struct Meeting {
   std::vector<std::string> addresses{};  ///< rank 0's host, the likeliest address first
-  std::string id{};                      ///< the same on all hosts, and this job's alone
+  std::string id{};                      ///< this job's alone, and the same on all hosts
 };
 
 /// Returns a port of the job's own, below those that the system gives to clients.
@@ -174,7 +174,7 @@ std::vector<std::string> addresses_in(std::string_view uri) {
   const auto begin = uri.find("://");
   if (begin == std::string_view::npos) return {};
   uri.remove_prefix(begin + 3);
-  uri = uri.substr(0, uri.find(';'));   // of the first transport
+  uri = uri.substr(0, uri.find(';'));   // the first transport's
   uri = uri.substr(0, uri.rfind(':'));  // without the port
   std::vector<std::string> addresses;
   for (size_t at = 0; at <= uri.size();) {

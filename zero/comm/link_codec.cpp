@@ -114,7 +114,7 @@ class QuantisedCodec final : public Codec {
   }
 
  private:
-  // Where the errors of a message are: the slices of all receivers follow one another.
+  // Returns the errors of a message. The slices of all receivers follow one another.
   std::byte* error_of(const SumMessage& of) const {
     const auto kept = feedback_quantisation(wire_.quantisation);
     return bytes_of(wire_.error) + of.peer * wire_bytes(kept, of.slice_numel) +

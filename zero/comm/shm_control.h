@@ -42,7 +42,7 @@ struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
-  uint64_t digest = 0;          ///< of that collective's record
+  uint64_t digest = 0;          ///< the hash of that collective's record
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
   int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
@@ -102,8 +102,8 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-/// The same ranks may run so many sequences of calls side by side; one host needs one, several
-/// hosts need three (hosts_backend.h).
+/// Ranks may run so many sequences of calls side by side; one host needs one, several hosts need
+/// three (hosts_backend.h).
 inline constexpr int kLocalChannels = 3;
 
 constexpr int64_t control_bytes(int ranks) {

@@ -9,7 +9,7 @@ namespace zero::comm {
 
 Topology Topology::of(std::span<const int64_t> hosts, int rank) {
   std::vector<int64_t> names;  // the hosts', in order
-  std::vector<int> ranks;      // of each host
+  std::vector<int> ranks;      // each host's
   Topology topology;
   for (int r = 0; r < static_cast<int>(hosts.size()); ++r) {
     const auto name = hosts[static_cast<size_t>(r)];

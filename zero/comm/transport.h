@@ -68,7 +68,7 @@ class Subgroups {
 /// Says what a backend's next call is for, which c10d's interface has no room for.
 struct Announcement {
   FixedText<72> label{};
-  std::optional<Collective> counted{};  ///< where its copied bytes are counted
+  std::optional<Collective> counted{};  ///< its copied bytes are counted there
   bool awaited = false;  ///< its caller waits at once, so no other thread need be woken to run it
   std::optional<LinkWire> wire{};  ///< how its array crosses between hosts, if not as it is
 };
