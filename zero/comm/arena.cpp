@@ -110,8 +110,7 @@ std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layou
       status.st_size != layout.total_bytes() || status.st_uid != geteuid()) {
     throw CommError(
         fmt::format("The file that was passed as the shared memory of {} ranks is not that: it has "
-                    "{} bytes and "
-                    "belongs to user {}, but {} bytes of user {} are expected.",
+                    "{} bytes and belongs to user {}, but {} bytes of user {} are expected.",
                     layout.ranks, status.st_size, status.st_uid, layout.total_bytes(), geteuid()));
   }
   const int seals = fcntl(file.get(), F_GET_SEALS);
@@ -134,8 +133,8 @@ Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
                .shared = true}) {
   if (memory_) return;
   throw OutOfMemory(fmt::format(
-      "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
-      "address space (ulimit -v) must be lifted; no memory is used by it.",
+      "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on address "
+      "space (ulimit -v) must be lifted; no memory is used by it.",
       format_bytes(static_cast<double>(layout_.total_bytes())), layout_.ranks,
       std::strerror(memory_.error())));
 }

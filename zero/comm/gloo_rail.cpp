@@ -232,8 +232,7 @@ std::unique_ptr<Rail> gloo_rail(c10::intrusive_ptr<c10d::Store> store, int host,
     throw CommError(fmt::format(
         "Host {} cannot connect to the others by gloo over {}: {} The hosts are at {}. Set "
         "ZERO_INTERFACE to the interface that joins them (`ip address` lists them), and see that "
-        "no "
-        "firewall stands between them.",
+        "no firewall stands between them.",
         host, listens, message_of(std::current_exception()), fmt::join(all, ", ")));
   }
   return piece_rail(std::move(carrier), host, hosts, options);

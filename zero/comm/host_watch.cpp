@@ -590,8 +590,7 @@ std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point
   if (!first) return std::nullopt;
   if (silent_hosts.size() == judges_.size()) {
     return Verdict{*first,
-                   fmt::format("Host {} has heard nothing from hosts {} for {}: is its link "
-                               "cut?",
+                   fmt::format("Host {} has heard nothing from hosts {} for {}: is its link cut?",
                                contact(settings_.rank).name, in_words(silent_hosts),
                                seconds(settings_.silence))};
   }

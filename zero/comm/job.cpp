@@ -148,8 +148,8 @@ Job torchrun_job(const Lookup& lookup) {
   if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {
     throw ConfigError(fmt::format(
         "The environment variables MASTER_ADDR and MASTER_PORT are not set, but WORLD_SIZE is {}. "
-        "torchrun and "
-        "`zero launch` set them; by hand, give the host of rank 0 and a free port there.",
+        "torchrun and `zero launch` set them; by hand, give the host of rank 0 and a free port "
+        "there.",
         job.size));
   }
   read_address(variables, {}, "", job);
@@ -160,8 +160,8 @@ Job torchrun_job(const Lookup& lookup) {
   if (const auto token = lookup(kTokenVariable)) {
     if (!is_token(*token)) {
       throw ConfigError(fmt::format(
-          "The environment variable {} has {} characters that are not a token; it should "
-          "be the 32 hexadecimal digits that `zero launch` sets. Unset it.",
+          "The environment variable {} has {} characters that are not a token; it should be the 32 "
+          "hexadecimal digits that `zero launch` sets. Unset it.",
           kTokenVariable, token->size()));
     }
     job.prefix += "/" + *token;

@@ -671,8 +671,8 @@ int launch(const LaunchOptions& options) {
   }
   if (options.nnodes > 1 && options.master_addr.empty()) {
     throw ConfigError(
-        "A job over several nodes needs the name or address of node 0 (--master-addr), the same "
-        "on every node.");
+        "A job over several nodes needs the name or address of node 0 (--master-addr), the same on "
+        "every node.");
   }
   if (options.command.empty()) throw ConfigError("There is no program to launch.");
   if (options.logs == RankLogs::files) {

@@ -68,8 +68,8 @@ class StoreFile {
     if (!file || std::rename(temporary.c_str(), path_.c_str()) != 0) {
       std::remove(temporary.c_str());
       throw CommError(fmt::format(
-          "Cannot write {}, where the ranks of this job meet: {}. Set TMPDIR to a folder "
-          "that can be written.",
+          "Cannot write {}, where the ranks of this job meet: {}. Set TMPDIR to a folder that can "
+          "be written.",
           path_.string(), std::strerror(errno)));
     }
   }
@@ -224,8 +224,8 @@ StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
     if (Clock::now() >= deadline) {
       throw CommError(
           fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
-                      "rank 0 start, on this host "
-                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.{}",
+                      "rank 0 start, on this host and with the same TMPDIR? Across hosts, set "
+                      "MASTER_ADDR and MASTER_PORT.{}",
                       job.rank, seconds(timeout), file.path().string(),
                       job.key.starts_with(kParentKey)
                           ? " Ranks of one parent process are taken for one job: a script that "
@@ -372,8 +372,7 @@ class RollCall {
     if (job_.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     throw CommError(
         fmt::format("Rank {} waited {} for the {} ranks of this job, but {} never arrived. Did all "
-                    "start, and do all "
-                    "still run?",
+                    "start, and do all still run?",
                     job_.rank, seconds(timeout_), job_.size, rank_list(missing)));
   }
 
@@ -504,16 +503,16 @@ fs::path rendezvous_folder() {
   struct stat status {};
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     throw ConfigError(fmt::format(
-        "Cannot make {}, where the ranks of a job meet: {}. Set TMPDIR to a folder that "
-        "can be written.",
+        "Cannot make {}, where the ranks of a job meet: {}. Set TMPDIR to a folder that can be "
+        "written.",
         folder.string(), std::strerror(errno)));
   }
   // Anybody who can write here can lead the ranks astray.
   if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
       status.st_uid != geteuid() || (status.st_mode & 0022) != 0) {
     throw ConfigError(fmt::format(
-        "{} should be a folder of this user that nobody else can write. Remove it, or set "
-        "TMPDIR to another folder.",
+        "{} should be a folder of this user that nobody else can write. Remove it, or set TMPDIR "
+        "to another folder.",
         folder.string()));
   }
   return folder;

@@ -261,9 +261,8 @@ class Meeter {
     if (differ) {
       throw CommError(
           fmt::format("The shared-memory group needs all its ranks on one host, in one process-id "
-                      "namespace, but they are: {}. "
-                      "Start all ranks on "
-                      "one host, or use another backend.",
+                      "namespace, but they are: {}. Start all ranks on one host, or use another "
+                      "backend.",
                       table));
     }
   }
@@ -366,9 +365,8 @@ class Meeter {
   void check_host(const ucred& peer, const std::string& nonce) const {
     if (peer.uid == geteuid() && peer.pid == processes_.at(0).pid) return;
     throw CommError(fmt::format(
-        "Rank {} found process {} of user {} at the socket of rank {}, which is "
-        "process {} of user {} (abstract socket libzero-{}); it takes no memory from "
-        "there.",
+        "Rank {} found process {} of user {} at the socket of rank {}, which is process {} of user "
+        "{} (abstract socket libzero-{}); it takes no memory from there.",
         number(rank_), peer.pid, peer.uid, number(0), processes_.at(0).pid, geteuid(), nonce));
   }
 
