@@ -233,7 +233,7 @@ void* HostAllocator::keep_charged(c10::DataPtr& data, size_t begin, size_t end) 
   auto* const block = static_cast<std::byte*>(data.release_context());
   data.clear();
   const size_t size = impl.space.size_of(block);
-  ensure(size >= end && begin < end, "a block of the host allocator has not the part to keep");
+  ensure(size >= end && begin < end, "the part to keep is not in the block of the host allocator");
   auto* const kept = static_cast<std::byte*>(impl.space.keep(block, begin, end));
   const size_t kept_size = impl.space.size_of(kept);
   ASAN_POISON_MEMORY_REGION(block, static_cast<size_t>(kept - block));

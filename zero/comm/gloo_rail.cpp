@@ -60,7 +60,7 @@ void check_transport() {
         "ZERO_INTERFACE.",
         kTransportVariable));
   }
-  throw ConfigError(fmt::format("{} is '{}'; rails know TCP alone.", kTransportVariable, value));
+  throw ConfigError(fmt::format("{} is '{}'; rails use TCP only.", kTransportVariable, value));
 }
 
 // A receive for which no message is ever sent. Its state tells the state of the connection.

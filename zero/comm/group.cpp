@@ -292,7 +292,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_wire("all_gather", wire, input.scalar_type());
   if (wire && wire->error.defined()) {
     throw CommError(fmt::format(
-        "all_gather on rank {}: what a message loses is not added to a later one.", rank));
+        "all_gather on rank {}: an all-gather keeps no LinkWire::error; sums alone do.", rank));
   }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
   return run(

@@ -190,7 +190,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     members.topology = Topology::of(hosts, members.rank);
     if (!members.topology.regular) {
       throw CommError(
-          fmt::format("A group of {} ranks from rank {} on has not as many on each host.",
+          fmt::format("A group of {} ranks from rank {} on must have equally many on each host.",
                       ranks.size(), ranks.front()));
     }
     for (size_t i = 0; i < ranks.size(); ++i)

@@ -154,7 +154,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
         job.launcher_hosts_store
             ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
             : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
-              "between, or MASTER_ADDR be a name that means another address here."));
+              "between, or MASTER_ADDR may be a name that means another address here."));
   };
   // c10d would wait as well, but it logs a stack trace where it fails.
   const auto deadline = deadline_after(timeout);
@@ -167,7 +167,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
             answer_to([host, port, timeout] { return client_of(host, port, timeout); },
                       [&] {
                         if (Clock::now() >= deadline + kLastAnswer)
-                          give_up("what listens there does not answer");
+                          give_up("a program listens there, but does not answer");
                       });
         return {store, host, port};
       } catch (const c10::Error& error) {
@@ -466,8 +466,8 @@ void leave_together(c10d::Store& store, const Job& job) {
   const auto each =
       size % topology.hosts == 0 ? std::to_string(size / topology.hosts) : std::string("N");
   throw CommError(fmt::format(
-      "The {} ranks of this job are {} over {} hosts: {}. Every host must have as many, and those "
-      "of a host must follow one another: {}.",
+      "The {} ranks of this job are {} over {} hosts: {}. Every host must have equally many ranks, "
+      "which follow one another: {}.",
       size, even ? "in no order" : "spread unevenly", topology.hosts, table,
       remedy(launcher, each)));
 }
