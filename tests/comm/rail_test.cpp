@@ -8,25 +8,21 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <future>
 #include <latch>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
-#include "zero/comm/backend_rail.h"
 #include "zero/comm/gloo_rail.h"
 #include "zero/comm/open_rail.h"
 #include "zero/comm/plugin_rail.h"
@@ -551,87 +547,6 @@ TEST(RailTransport, APluginThatIsNotThereIsNamedWithItsPackage) {
   EXPECT_THAT(
       message_of<CommError>([] { (void)plugin_rail("mvapich", {0}, 0); }),
       AllOf(HasSubstr("libzero_rail_mvapich.so cannot be loaded"), HasSubstr("libmvapich-dev")));
-}
-
-/// Messages between ranks that are threads.
-class Mail {
- public:
-  using Address = std::tuple<int, int, int>;  // from, to, tag
-  void put(const Address& address, const at::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
-    boxes_[address].push_back(tensor.clone());
-    arrived_.notify_all();
-  }
-  at::Tensor take(const Address& address) {
-    std::unique_lock lock(mutex_);
-    arrived_.wait(lock, [&] { return !boxes_[address].empty(); });
-    const auto tensor = boxes_[address].front();
-    boxes_[address].pop_front();
-    return tensor;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<Address, std::deque<at::Tensor>> boxes_;
-};
-
-/// A c10d backend with nothing but messages, which receives when it is waited for.
-class MailBackend final : public c10d::Backend {
- public:
-  MailBackend(int rank, int size, Mail& mail) : c10d::Backend(rank, size), mail_(mail) {}
-  const std::string getBackendName() const override { return "mail"; }
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    mail_.put({rank_, to, tag}, tensors.at(0));
-    return c10::make_intrusive<Pending>([] {});
-  }
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from,
-                                      int tag) override {
-    return c10::make_intrusive<Pending>(
-        [this, tensor = tensors.at(0), address = Mail::Address{from, rank_, tag}]() mutable {
-          tensor.copy_(mail_.take(address));
-        });
-  }
-
- private:
-  class Pending final : public c10d::Work {
-   public:
-    explicit Pending(std::function<void()> work) : work_(std::move(work)) {}
-    bool wait(std::chrono::milliseconds) override {
-      work_();
-      return true;
-    }
-
-   private:
-    std::function<void()> work_;
-  };
-
-  Mail& mail_;
-};
-
-TEST(BackendRail, GoesOverWhateverBackendAProgramGives) {
-  Mail mail;
-  std::vector<std::thread> threads;
-  for (int host = 0; host < 3; ++host) {
-    threads.emplace_back([&mail, host] {
-      const auto rail =
-          backend_rail(c10::make_intrusive<MailBackend>(host, 3, mail), {.piece_bytes = 1000});
-      EXPECT_EQ(rail->host(), host);
-      EXPECT_EQ(rail->hosts(), 3);
-      EXPECT_EQ(rail->describe(), "mail, a backend of the program's");
-      const int next = (host + 1) % 3, last = (host + 2) % 3;
-      Bytes first(2500), second(2500);
-      const auto receives = rail->receive(last, Channel::gather, first);
-      const auto controls = rail->receive(last, Channel::control, second);
-      rail->send(next, Channel::control, message(2500, 10 + host))->wait();
-      rail->send(next, Channel::gather, message(2500, host))->wait();
-      receives->wait();
-      controls->wait();
-      EXPECT_TRUE(first == message(2500, last));
-      EXPECT_TRUE(second == message(2500, 10 + last)) << "channels share tags";
-    });
-  }
-  for (auto& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/version.h>
@@ -16,7 +17,6 @@
 #include "zero/base/broken_pipe.h"
 #include "zero/base/error.h"
 #include "zero/comm/agreement.h"
-#include "zero/comm/backend_rail.h"
 #include "zero/comm/job.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
@@ -94,6 +94,22 @@ class Canary {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
+class GlooPiece final : public Piece {
+ public:
+  explicit GlooPiece(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+  bool wait(milliseconds timeout) override { return work_->wait(timeout); }
+  void abort() override { work_->abort(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+// Wraps a piece of memory as c10d takes it, which only reads it to send it.
+std::vector<at::Tensor> tensors_of(std::span<const std::byte> bytes) {
+  return {at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())},
+                        at::kByte)};
+}
+
 // One channel has connections of its own, so that its messages wait for no other channel's.
 class Line {
  public:
@@ -116,7 +132,7 @@ class Line {
   std::unique_ptr<Piece> post(const Post& post) {
     const BrokenPipeScope survives;
     const std::lock_guard lock(posting_);
-    return post(*gloo_);
+    return std::make_unique<GlooPiece>(post(*gloo_));
   }
   std::optional<std::string> trouble(int host) {
     const std::lock_guard lock(asking_);
@@ -149,11 +165,13 @@ class GlooCarrier final : public Carrier {
 
   std::unique_ptr<Piece> send(int host, Channel channel, int tag,
                               std::span<const std::byte> bytes) override {
-    return line(channel).post([&](auto& gloo) { return send_piece(gloo, host, tag, bytes); });
+    auto tensors = tensors_of(bytes);
+    return line(channel).post([&](auto& gloo) { return gloo.send(tensors, host, tag); });
   }
   std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
                                  std::span<std::byte> bytes) override {
-    return line(channel).post([&](auto& gloo) { return receive_piece(gloo, host, tag, bytes); });
+    auto tensors = tensors_of(bytes);
+    return line(channel).post([&](auto& gloo) { return gloo.recv(tensors, host, tag); });
   }
   bool watches() const override { return true; }
   std::optional<std::string> trouble(int host, Channel channel) override {

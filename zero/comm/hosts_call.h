@@ -3,10 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <condition_variable>
 #include <exception>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -41,24 +40,16 @@ class HostsAlgorithm {
 /// Lets one phase of a call wait for the end of the other.
 class Sending {
  public:
+  /// To be called once.
   void end(std::exception_ptr error = nullptr) {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
-    error_ = std::move(error);
-    changed_.notify_all();
+    error ? ended_.set_exception(std::move(error)) : ended_.set_value();
   }
   /// Blocks until `end`, and throws the error that it was given.
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return over_; });
-    if (error_) std::rethrow_exception(error_);
-  }
+  void wait() const { over_.get(); }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::exception_ptr error_;
+  std::promise<void> ended_;
+  std::shared_future<void> over_ = ended_.get_future();
 };
 
 /// A call between its phases.
