@@ -5,14 +5,13 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 
-#include "zero/comm/flight.h"
+#include "zero/comm/call_work.h"
 #include "zero/comm/shm_collectives.h"
 
 namespace zero::comm {
@@ -20,27 +19,18 @@ namespace zero::comm {
 class CallQueue;
 
 /// A call that has been issued; users of c10d wait on it.
-class IssuedCall final : public c10d::Work, public KnowsItsEnd {
+class IssuedCall final : public CallWork {
  public:
   IssuedCall(Call call, std::shared_ptr<CallQueue> queue);
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  /// Blocks until the call has run, and helps with it and those before it. Ignores `timeout`: the
-  /// call has its own.
+  /// Waits, and runs this call and those before it meanwhile.
   bool wait(std::chrono::milliseconds timeout) override;
   Call& call() { return call_; }
-  int64_t ended() const override;
 
  private:
   friend class CallQueue;
   Call call_;
   std::shared_ptr<CallQueue> queue_;
-  // this and the fields below are guarded by the queue's mutex
-  c10::intrusive_ptr<IssuedCall> next_;
-  bool finished_ = false;
-  int64_t ended_ = 0;
-  std::exception_ptr error_;
+  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the signal's mutex
 };
 
 /// Runs calls one at a time, in order: on its worker thread, or on a thread that waits for one and
@@ -58,9 +48,7 @@ class CallQueue {
   void push(c10::intrusive_ptr<IssuedCall> issued, bool wake);
   /// Blocks until `issued` has run.
   void finish(IssuedCall& issued);
-  bool finished(const IssuedCall& issued) const;
-  std::exception_ptr error(const IssuedCall& issued) const;
-  int64_t ended(const IssuedCall& issued) const;
+  const std::shared_ptr<Signal>& signal() const { return signal_; }
   /// Runs the remaining calls and ends the worker.
   void close();
 
@@ -69,8 +57,7 @@ class CallQueue {
   void work();
 
   Run run_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();  // guards the queue
   c10::intrusive_ptr<IssuedCall> head_;
   IssuedCall* tail_ = nullptr;
   bool running_ = false;  // a thread runs a call

@@ -161,7 +161,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   bool welcome(Link& link, const Frame& frame) const;
   void accept_links();
   void drop_closed(Clock::time_point now);
-  void settle(Verdict verdict);
+  void conclude(Verdict verdict);
 
   bool silent(int rank, Clock::time_point now, milliseconds limit) const;
   int acting_judge(Clock::time_point now) const;
@@ -197,7 +197,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<int> deaths_;       ///< in the order in which they were noticed
   std::vector<Verdict> pending_;  ///< reports that wait for a judge
   int told_ = -1;                 ///< the judge that has the first of them
-  bool settled_ = false;
+  bool concluded_ = false;
   bool meeting_ = true;  ///< judges that have not come are still awaited
   bool accepting_ = true;
   std::optional<Clock::time_point> judge_lost_;
@@ -443,7 +443,7 @@ void HostWatch::Impl::beat() {
 void HostWatch::Impl::look(Clock::time_point now) {
   accepting_ = true;
   for (auto& link : links_) read_from(*link, now);
-  if (settled_ || leaving_ || !look_) return;
+  if (concluded_ || leaving_ || !look_) return;
   if (auto seen = look_(); seen && known(seen->origin)) pending_.push_back(std::move(*seen));
 }
 
@@ -470,22 +470,22 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
 }
 
 void HostWatch::Impl::decide(Clock::time_point now) {
-  if (settled_) return;
+  if (concluded_) return;
   for (int r = 0; r < settings_.size; ++r) {
     if (!silent(r, now, settings_.silence)) continue;
     for (auto& link : links_) read_from(*link, now);  // words may have gathered unread
-    if (settled_) return;
+    if (concluded_) return;
     break;
   }
   const int acting = acting_judge(now);
   if (acting == settings_.rank) {
-    if (auto trouble = find_trouble(now)) settle(std::move(*trouble));
+    if (auto trouble = find_trouble(now)) conclude(std::move(*trouble));
     return;
   }
   auto lost = lost_judge(acting, now);
   if (acting < 0) {
-    if (!pending_.empty()) return settle(pending_.front());
-    if (lost) settle(std::move(*lost));
+    if (!pending_.empty()) return conclude(pending_.front());
+    if (lost) conclude(std::move(*lost));
     return;
   }
   // The next judge sees for itself that the first is gone, unless only this rank has lost it.
@@ -509,7 +509,7 @@ void HostWatch::Impl::decide(Clock::time_point now) {
   if (tell(acting) || meeting_) return;
   // This rank could not connect to the acting judge. It tells any judge that it reaches, and a
   // judge settles it.
-  if (is_judge()) return settle(pending_.front());
+  if (is_judge()) return conclude(pending_.front());
   for (const int judge : judges_) {
     if (tell(judge)) return;
   }
@@ -609,9 +609,9 @@ Verdict HostWatch::Impl::improved(Verdict report) const {
   return report;
 }
 
-void HostWatch::Impl::settle(Verdict verdict) {
+void HostWatch::Impl::conclude(Verdict verdict) {
   verdict.message = verdict.message.substr(0, FrameLink::kLongestText);
-  settled_ = true;
+  concluded_ = true;
   const auto tell = [&](bool to_judges) {
     for (auto& link : links_) {
       if (link->rank >= 0 && is_judge() && judges(link->rank) == to_judges) {
@@ -641,14 +641,14 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
     const auto& there = contact(link->rank);
     if (there.state != State::present || now - there.heard >= settings_.silence / 2) return false;
     // Judges go in the reverse order of their places: each waits for those behind it.
-    return settled_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
+    return concluded_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
   // A rank that is still on its way would find nobody to tell it why.
-  const bool all_came = !settled_ || !is_judge() ||
+  const bool all_came = !concluded_ || !is_judge() ||
                         std::none_of(contacts_.begin(), contacts_.end(),
                                      [](auto& there) { return there.state == State::absent; });
   if ((awaited || !all_came) && waited < settings_.linger) return false;
-  if (!settled_) {
+  if (!concluded_) {
     for (auto& link : links_) link->frames.send(Kind::leave, settings_.rank);
   }
   return true;
@@ -722,13 +722,13 @@ void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_poin
     case Kind::beat:
       return;
     case Kind::report:
-      if (!link.to_judge && !settled_) pending_.push_back({frame.origin, frame.text});
+      if (!link.to_judge && !concluded_) pending_.push_back({frame.origin, frame.text});
       return;
     case Kind::verdict:
       if (!judges(link.rank)) return;
       there.knows = true;
       link.frames.send(Kind::heard, settings_.rank);
-      if (!settled_) settle({frame.origin, frame.text});
+      if (!concluded_) conclude({frame.origin, frame.text});
       return;
     case Kind::heard:
       there.knows = true;

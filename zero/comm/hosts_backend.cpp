@@ -142,42 +142,15 @@ struct HostsPlace {
 // --- Data ---
 
 /// A call that has been issued; users of c10d wait on it.
-class HostsBackend::Pending final : public c10d::Work, public KnowsItsEnd {
+class HostsBackend::Pending final : public CallWork {
  public:
-  Pending(Call call, std::shared_ptr<Signal> signal) : signal_(std::move(signal)) {
+  Pending(Call call, std::shared_ptr<Signal> signal) : CallWork(std::move(signal)) {
     call_.call = std::move(call);
-  }
-  bool isCompleted() override {
-    const std::lock_guard lock(signal_->mutex);
-    return finished_;
-  }
-  bool isSuccess() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return finished_ && !error_;
-  }
-  std::exception_ptr exception() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return error_;
-  }
-  /// Blocks until the call has run. Ignores `timeout`: the call has its own.
-  bool wait(std::chrono::milliseconds /*timeout*/) override {
-    std::unique_lock lock(signal_->mutex);
-    signal_->changed.wait(lock, [&] { return finished_; });
-    if (error_) std::rethrow_exception(error_);
-    return true;
-  }
-  int64_t ended() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return ended_;
   }
 
  private:
   friend class HostsBackend;
-  std::shared_ptr<Signal> signal_;
   HostsCall call_;
-  bool finished_ = false;  // this and the fields below are guarded by the signal's mutex
-  int64_t ended_ = 0;
-  std::exception_ptr error_;
 };
 
 HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
@@ -285,7 +258,7 @@ void HostsBackend::run_homeward() {
         call.sending.wait();  // the other phase leaves the call alone from then on
       } catch (...) {         // it has failed too
       }
-      HostsCollectives::settle(call);
+      HostsCollectives::drain(call);
     }
     if (!error && call.call.then) call.call.then();
     // Releases the tensors as soon as the call is done; the last Work may live for long.
@@ -293,10 +266,7 @@ void HostsBackend::run_homeward() {
     call.call.output.reset();
     call.call.then = nullptr;
     const std::lock_guard lock(signal_->mutex);
-    pending->finished_ = true;
-    pending->ended_ = Timeline::now();
-    pending->error_ = error;
-    signal_->changed.notify_all();
+    pending->finish(error);
   }
 }
 
@@ -353,7 +323,7 @@ void HostsControl::run(Call call) {
     collectives_.homeward(two_phases);
   } catch (...) {
     const auto stands = place_->health->fail(std::current_exception());
-    HostsCollectives::settle(two_phases);
+    HostsCollectives::drain(two_phases);
     std::rethrow_exception(stands);
   }
 }

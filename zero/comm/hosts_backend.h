@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "zero/comm/accounts.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/call_backend.h"
+#include "zero/comm/call_work.h"
 #include "zero/comm/group.h"
 #include "zero/comm/health.h"
 #include "zero/comm/hosts_collectives.h"
@@ -91,11 +91,6 @@ class HostsBackend final : public CallBackend {
 
  private:
   class Pending;
-  /// Works look at this, and may outlive the backend.
-  struct Signal {
-    std::mutex mutex;
-    std::condition_variable changed;
-  };
   /// A phase's queue and thread.
   struct Phase {
     std::deque<c10::intrusive_ptr<Pending>> calls;

@@ -64,12 +64,12 @@ class HostsCollectives {
   /// The outward phase: one thread runs `open` and then `send` for each call, in the order of
   /// issue, and ends `sending`. The homeward phase: another may run `homeward` once a call is open,
   /// in the same order. All throw CommError. After that nothing more may be run; abort the rail,
-  /// and settle each call before it and this object go.
+  /// and drain each call before it and this object go.
   void open(HostsCall& call);
   void send(HostsCall& call);
   void homeward(HostsCall& call);
   /// Waits until the aborted rail does not touch the memory of `call` any more.
-  static void settle(HostsCall& call) noexcept { HostsLinks::settle(call); }
+  static void drain(HostsCall& call) noexcept { HostsLinks::drain(call); }
 
  private:
   HostsLinks links_;

@@ -144,7 +144,7 @@ void HostsLinks::wait_for_departures(HostsCall& call) const {
   call.departures.clear();
 }
 
-void HostsLinks::settle(HostsCall& call) noexcept {
+void HostsLinks::drain(HostsCall& call) noexcept {
   for (const auto& departure : call.departures) await_end(departure.passage.get());
   for (const auto& arrivals : call.arrivals)
     for (const auto& passage : arrivals) await_end(passage.get());

@@ -75,7 +75,7 @@ class HostsLinks {
   void wait_for(HostsCall& call, int host, size_t index) const;
   void wait_for_departures(HostsCall& call) const;
   /// Waits until the aborted rail does not touch the memory of `call` any more.
-  static void settle(HostsCall& call) noexcept;
+  static void drain(HostsCall& call) noexcept;
 
   // Messages that pass through arrays of this object, chunk by chunk.
   int64_t chunk_bytes() const;

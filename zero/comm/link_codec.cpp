@@ -116,9 +116,9 @@ class QuantisedCodec final : public Codec {
  private:
   // Returns the errors of a message. The slices of all receivers follow one another.
   std::byte* error_of(const SumMessage& of) const {
-    const auto kept = feedback_quantisation(wire_.quantisation);
-    return bytes_of(wire_.error) + of.peer * wire_bytes(kept, of.slice_numel) +
-           wire_bytes(kept, of.begin);
+    const auto errors = feedback_quantisation(wire_.quantisation);
+    return bytes_of(wire_.error) + of.peer * wire_bytes(errors, of.slice_numel) +
+           wire_bytes(errors, of.begin);
   }
 
   // `body` takes ranges of a message's blocks, on as many threads as this one may use.

@@ -267,7 +267,7 @@ void dequantise_add_blocks(float* sum, const std::byte* bytes, const Message& me
 
 template <class Format, class In>
 void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
-                     const Message& kept, const typename In::Element* values, float beta,
+                     const Message& error_message, const typename In::Element* values, float beta,
                      BlockRange range) {
   const Tag d;
   const auto keep = hn::Set(d, beta), take = hn::Set(d, 1 - beta);
@@ -276,7 +276,7 @@ void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
   for (int64_t b = range.begin; b < range.end; ++b) {
     const auto* from = values + b * message.block;
     dequantise_block<Int8>(
-        error, kept, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
+        error, error_message, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
           hn::StoreU(of, d, errors + i);
           hn::StoreU(hn::Add(In::load(d, from + i), of), d, wanted + i);
         });
@@ -288,7 +288,7 @@ void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
           const auto before = hn::LoadU(d, errors + i);
           hn::StoreU(hn::Add(hn::Mul(keep, before), hn::Mul(take, lost)), d, errors + i);
         });
-    quantise_block<Int8, PlainLanes<float>>(error, kept, b, errors);
+    quantise_block<Int8, PlainLanes<float>>(error, error_message, b, errors);
   }
 }
 
@@ -359,11 +359,11 @@ bool DequantiseAddVectors(float* sum, const std::byte* bytes, const Message& mes
 }
 
 bool FeedbackVectors(std::byte* bytes, const Message& message, std::byte* error,
-                     const Message& kept, const void* values, c10::ScalarType dtype,
+                     const Message& error_message, const void* values, c10::ScalarType dtype,
                      WireFormat format, float beta, BlockRange range) {
   return with_lanes(dtype, [&]<class In>(In) {
     with_format(format, [&]<class Format>(Format) {
-      feedback_blocks<Format, In>(bytes, message, error, kept,
+      feedback_blocks<Format, In>(bytes, message, error, error_message,
                                   static_cast<const typename In::Element*>(values), beta, range);
     });
   });
@@ -482,15 +482,15 @@ void dequantise_add_plain(float* sum, const std::byte* bytes, const Message& mes
   }
 }
 
-void feedback_plain(std::byte* bytes, const Message& message, std::byte* error, const Message& kept,
-                    const void* values, c10::ScalarType dtype, WireFormat format, float beta,
-                    BlockRange range) {
+void feedback_plain(std::byte* bytes, const Message& message, std::byte* error,
+                    const Message& error_message, const void* values, c10::ScalarType dtype,
+                    WireFormat format, float beta, BlockRange range) {
   std::array<float, kLargestBlock> wanted{}, errors{};
   const auto at = [](const auto& array, int64_t i) { return array[static_cast<size_t>(i)]; };
   with_type(dtype, [&]<class T>(T) {
     for (int64_t b = range.begin; b < range.end; ++b) {
       const auto* from = static_cast<const T*>(values) + b * message.block;
-      dequantise_block(error, kept, WireFormat::int8, b, [&](int64_t i, float value) {
+      dequantise_block(error, error_message, WireFormat::int8, b, [&](int64_t i, float value) {
         errors[static_cast<size_t>(i)] = value;
         wanted[static_cast<size_t>(i)] = static_cast<float>(from[i]) + value;
       });
@@ -500,7 +500,8 @@ void feedback_plain(std::byte* bytes, const Message& message, std::byte* error, 
       dequantise_block(bytes, message, format, b, [&](int64_t i, float said) {
         errors[static_cast<size_t>(i)] = beta * at(errors, i) + (1 - beta) * (at(wanted, i) - said);
       });
-      quantise_block(error, kept, WireFormat::int8, b, [&](int64_t i) { return at(errors, i); });
+      quantise_block(error, error_message, WireFormat::int8, b,
+                     [&](int64_t i) { return at(errors, i); });
     }
   });
 }
@@ -594,16 +595,16 @@ void quantise_with_feedback(std::byte* message, std::byte* error, const void* va
                             c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
                             float beta, BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
-  const auto kept = message_of(feedback_quantisation(quantisation), numel);
+  const auto error_message = message_of(feedback_quantisation(quantisation), numel);
   const auto format = quantisation.format;
   run(
       parts, range,
       [&](BlockRange whole) {
-        return HWY_DYNAMIC_DISPATCH(FeedbackVectors)(message, parts, error, kept, values, dtype,
-                                                     format, beta, whole);
+        return HWY_DYNAMIC_DISPATCH(FeedbackVectors)(message, parts, error, error_message, values,
+                                                     dtype, format, beta, whole);
       },
       [&](BlockRange rest) {
-        feedback_plain(message, parts, error, kept, values, dtype, format, beta, rest);
+        feedback_plain(message, parts, error, error_message, values, dtype, format, beta, rest);
       });
 }
 
