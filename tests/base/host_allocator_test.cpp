@@ -110,8 +110,7 @@ TEST_F(HostAllocatorTest, RepeatedStepsAskTheSystemForNothing) {
   EXPECT_EQ(requests(), before);
 }
 
-// A large block finds memory that is free but in pieces, and none of it stays resident beside the
-// block.
+// A large block finds free memory in pieces, and none of it stays resident beside the block.
 TEST_F(HostAllocatorTest, HolesDoNotKeepALargeBlockOut) {
   std::vector<c10::DataPtr> blocks;
   for (int i = 0; i < 64; ++i) {

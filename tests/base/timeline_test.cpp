@@ -14,8 +14,7 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// This program's own operator new shows that a timeline that is off allocates nothing.
-// ThreadSanitizer has its own.
+// This operator new shows that a timeline that is off allocates nothing. (TSan has its own.)
 #ifndef __SANITIZE_THREAD__
 void* operator new(size_t bytes) {
   ++allocations;

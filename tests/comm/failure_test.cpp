@@ -31,8 +31,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Returns the messages of the CommErrors that `body` throws on the ranks, by rank; "" where it
-// throws none.
+// Returns the messages of the CommErrors that `body` throws, by rank; "" for none.
 std::vector<std::string> errors_of(int size, const std::function<void(Group&)>& body,
                                    GroupOptions options = {}) {
   std::vector<std::string> messages(static_cast<size_t>(size));

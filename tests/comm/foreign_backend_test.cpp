@@ -1,5 +1,4 @@
-// Tests Group over a c10d backend that is not ours: a plain one for threads, with c10d's interface
-// alone.
+// Tests Group over a backend that is not ours: a plain one for threads, with c10d's interface.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

@@ -1,5 +1,4 @@
-// Tests what Group adds to a transport: memory on the ledger, exact traffic, the wait clock, a
-// group of one.
+// Tests what Group adds to a transport: ledger, exact traffic, wait clock, a group of one.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

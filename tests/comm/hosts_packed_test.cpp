@@ -27,8 +27,7 @@ using ::testing::HasSubstr;
 
 const LinkWire kPacked{.packed = true};
 
-// Numbers as weights and gradients are; or numbers whose exponents are all over the range, so that
-// most have no code.
+// Numbers as of weights and gradients; or of all exponents, so that most have no code.
 at::Tensor values(int rank, int64_t numel, at::ScalarType dtype, bool alike) {
   std::mt19937 random(static_cast<unsigned>(rank) + 17);
   auto tensor = at::empty({numel}, at::kFloat);

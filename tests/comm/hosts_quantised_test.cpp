@@ -52,8 +52,7 @@ const std::vector<Quantisation>& wires() {
   return all;
 }
 
-// The first slice goes in one message; the second has more chunks than there are arrays for them.
-// Neither is a multiple of a block.
+// One slice goes in one message; one has more chunks than arrays. Neither is whole blocks.
 std::vector<int64_t> slices_for(const Quantisation& quantisation) {
   if (quantisation == wires().front()) return {1001, 1'200'007};
   return {1001, 300'007};
@@ -129,8 +128,7 @@ TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
             largest = std::max(largest, partial.abs().max().item<double>());
           }
           EXPECT_TRUE(at::equal(output, total.to(into))) << "rank " << group.rank();
-          // The bound is half a step of the coarsest format: int4's is 1/7 of a block's largest,
-          // e4m3's 1/8 of any.
+          // Half a step of the coarsest: int4's is 1/7 of a block's largest, e4m3's 1/8 of any.
           EXPECT_LE((output.to(at::kFloat) - exact).abs().max().item<double>(),
                     (hosts - 1) * largest / 14 + largest * hosts / 256);
           const auto& count = group.traffic().count(Collective::reduce_scatter);

@@ -179,8 +179,7 @@ TEST(Init, NamesAStoreThatDoesNotAnswer) {
                                  HasSubstr("answer"), HasSubstr("2 s")));
 }
 
-/// Starts ranks on virtual hosts, one letter each, that meet over loopback; `of_last` is added to
-/// the last rank's environment.
+/// Starts ranks on virtual hosts, one letter each, over loopback; `of_last` is the last rank's.
 std::vector<Outcome> on_hosts(const std::string& hosts,
                               const std::map<std::string, std::string>& of_last = {}) {
   const auto ranks = static_cast<int>(hosts.size());

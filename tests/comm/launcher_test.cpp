@@ -298,8 +298,7 @@ TEST(Launch, LeavesSignalsThatItIgnoresAlone) {
 TEST(Launch, OutlivesTheReaderOfItsOutput) {
   test::TemporaryFolder folder;
   const std::string done = folder / "done";
-  // The launcher's reader has gone already. Ranks have the signals that the launcher was started
-  // with.
+  // The launcher's reader has gone. Ranks have the signals that the launcher was started with.
   std::string launch = "exec 3> >(exec true); wait $!; exec env --default-signal=PIPE";
   for (const auto& word :
        command(2,

@@ -44,8 +44,7 @@ TEST_P(MpiRail, HasSeveralRailsInAProcessAndSeveralBesideEachOther) {
 }
 
 TEST_P(MpiRail, AbortWakesItsWaits) {
-  // MPI is then not finalised, which mpirun may count as a failure: the processes' own words
-  // matter.
+  // MPI is then not finalised, which mpirun may count as a failure; the processes' words count.
   const auto outcome = on_hosts(2, "abort");
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("host 0 of 2: "), HasSubstr("host 1 of 2: ")))
       << outcome.err;

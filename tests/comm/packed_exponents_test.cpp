@@ -60,8 +60,7 @@ std::vector<Sort> sorts() {
                          0.0F};
     return i % 500 == 77 ? all[i / 500 % 7] : gauss(i);
   };
-  // In a block with a special number all other exponents are written in full; of 20 000 there is
-  // room for two.
+  // A block with a special number writes all others in full; of 20 000 there is room for two.
   const auto few_special = [gauss](int64_t i) {
     if (i == 3000) return std::numeric_limits<float>::infinity();
     return i == 7000 ? -std::nanf("3") : gauss(i);

@@ -1,5 +1,4 @@
-// Ranks that are processes: correct results, and the errors of the survivors when one is killed,
-// wherever it was.
+// Ranks that are processes: correct results, and the survivors' errors when one is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

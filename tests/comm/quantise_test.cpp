@@ -1,5 +1,4 @@
-// Quantised messages: what they lose and what they keep, and the vector code against the plain one,
-// with every instruction set.
+// Quantised messages: their errors, and the vector code against the plain one.
 #include "zero/comm/quantise_kernels.h"
 
 #include <c10/util/BFloat16.h>
@@ -310,8 +309,7 @@ TEST(Quantise, OfAQuantisedArrayIsTheSameMessage) {
   });
 }
 
-// If an owner takes its bf16 weights from the message, as the others do, the next message is the
-// same.
+// An owner takes its bf16 weights from the message, too; the next message is the same.
 TEST(Quantise, OfAQuantisedBf16ArrayIsTheSameMessage) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::BFloat16, normal_values(64 * q.block + 67, 1, 0.02F));

@@ -1,5 +1,4 @@
-// A system that refuses threads half-way (ulimit -u, pids.max) gives an error, and nothing is left
-// running.
+// If the system refuses threads half-way there is an error, and nothing is left running.
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
 #include <gmock/gmock.h>

@@ -323,8 +323,7 @@ TEST(JobFromEnvironment, WantsBothOfAPair) {
   EXPECT_THAT(complaint_about({{"SLURM_PROCID", "0"}}), HasSubstr("SLURM_NTASKS is not set"));
 }
 
-/// Returns what each of `size` ranks (threads here) got from its part of a meeting: a message, or
-/// "" for success.
+/// Returns the error of each of `size` ranks (threads here) at a meeting, or "".
 std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
                                   milliseconds timeout, const std::filesystem::path& folder,
                                   int meetings = 1) {

@@ -1,5 +1,4 @@
-// Tests what a rank accepts from others: memory from rank 0's process alone, and only possible
-// values in what peers write.
+// Tests that ranks take memory from rank 0's process alone, and only possible values from peers.
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -92,8 +91,7 @@ Descriptor socket_at(const std::string& nonce, decltype(&connect) use) {
   return descriptor;
 }
 
-// Returns the error of rank 1 of 2, after somebody has written into the store in the name of rank
-// 0.
+// Returns the error of rank 1 of 2 after somebody has written in the name of rank 0.
 std::string joiner_hears(const std::string& process, const std::string& arena) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("zero/comm/1/process/0", process);

@@ -1,5 +1,4 @@
-// Ranks of virtual hosts on the loopback interface. Each is a process with a watch and nothing
-// else.
+// Ranks of virtual hosts on loopback. Each is a process with a watch and nothing else.
 #pragma once
 
 #include <sys/types.h>
@@ -23,8 +22,7 @@ class WatchedRanks {
     std::string message;
   };
 
-  /// Starts them, and lets them meet once all have started. `orders`, by rank, are what ranks do at
-  /// once.
+  /// Starts them, and lets them meet once all have started. `orders` are the ranks' first.
   WatchedRanks(int hosts, int ranks_a_host, std::vector<std::string> orders = {},
                std::chrono::milliseconds arrival = std::chrono::seconds(60));
   WatchedRanks(const WatchedRanks&) = delete;
@@ -39,13 +37,11 @@ class WatchedRanks {
   /// See watch_worker.cpp.
   void order(int rank, const std::string& what) const;
   void signal(int rank, int number) const;
-  /// Blocks until the rank has said what it heard; fails the test if that takes longer than
-  /// `limit`.
+  /// Blocks until the rank has said what it heard; fails the test after `limit`.
   Result result(int rank, std::chrono::seconds limit = std::chrono::seconds(60)) const;
   /// Returns what it has said so far.
   std::optional<Result> result_now(int rank) const;
-  /// Blocks until the process has ended. Returns its exit status, or 128 + the signal; -1 if that
-  /// takes longer than `limit`.
+  /// Blocks until the process has ended: its exit status, or 128 + the signal; -1 after `limit`.
   int wait_for_end(int rank, std::chrono::seconds limit = std::chrono::seconds(30));
 
   static int64_t now_ms();

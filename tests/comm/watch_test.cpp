@@ -1,5 +1,4 @@
-// If a rank dies, is stopped or gives up, all hosts name it in the same words, while nobody
-// communicates.
+// A rank that dies, is stopped or gives up is named alike on all hosts, without any calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -30,8 +30,7 @@ namespace {
 
 using Message = FixedText<1024>;
 
-// Returns the message of the rank `failed`. Collective. A rank that has heard enough may be leaving
-// already.
+// Returns the message of the rank `failed`. Collective; a rank may be leaving already.
 std::string message_of_rank(Group& group, int failed, const Message& mine, std::string_view what) {
   try {
     const auto messages = gather_records(group, mine, what);

@@ -37,8 +37,7 @@ constexpr auto kHugePage = static_cast<int64_t>(MemoryMapping::kHugePage);
 constexpr int64_t kSkew = int64_t{34} << 20;
 constexpr int64_t kMostVirtual = int64_t{8} << 40;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// A smaller allocation cannot bring the machine down, and reading the free memory costs more than
-// it is worth.
+// A smaller allocation cannot bring the machine down, and is not worth a look at the free memory.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
 constexpr int64_t kPiece = int64_t{32} << 20;
 // A refused rank looks again after the first of these times, in which a piece of another rank's
@@ -281,8 +280,7 @@ int64_t Arena::allocate(int64_t bytes) {
   const auto alignment = rounded >= kHugePage ? kHugePage : kPage;
   std::optional<Grant> grant;
   if (rounded >= kWatchedBytes) {
-    // fallocate beyond the free memory would wake the kernel's out-of-memory killer instead of
-    // failing.
+    // fallocate would wake the kernel's out-of-memory killer instead of failing.
     grant.emplace(*this, rounded);
     if (!grant->fits()) refuse(grant->refusal());
   }

@@ -62,11 +62,9 @@ class Mapping {
   std::byte* at(int64_t offset) const { return memory_.data() + offset; }
   /// The bytes that `rank` is about to take: they were granted, and their pages are not there yet.
   std::atomic_ref<int64_t> pending(int rank) const;
-  /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory; 0 where there is
-  /// none.
+  /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, or 0.
   std::atomic_ref<int64_t> limit_id(int rank, size_t which) const;
-  /// Returns the place in the file of `bytes` bytes at `address`, or -1 where they do not lie in
-  /// the ranks' regions.
+  /// Returns where `address` lies in the file, or -1 if the bytes are not in the ranks' regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
 
  private:

@@ -1,5 +1,4 @@
-// Views of 1-D arrays in host memory, made without operators: no version counter moves, and a view
-// keeps nothing alive.
+// Views of 1-D arrays in host memory. No version counter moves, and a view keeps nothing alive.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,15 +18,13 @@
 
 namespace zero::comm {
 
-/// One collective to run. Its arguments have been checked. For all_reduce and broadcast `input` and
-/// `output` are one tensor.
+/// One collective with checked arguments. For all_reduce and broadcast `input` is `output`.
 struct Call {
   Op op = Op::none;
   at::Tensor output{};
   at::Tensor input{};
   int root = 0;
-  /// For a sum whose input's slices are parts of larger ones, (ranks, n): the bytes between their
-  /// beginnings.
+  /// The bytes between the slices of a sum's input, (ranks, n), if they are parts of larger ones.
   int64_t slice_distance = 0;
   /// True if the output of an all-gather is one array of all ranks of this host, each of which puts
   /// into it what comes to its own place.

@@ -1,5 +1,4 @@
-// The common part of libzero's own backends: they check a collective's tensors and make a Call of
-// it.
+// The common part of libzero's own backends: it checks a collective's tensors and makes a Call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -1,5 +1,4 @@
-// A backend's queue of collectives. They run in the order of their issue, on whichever thread is
-// there first.
+// A backend's queue of collectives, which run in order, on whichever thread is there first.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -43,8 +42,7 @@ class CallQueue {
   CallQueue& operator=(const CallQueue&) = delete;
   ~CallQueue() { close(); }
 
-  /// Appends a call. With `wake` the worker, which is made on first need, runs it even if nobody
-  /// waits for it.
+  /// Appends a call. With `wake` the worker (made on first need) runs it even if nobody waits.
   void push(c10::intrusive_ptr<IssuedCall> issued, bool wake);
   /// Blocks until `issued` has run.
   void finish(IssuedCall& issued);

@@ -5,8 +5,7 @@
 
 namespace zero::comm {
 
-/// Copies as memcpy, with streaming stores where `bytes` is at least kStreamedBytes
-/// (base/streaming.h).
+/// memcpy, with streaming stores from kStreamedBytes on (base/streaming.h).
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace zero::comm

@@ -11,8 +11,7 @@ namespace zero::comm {
 /// and throws ConfigError as that does.
 MakeBackend backend_of_plugin(c10::DeviceType type, std::chrono::milliseconds timeout);
 
-/// A plugin exports such a function as kDeviceBackend. It makes the backend of `ranks`,
-/// collectively.
+/// A plugin exports such a function as kDeviceBackend. It makes the backend of `ranks`. Collective.
 using MakeDeviceBackend = void(c10::intrusive_ptr<c10d::Backend>* made, Group* ranks,
                                int64_t timeout_ms);
 inline constexpr const char* kDeviceBackend = "zero_device_backend";

@@ -24,8 +24,7 @@ struct Header {
 
 constexpr uint32_t kMagic = 0x5a574100;  // the last byte is the kind
 constexpr size_t kMostUnsent = size_t{64} << 10;
-/// So many beats follow every other frame, so that together they exceed what a receiver lets
-/// gather.
+/// So many beats follow every other frame: together they exceed what a receiver lets gather.
 constexpr size_t kPadding = FrameLink::kLetGather / sizeof(Header) + 1;
 
 }  // namespace
@@ -35,9 +34,8 @@ FrameLink::FrameLink(Descriptor socket) : socket_(std::move(socket)) {
   fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A link that fails for two seconds must not be silent for four, as it can be when TCP doubles
-  // the interval at each repeat. Systems that lack the first or the second option are a little less
-  // patient.
+  // A link that fails for two seconds must not be silent for four because TCP doubles the interval
+  // at each repeat. Systems that lack the first or the second option are a little less patient.
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
   constexpr int kLongestRepeat = 44;  // TCP_RTO_MAX_MS, of Linux 6.15
   const int milliseconds = 1000;

@@ -33,17 +33,16 @@ class FrameLink {
   explicit FrameLink(Descriptor socket);
 
   int socket() const { return socket_.get(); }
-  /// True if the peer's end is gone, or the peer has sent bytes that are no frame. What came before
-  /// has been received.
+  /// True if the peer is gone or has sent bytes that are no frame. Earlier frames have been
+  /// received.
   bool closed() const { return closed_; }
   bool has_unsent() const { return !unsent_.empty(); }
 
   /// From now on poll wakes for other frames and for the end, but not for each beat: a receiver of
   /// many connections looks for beats by the clock.
   void let_beats_gather();
-  /// Sends what the system takes at once and keeps the rest for `flush`. Cuts longer texts. Keeps a
-  /// bounded number of bytes for a peer that takes nothing: first it drops beats, and later all
-  /// frames.
+  /// Sends what the system takes at once and keeps the rest for `flush`. Cuts longer texts. If a
+  /// peer takes nothing it drops beats when too much is kept, and later all frames.
   void send(Frame::Kind kind, int origin = 0, std::string_view text = {});
   void flush();
   /// Returns the frames that have arrived.

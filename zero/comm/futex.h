@@ -12,8 +12,7 @@
 
 namespace zero::comm {
 
-/// Sleeps while the word at `address` equals `seen`, for at most `limit`. May return early without
-/// a reason.
+/// Sleeps while the word at `address` equals `seen`, at most `limit`. May return early.
 inline void futex_wait(const void* address, uint32_t seen, std::chrono::nanoseconds limit) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   const timespec relative{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};

@@ -13,8 +13,8 @@
 
 namespace zero::comm {
 
-/// A group's health on one host. The first failure stands: it is told to the peers, and every later
-/// call throws it. Thread-safe.
+/// A group's health on one host. The first failure stands: peers and later calls get it.
+/// Thread-safe.
 class Health final : public Liveness {
  public:
   explicit Health(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}

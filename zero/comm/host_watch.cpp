@@ -317,8 +317,7 @@ void HostWatch::Impl::meet(const c10::intrusive_ptr<c10d::Store>& of_job) {
     store.set(key(settings_.rank), fmt::format("{} {} {} {} {} {}", token_, settings_.address,
                                                port_, self.host, self.pid, self.name));
   }
-  // The judge that is there first hears of this rank, and names the other judge if that does not
-  // come.
+  // The judge that is there first hears of this rank, and names the other if that does not come.
   auto awaited = judges_;
   std::erase(awaited, settings_.rank);
   while (!awaited.empty()) {
@@ -507,8 +506,7 @@ void HostWatch::Impl::decide(Clock::time_point now) {
     return true;
   };
   if (tell(acting) || meeting_) return;
-  // This rank could not connect to the acting judge. It tells any judge that it reaches, and a
-  // judge settles it.
+  // This rank could not connect to the acting judge, so it tells any judge that it reaches.
   if (is_judge()) return conclude(pending_.front());
   for (const int judge : judges_) {
     if (tell(judge)) return;

@@ -55,8 +55,7 @@ class HostsHealth final : public Liveness {
   bool failed() const override {
     return failure() != nullptr || (local_ != nullptr && local_->failed());
   }
-  /// Records the error that a call ended with, tells everybody, and aborts what is under way.
-  /// Returns the failure that stands.
+  /// Records a call's error, tells everybody and aborts all calls. Returns the failure that stands.
   std::exception_ptr fail(const std::exception_ptr& error) noexcept;
   /// Records another rank's trouble, which all have been told already.
   void hear(const PeerError& trouble) noexcept;

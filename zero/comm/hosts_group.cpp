@@ -101,8 +101,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     Transport transport;
     try {
       if (members.topology.hosts == 1) {
-        // The whole job meets in the store itself, without words of trouble: whatever is missing
-        // there is not waited for.
+        // The whole job meets in the store itself, where a wait does not hear of trouble.
         const bool all = ranks.size() == static_cast<size_t>(job_.size);
         const auto store = all ? store_ : part_of(keys_of(ranks), "host");
         transport = on_one_host(members, *store, options, accounts);
@@ -198,8 +197,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return members;
   }
 
-  // Returns the keys of a group in the store; the same ranks may make several groups, one after the
-  // other.
+  // Returns the keys of a group in the store, which differ for groups of the same ranks.
   std::string keys_of(std::span<const int> ranks) {
     const auto name = fmt::format("zero/group/{}", fmt::join(ranks, "."));
     const auto generation = part_of(name, "generation")->add(std::to_string(job_.rank), 1);
@@ -263,8 +261,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return std::move(made.transport);
   }
 
-  // Returns a store for a part of a group's keys. A rank that waits in it for others hears of
-  // trouble.
+  // Returns a store for a part of a group's keys. A rank that waits in it hears of trouble.
   c10::intrusive_ptr<c10d::Store> part_of(const std::string& keys, const std::string& name) const {
     const auto prefix = fmt::format("{}/{}", keys, name);
     if (!watch_) return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);

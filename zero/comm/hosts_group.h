@@ -19,8 +19,7 @@ struct HostsJob {
   int size = 1;
   Topology topology{};    ///< regular
   std::string address{};  ///< this host's, by which it reaches the store: "10.0.0.2"
-  /// Makes the rails of a group; where it is empty, open_rail does. `key` is the rail's own in the
-  /// job.
+  /// Makes a group's rails; empty means open_rail. `key` is the rail's own in the job.
   std::function<std::shared_ptr<Rail>(const std::string& key, const RailEnd& end)> make_rail{};
   bool watched = true;  ///< a HostWatch looks after the ranks of several hosts
 };

@@ -1,5 +1,4 @@
-// The window of a group on several hosts: it is the window of this host's ranks, and the other
-// hosts' slices come into it.
+// The window of a group on several hosts: this host's window, into which all hosts' slices come.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

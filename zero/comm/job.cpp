@@ -24,8 +24,7 @@
 namespace zero::comm {
 namespace {
 
-/// Reads whole numbers from environment variables. Its errors name the launcher that should have
-/// set them.
+/// Reads whole numbers from environment variables. Errors name the launcher that should set them.
 class Variables {
  public:
   Variables(const Lookup& lookup, std::string launcher)
@@ -154,8 +153,7 @@ Job torchrun_job(const Lookup& lookup) {
   }
   read_address(variables, {}, "", job);
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  // TORCHELASTIC_RESTART_COUNT is no part of it: each agent counts its own, and see Note [Roll
-  // call].
+  // It has no TORCHELASTIC_RESTART_COUNT, which each agent counts for itself: see Note [Roll call].
   job.prefix = "zero";
   if (const auto token = lookup(kTokenVariable)) {
     if (!is_token(*token)) {
@@ -189,8 +187,7 @@ std::vector<std::string> addresses_in(std::string_view uri) {
   return addresses;
 }
 
-/// Returns the host in the name that mpirun of OpenMPI 5 gives a job: "prterun-node-1-4711@1" is a
-/// job of node-1.
+/// Returns the host in a job's name by mpirun of OpenMPI 5: node-1 for "prterun-node-1-4711@1".
 std::optional<std::string> host_in(std::string_view name) {
   const auto begin = name.find('-');
   const auto end = name.rfind('-');
@@ -250,8 +247,7 @@ Job open_mpi_job(const Lookup& lookup) {
   return job;
 }
 
-/// Returns the nearest ancestor of this process with that name, or 0. The kernel keeps the first 15
-/// letters.
+/// Returns the nearest ancestor process of that name, or 0. The kernel keeps 15 letters.
 pid_t ancestor(std::string_view name) {
   for (pid_t pid = getppid(); pid > 1;) {
     std::ifstream file(fmt::format("/proc/{}/stat", pid));
@@ -302,8 +298,7 @@ Job slurm_job(const Lookup& lookup) {
   return job;
 }
 
-/// A batch script also has SLURM_PROCID, but only the tasks that srun starts are ranks, and those
-/// have a step.
+/// A batch script has SLURM_PROCID too, but only srun's tasks are ranks, and those have a step.
 bool is_slurm_step(const Lookup& lookup) {
   return lookup("SLURM_PROCID") && (lookup("SLURM_STEP_ID") || !lookup("SLURM_JOB_ID"));
 }

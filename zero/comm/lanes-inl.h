@@ -1,5 +1,4 @@
-// Loads and stores arrays as vectors of the type that is computed with. Kernels include this file
-// once for each instruction set.
+// Loads and stores arrays as vectors to compute with; included once for each instruction set.
 
 // Highway's per-target include guard.
 #if defined(ZERO_COMM_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -44,8 +43,7 @@ struct Bfloat16Lanes {
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
     const auto is_nan = hn::RebindMask(du, hn::Ne(v, v));
     const auto result = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0), rounded);
-    // The values fit in 16 bits, but the only demotion takes them as signed and saturates, so they
-    // are sign-extended first.
+    // The only demotion to 16 bits saturates as signed, so the values are sign-extended first.
     const hn::RebindToSigned<Tag> di;
     const hn::Rebind<int16_t, Tag> narrow;
     const auto extended = hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(result)));

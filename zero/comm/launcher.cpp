@@ -139,8 +139,7 @@ class LineRelay {
   /// Returns true if it takes more; a rank whose reader does not keep up waits in its pipe.
   bool ready() const { return open() && !sink_->full(); }
 
-  /// Passes complete lines on, at least all that the pipe holds now. Cuts a line without end, lest
-  /// it fill the memory.
+  /// Passes on the complete lines that the pipe holds now. Cuts a line without end.
   void pump() {
     std::array<char, 16384> buffer;
     for (int chunk = 0; chunk < 16;
@@ -224,8 +223,7 @@ class SignalScope {
   }
 
   int fd() const { return descriptor_.get(); }
-  /// A rank starts with the signals as they were before, but for SIGCHLD: it too may wait for the
-  /// programs that it starts.
+  /// A rank starts with the signals of before, but for SIGCHLD: it may wait for its own children.
   void restore_for_rank() const {
     sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
     sigaction(SIGXFSZ, &file_limit_before_, nullptr);
@@ -269,8 +267,7 @@ class Environment {
   std::vector<std::string> entries_;
 };
 
-/// The store in which the ranks, and the launchers of several hosts, meet. Node 0's launcher hosts
-/// it.
+/// The store in which ranks and launchers of several hosts meet. Node 0's launcher hosts it.
 class JobStore {
  public:
   explicit JobStore(const LaunchOptions& options)
@@ -349,8 +346,7 @@ struct RankProcess {
   Descriptor pidfd;
   std::optional<siginfo_t> end;  ///< once the process has ended
 
-  /// Returns true if it has ended by now. It stays a zombie, so that no other process gets its
-  /// number, or its group's.
+  /// Returns true if it has ended. It stays a zombie, so that nobody else gets its number.
   bool look() {
     siginfo_t info{};
     if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
@@ -424,8 +420,7 @@ class Supervisor {
     Descriptor null = open_file("/dev/null", O_RDWR);
     Descriptor log;
     Streams streams;
-    // Only one rank reads the terminal or file. A rank that is not in the foreground may not read a
-    // terminal at all.
+    // One rank reads the terminal or file. A rank in the background may not read a terminal at all.
     if (local_rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
     std::vector<Descriptor> pipes;
     const auto relay = [&](Sink& sink) {
@@ -601,8 +596,7 @@ class Supervisor {
         Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
   }
 
-  /// Returns true if a rank ended because the launcher passed a signal on: its peers then have the
-  /// time they need.
+  /// Returns true if the rank obeyed a signal that was passed on: its peers then have their time.
   bool obeyed(const RankProcess& process) const {
     return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
                                            process.exit_status() == 128 + SIGINT));

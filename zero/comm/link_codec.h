@@ -80,8 +80,7 @@ class Codec {
 /// The codec of values of `dtype` that cross by `wire`; without one, the raw codec.
 std::unique_ptr<Codec> make_codec(const std::optional<LinkWire>& wire, at::ScalarType dtype);
 
-/// output = the sum of the inputs, arrays of `dtype`, by as many threads as this one may use.
-/// `block` is that of comm::sum.
+/// output = the sum of the inputs, arrays of `dtype`, on all threads. For `block` see comm::sum.
 void add_arrays(const at::Tensor& output, std::span<const std::byte* const> inputs,
                 at::ScalarType dtype, int64_t block);
 

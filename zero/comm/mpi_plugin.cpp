@@ -132,8 +132,7 @@ class World {
       const std::lock_guard lock(mutex_);
       under_way = owned->state == Operation::State::under_way;
     }
-    // If MPI's thread is stuck it still has the operation, so the memory that the operation names
-    // must stay.
+    // If MPI's thread is stuck it still has the operation, whose memory must stay.
     if (under_way && !stop()) (void)owned.release();
   }
 
@@ -254,8 +253,7 @@ class World {
       error = std::current_exception();
     }
     {
-      // The flag is cleared before the caller goes on, since the caller may leave at once, and MPI
-      // is not stuck.
+      // It is cleared first, since the caller may leave at once, and MPI is not stuck.
       const std::lock_guard lock(mutex_);
       runs_task_ = false;
     }
@@ -383,8 +381,7 @@ void tell(const std::string& text, char* error, size_t size) {
   if (size > 0) std::snprintf(error, size, "%s", text.c_str());
 }
 
-// Returns the result of `body`. If that throws, returns `otherwise` and writes its message to
-// `error`.
+// Returns what `body` does; if that throws, returns `otherwise` and writes the message to `error`.
 template <class Result, class Body>
 Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   try {

@@ -15,8 +15,7 @@ namespace zero::comm {
 struct RailEnd {
   int host = 0;   ///< this end's host
   int hosts = 1;  ///< so many hosts are joined by the rail
-  /// The ranks that the rail joins, one on each host, by their numbers in the job. Only MPI needs
-  /// them.
+  /// The ranks that it joins, one on each host, by their numbers in the job. Only MPI needs them.
   std::vector<int> ranks{};
   std::string address{};  ///< this host's, by which it reaches the store (for Gloo)
 };

@@ -73,8 +73,7 @@ uint32_t code_of(uint32_t exponent, uint32_t base) {
   return exponent < base ? kOther : exponent - base + 1;
 }
 
-// Writes the exponents of a block that have no code, as far as there is room, and counts all of
-// them.
+// Writes those exponents of a block that have no code, if there is room, and counts them all.
 template <class Bits>
 int64_t add_others(std::byte* others, int64_t used, int64_t room, const Bits* values,
                    int64_t length, uint32_t base) {

@@ -77,8 +77,7 @@ class PeerError : public CommError {
 using Clock = std::chrono::steady_clock;
 using Describe = std::function<std::string()>;
 
-/// Limits a timeout to a year: the end of a longer one may be no time that a clock knows, and then
-/// it would be over at once.
+/// Limits a timeout to a year: the end of a longer one may be beyond any clock, and so be over.
 inline std::chrono::milliseconds within_a_year(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
@@ -90,13 +89,11 @@ inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
 
 class Peers {
  public:
-  /// `numbers` are those of the ranks in their job, as messages name them; empty where they are the
-  /// same.
+  /// `numbers` are the ranks' in their job, for messages; empty where they are the same.
   Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
   /// Lets this object know the ranks' states, which are in the memory.
   void attach(std::shared_ptr<Mapping> mapping);
-  /// Returns the same ranks for another sequence of calls that they run beside this one. To be
-  /// called after `attach`.
+  /// Returns these ranks for another sequence of calls beside this one. To follow `attach`.
   Peers on_channel(int channel) const;
 
   int rank() const { return rank_; }
@@ -144,8 +141,7 @@ class Peers {
   /// Returns a rank that has died or failed, if there is one. Does not block.
   std::optional<Trouble> trouble() const { return find_trouble(std::nullopt); }
 
-  /// Throws if a rank has failed. To be called after a wait, since a peer that gave up may already
-  /// reuse its memory.
+  /// Throws if a rank has failed. To follow a wait: such a peer may already reuse its memory.
   void check_failed(const Describe& doing) const;
 
   /// Gives this rank up because of `origin`, a rank of the job (often itself): every rank that

@@ -46,8 +46,7 @@ class Carrier {
                                          std::span<std::byte> bytes) = 0;
   /// Returns true if `trouble` can tell anything. It is then asked a few times a second.
   virtual bool watches() const { return false; }
-  /// Returns why nothing more of `channel` will come from `host`, if that is known: see Note [Lost
-  /// hosts]. Does not block.
+  /// Returns why no more of `channel` will come from `host`, if known: Note [Lost hosts].
   virtual std::optional<std::string> trouble(int /*host*/, Channel /*channel*/) {
     return std::nullopt;
   }
@@ -63,8 +62,7 @@ struct PieceOptions {
   /// A message is cut into pieces of so many bytes; the same on all hosts. With smaller ones the
   /// threads of two hosts wake each other more often, which costs a fast link a tenth.
   size_t piece_bytes = size_t{4} << 20;
-  /// The number of the first piece; the same on all hosts. Tests let the numbers begin again with
-  /// it.
+  /// The first piece's number, the same on all hosts; tests let numbers begin again.
   uint64_t first_piece = 0;
 };
 

@@ -93,12 +93,10 @@ struct LocalStore {
 };
 LocalStore host_local_store(std::chrono::milliseconds timeout);
 
-/// Hosts a store at `address`, which must be this host's, for ranks on other hosts too. Throws
-/// CommError.
+/// Hosts a store at `address` of this host, for ranks on other hosts too. Throws CommError.
 c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t port,
                                            std::chrono::milliseconds timeout);
-/// Connects to the store that another process hosts there; returns null if it does not answer
-/// within `timeout`.
+/// Connects to a store there; returns null if it does not answer within `timeout`.
 c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
                                             std::chrono::milliseconds timeout);
 inline constexpr const char* kLoopback = "127.0.0.1";

@@ -61,8 +61,7 @@ int64_t element_bytes(const at::Tensor& tensor) { return tensor.element_size(); 
 // that all end together.
 int64_t pieces(int64_t bytes) { return at::ceil_div(bytes, kGrain); }
 
-// Returns how many bytes of each rank's slice fit in half a staging buffer beside those of the
-// other ranks' slices.
+// Returns how much of each rank's slice fits in half a staging buffer beside the others'.
 int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64 * 64); }
 
 }  // namespace
@@ -214,8 +213,7 @@ void Collectives::check_place(int rank, std::string_view what, int64_t offset, i
   distrust(rank, fmt::format("that its {} is {} bytes at {}", what, bytes, offset));
 }
 
-// Checks the places in peers' records that this rank will read and write. The records match this
-// rank's.
+// Checks the places in peers' matching records that this rank will read and write.
 void Collectives::check_places(const Call& call) const {
   const int n = peers_->size();
   for (int r = 0; r < n; ++r) {

@@ -33,8 +33,7 @@ class Collectives {
   void run(Call& call);
 
  private:
-  /// A rank's work in a reduction: it adds one array of every rank, and writes the sum to one or
-  /// all.
+  /// A rank's share of a reduction: it adds one array of every rank, for one rank or for all.
   struct Share {
     c10::SmallVector<std::byte*, 8> outputs{};
     c10::SmallVector<const std::byte*, 8> inputs{};

@@ -55,8 +55,7 @@ struct CallRecord {
   int32_t root = 0;
   FixedText<72> label;
 
-  /// Returns true if `other` is the same collective of the same sizes and dtypes on behalf of the
-  /// same label.
+  /// Returns true if `other` is the same collective, with sizes, dtypes and label.
   bool matches(const CallRecord& other) const;
   /// Returns "reduce_scatter #45 'unit 3' (1024 -> 512 bytes, Float)".
   std::string describe() const;
@@ -83,15 +82,12 @@ struct alignas(64) RankSlot {
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
   ActivitySlot activity;                         ///< between calls
-  /// Counts the pieces of this rank's share of a reduction that somebody adds up or has added;
-  /// peers count too.
+  /// The pieces of this rank's share of a reduction that somebody has begun; peers count too.
   alignas(64) std::atomic<int64_t> claimed{0};
-  /// Counts the synchronisation points that the rank has passed. Peers sleep on this futex, which
-  /// has a cache line of its own.
+  /// The synchronisation points passed. Peers sleep on it, so it has a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 
-  /// A rank whose word is none of the three counts as active; a rank that waits for it will find
-  /// out.
+  /// A word that is none of the three means active; a rank that waits for this one will find out.
   RankState current_state() const {
     const auto word = state.load(std::memory_order_acquire);
     return word <= static_cast<uint32_t>(RankState::failed) ? static_cast<RankState>(word)
@@ -102,8 +98,7 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-/// Ranks may run so many sequences of calls side by side; one host needs one, several hosts need
-/// three (hosts_backend.h).
+/// Ranks may run so many sequences of calls side by side; several hosts need three.
 inline constexpr int kLocalChannels = 3;
 
 constexpr int64_t control_bytes(int ranks) {

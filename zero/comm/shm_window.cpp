@@ -50,8 +50,7 @@ ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> healt
       timeout_(timeout),
       clock_(std::move(clock)) {}
 
-// A fresh block is zero, which is what an atomic zero is in memory. Peers may look before the owner
-// gets here.
+// A fresh block is zero, as atomic zeros are. Peers may look before the owner gets here.
 std::atomic<uint64_t>& ShmWindow::epoch_of(int rank, int64_t slot) const {
   auto* first = reinterpret_cast<std::atomic<uint64_t>*>(
       mapping_->at(offsets_[static_cast<size_t>(rank)] + shape_.epochs_offset(rank)));

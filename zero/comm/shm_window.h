@@ -28,8 +28,7 @@ class ShmWindow final : public Window {
     int64_t epochs_bytes() const;
     int64_t block_bytes(int rank) const { return epochs_offset(rank) + epochs_bytes(); }
   };
-  /// `offsets` are those of the ranks' blocks. `charges` are for this rank's share of the array,
-  /// and for its epochs.
+  /// `offsets` are the ranks' blocks'; `charges` are for this rank's share, and for its epochs.
   ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
             std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
             std::vector<int64_t> offsets, Shape shape, std::array<Charge, 2> charges,

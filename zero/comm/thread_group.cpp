@@ -109,8 +109,7 @@ void run_as_hosts(int hosts, int local_size,
       if (group) group->abandon(message_of(error));
     }
   };
-  // The ranks begin when all threads are there: the others would wait for a rank whose thread is
-  // refused.
+  // Ranks begin when all threads are there, since others would wait for a thread that is refused.
   std::promise<bool> all_there;
   const auto begin = all_there.get_future().share();
   std::vector<std::thread> threads;
