@@ -31,38 +31,29 @@
 namespace zero::comm {
 namespace {
 
-// Keeps a tensor of this group's own alive until the transport is done with it.
-class HoldingWork final : public c10d::Work {
+// A sum over another backend, which takes one dtype, the wider of two. Keeps a converted input
+// alive, and rounds the sum into `output` where they are two tensors.
+class ConvertingWork final : public c10d::Work {
  public:
-  HoldingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor held)
-      : work_(std::move(work)), held_(std::move(held)) {}
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
-
- private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  at::Tensor held_;
-};
-
-// Another backend makes a sum in one dtype, the wider one; this rounds it to the output's dtype.
-class RoundingWork final : public c10d::Work {
- public:
-  RoundingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor sum, at::Tensor output)
-      : work_(std::move(work)), sum_(std::move(sum)), output_(std::move(output)) {}
-  bool isCompleted() override { return work_->isCompleted() && !sum_.defined(); }
+  ConvertingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor input, at::Tensor sum,
+                 at::Tensor output)
+      : work_(std::move(work)),
+        input_(std::move(input)),
+        sum_(std::move(sum)),
+        output_(std::move(output)) {}
+  bool isCompleted() override { return work_->isCompleted() && sum_.is_same(output_); }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = work_->wait(timeout);
     const c10::InferenceMode no_autograd;
-    if (done && sum_.defined()) output_.copy_(std::exchange(sum_, at::Tensor()));
+    if (done && !sum_.is_same(output_)) output_.copy_(std::exchange(sum_, output_));
     return done;
   }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor input_;
   at::Tensor sum_;
   at::Tensor output_;
 };
@@ -358,14 +349,13 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
             input.scalar_type() == output.scalar_type()) {
           return impl_->transport.data->_reduce_scatter_base(output, input, call);
         }
-        if (sent != output.scalar_type()) {
-          auto sum = at::empty(output.sizes(), output.options().dtype(sent));
-          auto work = impl_->transport.data->_reduce_scatter_base(sum, input, call);
-          return c10::make_intrusive<RoundingWork>(std::move(work), std::move(sum), output);
-        }
         auto converted = input.to(sent);
-        auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
-        return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
+        auto sum = sent == output.scalar_type()
+                       ? output
+                       : at::empty(output.sizes(), output.options().dtype(sent));
+        auto work = impl_->transport.data->_reduce_scatter_base(sum, converted, call);
+        return c10::make_intrusive<ConvertingWork>(std::move(work), std::move(converted),
+                                                   std::move(sum), output);
       },
       std::move(wire));
 }

@@ -49,12 +49,6 @@ constexpr milliseconds kSuspicion{500};
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
 constexpr milliseconds kRefusedTime{1000};
-// A store that does not answer gets so much more time than the ranks have to come.
-constexpr milliseconds kLastAnswer{1000};
-
-std::string seconds(milliseconds time) {
-  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
-}
 
 /// Makes one word of a name, since names go into lists divided by blanks.
 std::string one_word(std::string name) {
@@ -795,9 +789,8 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
     impl_->meet(c10::intrusive_ptr<c10d::Store>::reclaim_copy(&store));
     return;
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
     failure = fmt::format("Rank {} lost the job's store while the watches met: {}.", rank,
-                          text.substr(0, text.find('\n')));
+                          first_line(error));
   } catch (const std::exception& error) {
     failure = error.what();
   }

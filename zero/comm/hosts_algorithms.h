@@ -9,14 +9,14 @@
 
 namespace zero::comm {
 
-// Each is made when its call is opened, and lives as long as the call is under way.
+// An algorithm is made when its call is opened, and lives as long as the call is under way.
 
-std::unique_ptr<HostsAlgorithm> make_all_gather(HostsLinks& links, HostsCall& call);
-std::unique_ptr<HostsAlgorithm> make_reduce_scatter(HostsLinks& links, HostsCall& call);
-std::unique_ptr<HostsAlgorithm> make_all_reduce(HostsLinks& links, HostsCall& call);
-std::unique_ptr<HostsAlgorithm> make_broadcast(HostsLinks& links, HostsCall& call);
-std::unique_ptr<HostsAlgorithm> make_all_to_all(HostsLinks& links, HostsCall& call);
-std::unique_ptr<HostsAlgorithm> make_barrier(HostsLinks& links, HostsCall& call);
+/// For an all-gather (hosts_gather.cpp).
+std::unique_ptr<HostsAlgorithm> make_gather(HostsLinks& links, HostsCall& call);
+/// For a reduce-scatter or an all-reduce (hosts_sum.cpp).
+std::unique_ptr<HostsAlgorithm> make_sum(HostsLinks& links, HostsCall& call);
+/// For a broadcast, an all-to-all or a barrier (hosts_exchange.cpp).
+std::unique_ptr<HostsAlgorithm> make_exchange(HostsLinks& links, HostsCall& call);
 
 /// All-gathers and all-reduces whose slices have so few bytes in all go in one piece.
 inline constexpr int64_t kSmallCall = int64_t{64} << 10;

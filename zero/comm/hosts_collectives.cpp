@@ -2,31 +2,9 @@
 
 #include <utility>
 
-#include "zero/base/error.h"
 #include "zero/comm/hosts_algorithms.h"
 
 namespace zero::comm {
-namespace {
-
-std::unique_ptr<HostsAlgorithm> make_algorithm(HostsLinks& links, HostsCall& call) {
-  switch (call.call.op) {
-    case Op::all_gather:
-      return make_all_gather(links, call);
-    case Op::reduce_scatter:
-      return make_reduce_scatter(links, call);
-    case Op::all_reduce:
-      return make_all_reduce(links, call);
-    case Op::broadcast:
-      return make_broadcast(links, call);
-    case Op::all_to_all:
-      return make_all_to_all(links, call);
-    default:
-      ensure(call.call.op == Op::barrier, "a collective that several hosts do not have");
-      return make_barrier(links, call);
-  }
-}
-
-}  // namespace
 
 HostsCollectives::HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
                                    Collectives* outward, Collectives* homeward, bool control,
@@ -36,7 +14,11 @@ HostsCollectives::HostsCollectives(const Topology& topology, std::vector<int> nu
 
 void HostsCollectives::open(HostsCall& call) {
   links_.exchange_records(call);
-  call.algorithm = make_algorithm(links_, call);
+  const auto op = call.call.op;
+  const bool sums = op == Op::reduce_scatter || op == Op::all_reduce;
+  call.algorithm = op == Op::all_gather ? make_gather(links_, call)
+                   : sums               ? make_sum(links_, call)
+                                        : make_exchange(links_, call);
   call.algorithm->open();
 }
 

@@ -1,6 +1,7 @@
 // Broadcasts, all-to-alls and barriers between hosts.
 #include <algorithm>
 
+#include "zero/base/error.h"
 #include "zero/comm/array_views.h"
 #include "zero/comm/hosts_algorithms.h"
 
@@ -100,15 +101,10 @@ class Barrier final : public HostsAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<HostsAlgorithm> make_broadcast(HostsLinks& links, HostsCall& call) {
-  return std::make_unique<Broadcast>(links, call);
-}
-
-std::unique_ptr<HostsAlgorithm> make_all_to_all(HostsLinks& links, HostsCall& call) {
-  return std::make_unique<AllToAll>(links, call);
-}
-
-std::unique_ptr<HostsAlgorithm> make_barrier(HostsLinks& links, HostsCall& call) {
+std::unique_ptr<HostsAlgorithm> make_exchange(HostsLinks& links, HostsCall& call) {
+  if (call.call.op == Op::broadcast) return std::make_unique<Broadcast>(links, call);
+  if (call.call.op == Op::all_to_all) return std::make_unique<AllToAll>(links, call);
+  ensure(call.call.op == Op::barrier, "a collective that several hosts do not have");
   return std::make_unique<Barrier>(links, call);
 }
 

@@ -163,7 +163,7 @@ class CodedAllGather final : public HostsAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<HostsAlgorithm> make_all_gather(HostsLinks& links, HostsCall& call) {
+std::unique_ptr<HostsAlgorithm> make_gather(HostsLinks& links, HostsCall& call) {
   const bool small =
       links.control() ||
       (!call.call.shared_output && static_cast<int64_t>(call.call.output.nbytes()) <= kSmallCall);

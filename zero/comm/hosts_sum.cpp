@@ -191,11 +191,8 @@ class AllReduce final : public HostsAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<HostsAlgorithm> make_reduce_scatter(HostsLinks& links, HostsCall& call) {
-  return std::make_unique<ReduceScatter>(links, call);
-}
-
-std::unique_ptr<HostsAlgorithm> make_all_reduce(HostsLinks& links, HostsCall& call) {
+std::unique_ptr<HostsAlgorithm> make_sum(HostsLinks& links, HostsCall& call) {
+  if (call.call.op == Op::reduce_scatter) return std::make_unique<ReduceScatter>(links, call);
   return std::make_unique<AllReduce>(links, call);
 }
 

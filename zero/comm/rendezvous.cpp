@@ -35,8 +35,6 @@ namespace fs = std::filesystem;
 
 /// The pause between two looks at something that another rank will do.
 constexpr auto kPause = std::chrono::milliseconds(20);
-/// A store that does not answer gets so much more time than the ranks have to come.
-constexpr auto kLastAnswer = std::chrono::seconds(1);
 
 // --- The file in which rank 0 says where it listens ---
 
@@ -108,16 +106,6 @@ class StoreFile {
 };
 
 // --- The store ---
-
-/// c10d's messages carry a stack trace; its first line is the message.
-std::string first_line(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  return text.substr(0, text.find('\n'));
-}
-
-std::string seconds(std::chrono::milliseconds time) {
-  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
-}
 
 /// A store, and where this rank reaches it.
 struct OpenStore {

@@ -1,6 +1,7 @@
 // A store whose waits end when the watch has found that somebody is missing.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
@@ -16,6 +17,15 @@
 #include "zero/base/thread.h"
 
 namespace zero::comm {
+
+/// A store that does not answer gets so much more time than the ranks have to come.
+inline constexpr std::chrono::milliseconds kLastAnswer{1000};
+
+/// Returns "2.5 s", for messages.
+std::string seconds(std::chrono::milliseconds time);
+
+/// Returns the message of an error of c10d's, without the stack trace that follows it.
+std::string first_line(const c10::Error& error);
 
 /// Runs `operation` on a thread of its own, and returns or throws what it does. Meanwhile calls
 /// `check` again and again. If `check` throws, the operation is left to itself, and must keep alive
