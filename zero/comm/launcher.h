@@ -45,7 +45,7 @@ struct LaunchOptions {
 /// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
 /// may take its time to end; a second SIGINT kills them. The ranks die with this process.
 ///
-/// Where the job is over several hosts, each launcher looks after its own ranks. If one of them
+/// If the job is over several hosts, each launcher looks after its own ranks. If one of them
 /// fails, the others on its host first get a second to tell the other hosts. The launcher of node 0
 /// keeps the store open until the other launchers have ended: five seconds after a failure, else
 /// five minutes.
