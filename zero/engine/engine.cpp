@@ -546,11 +546,8 @@ void Engine::zero_grad() {
 void Engine::drop_gradients() {
   auto& impl = *impl_;
   bool any = impl.passed;
-  if (impl.reduce->drops_together()) {
-    const auto drops = comm::gather_records(
-        impl.group(), static_cast<uint8_t>(any || impl.reduce->has_begun()), "passes to drop");
-    any = std::ranges::count(drops, uint8_t{1}) > 0;
-  }
+  if (impl.reduce->drops_together())
+    any = comm::any_rank(impl.group(), any || impl.reduce->has_begun(), "passes to drop");
   if (any) zero_grad();
 }
 
