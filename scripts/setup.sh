@@ -12,9 +12,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 packages=(
   g++ cmake ninja-build pkg-config ccache                                  # tools
   ca-certificates python3-pip unzip                                        # to fetch LibTorch
-  libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libxxhash-dev
+  libcli11-dev libfmt-dev libhwy-dev libprotozero-dev liburing-dev libsentencepiece-dev libutfcpp-dev libxxhash-dev
   nlohmann-json3-dev
-  libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin python3-venv      # tests and benchmarks
+  libgmock-dev libgtest-dev openmpi-bin python3-venv                       # tests and benchmarks
   python3-dev                                                              # the Python package
   bible-kjv                                                                # the text of `make demo`
 )

@@ -26,7 +26,7 @@ std::vector<std::string> addresses_of(const std::string& name) {
   return addresses;
 }
 
-// Where plugins are looked for first: beside libzero.
+// Returns the folder of libzero, in which plugins are looked for first.
 fs::path library_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&comm::is_loopback), &info) == 0 ||
@@ -89,7 +89,6 @@ Links read_links(const fs::path& root, const comm::Lookup& variable) {
 
 Findings judge(const Links& links, int hosts) {
   constexpr int kSlow = 10000;  // Mb/s
-  constexpr int kEthernet = 1500;
   Findings all;
   if (links.interfaces.empty()) {
     const auto none = fine(kLinks, "interfaces", "none but loopback");
@@ -115,13 +114,6 @@ Findings judge(const Links& links, int hosts) {
           fmt::format("Gathering 1e9 bf16 parameters over {} hosts takes this link at least {:.1f} "
                       "s (computed from its speed).",
                       hosts, bytes * 8 / (link.megabits * 1e6))));
-    } else if (used && link.megabits >= kSlow && link.mtu <= kEthernet) {
-      all.push_back(advice(line,
-                           fmt::format("Set the MTU to 9000 on all hosts and switches between them "
-                                       "(ip link set {} mtu 9000, as root).",
-                                       link.name),
-                           "Six times as many packets as with 9000 are bound to take more time of "
-                           "the processors; `zero bench links` over the hosts measures it."));
     } else {
       all.push_back(line);
     }

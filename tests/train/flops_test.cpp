@@ -1,4 +1,4 @@
-// What a run with `flops_profiler` reports. Ranks are threads.
+// Tests the reports of a run with `flops_profiler`. Ranks are threads.
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

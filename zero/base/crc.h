@@ -1,5 +1,5 @@
-// CRCs for formats that need them. They use a table of 256 entries, which is enough for a few bytes
-// a step, but slow for data.
+// CRC-32C, which TensorBoard's event files carry. A table of 256 entries serves what is written
+// once a step; it is too slow for data.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,5 @@ namespace zero {
 
 /// Returns the CRC-32C (Castagnoli's polynomial: RFC 3720, 12.1) of `bytes`.
 uint32_t crc32c(std::string_view bytes);
-
-/// Returns the CRC-32 (that of zlib, gzip and PNG: RFC 1952, 8) of `bytes`.
-uint32_t crc32(std::string_view bytes);
 
 }  // namespace zero

@@ -1,6 +1,6 @@
-// An optimizer's file describes it here: names, hyper-parameters, states, formula, kernel.
-// Everything else (configuration files, options, documents, checks, tests, the engine) goes over
-// these tables.
+// An optimizer's file describes it here: name, limits of its numbers, states, formula, kernel.
+// Checks, tests and the engine go over these tables. What configuration files say of an optimizer
+// stands in zero/config/optimizers.
 //
 // Note [An optimizer's file]
 // The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
@@ -26,81 +26,38 @@
 
 namespace zero::optim {
 
-/// Keys that files for other programs have, and that change nothing here.
-enum class Ignored : uint8_t { boolean, number, text };
-/// A variant that there is not: only false is accepted.
-struct OnlyFalse {};
-/// A key that is refused: what to use in its place.
-struct Instead {
-  std::string_view key;
-};
-
-/// A key that is refused, and why.
-struct Refused {
-  std::string_view why;
-};
-
-/// A value that says something of another one too, where a file gives it.
-template <class T, class Value = double>
-struct Given {
-  Value T::*member;
-  void (*set)(T&, Value);
-};
-
-/// One value of an optimizer's struct T.
+/// A number of an optimizer's struct T, and the limits between which it must be. Each must be
+/// finite.
 template <class T>
-struct HyperParameter {
-  using Pair = std::pair<double T::*, double T::*>;
-  /// The first may be null in a file.
-  using PairOrNull = std::pair<std::optional<double> T::*, double T::*>;
-
-  std::string_view key;  ///< in `optimizer.params`; empty: an option of `zero train` alone
-  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Given<T>,
-               Given<T, bool>, Pair, PairOrNull, Ignored, OnlyFalse, Instead, Refused>
-      value;
-  std::string_view sentence;  ///< in --help and in docs/config.md
-  std::string_view details = {};
-  std::string_view option = {};  ///< of `zero train`
-  /// Of numbers, and of both of a pair.
+struct Limit {
+  std::string_view name;  ///< in errors
+  std::variant<double T::*, int64_t T::*, std::optional<double> T::*> member;
   std::optional<double> least = {};
   std::optional<double> most = {};
   std::optional<double> below = {};
-  std::string_view also = {};  ///< another name of the key
-  bool written = true;         ///< false: read alone, since another key stands for the value
-};
-
-/// A name of an optimizer in files, where any case is accepted.
-template <class T>
-struct Name {
-  std::string_view name;
-  T defaults = {};  ///< what a file that says nothing more means
-  /// The name is of an approximation: what runs in its place is told once.
-  bool approximation = false;
-  /// Sets what the name means, whatever the file says.
-  void (*settle)(T&) = nullptr;
 };
 
 template <class T>
 struct Algorithm {
-  std::vector<Name<T>> names;                       ///< documents name the first
-  std::vector<HyperParameter<T>> hyper_parameters;  ///< in the order in which they are read
+  std::string_view name;  ///< in reports, and what configuration files write
+  std::vector<Limit<T>> limits;
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
   std::array<Sign, kMostStates> signs{};  ///< of their values
-  /// The one of `names` that a file of this value has; null: the first.
+  /// Returns the name where it depends on the values; null: it is `name`.
   std::string_view (*name_of)(const T&) = nullptr;
   /// Throws ConfigError where values do not go together.
   void (*check)(const T&) = nullptr;
   Reach reach = Reach::element;
-  /// Returns whether the reach is Reach::factors instead; null means never.
+  /// Whether its reach is Reach::factors in the place of that; null: never.
   bool (*is_factored)(const T&) = nullptr;
-  /// The second pass needs the directions of the first (Reach::parameter).
+  /// Of Reach::parameter: the second pass needs the directions of the first.
   bool keeps_direction = false;
   /// Beyond elements: the first pass over elements [begin, end), which leaves weights as they are.
   void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
                      int64_t end) = nullptr;
   void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
                                Findings&) = nullptr;
-  /// Returns Moment::ratio for a parameter of `numel` elements (Reach::parameter, Reach::factors).
+  /// Of Reach::parameter and Reach::factors: Moment::ratio, of a parameter's elements.
   double (*ratio)(const T&, const ParameterNorms&, int64_t numel) = nullptr;
   /// The kernel over elements [begin, end): the whole update, or the second pass.
   void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
@@ -124,7 +81,7 @@ void for_each_algorithm(const F& f) {
 /// Throws ConfigError unless `dtype` is Float, BFloat16 or Half; `what` names the array.
 void check_dtype(c10::ScalarType dtype, std::string_view what);
 
-// Plain loops read and write elements by these.
+// Of plain loops.
 
 /// The weight and the scaled gradient of element `i`, as fp32; 0 where there are no gradients.
 float weight_at(const Range& range, int64_t i);

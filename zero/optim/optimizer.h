@@ -7,10 +7,10 @@
 // Adafactor also on its parameter's: passes.h.)
 //
 // A new element-wise optimizer is one file, as lion.cpp: its kernel, the names of its states and
-// its hyper-parameters with their keys (algorithm.h), with its formula beside it (lion_step.h, and
-// step_of in device_elements.h for devices); its values are a struct here, in the list
-// `Optimizer`. Everything else, configuration files, options, documents, tests and checks
-// included, goes over that list.
+// the limits of its numbers (algorithm.h), with its formula beside it (lion_step.h, and step_of in
+// device_elements.h for devices); its values are a struct here, in the list `Optimizer`. A file in
+// zero/config/optimizers has its keys and options. Everything else, documents, tests and checks
+// included, goes over these.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -47,7 +47,8 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   auto settings = Json::parse(run.settings.dump());
   auto& options = settings.at("train");
   for (const char* key : kOfAHost) options.erase(key);
-  // Of a profile it counts that there is one, of the model its sizes.
+  // Hosts may name profile and model differently: that there is a profile counts, and the model's
+  // sizes.
   options["profile"] = !run.settings.program.profile.empty();
   const auto tokens = [](const TokenRange& range) -> Json {
     if (range.size() == 0) return 0;

@@ -1,19 +1,19 @@
-// `zero bench pager`: what paging adds to an operator that uses a parameter.
+// `zero_bench pager`: what paging adds to an operator that uses a parameter.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/zero/bench.h"
+#include "benchmarks/programs/subjects.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/ledger.h"
 #include "zero/paging/pager.h"
@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kDescription =
     "Times what stage 3 adds to an operator that uses a parameter, in nanoseconds of processor "
     "time.\n\n"
-    "  zero bench pager --parameters 148\n\n"
+    "  zero_bench pager --parameters 148\n\n"
     "The operator negates a parameter of --elements elements into an existing tensor; a view is "
     "`parameter.t()`. Each touch\n"
     "is of the next parameter in turn, and each parameter is a unit of its own. A hit finds its "
@@ -35,8 +35,7 @@ constexpr const char* kDescription =
     "timed and not a copy. A touch is what the pager does for an operator, called without one. "
     "`more` is the difference from\n"
     "the same without paging. A step of 1000 touches repeats and is planned, as in training; "
-    "evaluation is served on demand.\n"
-    "Timed by Google Benchmark.";
+    "evaluation is served on demand.";
 
 struct Options {
   int64_t parameters = 16;
@@ -47,7 +46,7 @@ struct Options {
 };
 
 std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
-  OptionParser parser("bench pager", kDescription);
+  OptionParser parser("pager", kDescription, "zero_bench");
   parser.add_option("--parameters", options.parameters, "Paged parameters")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   parser.add_option("--elements", options.elements, "Of each parameter")
@@ -110,8 +109,9 @@ struct Case {
   std::string name;
   std::string without;  ///< the case that does the same without paging, if there is one
   Pass pass;
-  paging::Pager* pager = nullptr;  ///< that it uses, if any
-  paging::PagerCounts counts{};    ///< that its passes made, untimed ones too
+  paging::Pager* pager = nullptr;     ///< that it uses, if any
+  paging::PagerCounts counts{};       ///< what the timed passes did
+  std::vector<double> nanoseconds{};  ///< processor time of a pass, of each timing
 };
 
 /// A step's touches: the pager's trace grows by so many before it ends.
@@ -126,9 +126,22 @@ void pass_step(const Case& measured, int64_t parameters) {
   }
 }
 
-void run_case(benchmark::State& state, Case& measured, int64_t parameters) {
+/// Returns the processor time of this process, in nanoseconds.
+double processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
+/// Keeps the compiler from leaving out what made `value`.
+template <class Value>
+void use(const Value& value) {
+  asm volatile("" : : "g"(&value) : "memory");
+}
+
+/// Adds a timing of at least `min_time` seconds. The ends of the pager's steps are not timed.
+void time_case(Case& measured, int64_t parameters, double min_time) {
   auto* pager = measured.pager;
-  const auto before = pager ? pager->counts() : paging::PagerCounts{};
   const auto end_step = [&] {
     if (pager) pager->end_step();
   };
@@ -136,32 +149,21 @@ void run_case(benchmark::State& state, Case& measured, int64_t parameters) {
     pass_step(measured, parameters);
     end_step();
   }
-  while (state.KeepRunningBatch(kTouches)) {
+  const auto before = pager ? pager->counts() : paging::PagerCounts{};
+  double spent = 0;
+  int64_t passes = 0;
+  while (spent < min_time * 1e9) {
+    const double begin = processor_time();
     pass_step(measured, parameters);
-    state.PauseTiming();
+    spent += processor_time() - begin;
+    passes += kTouches;
     end_step();
-    state.ResumeTiming();
   }
+  measured.nanoseconds.push_back(spent / static_cast<double>(passes));
   if (!pager) return;
   measured.counts.touches += pager->counts().touches - before.touches;
   measured.counts.gathers += pager->counts().gathers - before.gathers;
 }
-
-/// Keeps every timing by the name of its case.
-class Collector : public benchmark::BenchmarkReporter {
- public:
-  bool ReportContext(const Context&) override { return true; }
-  void ReportRuns(const std::vector<Run>& runs) override {
-    for (const auto& run : runs) {
-      if (run.run_type == Run::RT_Iteration)
-        times_[run.run_name.function_name].push_back(run.GetAdjustedCPUTime());
-    }
-  }
-  Summary nanoseconds(const std::string& name) const { return summarize(times_.at(name)); }
-
- private:
-  std::map<std::string, std::vector<double>> times_;
-};
 
 std::vector<Case> make_cases(Paged& present, Paged& absent, const std::vector<at::Tensor>& plain,
                              at::Tensor& output) {
@@ -172,12 +174,10 @@ std::vector<Case> make_cases(Paged& present, Paged& absent, const std::vector<at
     return [&, at](int64_t i) { at::neg_out(output, at(parameters, i)); };
   };
   const auto view = [at](const std::vector<at::Tensor>& parameters) -> Pass {
-    return [&, at](int64_t i) { benchmark::DoNotOptimize(at(parameters, i).t()); };
+    return [&, at](int64_t i) { use(at(parameters, i).t()); };
   };
   const auto touch = [](Paged& paged, bool training) -> Pass {
-    return [&, training](int64_t i) {
-      benchmark::DoNotOptimize(paged.pager.touch({&i, 1}, training));
-    };
+    return [&, training](int64_t i) { use(paged.pager.touch({&i, 1}, training)); };
   };
   return {{"operator, plain", "", negate(plain)},
           {"operator, hit", "operator, plain", negate(present.parameters), &present.pager},
@@ -201,16 +201,9 @@ int pager(const Arguments& arguments) {
   Paged present(options, true), absent(options, false);
   auto cases = make_cases(present, absent, plain, output);
 
-  for (auto& measured : cases) {
-    benchmark::RegisterBenchmark(
-        measured.name.c_str(),
-        [&](benchmark::State& state) { run_case(state, measured, options.parameters); })
-        ->Repetitions(options.repetitions)
-        ->MinTime(options.min_time);
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    for (auto& measured : cases) time_case(measured, options.parameters, options.min_time);
   }
-  Collector collector;
-  benchmark::RunSpecifiedBenchmarks(&collector);
-  benchmark::ClearRegisteredBenchmarks();
 
   fmt::print(
       "machine   {}\n{} parameters of {} elements, each a unit; {} timings of {} s\n\n"
@@ -219,10 +212,12 @@ int pager(const Arguments& arguments) {
       "", "median ns", "least ns", "most ns", "more ns");
   Json results = Json::array();
   for (const auto& measured : cases) {
-    const auto time = collector.nanoseconds(measured.name);
+    const auto time = summarize(measured.nanoseconds);
+    const auto without = std::find_if(cases.begin(), cases.end(), [&](const Case& other) {
+      return other.name == measured.without;
+    });
     Json more;
-    if (!measured.without.empty())
-      more = time.median - collector.nanoseconds(measured.without).median;
+    if (without != cases.end()) more = time.median - summarize(without->nanoseconds).median;
     fmt::print("{:<24} {:>10.0f} {:>10.0f} {:>10.0f} {:>10}\n", measured.name, time.median,
                time.least, time.most,
                more.is_null() ? "" : fmt::format("{:.0f}", more.get<double>()));

@@ -1,4 +1,4 @@
-// `zero bench optimizer`: how fast the optimizers stream memory.
+// `zero_bench optimizer`: how fast the optimizers stream memory.
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -17,6 +17,7 @@
 
 #include "apps/zero/bench.h"
 #include "apps/zero/plain_loops.h"
+#include "benchmarks/programs/subjects.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/optim/factors.h"
@@ -29,8 +30,8 @@ namespace {
 
 constexpr const char* kDescription =
     "Times the fused optimizers beside plain loops in the same run.\n\n"
-    "  zero bench optimizer --threads 1,2\n"
-    "  zero bench optimizer --parameters 1e9,2e9,4e9 --rounds 5\n\n"
+    "  zero_bench optimizer --threads 1,2\n"
+    "  zero_bench optimizer --parameters 1e9,2e9,4e9 --rounds 5\n\n"
     "GB/s are 1e9 bytes a second of what each loop reads and writes by definition, in bytes an "
     "element: a triad (a = b + 3 c,\n"
     "as STREAM's) 12; AdamW 28 (weights and two moments read and written, gradient read; in bf16 "
@@ -63,7 +64,7 @@ struct Options {
 };
 
 std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
-  OptionParser parser("bench optimizer", kDescription);
+  OptionParser parser("optimizer", kDescription, "zero_bench");
   parser.add_option("--elements", options.elements, "Of each array; more than fit in the caches")
       ->check(positive());
   parser.add_option("--rounds", options.rounds, "Runs of each loop")->check(positive());
@@ -231,7 +232,7 @@ class Arrays {
             [n = numel_, pass = std::move(pass)] { at::parallel_for(0, n, 1 << 15, pass); }};
   }
 
-  // Of matrices with up to 1024 columns; what is left over stays.
+  // Treats the array as matrices with up to 1024 columns; elements that are left over stay.
   void update_factored() {
     const int64_t columns = std::min<int64_t>(numel_, 1024);
     const int64_t rows = numel_ / columns;

@@ -1,4 +1,4 @@
-// `zero bench optimizer --parameters`: the seconds in which the host updates a whole model.
+// `zero_bench optimizer --parameters`: the seconds in which the host updates a whole model.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 
 #include "apps/zero/bench.h"
 #include "apps/zero/plain_loops.h"
+#include "benchmarks/programs/subjects.h"
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
 #include "zero/optim/optimizer.h"
@@ -75,7 +76,7 @@ class Model {
     low_.fill_(0.5);
   }
 
-  /// What the streaming loop leaves behind is nothing that an optimizer should meet.
+  /// Sets the arrays anew: an optimizer should not meet what the streaming loop leaves behind.
   void reset() {
     master_.fill_(0.5);
     m_.fill_(1e-3);
