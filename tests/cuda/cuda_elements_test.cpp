@@ -1,4 +1,5 @@
 // The source of the CUDA kernels, on the CPU: Note [Kernels in plain C++] in device_elements.h.
+#include <ATen/ATen.h>
 #include <ATen/ceil_div.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,8 @@
 
 #include "tests/optim/test_arrays.h"
 #include "tests/optim/test_shard.h"
+#include "zero/models/layers/softmax.h"
+#include "zero/models/layers/softmax_elements.h"
 #include "zero/optim/device_elements.h"
 #include "zero/optim/passes.h"
 
@@ -183,6 +186,137 @@ TEST(CudaElements, AddSquaresInTheOrderOfTheCpu) {
         }
       }
     }
+  }
+}
+
+// As the kernel of a row: every thread reads its share, warps of 32 and then their parts are joined
+// in pairs, and every thread writes.
+struct HostMath {
+  static float exp2(float x) { return std::exp2(x); }
+  static double log(double x) { return std::log(x); }
+};
+softmax::Part joined(std::vector<softmax::Part> parts) {
+  for (size_t half = parts.size() / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; ++i) parts[i] = softmax::join<HostMath>(parts[i], parts[i + half]);
+  return parts.front();
+}
+double softmax_by_threads(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
+                          bool gradient) {
+  constexpr int64_t kWarp = 32, kThreads = 128;  // fewer than the kernel's: some read several times
+  double sum = 0;
+  device::with_numbers(logits.scalar_type(), [&]<class Numbers>(Numbers) {
+    const softmax::Rows<Numbers> rows{
+        .logits = static_cast<typename Numbers::Stored*>(logits.data_ptr()),
+        .stride = logits.stride(0),
+        .vocabulary = logits.size(1),
+        .targets = targets.const_data_ptr<int64_t>(),
+        .scales = scales.const_data_ptr<float>(),
+        .losses = nullptr};
+    softmax::with_width(rows, [&](auto width) {
+      for (int64_t r = 0; r < logits.size(0); ++r) {
+        auto* const row = rows.logits + r * rows.stride;
+        const int64_t target = rows.targets[r];
+        if (target == kIgnoredTarget) {
+          for (int64_t t = 0; gradient && t < kThreads; ++t)
+            softmax::write_zeros<Numbers, width>(row, rows.vocabulary, t, kThreads);
+          continue;
+        }
+        std::vector<softmax::Part> warps;
+        for (int64_t warp = 0; warp < kThreads; warp += kWarp) {
+          std::vector<softmax::Part> lanes;
+          for (int64_t t = warp; t < warp + kWarp; ++t)
+            lanes.push_back(
+                softmax::part_of<HostMath, Numbers, width>(row, rows.vocabulary, t, kThreads));
+          warps.push_back(joined(lanes));
+        }
+        const auto whole = joined(warps);
+        sum += softmax::loss<HostMath>(whole, Numbers::widen(row[target]));
+        for (int64_t t = kThreads; gradient && t-- > 0;)
+          softmax::write_gradient<HostMath, Numbers, width>(row, rows.vocabulary, t, kThreads,
+                                                            whole, target, rows.scales[r]);
+      }
+    });
+  });
+  return sum;
+}
+
+/// Logits whose rows begin `stride` apart, `offset` elements into memory that is 375 elsewhere.
+struct Padded {
+  Padded(const at::Tensor& values, int64_t stride, int64_t offset)
+      : whole(at::full({values.size(0) * stride + offset}, 375, values.options())),
+        logits(at::as_strided(whole, values.sizes(), {stride, 1}, offset)) {
+    logits.copy_(values);
+  }
+  bool padding_intact() const {
+    auto rest = whole.clone();
+    at::as_strided(rest, logits.sizes(), logits.strides(), logits.storage_offset()).fill_(375);
+    return rest.eq(375).all().item<bool>();
+  }
+  at::Tensor whole, logits;
+};
+
+TEST(CudaElements, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailStrideAndAlignment) {
+  for (const auto dtype : dtypes()) {
+    // What rounding the result makes, relative to its largest.
+    const double unit = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    for (const int64_t vocabulary : {1, 2, 7, 8, 9, 64, 130, 1003, 5003}) {
+      for (const int64_t stride : {vocabulary, (vocabulary + 63) / 64 * 64, vocabulary + 3}) {
+        for (const int64_t offset : {0, 1}) {
+          for (const double spread : {0.1, 10.0, 300.0}) {
+            at::manual_seed(vocabulary);
+            const auto values = (at::randn({5, vocabulary}) * spread).to(dtype);
+            auto targets = at::randint(vocabulary, {5}, at::kLong);
+            auto scales = at::full({5}, 0.2);
+            targets[2] = kIgnoredTarget;
+            scales[2] = 0;
+            Padded found(values, stride, offset);
+            auto expected = values.to(at::kFloat);
+            const double sum = softmax_by_threads(found.logits, targets, scales, true);
+            const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
+            const auto what = std::string(c10::toString(dtype)) + " vocabulary " +
+                              std::to_string(vocabulary) + " stride " + std::to_string(stride) +
+                              " offset " + std::to_string(offset);
+            EXPECT_NEAR(sum, loss.item<double>(), 1e-5 * std::max(1.0, loss.item<double>()))
+                << what;
+            EXPECT_LE((found.logits.to(at::kFloat) - expected).abs().max().item<double>(),
+                      0.2 * unit)
+                << what;
+            EXPECT_EQ(found.logits[2].abs().max().item<float>(), 0) << what;
+            EXPECT_TRUE(found.padding_intact()) << what;
+            Padded unread(values, stride, offset);
+            EXPECT_EQ(softmax_by_threads(unread.logits, targets, scales, false), sum) << what;
+            EXPECT_TRUE(at::equal(unread.logits, values)) << what;
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaElements, SoftmaxCrossEntropyOfLogitsThatAreNotFinite) {
+  constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+  const auto targets = at::full({1}, 3, at::kLong);
+  const auto scales = at::ones({1});
+  for (const auto dtype : dtypes()) {
+    for (const int64_t where : {0, 9, 1002}) {
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
+        auto logits = at::zeros({1, 1003}, dtype);
+        logits[0][where] = bad;
+        EXPECT_TRUE(std::isnan(softmax_by_threads(logits, targets, scales, true))) << bad;
+        EXPECT_TRUE(logits.isnan().all().item<bool>()) << bad << " at " << where;
+      }
+      // A word that cannot come has no part in it, and neither have whole shares of them.
+      auto logits = at::zeros({1, 1003}, dtype);
+      logits[0][where] = -kInfinity;
+      logits.narrow(1, 100, 800).fill_(-kInfinity);
+      EXPECT_NEAR(softmax_by_threads(logits, targets, scales, true), std::log(202), 1e-5);
+      EXPECT_EQ(logits[0][where].item<float>(), 0);
+      EXPECT_NEAR(logits[0][5].item<float>(), 1.0 / 202, 1e-4);
+    }
+    auto none = at::full({1, 1003}, -kInfinity, dtype);
+    EXPECT_TRUE(std::isnan(softmax_by_threads(none, targets, scales, true)));
+    EXPECT_TRUE(none.isnan().all().item<bool>());
   }
 }
 

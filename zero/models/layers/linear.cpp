@@ -11,6 +11,7 @@
 #include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/matmul.h"
 
@@ -58,7 +59,7 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   }
   if (wanted.bias) {
     result.bias = gradient_place(bias);
-    at::sum_out(result.bias, dy, {0});
+    column_sums_into(result.bias, dy);
   }
   return result;
 }
