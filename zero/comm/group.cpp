@@ -67,7 +67,7 @@ class RoundingWork final : public c10d::Work {
   at::Tensor output_;
 };
 
-int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+int64_t size_in_bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 // What a group of one does. Without operators where it can, as the other transports: their outputs'
 // version counters do not move.
@@ -287,7 +287,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_dtypes("all_gather", output, input);
   if (size == 1) {
     copy_slice(output, input);
-    return done(collective, label, bytes_of(output));
+    return done(collective, label, size_in_bytes(output));
   }
   check_wire("all_gather", wire, input.scalar_type());
   if (wire && wire->error.defined()) {
@@ -296,7 +296,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
   return run(
-      "all_gather", collective, bytes, bytes_of(output), label,
+      "all_gather", collective, bytes, size_in_bytes(output), label,
       [&] {
         c10d::AllgatherOptions call;
         call.timeout = options.timeout;
@@ -307,7 +307,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
 
 Work Group::Impl::all_reduce(Collective collective, at::Tensor tensor, std::string_view label) {
   check_defined("all_reduce", tensor);
-  const auto bytes = bytes_of(tensor);
+  const auto bytes = size_in_bytes(tensor);
   if (size == 1) return done(collective, label, bytes);
   return run("all_reduce", collective, 2 * (size - 1) * bytes / size, bytes, label, [&] {
     c10d::AllreduceOptions call;
@@ -341,7 +341,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   if (impl_->size == 1) {
     impl_->check_sum(output, input);
     copy_slice(output, input);
-    return impl_->done(Collective::reduce_scatter, label, bytes_of(input));
+    return impl_->done(Collective::reduce_scatter, label, size_in_bytes(input));
   }
   const auto sent = sent_dtype(input.scalar_type(), output.scalar_type());
   const auto bytes =
@@ -352,7 +352,7 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
   c10d::ReduceScatterOptions call;
   call.timeout = impl_->options.timeout;
   return impl_->run(
-      "reduce_scatter", Collective::reduce_scatter, bytes, bytes_of(input), label,
+      "reduce_scatter", Collective::reduce_scatter, bytes, size_in_bytes(input), label,
       [&]() -> c10::intrusive_ptr<c10d::Work> {
         if (impl_->ours(Collective::reduce_scatter) ||
             input.scalar_type() == output.scalar_type()) {
@@ -380,7 +380,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view label) {
     throw CommError(fmt::format("broadcast '{}' on rank {}: root {} is not one of the {} ranks.",
                                 label, impl_->rank, root, impl_->size));
   }
-  const int64_t message = bytes_of(tensor);
+  const int64_t message = size_in_bytes(tensor);
   if (impl_->size == 1) return impl_->done(Collective::broadcast, label, message);
   const auto bytes = root == impl_->rank ? message : 0;
   return impl_->run("broadcast", Collective::broadcast, bytes, message, label, [&] {
@@ -399,10 +399,10 @@ Work Group::all_to_all(at::Tensor output, at::Tensor input, std::string_view lab
   if (impl_->size == 1) {
     impl_->check_sizes("all_to_all", output.numel(), input.numel());
     copy_slice(output, input);
-    return impl_->done(Collective::all_to_all, label, bytes_of(input));
+    return impl_->done(Collective::all_to_all, label, size_in_bytes(input));
   }
-  const auto bytes = bytes_of(input) / impl_->size * (impl_->size - 1);
-  return impl_->run("all_to_all", Collective::all_to_all, bytes, bytes_of(input), label, [&] {
+  const auto bytes = size_in_bytes(input) / impl_->size * (impl_->size - 1);
+  return impl_->run("all_to_all", Collective::all_to_all, bytes, size_in_bytes(input), label, [&] {
     c10d::AllToAllOptions call;
     call.timeout = impl_->options.timeout;
     std::vector<int64_t> equal_slices;

@@ -341,7 +341,7 @@ std::string signal_name(int signal) {
 }
 
 /// One rank's process.
-struct Process {
+struct RankProcess {
   int rank = 0;
   pid_t pid = -1;
   Descriptor pidfd;
@@ -584,7 +584,7 @@ class Supervisor {
   }
 
   void reap() {
-    Process* failed = nullptr;
+    RankProcess* failed = nullptr;
     for (auto& process : processes_) {
       if (process.ended() || !process.look() || !process.failed() || obeyed(process)) continue;
       // Of those that ended since the last look, one that was killed is the cause, one that
@@ -600,7 +600,7 @@ class Supervisor {
 
   /// Whether a rank ended because the launcher passed a signal on: its peers then have the time
   /// they need.
-  bool obeyed(const Process& process) const {
+  bool obeyed(const RankProcess& process) const {
     return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
                                            process.exit_status() == 128 + SIGINT));
   }
@@ -625,7 +625,7 @@ class Supervisor {
   }
 
   /// Why a rank may have been killed, where the kernel says so.
-  std::string reason(const Process& process) const {
+  std::string reason(const RankProcess& process) const {
     if (!process.killed() || process.end->si_status != SIGKILL ||
         kills_for_memory() == kills_before_)
       return "";
@@ -637,7 +637,7 @@ class Supervisor {
   const std::string token_ = random_token();
   const int64_t kills_before_ = kills_for_memory();
   SignalScope signals_;
-  std::vector<Process> processes_;
+  std::vector<RankProcess> processes_;
   Sink output_{STDOUT_FILENO};
   Sink errors_{STDERR_FILENO};
   std::vector<LineRelay> relays_;

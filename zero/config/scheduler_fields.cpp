@@ -19,7 +19,7 @@ namespace {
 using optim::Schedule;
 
 /// The section itself.
-struct Section {
+struct SchedulerSection {
   std::string type;
   Json params = Json::object();
 };
@@ -191,15 +191,15 @@ const std::vector<Field<S>>& rows_of() {
 
 constexpr const char* kPrefix = "scheduler.params.";
 
-const std::vector<Field<Section>>& section_rows() {
+const std::vector<Field<SchedulerSection>>& section_rows() {
   static const auto rows = [] {
     Spec type{"type", {.sentence = "The schedule"}, Kind::choice};
     for (const auto& [name, initial] : types()) type.choices.emplace_back(name);
-    return std::vector<Field<Section>>{
-        {std::move(type),
-         [](Section& section, const Json& value) { section.type = value.get<std::string>(); }},
+    return std::vector<Field<SchedulerSection>>{
+        {std::move(type), [](SchedulerSection& section,
+                             const Json& value) { section.type = value.get<std::string>(); }},
         {Spec{"params", {.sentence = ""}, Kind::section},
-         [](Section& section, const Json& value) { section.params = value; }}};
+         [](SchedulerSection& section, const Json& value) { section.params = value; }}};
   }();
   return rows;
 }
@@ -212,7 +212,7 @@ void require_given(const Json& params, const char* key) {
 }  // namespace
 
 std::optional<optim::Schedule> read_schedule(const Json& section, Report& report) {
-  Section named;
+  SchedulerSection named;
   read(named, section_rows(), section, "scheduler.", report);
   if (named.type.empty()) {
     if (!named.params.empty() && !section.contains("type")) {

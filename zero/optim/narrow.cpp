@@ -20,8 +20,8 @@ namespace zero::optim {
 namespace {
 
 // Elements that are widened at a time: they stay in a core's first cache.
-constexpr int64_t kBlock = 2048;
-constexpr int64_t kGrain = 8;
+constexpr int64_t kNarrowBlock = 2048;
+constexpr int64_t kNarrowGrain = 8;
 constexpr int kWeights = 0;
 
 // The mixing of splitmix64.
@@ -96,8 +96,8 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
   const auto format = range.state_format;
   const auto signs = state_signs(optimizer);
   const auto pass = [&](int64_t begin, int64_t end) {
-    alignas(64) std::array<float, kBlock> weights;
-    alignas(64) std::array<std::array<float, kBlock>, kMostStates> scratch;
+    alignas(64) std::array<float, kNarrowBlock> weights;
+    alignas(64) std::array<std::array<float, kNarrowBlock>, kMostStates> scratch;
     if (range.weights != nullptr)
       kernels::widen(range.weights + begin, weights.data(), end - begin);
     std::array<float*, kMostStates> state{};
@@ -135,15 +135,16 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
   };
   // Elements of a block have numbers with the same upper half.
   constexpr int64_t kSameUpper = int64_t{1} << 32;
-  parallel_for(0, at::ceil_div(range.wide.numel, kBlock), kGrain, [&](int64_t from, int64_t to) {
-    const int64_t last = std::min(to * kBlock, range.wide.numel);
-    for (int64_t begin = from * kBlock; begin < last;) {
-      const int64_t room = kSameUpper - (range.first + begin) % kSameUpper;
-      const int64_t end = std::min({begin + kBlock, last, begin + room});
-      pass(begin, end);
-      begin = end;
-    }
-  });
+  parallel_for(0, at::ceil_div(range.wide.numel, kNarrowBlock), kNarrowGrain,
+               [&](int64_t from, int64_t to) {
+                 const int64_t last = std::min(to * kNarrowBlock, range.wide.numel);
+                 for (int64_t begin = from * kNarrowBlock; begin < last;) {
+                   const int64_t room = kSameUpper - (range.first + begin) % kSameUpper;
+                   const int64_t end = std::min({begin + kNarrowBlock, last, begin + room});
+                   pass(begin, end);
+                   begin = end;
+                 }
+               });
 }
 
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,

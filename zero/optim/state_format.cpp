@@ -14,7 +14,7 @@
 namespace zero::optim {
 namespace {
 
-constexpr int64_t kGrain = 256;
+constexpr int64_t kBlocksAThread = 256;
 
 const uint8_t* bytes_of(const std::byte* blocks) {
   return reinterpret_cast<const uint8_t*>(blocks);
@@ -29,10 +29,11 @@ int64_t exponent_at(int64_t i) {
 
 // Calls pass(begin, end) on LibTorch's intra-op threads, for whole blocks.
 template <class Pass>
-void in_parallel(int64_t numel, const Pass& pass) {
-  parallel_for(0, at::ceil_div(numel, kCodedBlock), kGrain, [&](int64_t first, int64_t last) {
-    pass(first * kCodedBlock, std::min(last * kCodedBlock, numel));
-  });
+void over_blocks(int64_t numel, const Pass& pass) {
+  parallel_for(0, at::ceil_div(numel, kCodedBlock), kBlocksAThread,
+               [&](int64_t first, int64_t last) {
+                 pass(first * kCodedBlock, std::min(last * kCodedBlock, numel));
+               });
 }
 
 // A magnitude in units of code exponent 1, by its number among all codes.
@@ -93,14 +94,14 @@ void encode_plainly(const float* values, std::byte* blocks, int64_t numel, Sign 
 }  // namespace
 
 void decode(const std::byte* blocks, float* values, int64_t numel, Sign sign) {
-  in_parallel(numel, [&](int64_t begin, int64_t end) {
+  over_blocks(numel, [&](int64_t begin, int64_t end) {
     kernels::decode(bytes_of(blocks) + state_bytes(StateFormat::eight_bit, begin), values + begin,
                     end - begin, sign);
   });
 }
 
 void encode(const float* values, std::byte* blocks, int64_t numel, Sign sign) {
-  in_parallel(numel, [&](int64_t begin, int64_t end) {
+  over_blocks(numel, [&](int64_t begin, int64_t end) {
     kernels::encode(values + begin, bytes_of(blocks) + state_bytes(StateFormat::eight_bit, begin),
                     end - begin, sign, nullptr, 0);
   });

@@ -47,7 +47,7 @@ constexpr std::string_view kSuffix = ".wandb";
 constexpr std::string_view kOurs = "zero";  // how an ID begins
 constexpr size_t kIdLength = 12;
 constexpr size_t kTimeLength = 16;  // "20260131_235959-"
-constexpr std::string_view kHeader(":W&B\xe1\xbe\0", 7);
+constexpr std::string_view kFileHeader(":W&B\xe1\xbe\0", 7);
 
 // The fields of the messages.
 namespace record_fields {
@@ -139,9 +139,9 @@ Earlier read_until(const fs::path& path, int64_t step) {
   std::ifstream stream(path, std::ios::binary);
   const std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   Earlier earlier;
-  if (!file.starts_with(kHeader)) return earlier;
-  earlier.bytes = kHeader.size();
-  for (RecordReader records(file, kHeader.size()); const auto record = records.next();) {
+  if (!file.starts_with(kFileHeader)) return earlier;
+  earlier.bytes = kFileHeader.size();
+  for (RecordReader records(file, kFileHeader.size()); const auto record = records.next();) {
     for (protobuf::Reader fields(*record); const auto field = fields.next();) {
       if (field->number == record_fields::kExit) return earlier;
       if (field->number == record_fields::kRun) earlier.start = start_of(field->bytes);
@@ -244,7 +244,7 @@ class WandbMonitor final : public Monitor {
           fmt::format("Cannot make the folder {} of wandb: {}.", folder.string(), error.message()));
     }
     file_.emplace(folder / fmt::format("{}{}{}", kFile, id, kSuffix), kWhat);
-    records_ = kHeader;
+    records_ = kFileHeader;
     record(record_fields::kHeader, [](Writer& header) {
       header.message(header_fields::kVersion, [](Writer& version) {
         version.bytes(header_fields::kProducer, "libzero");

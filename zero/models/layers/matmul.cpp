@@ -19,16 +19,17 @@ namespace {
 // time for the logits, whose odd number of columns MKL stores slowly. at::mm cannot be told to use
 // it for fp32. The operator below is the one that torch.compile emits for its linear layers; it
 // takes the second matrix as (N, K) with any strides, and cannot write into given memory.
-using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                          std::string_view, c10::List<std::optional<at::Scalar>>,
-                          std::optional<std::string_view>);
+using LinearOperator = at::Tensor(const at::Tensor&, const at::Tensor&,
+                                  const std::optional<at::Tensor>&, std::string_view,
+                                  c10::List<std::optional<at::Scalar>>,
+                                  std::optional<std::string_view>);
 
-std::optional<c10::TypedOperatorHandle<Linear>> onednn_linear() {
+std::optional<c10::TypedOperatorHandle<LinearOperator>> onednn_linear() {
   if (!at::globalContext().userEnabledMkldnn() || __builtin_cpu_is("intel")) return std::nullopt;
   const auto found =
       c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", std::string()});
   if (!found) return std::nullopt;
-  return found->typed<Linear>();
+  return found->typed<LinearOperator>();
 }
 
 // clang knows the name "avx512fp16" only since its release 18.
