@@ -3,7 +3,7 @@
 #   --device cuda|cpu   cpu: the CPU stands in, with small sizes, to try this script itself [cuda]
 #   --out FILE          the report, in Markdown [run/gpu-check/report.md]; the parts' whole output goes beside it
 #   --build DIR         programs that were built before, here or elsewhere, and nothing is installed [build/cuda, or build/release for the
-#                       CPU, which are built first]. Their libraries are found where they were linked, in DIR/lib, and with Python's torch
+#                       CPU, which are built first]. Their libraries are found where they were linked, in DIR and DIR/lib, and with Python's torch
 #   --ranks N           of the training and the measurements [the number of GPUs; 2 for the CPU]
 #   --model NAME        of the measurements [gpt2; gpt2-nano for the CPU]
 #   --seconds S         when the time is up parts are left out [240 with --build DIR, else 7200]
@@ -46,7 +46,7 @@ mkdir -p "$work"
 rm -rf "${work:?}"/*
 if [[ $device == cuda ]]; then
   model=${model:-gpt2}
-  batch=8 length=1024 steps=10 warmup=3 rounds=2 train_steps=20
+  batch=8 length=1024 steps=10 warmup=3 rounds=1 train_steps=20
 else
   model=${model:-gpt2-nano}
   batch=1 length=32 steps=1 warmup=1 rounds=1 train_steps=3
@@ -192,6 +192,10 @@ train() {
 
 # Each option of the engine that a device has, beside the plain run of its dtype.
 options() {
+  if [[ $device == cpu && -z $parts ]]; then
+    echo "the CPU has tests of its own"
+    exit 77
+  fi
   local settings=(
     'fp32-stage-1|fp32|1e-5|--stage 1' 'fp32-stage-2|fp32|1e-5|--stage 2' 'fp32-stage-3|fp32|1e-5|--stage 3'
     'recompute|fp32|1e-5|--stage 3 --recompute 1' 'gather-all|fp32|1e-5|--stage 3 --live-parameters 0'
@@ -261,13 +265,18 @@ PYTHON
 
 bench() { "$build/zero" bench step --device "$device" --mfu --nproc "$ranks" --dtype bf16 --seq "$length" --steps "$steps" --warmup "$warmup" "$@"; }
 bench_step() { bench --model "$model" --micro-batch "$batch" --rounds "$rounds" --json "$work/bench.json"; }
+not_on_cpu() {
+  if [[ $device != cpu ]]; then return; fi
+  echo "the CPU is slow"
+  exit 77
+}
 bench_large() {
-  if [[ $device == cpu ]]; then
-    echo "the CPU is slow"
-    exit 77
-  fi
+  not_on_cpu
   bench --model "$model" --micro-batch $((4 * batch)) --stages 0,3 --rounds 1 --json "$work/bench-large.json"
-  bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --steps 4 --warmup 2 --json "$work/bench-xl.json"
+}
+bench_xl() {
+  not_on_cpu
+  bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
 }
 
 # Where the time of a step goes by kernel: the second of two steps, as Nsight Compute times each.
@@ -311,7 +320,7 @@ torch_step() {
   fi
   local sizes
   read -ra sizes <<<"$size_words"
-  local run=(timeout 70 "$python_environment" benchmarks/peers/torch_step.py --device "$device" --model "$model" "${sizes[@]}")
+  local run=(timeout 100 "$python_environment" benchmarks/peers/torch_step.py --device "$device" --model "$model" "${sizes[@]}")
   "${run[@]}" | tee "$work/torch.json"
   if [[ $device == cuda ]]; then
     "${run[@]}" --compile --vocabulary 50304 | tee -a "$work/torch.json"
@@ -363,8 +372,8 @@ PYTHON
 }
 
 # What the parts read in their own shells; an array cannot be exported.
-export device preset build ranks model work torch libtorch='' python_environment batch length steps warmup rounds train_steps size_words="${sizes[*]}"
-export -f device_tests say die losses nano bench
+export device parts preset build ranks model work torch libtorch='' python_environment batch length steps warmup rounds train_steps size_words="${sizes[*]}"
+export -f device_tests say die losses nano bench not_on_cpu
 
 if [[ -z $build ]]; then
   part build 5400 build_programs
@@ -375,18 +384,19 @@ build=$(realpath -m "$build")
 libtorch=$(sed -n 's/^LIBTORCH_ROOT:.*=//p' "$build/CMakeCache.txt" 2>/dev/null) || true
 if [[ -z $libtorch || ! -d $libtorch ]]; then
   libtorch=$torch
-  export LD_LIBRARY_PATH=$build/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH=$build:$build/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 part environment 60 environment
 part plugin 60 plugin
 part kernels 60 kernels
 part bench-step 300 bench_step
 part train 300 train
-part bench-large 90 bench_large
+part bench-large 60 bench_large
 part kernel-table 75 kernel_table
-part torch 150 torch_step
 part training-parity 1200 training_parity
 part options 90 options
+part torch 150 torch_step
+part bench-xl 60 bench_xl
 part refusals 60 refusals
 part fsdp2 90 fsdp2
 part python 60 python_package

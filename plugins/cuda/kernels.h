@@ -37,6 +37,11 @@ struct LogitRows {
 /// of the vocabulary stops the device by an assertion, as in LibTorch's losses.
 void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
 
+/// As zero/models/layers/gelu.h: y = gelu(x) where `dy` is absent, else dx = dy gelu'(x), which may
+/// be in the place of dy, and gelu(x) once more where y is not absent. Arrays of `numel` numbers.
+void gelu(const void* x, const void* dy, void* dx, void* y, c10::ScalarType dtype, int64_t numel,
+          cudaStream_t stream);
+
 /// The sums of the columns of a matrix without gaps. `parts` has column_sum_parts(rows) rows of as
 /// many columns.
 int64_t column_sum_parts(int64_t rows);

@@ -71,6 +71,33 @@ at::Tensor softmax_cross_entropy_on_cuda(at::Tensor& logits, const at::Tensor& t
   return losses.sum();
 }
 
+void check_beside(const at::Tensor& x, const at::Tensor& other) {
+  TORCH_CHECK(x.is_contiguous() && other.is_contiguous() && other.numel() == x.numel() &&
+                  other.scalar_type() == x.scalar_type() && other.device() == x.device(),
+              "zero::tanh_gelu: the arrays are not contiguous, or not of one size and dtype");
+}
+
+at::Tensor tanh_gelu_on_cuda(const at::Tensor& x) {
+  auto y = at::empty_like(x);
+  check_beside(x, y);
+  const c10::cuda::CUDAGuard guard(x.device());
+  gelu(x.const_data_ptr(), nullptr, nullptr, y.mutable_data_ptr(), x.scalar_type(), x.numel(),
+       c10::cuda::getCurrentCUDAStream());
+  return y;
+}
+
+at::Tensor tanh_gelu_backward_on_cuda(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx,
+                                      bool again) {
+  check_beside(x, dy);
+  check_beside(x, dx);
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto y = again ? at::empty_like(x) : at::empty({0}, x.options());
+  gelu(x.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
+       again ? y.mutable_data_ptr() : nullptr, x.scalar_type(), x.numel(),
+       c10::cuda::getCurrentCUDAStream());
+  return y;
+}
+
 void column_sums_on_cuda(at::Tensor& result, const at::Tensor& matrix) {
   const auto rows = matrix.size(0);
   const auto columns = matrix.size(1);
@@ -133,6 +160,8 @@ TORCH_LIBRARY_IMPL(zero, CUDA, library) {
   library.impl("update_", &update_on_cuda);
   library.impl("squared_norm_", &squared_norm_on_cuda);
   library.impl("softmax_cross_entropy_", &softmax_cross_entropy_on_cuda);
+  library.impl("tanh_gelu", &tanh_gelu_on_cuda);
+  library.impl("tanh_gelu_backward", &tanh_gelu_backward_on_cuda);
   library.impl("column_sums_", &column_sums_on_cuda);
   library.impl("layer_norm_backward", &layer_norm_backward_on_cuda);
 }

@@ -1,6 +1,7 @@
 // Launches of the functions in zero/models/layers/softmax_elements.h: a thread block has a row.
 #include <c10/cuda/CUDAException.h>
 
+#include "plugins/cuda/device_math.h"
 #include "plugins/cuda/kernels.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/models/layers/softmax_elements.h"
@@ -13,20 +14,6 @@ constexpr int kThreads = kWarp * kWarp;  // so that one warp joins what the warp
 // Two rows at a time in each multiprocessor: what all of them read stays in the cache of the device
 // until it is read again.
 constexpr int kBlocksAtOnce = 2;
-
-// The compiler wants functions of the host too, where a function that may run there calls them.
-struct DeviceMath {
-  static __host__ __device__ float exp2(float x) {
-#ifdef __CUDA_ARCH__
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));  // one instruction
-    return result;
-#else
-    return ::exp2f(x);
-#endif
-  }
-  static __host__ __device__ double log(double x) { return ::log(x); }
-};
 
 /// All lanes get the part of their warp, of the same bits.
 __device__ softmax::Part join_warp(softmax::Part part) {

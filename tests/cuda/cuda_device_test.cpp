@@ -47,7 +47,10 @@
 #include "zero/device/stream.h"
 #include "zero/engine/engine.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/optim/operators.h"
 #include "zero/optim/passes.h"
@@ -243,7 +246,7 @@ TEST(DeviceKernels, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailAndStride)
         auto targets = at::randint(vocabulary, {kRows}, at::kLong);
         targets[2] = kIgnoredTarget;
         const auto scales = targets.ne(kIgnoredTarget).to(at::kFloat).mul_(0.2);
-        auto expected = values.to(at::kFloat);
+        auto expected = values.to(at::kFloat, false, /*copy=*/true);
         const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
         const auto whole = at::full({kRows, stride}, 375, dtype).to(device());
         auto found = whole.narrow(1, 0, vocabulary);
@@ -292,6 +295,86 @@ TEST(DeviceKernels, LinearCrossEntropyIsTheCpusForEveryChunking) {
         EXPECT_LE(apart, 2 * unit * there.norm().item<double>())
             << c10::toString(dtype) << ", " << rows << " rows at a time, result " << i;
       }
+    }
+  }
+}
+
+TEST(DeviceKernels, ColumnSumsAreLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    for (const int64_t rows : {1, 63, 1000, 3001}) {
+      for (const int64_t columns : {1, 33, 768, 2304}) {
+        at::manual_seed(rows);
+        const auto matrix = at::randn({rows, columns}).to(dtype);
+        const auto expected = matrix.to(at::kDouble).sum(0);
+        auto found = at::empty({columns}, at::TensorOptions(dtype).device(device()));
+        column_sums_into(found, matrix.to(device()));
+        EXPECT_LE((found.cpu().to(at::kDouble) - expected).norm().item<double>(),
+                  2 * unit * expected.norm().item<double>())
+            << fmt::format("{}, {} rows of {}", c10::toString(dtype), rows, columns);
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, LayerNormIsLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    // The CPU's kernel of LibTorch adds up weights' gradients in 16 bits.
+    if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const int64_t rows : {1, 7, 1000, 2601}) {
+      for (const int64_t columns : {64, 384, 768, 1600, 2048, 4096}) {
+        at::manual_seed(rows);
+        const auto x = at::randn({rows, columns}).mul_(3).add_(1).to(dtype);
+        const auto dy = at::randn({rows, columns}).to(dtype);
+        const auto weight = at::randn({columns}).to(dtype);
+        const auto gradients = [&](c10::Device where, at::ScalarType as) {
+          const auto leaf = [&](const Tensor& t) {
+            return t.to(where).to(as).detach().requires_grad_();
+          };
+          const auto a = leaf(x), w = leaf(weight), b = leaf(at::zeros({columns}));
+          const auto y = layer_norm(a, w, b, 1e-5);
+          y.backward(dy.to(where).to(as));
+          return std::array{y.detach(), a.grad(), w.grad(), b.grad()};
+        };
+        const auto expected = gradients(c10::kCPU, at::kDouble);
+        const auto found = gradients(device(), dtype);
+        for (size_t i = 0; i < found.size(); ++i) {
+          const auto apart = (found[i].cpu().to(at::kDouble) - expected[i]).norm().item<double>();
+          EXPECT_LE(apart, unit * expected[i].norm().item<double>()) << fmt::format(
+              "{}, {} rows of {}, result {}", c10::toString(dtype), rows, columns, i);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, GeluIsLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const int64_t numel : {1, 7, 1000, 100003}) {
+      at::manual_seed(numel);
+      const auto x = at::randn({numel}).mul_(3).to(dtype);
+      const auto dy = at::randn({numel}).to(dtype);
+      const auto x64 = x.to(at::kDouble).requires_grad_();
+      const auto y64 = at::gelu(x64, "tanh");
+      y64.backward(dy.to(at::kDouble));
+      const auto there = x.to(device()).requires_grad_();
+      const auto y = tanh_gelu(there);
+      y.backward(dy.to(device()));
+      const auto expect_near = [&](const Tensor& found, const Tensor& expected) {
+        EXPECT_LE((found.cpu().to(at::kDouble) - expected).norm().item<double>(),
+                  unit * expected.norm().item<double>() + 1e-6)
+            << fmt::format("{}, {} elements", c10::toString(dtype), numel);
+      };
+      expect_near(y.detach(), y64.detach());
+      expect_near(there.grad(), x64.grad());
+      if (!has_tanh_gelu_kernel(there)) continue;
+      auto dx = dy.to(device());
+      const auto again = tanh_gelu_again(there.detach(), dx);
+      EXPECT_TRUE(at::equal(again, y.detach()));
+      EXPECT_TRUE(at::equal(dx, there.grad()));
     }
   }
 }

@@ -14,6 +14,9 @@
 
 #include "tests/optim/test_arrays.h"
 #include "tests/optim/test_shard.h"
+#include "zero/models/layers/column_sums_elements.h"
+#include "zero/models/layers/gelu_elements.h"
+#include "zero/models/layers/layer_norm_elements.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/models/layers/softmax_elements.h"
 #include "zero/optim/device_elements.h"
@@ -270,7 +273,7 @@ TEST(CudaElements, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailStrideAndAl
             targets[2] = kIgnoredTarget;
             scales[2] = 0;
             Padded found(values, stride, offset);
-            auto expected = values.to(at::kFloat);
+            auto expected = values.to(at::kFloat, false, /*copy=*/true);
             const double sum = softmax_by_threads(found.logits, targets, scales, true);
             const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
             const auto what = std::string(c10::toString(dtype)) + " vocabulary " +
@@ -317,6 +320,174 @@ TEST(CudaElements, SoftmaxCrossEntropyOfLogitsThatAreNotFinite) {
     auto none = at::full({1, 1003}, -kInfinity, dtype);
     EXPECT_TRUE(std::isnan(softmax_by_threads(none, targets, scales, true)));
     EXPECT_TRUE(none.isnan().all().item<bool>());
+  }
+}
+
+// As the kernels: blocks of rows, whose parts are added in one order.
+at::Tensor column_sums_by_threads(const at::Tensor& matrix, bool packed) {
+  constexpr int64_t kParts = 3, kLanes = 2;
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  auto parts = at::full({kParts, columns}, 375, at::kFloat);
+  auto result = at::empty({columns}, at::kFloat);
+  device::with_numbers(matrix.scalar_type(), [&]<class Numbers>(Numbers) {
+    const auto* const stored = static_cast<const typename Numbers::Stored*>(matrix.data_ptr());
+    const auto add = [&](auto width) {
+      for (int64_t part = 0; part < kParts; ++part) {
+        for (int64_t column = 0; column < columns; column += width) {
+          auto sums = at::zeros({width}, at::kFloat);
+          for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const auto of_lane = column_sums::of_rows<Numbers, width>(
+                stored, rows, columns, column, part * kLanes + lane, kParts * kLanes);
+            for (int64_t i = 0; i < width; ++i) sums[i] += of_lane.values[i];
+          }
+          parts[part].narrow(0, column, width).copy_(sums);
+        }
+      }
+    };
+    if (packed) {
+      add(std::integral_constant<int, packs::kWidth<Numbers>>());
+    } else {
+      add(std::integral_constant<int, 1>());
+    }
+  });
+  for (int64_t column = 0; column < columns; ++column) {
+    float sum = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      sum += column_sums::of_parts(parts.const_data_ptr<float>(), kParts, columns, column, lane,
+                                   kLanes);
+    result[column] = sum;
+  }
+  return result;
+}
+
+TEST(CudaElements, ColumnSumsAsTheReferenceForEveryDtypeAndNumberOfRows) {
+  for (const auto dtype : dtypes()) {
+    for (const int64_t rows : {0, 1, 5, 24, 25, 131}) {
+      for (const int64_t columns : {8, 5, 24}) {
+        at::manual_seed(rows);
+        const auto matrix = at::randn({rows, columns}).to(dtype);
+        const auto expected = matrix.to(at::kDouble).sum(0);
+        for (const bool packed : {false, true}) {
+          if (packed && columns % 8 != 0) continue;
+          const auto found = column_sums_by_threads(matrix, packed);
+          EXPECT_LE((found.to(at::kDouble) - expected).abs().max().item<double>(), 1e-5)
+              << c10::toString(dtype) << " " << rows << " rows of " << columns;
+        }
+      }
+    }
+  }
+}
+
+// As the kernel of layer norm's backward pass: a thread for each pack of columns.
+std::array<at::Tensor, 3> layer_norm_by_threads(const at::Tensor& dy, const at::Tensor& x,
+                                                const at::Tensor& mean, const at::Tensor& rstd,
+                                                const at::Tensor& weight) {
+  const int64_t rows = x.size(0), columns = x.size(1);
+  auto dx = at::empty_like(x);
+  auto dweight = at::empty({columns}, at::kFloat), dbias = at::empty({columns}, at::kFloat);
+  device::with_numbers(x.scalar_type(), [&]<class Numbers>(Numbers) {
+    using Stored = typename Numbers::Stored;
+    constexpr int kCount = packs::kWidth<Numbers>;
+    const auto at_column = [&](const at::Tensor& array, int64_t row, int64_t column) {
+      return static_cast<Stored*>(array.data_ptr()) + row * columns + column;
+    };
+    std::vector<layer_norm_elements::Gradients<kCount>> gradients(
+        static_cast<size_t>(columns / kCount));
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto share = [&](int64_t column) {
+        return layer_norm_elements::Share<Numbers, kCount>{
+            device::load<kCount>(at_column(dy, row, column)),
+            device::load<kCount>(at_column(x, row, column)), mean[row].item<float>(),
+            rstd[row].item<float>()};
+      };
+      const auto weights = [&](int64_t column) {
+        return packs::widened<Numbers, kCount>(at_column(weight, 0, column));
+      };
+      layer_norm_elements::Sums whole;
+      for (int64_t column = 0; column < columns; column += kCount) {
+        whole =
+            join(whole, layer_norm_elements::add(share(column), weights(column),
+                                                 gradients[static_cast<size_t>(column / kCount)]));
+      }
+      for (int64_t column = 0; column < columns; column += kCount) {
+        device::store(layer_norm_elements::dx_of(share(column), weights(column), whole, columns),
+                      at_column(dx, row, column));
+      }
+    }
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto& own = gradients[static_cast<size_t>(column / kCount)];
+      dweight[column] = own.weight.values[column % kCount];
+      dbias[column] = own.bias.values[column % kCount];
+    }
+  });
+  return {dx, dweight, dbias};
+}
+
+TEST(CudaElements, LayerNormsBackwardPassAsTheReferenceForEveryDtype) {
+  for (const auto dtype : dtypes()) {
+    // What rounding the result makes, relative.
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const int64_t columns : {8, 128, 200}) {
+      at::manual_seed(columns);
+      const auto x = (at::randn({13, columns}) * 3 + 1).to(dtype);
+      const auto dy = at::randn({13, columns}).to(dtype);
+      const auto weight = at::randn({columns}).to(dtype);
+      const auto wide = [](const at::Tensor& t) {
+        return t.to(at::kDouble).detach().requires_grad_();
+      };
+      const auto x64 = wide(x), weight64 = wide(weight), bias64 = wide(at::zeros({columns}));
+      at::layer_norm(x64, {columns}, weight64, bias64, 1e-5).backward(dy.to(at::kDouble));
+      const auto mean = x.to(at::kFloat).mean(1);
+      const auto rstd = x.to(at::kFloat).var(1, false).add(1e-5).rsqrt();
+      const auto found = layer_norm_by_threads(dy, x, mean, rstd, weight);
+      const std::array expected{x64.grad(), weight64.grad(), bias64.grad()};
+      for (size_t i = 0; i < found.size(); ++i) {
+        const auto apart = (found[i].to(at::kDouble) - expected[i]).norm().item<double>();
+        EXPECT_LE(apart, (i == 0 ? unit : 1e-5) * expected[i].norm().item<double>())
+            << c10::toString(dtype) << ", " << columns << " columns, result " << i;
+      }
+    }
+  }
+}
+
+TEST(CudaElements, GeluAndItsDerivativeAsTheReferenceForEveryDtype) {
+  for (const auto dtype : dtypes()) {
+    const double unit = dtype == at::kFloat ? 2e-6 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    const auto x =
+        at::cat({at::linspace(-12, 12, 1001), at::tensor({0.0, -100.0, 100.0})}).to(dtype);
+    const auto dy = at::linspace(-1, 2, x.numel()).to(dtype);
+    const auto x64 = x.to(at::kDouble).requires_grad_();
+    const auto y64 = at::gelu(x64, "tanh");
+    y64.backward(dy.to(at::kDouble));
+    auto y = at::empty_like(x), again = at::empty_like(x), dx = at::empty_like(x);
+    device::with_numbers(dtype, [&]<class Numbers>(Numbers) {
+      using Stored = typename Numbers::Stored;
+      const auto run = [&](auto width) {
+        for (int64_t i = 0; i + width <= x.numel(); i += width) {
+          const auto at_i = [&](const at::Tensor& array) {
+            return static_cast<Stored*>(array.data_ptr()) + i;
+          };
+          const auto read = device::load<width>(at_i(x));
+          device::store(gelu_elements::values<HostMath, Numbers, width>(read), at_i(y));
+          const auto back = gelu_elements::backward<HostMath, Numbers, width>(
+              read, device::load<width>(at_i(dy)));
+          device::store(back.y, at_i(again));
+          device::store(back.dx, at_i(dx));
+        }
+      };
+      run(std::integral_constant<int, 1>());
+      const auto first = std::array{y.clone(), dx.clone()};
+      run(std::integral_constant<int, 4>());
+      EXPECT_TRUE(at::equal(first[0], y) && at::equal(first[1], dx)) << c10::toString(dtype);
+    });
+    EXPECT_TRUE(at::equal(y, again));
+    const auto expect_near = [&](const at::Tensor& found, const at::Tensor& expected) {
+      const auto apart = (found.to(at::kDouble) - expected).abs();
+      EXPECT_LE((apart - unit * expected.abs()).max().item<double>(), unit / 4)
+          << c10::toString(dtype);
+    };
+    expect_near(y, y64.detach());
+    expect_near(dx, x64.grad());
   }
 }
 

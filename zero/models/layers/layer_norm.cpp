@@ -18,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kBackward = "zero::layer_norm_backward";
+constexpr const char* kNormBackward = "zero::layer_norm_backward";
 
 // The widest rows of the kernels; a narrow one gives a thread too little to do.
 constexpr int64_t kMostColumns = 2048, kFewestColumns = 128, kMultiple = 8;
@@ -33,7 +33,9 @@ bool has_kernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
                      (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
   if (!suits) return false;
   const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
-  return c10::Dispatcher::singleton().findSchemaOrThrow(kBackward, "").hasKernelForDispatchKey(key);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(kNormBackward, "")
+      .hasKernelForDispatchKey(key);
 }
 
 class LayerNorm : public torch::autograd::Function<LayerNorm> {
@@ -87,7 +89,7 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
   using Kernel = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                             const at::Tensor&, const at::Tensor&, at::Tensor&, at::Tensor&);
   static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(kBackward, "").typed<Kernel>();
+      c10::Dispatcher::singleton().findSchemaOrThrow(kNormBackward, "").typed<Kernel>();
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   return op.call(dy, x, mean, rstd, weight, dweight, dbias);
 }
