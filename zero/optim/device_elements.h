@@ -33,6 +33,7 @@ namespace zero::optim::device {
 struct Fp32 {
   using Stored = float;
   static constexpr float widen(float stored) { return stored; }
+  static constexpr float narrow(float value) { return value; }
 };
 
 struct Bf16 {
@@ -166,11 +167,21 @@ constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arr
 /// kNormBlock.
 template <class Values>
 constexpr double lane_squares(const typename Values::Stored* block, int64_t count, int64_t lane) {
+  using Stored = typename Values::Stored;
   double sum = 0;
-  for (int64_t i = lane; i < count; i += kernels::kNormLanes) {
-    const double value = Values::widen(block[i]);
+  const auto add = [&](Stored stored) {
+    const double value = Values::widen(stored);
     sum += value * value;
+  };
+  // Many are read before the first is added: a device waits long for its memory.
+  constexpr int64_t kAhead = 16, kStep = kernels::kNormLanes;
+  int64_t i = lane;
+  for (; i + (kAhead - 1) * kStep < count; i += kAhead * kStep) {
+    Stored ahead[kAhead] = {};
+    for (int64_t k = 0; k < kAhead; ++k) ahead[k] = block[i + k * kStep];
+    for (int64_t k = 0; k < kAhead; ++k) add(ahead[k]);
   }
+  for (; i < count; i += kStep) add(block[i]);
   return sum;
 }
 
