@@ -417,7 +417,9 @@ void Engine::Impl::make_pass() {
   };
   const auto fail = [this] {
     reduce->abandon_backward();
-    if (timing.in_backward) return;
+    // Some weights are updated from this pass already: the next call says that a checkpoint is to
+    // be loaded.
+    if (reduce->used()) return;
     reduce->clear();
     micro_batches = 0;
     passed = false;
