@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 #include <sstream>
 
@@ -275,6 +276,10 @@ bool is_valid(const Case& given) {
       config.bf16_master_weights_and_grads || config.optimizer_states != optim::StateFormat::fp32;
   if (narrow && optim::reach(setup.optimizer) != optim::Reach::element) return false;
   if (config.mics_shard_size > 0 && setup.ranks() % config.mics_shard_size != 0) return false;
+  const auto& states = config.offload_optimizer;
+  const bool apart = states.device != config.offload_param.device || states.ratio < 1;
+  if (config.split_master_weights && states.device != OffloadDevice::nvme && apart) return false;
+  if (config.stage == 3 && std::ranges::count(setup.steps, "new_engine") > 0) return false;
   try {
     config.validate();
     return true;
