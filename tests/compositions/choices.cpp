@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 #include <sstream>
 
 #include "tests/compositions/network.h"
 #include "zero/base/error.h"
+#include "zero/optim/passes.h"
 
 namespace zero::compositions {
 
@@ -98,6 +100,8 @@ Choice step(std::string_view name, bool may_be_none) {
   add("set_gradient", 1, true);
   add("throw", 1);
   add("new_engine", 1, true);
+  add("group_norms", 1);
+  add("record_schedule", 1);
   return choice;
 }
 
@@ -222,9 +226,18 @@ std::vector<Choice> make_choices() {
                  {{"all", 4},
                   sets<int64_t>("0", 2, &Config::max_live_parameters, 0),
                   sets<int64_t>("300", 2, &Config::max_live_parameters, 300)}});
-  all.push_back(
-      {"gathers", {{"in_place", 4}, sets("matched", 1, &Config::one_sided_gather, false)}});
-  all.push_back({"ahead", {{"usual", 4}, sets<int64_t>("0", 1, &Config::prefetch_bucket_size, 0)}});
+  all.push_back({"gathers",
+                 {{"in_place", 4},
+                  sets("matched", 1, &Config::one_sided_gather, false),
+                  sets<int64_t>("copied", 1, &Config::device_memory, 1 << 30),
+                  sets<int64_t>("within_a_budget", 1, &Config::memory_budget, 1 << 30)}});
+  all.push_back({"ahead",
+                 {{"usual", 4},
+                  sets<int64_t>("0", 1, &Config::prefetch_bucket_size, 0),
+                  {"chosen", 1, [](Setup& s) {
+                     s.config.prefetch_speeds = {
+                         .compute = 1e9, .link = 1e8, .pcie = 1e9, .disk = 1e8};
+                   }}}});
   all.push_back({"disk_queue", {{"uring", 2}, {"threads", 1, [](Setup& s) {
                                                  s.config.aio.use_io_uring = false;
                                                }}}});
@@ -257,8 +270,18 @@ Case draw_one(std::mt19937_64& random) {
 }
 
 bool is_valid(const Case& given) {
+  const auto setup = setup_of(given);
+  const auto& config = setup.config;
+  const bool narrow =
+      config.bf16_master_weights_and_grads || config.optimizer_states != optim::StateFormat::fp32;
+  if (narrow && optim::reach(setup.optimizer) != optim::Reach::element) return false;
+  if (config.mics_shard_size > 0 && setup.ranks() % config.mics_shard_size != 0) return false;
+  const auto& states = config.offload_optimizer;
+  const bool apart = states.device != config.offload_param.device || states.ratio < 1;
+  if (config.split_master_weights && states.device != OffloadDevice::nvme && apart) return false;
+  if (config.stage == 3 && std::ranges::count(setup.steps, "new_engine") > 0) return false;
   try {
-    setup_of(given).config.validate();
+    config.validate();
     return true;
   } catch (const ConfigError&) {
     return false;

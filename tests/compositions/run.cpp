@@ -151,6 +151,8 @@ class ByEngine final : public Learner {
       known.push_back(tensor);
       all.push_back(engine_->parameter(name));
     }
+    if (!engine_->diverged_parameters().empty())
+      throw std::runtime_error("replicas of parameters have come to differ");
     return all;
   }
 
@@ -167,11 +169,14 @@ class ByEngine final : public Learner {
     return std::make_unique<Engine>(network_, groups, setup_.config, group_);
   }
   StepResult finish(std::string_view word) {
+    if (word == "group_norms") engine_->group_norms();
     if (word == "read_gradient") engine_->gradient("head");
     if (word == "set_gradient") engine_->set_gradient("head", torch::full({1, 7}, 0.01));
     return engine_->step(word != "no_update");
   }
   void after(std::string_view word) {
+    if (word == "record_schedule" && setup_.config.stage == 3 && engine_->pager() != nullptr)
+      engine_->record_schedule();
     if (word == "read_parameter") engine_->parameter("head");
     if (word == "set_parameter") engine_->set_parameter("head", torch::full({1, 7}, 0.3));
     if (word == "gathered") {
@@ -421,12 +426,17 @@ Setup oracle_of(Setup setup) {
   return setup;
 }
 
-/// Sums over replicas of several micro-batches are made once, of what each block has added up.
+/// Returns whether the engine adds in another order than the oracle, by design.
 bool adds_in_another_order(const Setup& setup) {
   const auto& config = setup.config;
-  return config.mics_shard_size > 0 && config.mics_shard_size < setup.ranks() &&
-         config.stage >= 2 && config.gradient_accumulation_steps > 1 &&
-         !config.layer_major_accumulation && !shards_nothing(config);
+  // Sums over replicas of several micro-batches are made once, of what each block has added up.
+  const bool deferred = config.mics_shard_size > 0 && config.mics_shard_size < setup.ranks() &&
+                        config.stage >= 2 && config.gradient_accumulation_steps > 1 &&
+                        !config.layer_major_accumulation && !shards_nothing(config);
+  // A second loss may come when the sum of the first has been made: Note [Early reductions].
+  const bool late = setup.hosts > 1 && std::ranges::count(setup.steps, "two_losses") > 0 &&
+                    (config.stage < 2 || shards_nothing(config));
+  return deferred || late;
 }
 
 template <class Number>
@@ -470,8 +480,9 @@ Verdict run(const Case& given) {
   using Kind = Verdict::Kind;
   auto setup = setup_of(given);
   setup.together =
-      setup.config.stage == 3 && (setup.hosts > 1 || !setup.config.one_sided_gather ||
-                                  setup.config.offload_param.device != OffloadDevice::none);
+      setup.config.stage == 3 &&
+      (setup.hosts > 1 || !setup.config.one_sided_gather || setup.config.device_memory > 0 ||
+       setup.config.offload_param.device != OffloadDevice::none);
   const TemporaryFolder folder;
   for (auto* path :
        {&setup.config.offload_optimizer.nvme_path, &setup.config.offload_param.nvme_path}) {

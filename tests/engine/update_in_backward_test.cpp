@@ -275,6 +275,27 @@ TEST(UpdateInBackward, ALoadTakesTheEngineOutOfAStepThatFailed) {
   }
 }
 
+// Here all parameters share a unit, which is not whole when the pass fails.
+TEST(UpdateInBackward, APassThatFailsBeforeAnyUpdateLeavesNothing) {
+  const auto run = [](bool fails) {
+    return of_rank_zero(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      auto c = in_backward(config(2));
+      c.unit_bytes = 1 << 20;
+      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
+      if (fails) {
+        auto hidden = torch::tanh(net->a(input(group->rank(), 2, at::kFloat)));
+        hidden.register_hook([](const at::Tensor&) { throw std::runtime_error("a failed pass"); });
+        const auto loss = net->c(torch::tanh(net->b(hidden))).pow(2).mean();
+        EXPECT_THROW(engine.backward(loss), std::runtime_error);
+      }
+      train(engine, *net, 2);
+      return weights(engine);
+    });
+  };
+  expect_equal(run(true), run(false));
+}
+
 TEST(UpdateInBackward, ContradictionsOfTheConfigurationAreNamed) {
   const auto refused = [](auto change) {
     auto c = in_backward(config(3));

@@ -90,7 +90,9 @@ class Engine::Impl::Passes final : public BackwardPass::Steps {
   }
   void fail() override {
     impl_.reduce->abandon_backward();
-    if (impl_.timing.in_backward) return;
+    // Some weights are updated from this pass already: the next call says that a checkpoint is to be
+    // loaded.
+    if (impl_.reduce->handed_over()) return;
     impl_.reduce->clear();
     impl_.micro_batches = 0;
     impl_.passed = false;
