@@ -7,7 +7,7 @@
 namespace zero {
 namespace {
 
-// RFC 3720, B.4, and the check value of the catalogues of CRCs.
+// The values are those of RFC 3720, B.4, and the check value of the catalogues of CRCs.
 TEST(Crc, IsThatOfPublishedExamples) {
   std::string ascending;
   for (char c = 0; c < 32; ++c) ascending.push_back(c);
