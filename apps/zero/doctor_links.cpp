@@ -2,17 +2,13 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
 
 #include "apps/zero/doctor_checks.h"
 #include "zero/base/error.h"
 #include "zero/comm/rail_address.h"
+#include "zero/comm/socket.h"
 
 namespace zero::app::checkup {
 namespace {
@@ -22,18 +18,11 @@ namespace fs = std::filesystem;
 constexpr const char* kLinks = "links";
 
 std::vector<std::string> addresses_of(const std::string& name) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, freeaddrinfo);
+  std::string reason;
+  const auto all = comm::find_addresses(name, 0, reason);
   std::vector<std::string> addresses;
-  for (const auto* one = all.get(); one != nullptr; one = one->ai_next) {
-    std::array<char, NI_MAXHOST> text{};
-    if (getnameinfo(one->ai_addr, one->ai_addrlen, text.data(), text.size(), nullptr, 0,
-                    NI_NUMERICHOST) == 0)
-      addresses.emplace_back(text.data());
-  }
+  for (const auto* one = all.get(); one != nullptr; one = one->ai_next)
+    addresses.push_back(comm::text_of(*one->ai_addr));
   return addresses;
 }
 

@@ -1,4 +1,4 @@
-// What crosses between hosts quantised: values, bits, bytes, and who is refused.
+// Quantised messages between hosts: values, bits, bytes, and who is refused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -33,12 +33,12 @@ at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
-// What a message of `array` says, in `dtype`.
+// Returns what a message of `array` says, in `dtype`.
 at::Tensor sent(const at::Tensor& array, const Quantisation& quantisation, at::ScalarType dtype) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(quantisation, array.numel())));
-  pack(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
+  quantise(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
   auto result = at::empty({array.numel()}, dtype);
-  unpack(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
+  dequantise(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
   return result;
 }
 
@@ -52,8 +52,7 @@ const std::vector<Quantisation>& wires() {
   return all;
 }
 
-// One that goes in one message, and one of more chunks than there are arrays for them; neither is a
-// multiple of a block.
+// One slice goes in one message; one has more chunks than arrays. Neither is whole blocks.
 std::vector<int64_t> slices_for(const Quantisation& quantisation) {
   if (quantisation == wires().front()) return {1001, 1'200'007};
   return {1001, 300'007};
@@ -102,7 +101,7 @@ TEST_P(QuantisedHosts, AGatherFromElsewhereLeavesItsInputAsItIs) {
   });
 }
 
-// A host's sum is exact, what leaves it is quantised once, and hosts are added in order.
+// A host's sum is exact and is quantised once when it leaves; hosts are added in order.
 TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
   const auto [hosts, local_size] = GetParam();
   for (const auto& wire : wires()) {
@@ -167,7 +166,7 @@ TEST_P(QuantisedHosts, SeveralCallsMayBeUnderWay) {
   });
 }
 
-// What a message has lost comes with later ones: the sum over calls loses less.
+// Later messages bring what one message has lost, so the sum over calls loses less.
 TEST_P(QuantisedHosts, FeedbackMakesUpForWhatWasLost) {
   on_hosts([&](Group& group) {
     const int64_t n = 600'011;  // several chunks

@@ -612,11 +612,8 @@ void Engine::zero_grad() {
 void Engine::drop_gradients() {
   auto& impl = *impl_;
   bool any = impl.passed;
-  if (impl.reduce->early()) {  // then all ranks must drop the same
-    const auto passed =
-        comm::gather_records(impl.group(), static_cast<uint8_t>(impl.passed), "passes to drop");
-    any = std::ranges::count(passed, uint8_t{1}) > 0;
-  }
+  if (impl.reduce->early())  // then all ranks must drop the same
+    any = comm::any_rank(impl.group(), impl.passed, "passes to drop");
   if (any) zero_grad();
 }
 

@@ -866,9 +866,7 @@ void ReduceFlow::detach() {
 void ReduceFlow::join_started() {
   const std::lock_guard lock(mutex_);
   if (!early_ || finished_) return;
-  const auto started =
-      comm::gather_records(*placement_.all, static_cast<uint8_t>(started_), "gradients dropped");
-  if (std::ranges::count(started, uint8_t{1}) == 0) return;
+  if (!comm::any_rank(*placement_.all, started_, "gradients dropped")) return;
   const at::NoGradGuard no_grad;
   if (!started_) {
     // Those of a pass that has thrown are over, here and on the other ranks.
