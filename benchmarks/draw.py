@@ -22,6 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from diagrams import DIAGRAMS
+
 ROOT = Path(__file__).resolve().parent.parent
 HISTORY = ROOT / "benchmarks" / "history"
 IMAGES = ROOT / "docs" / "images"
@@ -339,7 +341,7 @@ def main() -> int:
     if options.trace:
         (HISTORY / "step_trace.json").write_text(json.dumps(trace_figures(Path(options.trace[0]), options.trace[1])).replace(', {"name"', ',\n{"name"') + "\n")
     stale = []
-    for name, chart in CHARTS.items():
+    for name, chart in {**CHARTS, **DIAGRAMS}.items():
         if not options.check:
             (IMAGES / name).write_text(chart())
         elif not (IMAGES / name).exists() or (IMAGES / name).read_text() != chart():

@@ -1,4 +1,4 @@
-# Compiler flags, ccache, sanitizers, and the functions that declare tests and programs.
+# Compiler flags, ccache and sanitizers.
 
 # Vector code is explicit (Highway), so -O3 gains nothing; it costs compile time and false warnings.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
@@ -39,7 +39,7 @@ if(ZERO_SANITIZE_FLAGS)
   add_link_options(${ZERO_SANITIZE_FLAGS})
 endif()
 
-# What every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
+# The options that every file of ours is compiled with. Everything here is private: an installed libzero imposes none of it.
 add_library(zero_private INTERFACE)
 target_compile_options(zero_private INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Werror>")
 # g++ 12 warns of impossible sizes inside std::string (its bugs 105329 and 105651).
@@ -125,53 +125,4 @@ endfunction()
 function(zero_shared_header target)
   target_compile_options(${target} PRIVATE ${ZERO_OPTIMISED})
   target_precompile_headers(${target} REUSE_FROM zero)
-endfunction()
-
-# zero_program(name SOURCES ...): a test, or a program that tests start, linked to libzero. Most tests compute in libzero and LibTorch
-# alone: they are not optimised, which takes a third of the time off the compiler, and share a header of their own. Those of a folder that
-# sets ZERO_TESTS_COMPUTE are.
-function(zero_program name)
-  cmake_parse_arguments(arg "" "" "SOURCES" ${ARGN})
-  add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE zero zero_private)
-  if(ZERO_TESTS_COMPUTE)
-    zero_shared_header(${name})
-  else()
-    target_compile_options(${name} PRIVATE -O0)
-    target_precompile_headers(${name} REUSE_FROM zero_header)
-  endif()
-endfunction()
-
-# zero_test(name SOURCES ... [LABELS ...] [DEPENDS ...] [LEAVE_OUT PATTERN ...] [SANITIZERS_LEAVE_OUT PATTERN ...]): one GoogleTest program
-# and one ctest entry. `ctest -LE long` leaves out those with the label `long`. Tests of a folder that sets ZERO_TESTS_OF_ONE_CORE get the
-# label `one_core`: scripts/test.sh runs as many of those at once as there are cores. Tests of the program that fit one of the patterns are
-# left out of the entry: under sanitizers those that take minutes there and look for other things, bits above all.
-function(zero_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LABELS;DEPENDS;ENVIRONMENT;LEAVE_OUT;SANITIZERS_LEAVE_OUT" ${ARGN})
-  zero_program(${name} SOURCES ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE zero_test_support GTest::gmock GTest::gtest_main)
-  add_test(NAME ${name} COMMAND ${name})
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
-  endif()
-  if(ZERO_SANITIZE STREQUAL "thread")
-    math(EXPR arg_TIMEOUT "3 * ${arg_TIMEOUT}")
-  endif()
-  if(ZERO_SANITIZE)
-    list(APPEND arg_LEAVE_OUT ${arg_SANITIZERS_LEAVE_OUT})
-  endif()
-  if(arg_LEAVE_OUT)
-    list(JOIN arg_LEAVE_OUT ":" patterns)
-    list(APPEND arg_ENVIRONMENT "GTEST_FILTER=-${patterns}")
-  endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
-  if(ZERO_TESTS_OF_ONE_CORE)
-    list(APPEND arg_LABELS one_core)
-  endif()
-  if(arg_LABELS)
-    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
-  endif()
-  if(arg_DEPENDS)
-    add_dependencies(${name} ${arg_DEPENDS})
-  endif()
 endfunction()

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Configures and builds one preset:  scripts/build.sh PRESET [TARGET ...]
+# Configures and builds one preset:  scripts/build.sh PRESET [--configure | [--keep-going] [TARGET ...]]
+#   --configure    only configures
+#   --keep-going   builds what it can when a file does not compile
 # The presets release and cuda have the Python package too, where scripts/python_environment.sh has made the environment for it.
 if [[ ${1:-} == cuda ]]; then export CUDA=1; fi
 # shellcheck source=scripts/env.sh
@@ -14,4 +16,10 @@ log=$(cmake --preset "$preset" -DLIBTORCH_ROOT="$LIBTORCH_ROOT" "${python_option
   printf '%s\n' "$log" >&2
   exit 1
 }
-cmake --build "build/$preset" --parallel "$(job_count)" ${1:+--target "$@"}
+if [[ ${1:-} == --configure ]]; then exit; fi
+keep_going=()
+if [[ ${1:-} == --keep-going ]]; then
+  keep_going=(-- -k 0)
+  shift
+fi
+cmake --build "build/$preset" --parallel "$(job_count)" ${1:+--target "$@"} "${keep_going[@]}"

@@ -2,19 +2,27 @@
 # Checks libzero on the GPU of this machine, and writes one report:  scripts/gpu_check.sh [OPTION ...]
 #   --device cuda|cpu   cpu: the CPU stands in, with small sizes, to try this script itself [cuda]
 #   --out FILE          the report, in Markdown [run/gpu-check/report.md]; the parts' whole output goes beside it
-#   --build DIR         programs that are built already [build/cuda, or build/release for the CPU, which are built first]
+#   --build DIR         programs that were built before, here or elsewhere, and nothing is installed [build/cuda, or build/release for the
+#                       CPU, which are built first]. Their libraries are found where they were linked, in DIR and DIR/lib, and with Python's torch
 #   --ranks N           of the training and the measurements [the number of GPUs; 2 for the CPU]
 #   --model NAME        of the measurements [gpt2; gpt2-nano for the CPU]
-# Every part runs within a time limit of its own, whatever became of the others. Exit status 1 where one failed. A part that lacks a tool
-# is "not run", with the reason, and no failure.
+#   --seconds S         when the time is up parts are left out [240 with --build DIR, else 7200]
+#   --parts A,B,...     only these parts
+# The parts that say most come first. Each runs within a time limit of its own, whatever became of the others, and after each the report has
+# what is known so far. Exit status 1 where one failed. A part that lacks a tool is "not run", with the reason, and no failure.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-device=cuda out='' build='' ranks='' model=''
+device=cuda out='' build='' ranks='' model='' time_limit='' parts=''
 while (($# > 0)); do
   case $1 in
-    --device | --out | --build | --ranks | --model)
+    --device | --out | --build | --ranks | --model | --parts)
       [[ $# -gt 1 ]] || die "$1 needs a value"
       printf -v "${1#--}" %s "$2"
+      shift 2
+      ;;
+    --seconds)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--seconds is '${2:-}'; it should be a number from 1"
+      time_limit=$2
       shift 2
       ;;
     --help | -h)
@@ -31,28 +39,39 @@ case $device in
 esac
 [[ -z $ranks || $ranks =~ ^[1-9][0-9]*$ ]] || die "--ranks is '$ranks'; it should be a number from 1"
 ranks=${ranks:-$((gpus > 0 ? gpus : 1))}
+time_limit=${time_limit:-$([[ -n $build ]] && echo 240 || echo 7200)}
 report=$(realpath -m "${out:-run/gpu-check/report.md}")
 work=${report%.md}.parts
 mkdir -p "$work"
 rm -rf "${work:?}"/*
 if [[ $device == cuda ]]; then
   model=${model:-gpt2}
-  sizes=(--dtype bf16 --micro-batch 8 --seq 1024 --steps 10 --warmup 3)
-  rounds=3 train_steps=20
+  batch=8 length=1024 steps=10 warmup=3 rounds=1 train_steps=20
 else
   model=${model:-gpt2-nano}
-  sizes=(--dtype bf16 --micro-batch 1 --seq 32 --steps 1 --warmup 1)
-  rounds=1 train_steps=3
+  batch=1 length=32 steps=1 warmup=1 rounds=1 train_steps=3
 fi
+sizes=(--dtype bf16 --micro-batch "$batch" --seq "$length" --steps "$steps" --warmup "$warmup")
+# A Python that has torch: that of scripts/python_environment.sh, or the machine's.
+if [[ ! -x $python_environment ]]; then python_environment=$(command -v python3 || true); fi
+torch=$("$python_environment" -c 'import torch; print(torch.__path__[0])' 2>/dev/null) || true
 
 names=() results=() seconds=() failed=0
 # part NAME LIMIT_S FUNCTION: runs it in a shell of its own. Status 77: not run, and the last line of its output says why.
 part() {
   local name=$1 limit=$2 begin=$SECONDS status=0 result
+  if [[ -n $parts && ,$parts, != *,$name,* ]]; then return; fi
   say "$name" >&2
-  # shellcheck disable=SC2163
-  export -f "$3"
-  timeout --kill-after 10 "$limit" bash -euo pipefail -c "$3" >"$work/$name.log" 2>&1 || status=$?
+  local left=$((time_limit - SECONDS))
+  if ((limit > left)); then limit=$left; fi
+  if ((limit < 3)); then
+    echo "the $time_limit seconds were up" >"$work/$name.log"
+    status=77
+  else
+    # shellcheck disable=SC2163
+    export -f "$3"
+    timeout --kill-after 10 "$limit" bash -euo pipefail -c "$3" >"$work/$name.log" 2>&1 || status=$?
+  fi
   case $status in
     0) result=passed ;;
     77) result="not run: $(tail -n 1 "$work/$name.log")" ;;
@@ -65,6 +84,27 @@ part() {
   fi
   names+=("$name") results+=("$result") seconds+=($((SECONDS - begin)))
   echo "$name: $result" >&2
+  write_report
+}
+
+write_report() {
+  {
+    echo "# libzero on $([[ $device == cuda ]] && echo "$gpus GPUs" || echo "the CPU, which stands in for a GPU")"
+    echo
+    echo "By \`scripts/gpu_check.sh\`, $(date -u '+%Y-%m-%d %H:%M') UTC. $ranks ranks; $model with ${sizes[*]}. $([[ $failed == 0 ]] && echo "No part failed." || echo "$failed parts failed.")"
+    echo
+    echo "| part | result | s |"
+    echo "|---|---|---|"
+    local i name
+    for i in "${!names[@]}"; do echo "| ${names[i]} | ${results[i]} | ${seconds[i]} |"; done
+    if [[ -s $work/comparison.log ]]; then printf '\n## Beside PyTorch\n\n%s\n' "$(cat "$work/comparison.log")"; fi
+    for name in "${names[@]}"; do
+      if [[ $name == comparison ]]; then continue; fi
+      # shellcheck disable=SC2016
+      printf '\n## %s\n\n```\n%s\n```\n' "$name" "$(tail -n 60 "$work/$name.log")"
+    done
+  } >"$report.new"
+  mv "$report.new" "$report"
 }
 
 build_programs() {
@@ -80,7 +120,7 @@ environment() {
   echo "system           $(uname -sr), $(nproc) cores"
   grep -m 1 'model name' /proc/cpuinfo || true
   local root nccl
-  root=$(sed -n 's/^LIBTORCH_ROOT:.*=//p' "$build/CMakeCache.txt")
+  root=$libtorch
   echo "LibTorch         $root"
   nccl=$(find -L "$root" "$root/.." -maxdepth 4 -name 'libnccl.so.2' 2>/dev/null | head -n 1)
   if [[ -n $nccl ]]; then
@@ -121,29 +161,66 @@ sanitizer() {
   done
 }
 
-# The same run on the device and on the CPU, in fp32: losses within 1e-4.
-train() {
-  local folder=$work/train where
-  rm -rf "$folder"
-  mkdir -p "$folder"
-  cat docs/*.md >"$folder/text.txt"
-  for where in "$device" cpu; do
-    "$build/zero" train --model gpt2-nano --data "$folder/text.txt" --out "$folder/run" --nproc "$ranks" --stage 3 --seq 32 --micro-batch 1 \
-      --steps "$train_steps" --device "$where"
-    if [[ -d $folder/device ]]; then mv "$folder/run" "$folder/cpu"; else mv "$folder/run" "$folder/device"; fi
-  done
-  python3 - "$folder/device" "$folder/cpu" <<'PYTHON'
+# losses FOLDER OTHER WITHIN: those of two runs, at most so far apart (relative).
+losses() {
+  python3 - "$@" <<'PYTHON'
 import json, sys
 def losses(folder):
     lines = [json.loads(line) for line in open(folder + "/log.jsonl")]
     return [line["loss"] for line in lines if "loss" in line and "step" in line and "event" not in line]
-device, cpu = (losses(folder) for folder in sys.argv[1:])
+device, cpu = (losses(folder) for folder in sys.argv[1:3])
 if not cpu or len(device) != len(cpu):
-    sys.exit(f"{len(device)} losses on the device, {len(cpu)} on the CPU")
+    sys.exit(f"{len(device)} losses, beside {len(cpu)} of the other run")
 worst = max(abs(a - b) / abs(b) for a, b in zip(device, cpu))
-print(f"{len(cpu)} losses, at most {worst:.1e} from the CPU's (relative); the last {device[-1]:.5f}")
-sys.exit(0 if worst <= 1e-4 else "more than 1e-4")
+print(f"{len(cpu)} losses, at most {worst:.1e} from the other run's (relative); the last {device[-1]:.5f}")
+sys.exit(0 if worst <= float(sys.argv[3]) else f"more than {sys.argv[3]}")
 PYTHON
+}
+# nano FOLDER [OPTION ...]: a few steps of a small model on the repository's documents.
+nano() {
+  if [[ ! -s $work/text.txt ]]; then cat docs/*.md >"$work/text.txt"; fi
+  "$build/zero" train --model gpt2-nano --data "$work/text.txt" --out "$1" --overwrite --nproc "$ranks" --seq 32 --micro-batch 1 \
+    --steps "$train_steps" --eval-tokens 0 --sample-tokens 0 "${@:2}"
+}
+
+# The same run on the device and on the CPU, in fp32: losses within 1e-4.
+train() {
+  nano "$work/train/device" --stage 3 --device "$device"
+  nano "$work/train/cpu" --stage 3 --device cpu
+  losses "$work/train/device" "$work/train/cpu" 1e-4
+}
+
+# Each option of the engine that a device has, beside the plain run of its dtype.
+options() {
+  if [[ $device == cpu && -z $parts ]]; then
+    echo "the CPU has tests of its own"
+    exit 77
+  fi
+  local settings=(
+    'fp32-stage-1|fp32|1e-5|--stage 1' 'fp32-stage-2|fp32|1e-5|--stage 2' 'fp32-stage-3|fp32|1e-5|--stage 3'
+    'recompute|fp32|1e-5|--stage 3 --recompute 1' 'gather-all|fp32|1e-5|--stage 3 --live-parameters 0'
+    'tiles|fp32|1e-4|--stage 3 --tile-elements 100000' 'states-on-host|fp32|1e-5|--stage 2 --offload-optimizer cpu'
+    'all-on-host|fp32|1e-5|--stage 3 --offload-optimizer cpu --offload-param cpu'
+    "states-on-disk|fp32|1e-5|--stage 2 --offload-optimizer nvme --nvme-path $work/disk"
+    "all-on-disk|fp32|1e-5|--stage 3 --offload-optimizer nvme --offload-param nvme --nvme-path $work/disk"
+    'bf16-stage-3|bf16|1e-3|--dtype bf16 --stage 3' 'bf16-on-host|bf16|1e-3|--dtype bf16 --stage 3 --offload-optimizer cpu --offload-param cpu'
+    'fp16|fp32|1e-2|--dtype fp16 --stage 3' 'autocast|fp32|2e-2|--autocast bf16 --stage 3'
+    'accumulated|twice|1e-5|--stage 3 --accumulate 2' 'layer-major|twice|1e-5|--stage 3 --accumulate 2 --layer-major')
+  mkdir -p "$work/disk" "$work/options"
+  nano "$work/options/fp32" --device "$device" --stage 0 >"$work/options/fp32.log" 2>&1
+  nano "$work/options/bf16" --device "$device" --stage 0 --dtype bf16 >"$work/options/bf16.log" 2>&1
+  nano "$work/options/twice" --device "$device" --stage 0 --accumulate 2 >"$work/options/twice.log" 2>&1
+  # shellcheck disable=SC2016
+  printf '%s\n' "${settings[@]}" | OMP_NUM_THREADS=1 xargs -d '\n' -P "$(($(nproc) / 2 + 1))" -I {} bash -uo pipefail -c '
+    IFS="|" read -r name beside within words <<<"$1"
+    read -ra words <<<"$words"
+    if nano "$work/options/$name" --device "$device" "${words[@]}" >"$work/options/$name.log" 2>&1; then
+      said=$(losses "$work/options/$name" "$work/options/$beside" "$within" 2>&1) || said="FAILED: $said"
+    else
+      said="FAILED: $(tail -n 2 "$work/options/$name.log")"
+    fi
+    echo "$name beside $beside: $said"' _ {} | tee "$work/options.txt"
+  [[ $(grep -c . "$work/options.txt") -ge ${#settings[@]} ]] && ! grep -q FAILED "$work/options.txt"
 }
 
 # A small model in Python on the device and on the CPU: losses within 1e-4.
@@ -186,14 +263,73 @@ PYTHON
   PYTHONPATH=$build/python OMP_NUM_THREADS=1 "$build/zero" launch -n "$ranks" -- "$python_environment" "$work/on_device.py" "$device"
 }
 
-bench_step() {
+bench() { "$build/zero" bench step --device "$device" --mfu --nproc "$ranks" --dtype bf16 --seq "$length" --steps "$steps" --warmup "$warmup" "$@"; }
+bench_step() { bench --model "$model" --micro-batch "$batch" --rounds "$rounds" --json "$work/bench.json"; }
+not_on_cpu() {
+  if [[ $device != cpu ]]; then return; fi
+  echo "the CPU is slow"
+  exit 77
+}
+bench_large() {
+  not_on_cpu
+  bench --model "$model" --micro-batch $((4 * batch)) --stages 0,3 --rounds 1 --json "$work/bench-large.json"
+}
+bench_xl() {
+  not_on_cpu
+  bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
+}
+
+# Where the time of a step goes by kernel: the second of two steps, as Nsight Compute times each.
+kernel_table() {
+  local tool
+  tool=$(command -v ncu || compgen -G '/usr/local/cuda*/bin/ncu' | head -n 1 || compgen -G '/opt/nvidia/nsight-compute/*/ncu' | head -n 1) || true
+  if [[ $device == cpu || -z $tool ]]; then
+    echo "ncu is not found; it comes with Nsight Compute"
+    exit 77
+  fi
+  cat docs/*.md >"$work/kernels.txt"
+  "$tool" --clock-control none --cache-control none --metrics gpu__time_duration.sum --csv --page raw --target-processes all \
+    --log-file "$work/kernels.csv" "$build/zero" train --model "$model" --data "$work/kernels.txt" --out "$work/kernels" --nproc 1 --stage 0 \
+    --dtype bf16 --seq "$length" --micro-batch "$batch" --steps 2 --eval-tokens 0 --sample-tokens 0 --device cuda
+  python3 - "$work/kernels.csv" <<'PYTHON'
+import csv, re, sys
+lines = [line for line in open(sys.argv[1]) if line.startswith('"')]
+kernels = [(row["Kernel Name"], float(row["gpu__time_duration.sum"].replace(",", ""))) for row in csv.DictReader(lines) if row["ID"]]
+unit = next(row["gpu__time_duration.sum"] for row in csv.DictReader(lines) if not row["ID"])
+to_ms = {"ns": 1e-6, "nsecond": 1e-6, "us": 1e-3, "usecond": 1e-3, "ms": 1.0, "msecond": 1.0}[unit]
+# A step ends with its last update.
+updates = [i for i, (name, _) in enumerate(kernels) if "update_kernel" in name]
+ends = [i for i, after in zip(updates, updates[1:] + [len(kernels)]) if after - i > 100 or after == len(kernels)]
+step = kernels[ends[-2] + 1 : ends[-1] + 1] if len(ends) > 1 else kernels
+table = {}
+for name, time in step:
+    short = re.sub(r"\b(at|native|void|cuda|anonymous namespace|unnamed|c10|std|zero)\b(::)?|[()<>&*]| ", "", name)[:90]
+    count, sum = table.get(short, (0, 0.0))
+    table[short] = (count + 1, sum + time * to_ms)
+print(f"{len(kernels)} kernels of the run; of the step {len(step)}, {sum(time for _, time in step) * to_ms:.2f} ms\n\n      ms  count  kernel")
+for name, (count, time) in sorted(table.items(), key=lambda entry: -entry[1][1])[:40]:
+    print(f"{time:8.3f} {count:6}  {name}")
+PYTHON
+}
+
+# Plain PyTorch on one device: the rival of who has no ZeRO.
+torch_step() {
+  if [[ -z $torch ]]; then
+    echo "PyTorch is not installed for it: scripts/python_environment.sh"
+    exit 77
+  fi
   local sizes
   read -ra sizes <<<"$size_words"
-  "$build/zero" bench step --device "$device" --mfu --model "$model" --nproc "$ranks" "${sizes[@]}" --rounds "$rounds" --json "$work/bench.json"
+  local run=(timeout 100 "$python_environment" benchmarks/peers/torch_step.py --device "$device" --model "$model" "${sizes[@]}")
+  "${run[@]}" | tee "$work/torch.json"
+  if [[ $device == cuda ]]; then
+    "${run[@]}" --compile --vocabulary 50304 | tee -a "$work/torch.json"
+    "${run[@]}" --compile --vocabulary 50304 --micro-batch $((4 * batch)) | tee -a "$work/torch-large.json"
+  fi
 }
 
 fsdp2() {
-  if [[ ! -x $python_environment ]]; then
+  if [[ -z $torch ]]; then
     echo "PyTorch is not installed for it: scripts/python_environment.sh"
     exit 77
   fi
@@ -208,9 +344,9 @@ fsdp2() {
   done
 }
 
-# Both in one table. MFU is of the FLOPs that libzero counted and of the speed that it measured.
+# All in one table. MFU is of the FLOPs that libzero counted and of the speed that it measured.
 comparison() {
-  python3 - "$work/bench.json" "$work/fsdp2.json" <<'PYTHON'
+  python3 - "$work/bench.json" "$work/torch.json" "$work/fsdp2.json" <<'PYTHON'
 import json, os, sys
 from statistics import median
 if not os.path.exists(sys.argv[1]):
@@ -221,8 +357,8 @@ speed = bench["options"]["products_flop_per_s"]
 flops = bench["results"][0]["flops_per_step"]
 rows = [(r["run"], r["tokens_per_s"]["median"], r["step_ms"]["median"], r["exposed_ms"] and r["exposed_ms"]["median"], r["device_peak"]) for r in bench["results"]]
 runs = {}
-if os.path.exists(sys.argv[2]):
-    for line in open(sys.argv[2]):
+for file in filter(os.path.exists, sys.argv[2:]):
+    for line in open(file):
         run = json.loads(line)
         runs.setdefault(run["run"], []).append(run)
 for name, all in runs.items():
@@ -236,40 +372,36 @@ PYTHON
 }
 
 # What the parts read in their own shells; an array cannot be exported.
-export device preset build ranks model work python_environment rounds train_steps size_words="${sizes[*]}"
-export -f device_tests say die
+export device parts preset build ranks model work torch libtorch='' python_environment batch length steps warmup rounds train_steps size_words="${sizes[*]}"
+export -f device_tests say die losses nano bench not_on_cpu
 
 if [[ -z $build ]]; then
   part build 5400 build_programs
   build=build/$preset
 fi
 build=$(realpath -m "$build")
+# The LibTorch that the programs were linked to, or else Python's.
+libtorch=$(sed -n 's/^LIBTORCH_ROOT:.*=//p' "$build/CMakeCache.txt" 2>/dev/null) || true
+if [[ -z $libtorch || ! -d $libtorch ]]; then
+  libtorch=$torch
+  export LD_LIBRARY_PATH=$build:$build/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 part environment 60 environment
-part plugin 300 plugin
-part kernels 900 kernels
+part plugin 60 plugin
+part kernels 60 kernels
+part bench-step 300 bench_step
+part train 300 train
+part bench-large 60 bench_large
+part kernel-table 75 kernel_table
 part training-parity 1200 training_parity
-part refusals 300 refusals
-part sanitizer 1800 sanitizer
-part train 900 train
-part python 600 python_package
-part bench-step 1800 bench_step
-part fsdp2 1800 fsdp2
+part options 90 options
+part torch 150 torch_step
+part bench-xl 60 bench_xl
+part refusals 60 refusals
+part fsdp2 90 fsdp2
+part python 60 python_package
+part sanitizer 300 sanitizer
+time_limit=$((SECONDS + 60))
 part comparison 60 comparison
-
-{
-  echo "# libzero on $([[ $device == cuda ]] && echo "$gpus GPUs" || echo "the CPU, which stands in for a GPU")"
-  echo
-  echo "By \`scripts/gpu_check.sh\`, $(date -u '+%Y-%m-%d %H:%M') UTC. $ranks ranks; $model with ${sizes[*]}. $([[ $failed == 0 ]] && echo "No part failed." || echo "$failed parts failed.")"
-  echo
-  echo "| part | result | s |"
-  echo "|---|---|---|"
-  for i in "${!names[@]}"; do echo "| ${names[i]} | ${results[i]} | ${seconds[i]} |"; done
-  if [[ -s $work/comparison.log ]]; then printf '\n## Beside FSDP2\n\n%s\n' "$(cat "$work/comparison.log")"; fi
-  for name in "${names[@]}"; do
-    if [[ $name == comparison ]]; then continue; fi
-    # shellcheck disable=SC2016
-    printf '\n## %s\n\n```\n%s\n```\n' "$name" "$(tail -n 60 "$work/$name.log")"
-  done
-} >"$report"
 say "$report" >&2
 [[ $failed == 0 ]]

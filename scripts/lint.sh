@@ -25,7 +25,7 @@ if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' "${left_out[@]}")
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
 export tidy="$tools/bin/clang-tidy --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter${omp%/omp.h}"
-# Where clang-tidy is killed by a signal xargs would leave out the rest; hence the shell between them.
+# xargs would leave out the rest if a signal killed clang-tidy, so a shell stands between them.
 printf '%s\0' "${files[@]}" |
   xargs -0 -n 1 -P "$(job_count)" sh -c '
     case $0 in tests/*) set -- --checks=-clang-analyzer-* ;; esac

@@ -5,7 +5,8 @@
 #
 #   scripts/python_environment.sh      prints the environment's Python
 #
-# What is there already is kept; remove the folder to start afresh.
+# The script keeps an environment that is already there; remove the folder to start afresh. Files that are equal to those of the LibTorch of
+# scripts/setup.sh become links to them, so that the disk holds them once.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
@@ -35,4 +36,19 @@ if [[ ! -x $python_environment || -n $("$python_environment" -c "$missing" $requ
   rmdir "$environment/tmp"
   [[ -z $("$python_environment" -c "$missing" $requirements) ]] || die "not all of $requirements is installed in $environment"
 fi
+
+# Replaces headers and libraries of torch by links to those of LibTorch, if they are equal byte for byte.
+share_torch() {
+  local site file
+  site=$(printf '%s\n' "$environment"/lib/python3*/site-packages)
+  [[ -d $LIBTORCH_ROOT/torch && ! $site/torch/lib/libc10.so -ef $LIBTORCH_ROOT/torch/lib/libc10.so ]] || return 0
+  while IFS= read -r -d '' file; do
+    if [[ -f $site/$file && ! -L $site/$file ]] && cmp -s "$LIBTORCH_ROOT/$file" "$site/$file"; then
+      ln -f "$LIBTORCH_ROOT/$file" "$site/$file" || return 0 # other file systems
+    fi
+  done < <(cd "$LIBTORCH_ROOT" && find torch nvidia -type f ! -name libc10.so -print0)
+  # The last one: it says that all is done.
+  cmp -s {"$LIBTORCH_ROOT","$site"}/torch/lib/libc10.so && ln -f {"$LIBTORCH_ROOT","$site"}/torch/lib/libc10.so
+}
+share_torch || true
 echo "$python_environment"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing need, and only what is missing: packages of Debian 12 or Ubuntu 24.04 by apt, LibTorch from PyPI.
-#   scripts/setup.sh [lint|asan|mpi]   lint: also clang-format, and the omp.h that clang-tidy reads; asan: also clang, its sanitizers and its fuzzer;
-#                                      mpi: also OpenMPI and MPICH with their headers, for rails over them and their tests
+#   scripts/setup.sh [lint] [asan] [mpi]
+#                                  lint: also clang-format, and the omp.h that clang-tidy reads; asan: also clang, its sanitizers and its
+#                                  fuzzer; mpi: also OpenMPI and MPICH with their headers, for rails over them and their tests
 #   CUDA=1                         LibTorch with its CUDA libraries, beside that for CPUs: 3.6 GB on disk
 #   LIBTORCH=DIR                   use this LibTorch (official archive, or the folder of a pip-installed torch); no download
 #   LIBTORCH_VERSION=2.15.0        another release of which scripts/ has a libtorch-VERSION.txt
@@ -11,15 +12,20 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 packages=(
   g++ cmake ninja-build pkg-config ccache                                  # tools
   ca-certificates python3-pip unzip                                        # to fetch LibTorch
-  libcli11-dev libfmt-dev libhwy-dev liburing-dev libsentencepiece-dev libxxhash-dev
+  libcli11-dev libfmt-dev libhwy-dev libprotozero-dev liburing-dev libsentencepiece-dev libutfcpp-dev libxxhash-dev
   nlohmann-json3-dev
-  libbenchmark-dev libgmock-dev libgtest-dev openmpi-bin python3-venv      # tests and benchmarks
+  libgmock-dev libgtest-dev openmpi-bin python3-venv                       # tests and benchmarks
   python3-dev                                                              # the Python package
   bible-kjv                                                                # the text of `make demo`
 )
-if [[ ${1:-} == lint ]]; then packages+=(clang-format-14 libomp-16-dev); fi
-if [[ ${1:-} == asan ]]; then packages+=(clang-16 libclang-rt-16-dev); fi
-if [[ ${1:-} == mpi ]]; then packages+=(libopenmpi-dev libmpich-dev mpich); fi
+for more in "$@"; do
+  case $more in
+    lint) packages+=(clang-format-14 libomp-16-dev) ;;
+    asan) packages+=(clang-16 libclang-rt-16-dev) ;;
+    mpi) packages+=(libopenmpi-dev libmpich-dev mpich) ;;
+    *) die "'$more' is no set of packages: there are lint, asan and mpi" ;;
+  esac
+done
 
 install_packages() {
   command -v dpkg-query >/dev/null || {
@@ -62,9 +68,13 @@ install_libtorch() {
   fi
   temporary=$(mktemp -d "$libtorch_cache/.incomplete-XXXXXX")
   trap 'rm -rf "$temporary"' EXIT
-  # pip's own temporary files go there too: /tmp may be small. Any Python will do: one wheel is named so that the hash is fixed.
+  # pip's own temporary files go there too: /tmp may be small. The wheel of any Python will do. That of this machine's has the files of the
+  # torch that scripts/python_environment.sh installs, which can then be on the disk once; not each has a hash in $requirements.
+  local python
+  python=$(python3 -c 'import sys; print("{}.{}".format(*sys.version_info))')
+  grep -q "^# Python:.* $python\>" "$requirements" || python=3.12
   TMPDIR=$temporary python3 -m pip download --quiet --progress-bar off --no-cache-dir --no-deps --only-binary=:all: \
-    --python-version 3.12 --require-hashes --requirement "$requirements" --dest "$temporary/wheels" ||
+    --python-version "$python" --require-hashes --requirement "$requirements" --dest "$temporary/wheels" ||
     die "pip could not download LibTorch; run it again, or set LIBTORCH=DIR"
   local lib=torch/lib libraries=() wheel
   if [[ ${CUDA:-0} == 1 ]]; then

@@ -4,7 +4,7 @@
 #
 #   scripts/trace_environment.sh      prints the folder
 #
-# What is there already is kept; remove the folder to start afresh.
+# The script keeps a folder that is already there; remove it to start afresh.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 

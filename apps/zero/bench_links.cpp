@@ -142,7 +142,7 @@ class Talk {
         sent_(size_, std::byte{1}),
         received_(size_ * static_cast<size_t>(under_way_)) {}
 
-  /// Of a timing of the bandwidth.
+  /// The constants of a timing of the bandwidth.
   static int64_t messages(int64_t size, int64_t volume) {
     return std::clamp<int64_t>(volume / size, 1, kMostMessages);
   }
@@ -178,7 +178,7 @@ class Talk {
       }
       while (!outgoing.empty()) take(outgoing);
       while (!incoming.empty()) take(incoming);
-      // What has left this end has not arrived: the other says so.
+      // Bytes that have left this end may not have arrived, so the other end says when they have.
       std::byte word{};
       const auto answer = rail_.receive(peer_, Channel::control, {&word, 1});
       rail_.send(peer_, Channel::control, {sent_.data(), 1})->wait();
@@ -287,7 +287,7 @@ void check_division(int size, int hosts) {
   }
 }
 
-/// Which ranks are on which host: as they are, or as --hosts divides those of one host.
+/// Returns which ranks are on which host: as they are, or as --hosts divides those of one host.
 Place place_of(const comm::Joined& joined, const comm::Job& job, std::optional<int> hosts) {
   Place place{joined.topology(job.rank), {}, job.rank, job.size};
   auto& topology = place.topology;

@@ -78,7 +78,8 @@ struct Setting {
   int depth = 0;
   std::string way;
   std::vector<double> write, read;  // GB/s
-  /// What is started at once: fills the queue, and is no less than an update's block of arrays.
+  /// Returns the bytes that are started at once: they fill the queue, and are no fewer than an
+  /// update's block of arrays.
   int64_t chunk() const {
     const auto least = std::max(block * depth, int64_t{8} << 20);
     return (least + store::kAlignment - 1) / store::kAlignment * store::kAlignment;

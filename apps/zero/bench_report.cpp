@@ -1,4 +1,4 @@
-// What the benchmarks share in reporting.
+// Reports of the benchmarks.
 #include <fmt/format.h>
 #include <torch/version.h>
 #include <unistd.h>

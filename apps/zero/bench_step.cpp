@@ -203,7 +203,7 @@ struct Trainers {
   }
 };
 
-/// What one rank measured in one run.
+/// The figures that one rank measured in one run.
 struct Measurement {
   double step_seconds = 0;  ///< the median; on a device the mean
   double wait_share = 0;
@@ -341,12 +341,12 @@ class Run {
   double step_ms() const { return mean(&Measurement::step_seconds) * 1e3; }
   double wait_share() const { return mean(&Measurement::wait_share); }
   double cpu_seconds() const { return mean(&Measurement::cpu_seconds) * size(); }
-  /// Of all ranks.
+  /// Returns the sum over all ranks.
   double link_megabytes() const { return mean(&Measurement::link_megabytes) * size(); }
   double loss() const { return mean(&Measurement::loss); }
   double mfu() const { return mean(&Measurement::mfu); }
   double step_flops() const { return mean(&Measurement::step_flops); }
-  /// Of the rank with the most.
+  /// Returns the value of the rank with the most.
   int64_t device_peak() const {
     int64_t most = 0;
     for (const auto& rank : ranks_) most = std::max(most, rank.device_peak);
@@ -387,7 +387,7 @@ struct Series {
   }
 };
 
-/// What `stage` costs beside `reference`, by round.
+/// Returns what `stage` costs beside `reference`, by round.
 Summary tax(const Series& reference, const Series& stage) {
   auto taxes = reference.each(&Run::tokens_per_s);
   const auto rates = stage.each(&Run::tokens_per_s);
@@ -395,7 +395,7 @@ Summary tax(const Series& reference, const Series& stage) {
   return summarize(taxes);
 }
 
-/// What a step of `stage` takes beyond the `reference`'s, by round.
+/// Returns the time of a step of `stage` beyond that of `reference`, by round.
 Summary exposed_ms(const Series& reference, const Series& stage) {
   auto beyond = stage.each(&Run::step_ms);
   const auto reference_ms = reference.each(&Run::step_ms);
@@ -442,7 +442,7 @@ int64_t peak(const train::RankMemory& memory) {
   return memory.total.peak + peak(memory, Category::activations);
 }
 
-/// Of all runs and ranks, the one with the highest peak.
+/// Returns the measurement with the highest peak over all runs and ranks.
 const train::RankMemory& largest(const Series& series) {
   const auto* largest = &series.runs.front().ranks().front().memory;
   for (const auto& run : series.runs) {

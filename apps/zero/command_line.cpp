@@ -34,7 +34,7 @@ std::string description(const fields::Spec& row) {
   return text;
 }
 
-/// A default as --help shows it; `value` is null where there is none.
+/// Returns a default as --help shows it; `value` is null where there is none.
 std::string default_text(const fields::Spec& row, const Json& value) {
   if (!row.about.by_option.is_null()) return "";
   for (const auto& [word, meaning] : row.about.words) {
@@ -44,7 +44,7 @@ std::string default_text(const fields::Spec& row, const Json& value) {
   return value.is_string() ? value.dump().substr(1, value.dump().size() - 2) : fields::show(value);
 }
 
-/// The options of the table's rows. Several rows may have one option.
+/// Adds the options of the table's rows. Several rows may have one option.
 void add_settings(OptionParser& parser, CommandLine& line) {
   Settings defaults;
   defaults.program.micro_batch_size = train::kDefaultMicroBatch;
@@ -76,11 +76,12 @@ void add_settings(OptionParser& parser, CommandLine& line) {
     }
     if (row.part == fields::Part::engine) option->group("Engine");
     if (row.part == fields::Part::model) option->group("Model");
-    if (!row.about.replaced_by.empty()) option->group("");  // not in the help
+    if (!row.about.replaced_by.empty()) option->group("");  // in no help
+    if (!row.about.common) parser.show_in_help_all(option);
   }
 }
 
-/// Those of the optimizers' rows.
+/// Adds the options of an optimizer's rows.
 template <class Chosen>
 void add_hyper_parameters(OptionParser& parser, CommandLine& line) {
   const Optimizer defaults = train::kDefaultOptimizer;
@@ -96,6 +97,7 @@ void add_hyper_parameters(OptionParser& parser, CommandLine& line) {
         },
         description(row));
     option->type_name(type_name(row))->group("Optimizer");
+    if (!row.about.common) parser.show_in_help_all(option);
     if (shown != nullptr) option->default_str(default_text(row, row.get(*shown)));
   }
 }
@@ -114,9 +116,10 @@ void set_hyper_parameter(Chosen& optimizer, const std::string& option, const std
 }  // namespace
 
 void CommandLine::add_to(OptionParser& parser) {
-  parser.add_flag("--lenient", lenient,
-                  "Pass over what the file asks for and libzero does not have, and unknown keys, "
-                  "with a warning");
+  parser.show_in_help_all(
+      parser.add_flag("--lenient", lenient,
+                      "Pass over what the file asks for and libzero does not have, and unknown "
+                      "keys, with a warning"));
   add_settings(parser, *this);
   // An option is added once, for the first optimizer that has it.
   [&]<class... Chosen>(const std::variant<Chosen...>*) {
@@ -145,9 +148,20 @@ Json CommandLine::over(Json file) const {
   return file;
 }
 
-bool CommandLine::names(const std::string& option) const {
-  return std::any_of(hyper_parameters.begin(), hyper_parameters.end(),
-                     [&](const auto& value) { return value.first == option; });
+std::vector<std::string> CommandLine::without_effect(const Settings& settings) const {
+  std::vector<std::string> sentences;
+  if (!settings.scheduler) return sentences;
+  const auto* cycle = std::get_if<optim::DeepSpeedOneCycle>(&*settings.scheduler);
+  if (cycle != nullptr && cycle->cycle_momentum && settings.engine.optimizer &&
+      !train::has_betas(*settings.engine.optimizer)) {
+    sentences.emplace_back(
+        "scheduler.params.cycle_momentum has no effect: the optimizer has no betas.");
+  }
+  const bool gives_rate = std::any_of(hyper_parameters.begin(), hyper_parameters.end(),
+                                      [](const auto& given) { return given.first == "--lr"; });
+  if (gives_rate && optim::ignores_optimizer_rate(*settings.scheduler))
+    sentences.emplace_back("--lr has no effect: the section scheduler says all rates.");
+  return sentences;
 }
 
 void CommandLine::apply(Settings& settings) const {

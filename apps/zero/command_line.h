@@ -1,4 +1,5 @@
-// The options of `zero train` that stand for keys of a configuration file.
+// The options of `zero train` that stand for keys of a configuration file: `zero config` takes them
+// too.
 #pragma once
 
 #include <optional>
@@ -11,24 +12,24 @@
 
 namespace zero::app {
 
-/// What the command line says, which comes before what a file says.
+/// The settings that the command line gives. They come before those of a file.
 struct CommandLine {
   std::string config_file;
   std::optional<int> nproc;
   bool lenient = false;
   /// The rows that each option stands for, with the value given.
   std::vector<std::pair<const fields::Field<Settings>*, fields::Json>> values;
-  /// Of options of the optimizer, whichever it is: the option and its value.
+  /// The options of the optimizer, whichever it is, with their values.
   std::vector<std::pair<std::string, std::string>> hyper_parameters;
 
   /// Adds the options to `parser`, which fills this in.
   void add_to(OptionParser& parser);
-  /// `file` (of present names) with what the command line says in its place.
+  /// Returns `file` (of present names) with the settings of the command line in place of its own.
   fields::Json over(fields::Json file) const;
-  /// Sets what the command line says. Throws ConfigError for what cannot be used.
+  /// Sets the settings of the command line. Throws ConfigError for values that cannot be used.
   void apply(Settings& settings) const;
-  /// Something of the optimizer is said.
-  bool names(const std::string& option) const;
+  /// Says of each option or key that has no effect with these settings why it has none.
+  std::vector<std::string> without_effect(const Settings& settings) const;
 };
 
 }  // namespace zero::app

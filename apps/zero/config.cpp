@@ -1,4 +1,4 @@
-// `zero config`: checks a configuration file, and says what is in force and where it comes from.
+// `zero config` checks a configuration file, and says what is in force and where it comes from.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,13 +10,14 @@
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 #include "zero/config/fields.h"
+#include "zero/train/run.h"
 
 namespace zero::app {
 namespace {
 
 using fields::Json;
 
-/// Where the values in force come from.
+/// Knows where the values in force come from.
 class Origins {
  public:
   Origins(Json file, const CommandLine& line) : file_(std::move(file)), line_(line) {
@@ -38,7 +39,7 @@ class Origins {
     const auto* value = fields::look_up(file_, key);
     return value != nullptr && !fields::is_default(*value);
   }
-  /// By an option of the optimizer.
+  /// Returns whether an option of the optimizer gives the key.
   bool said(const std::string& key) const {
     constexpr std::string_view kParams = "optimizer.params.";
     if (!key.starts_with(kParams)) return false;
@@ -54,7 +55,7 @@ class Origins {
   Json given_ = Json::object();
 };
 
-/// The lines of `object`, each value with its origin as a comment.
+/// Adds the lines of `object`, each value with its origin as a comment.
 void add_lines(std::vector<std::string>& lines, const Json& object, const std::string& path,
                const Origins& origins) {
   const std::string indent(2 * (1 + std::count(path.begin(), path.end(), '.')), ' ');
@@ -74,20 +75,46 @@ void add_lines(std::vector<std::string>& lines, const Json& object, const std::s
   }
 }
 
-/// The file with what the command line says in its place.
+/// Returns the file with the settings of the command line in place of its own.
 std::string with_options(const CommandLine& line, const std::string& text) {
   if (line.values.empty()) return text;
   auto file = fields::parse_json(text, line.config_file);
   try {
     file = fields::with_present_names(file, line.config_file);
-  } catch (const ConfigError&) {  // what is wrong is among what the check finds
+  } catch (const ConfigError&) {  // the check finds it again
   }
   return line.over(std::move(file)).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-/// What becomes of the file's keys, and the exit status.
-int check(const std::string& text, int ranks, const std::string& file, bool lenient) {
-  const auto findings = Settings::check(text, ranks, file, {.lenient = lenient});
+/// Reads the settings as `zero train` does, and checks them as far as no data and no folder is
+/// needed.
+Settings read_settings(const CommandLine& line, const std::string& merged,
+                       const ReadOptions& options) {
+  auto settings = Settings::parse(merged, *line.nproc, line.config_file, options);
+  line.apply(settings);
+  train::check_options(settings);
+  return settings;
+}
+
+/// Finds out what becomes of each key of the file and of the options.
+std::vector<Finding> find_all(const CommandLine& line, const std::string& text) {
+  const auto merged = with_options(line, text);
+  auto findings = Settings::check(merged, *line.nproc, line.config_file, {.lenient = line.lenient});
+  const auto is_refused = [](const Finding& finding) { return finding.effect == Effect::refused; };
+  if (std::any_of(findings.begin(), findings.end(), is_refused)) return findings;
+  try {
+    const auto settings =
+        read_settings(line, merged, {.lenient = line.lenient, .warn = [](std::string_view) {}});
+    for (auto& sentence : line.without_effect(settings))
+      findings.push_back({.effect = Effect::none, .text = std::move(sentence)});
+  } catch (const ConfigError& error) {
+    findings.push_back({.effect = Effect::refused, .text = error.what()});
+  }
+  return findings;
+}
+
+/// Prints what becomes of the keys. Returns the exit status.
+int print_check(const std::vector<Finding>& findings) {
   const auto of = [&](std::initializer_list<Effect> effects) {
     std::vector<Finding> chosen;
     for (const auto& finding : findings) {
@@ -130,8 +157,8 @@ int config(const Arguments& arguments) {
       ->check(positive())
       ->type_name("N");
   parser.add_flag("--check", only_check,
-                  "Tell what of the file acts, what has no effect and what is refused; the exit "
-                  "status is 2 where something is");
+                  "Say which keys act, which have no effect and which are refused; the exit status "
+                  "is 2 where one is refused");
   parser.add_option("--explain", key, "Tell what a key does, its default and its cost")
       ->type_name("KEY");
   parser.add_flag("--markdown", markdown, "Print the tables of docs/config.md instead");
@@ -147,11 +174,10 @@ int config(const Arguments& arguments) {
   }
   const auto& file = line.config_file;
   const std::string text = file.empty() ? "{}" : fields::read_text(file);
-  if (only_check) return check(with_options(line, text), *line.nproc, file, line.lenient);
+  if (only_check) return print_check(find_all(line, text));
   const auto named = fields::with_present_names(fields::parse_json(text, file), file);
   const auto merged = line.over(named).dump(-1, ' ', false, Json::error_handler_t::replace);
-  auto settings = Settings::parse(merged, *line.nproc, file, {.lenient = line.lenient});
-  line.apply(settings);
+  const auto settings = read_settings(line, merged, {.lenient = line.lenient});
   std::vector<std::string> lines;
   add_lines(lines, Json::parse(settings.dump()), "", Origins(named, line));
   fmt::print("{{\n{}\n}}\n", fmt::join(lines, "\n"));

@@ -1,4 +1,4 @@
-// `zero doctor`: what of this machine training will meet, and what to change about it.
+// `zero doctor` looks for what would make training fail on this machine, and says what to change.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,11 +17,10 @@ namespace {
 using namespace checkup;
 
 constexpr const char* kDescription =
-    "Looks at this machine as training will meet it, and says what to change and what it costs "
-    "now.\n\n"
+    "Looks for what would make training fail on this machine, and says what to change.\n\n"
     "  zero doctor -n 4 --nvme-path /mnt/nvme\n\n"
-    "It changes nothing, removes what it writes, and takes some seconds. Run it as the training "
-    "will run: in the same\n"
+    "It changes nothing, removes what it writes, and measures nothing (`zero bench` does). Run it "
+    "as the training will run: in the same\n"
     "container, by the same launcher's shell, with the same variables. The status is 1 where there "
     "is a problem, else 0;\n"
     "docs/zero-doctor.md explains each line.";
@@ -47,27 +46,19 @@ Findings examine(const Plan& plan, const std::vector<std::string>& paths) {
                std::make_move_iterator(more.end()));
   };
   const auto cores = read_cores(root, variable);
-  // Before LibTorch's threads start, with which this process could not fork.
-  const auto rates = measure_loops(cores, plan.ranks);
   const auto memory = read_memory(root);
-  add(judge(cores, plan.ranks, rates));
-  add(judge(read_clock(root)));
-  add(judge(read_vectors(root)));
+  add(judge(cores, plan.ranks));
   add(judge(read_libtorch(root)));
   add(judge_gpus(read_gpus(root)));
   add(judge(memory, plan.ranks));
-  auto pages = read_huge_pages(root);
-  measure(pages);
-  add(judge(pages));
-  auto nodes = read_nodes(root);
-  measure(nodes);
-  add(judge(nodes, plan.ranks));
+  add(judge(read_huge_pages(root)));
+  add(judge(read_nodes(root), plan.ranks));
   add(judge(read_limits(root), plan, cores.threads_of(plan.ranks)));
-  add(judge(try_sharing(plan.ranks), root));
+  add(judge(try_sharing(plan.ranks)));
   add(judge(try_uring(root, plan.ranks)));
   for (const auto& path : paths) {
     auto disk = read_disk(root, path);
-    measure(disk);
+    try_disk(disk);
     add(judge(disk, memory.available));
   }
   add(judge(read_links(root, variable), plan.hosts));
@@ -122,7 +113,7 @@ int doctor(const Arguments& arguments) {
   parser.add_option("--nnodes", plan.hosts, "Hosts of the job")->check(positive())->type_name("H");
   parser
       .add_option("--nvme-path", paths,
-                  "Folder for offloaded states, whose disk is measured; may be given again")
+                  "Folder for offloaded states, whose disk is tried; may be given again")
       ->type_name("DIR");
   parser.add_flag("--json", json, "Print JSON instead of the table");
   if (const auto status = parser.read(arguments)) return *status;

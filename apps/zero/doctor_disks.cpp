@@ -1,4 +1,4 @@
-// Disks for offloaded states, through the code that training uses.
+// Disks for offloaded states, tried by the code that training uses.
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -25,8 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDisks = "disks";
-constexpr int64_t kFirst = int64_t{32} << 20;
-constexpr int64_t kMost = int64_t{256} << 20;
+constexpr int64_t kLeast = int64_t{256} << 20;  // bytes of room, below which nothing is tried
 
 template <size_t kSize>
 bool one_of(const std::string& type, const std::array<std::string_view, kSize>& types) {
@@ -44,7 +42,7 @@ bool over_network(const std::string& type) {
   return one_of(type, kTypes);
 }
 
-// In mounts a blank stands as \040.
+// The kernel writes a blank in a mount's name as \040.
 std::string plain(const std::string& text) {
   std::string all;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -63,7 +61,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
          folder.end();
 }
 
-// The file system that `path` lies in: of the longest mount point, and of equal ones the last.
+// Finds the file system that `path` lies in: the last of those with the longest mount point.
 void find_mount(const fs::path& root, const fs::path& path, Disk& disk) {
   std::ifstream mounts(root / "proc/self/mounts");
   size_t longest = 0;
@@ -79,7 +77,8 @@ void find_mount(const fs::path& root, const fs::path& path, Disk& disk) {
   }
 }
 
-// Of the disk under a file system, or of that of which it is a part.
+// Returns whether the disk under a file system, or the disk of which it is a part, says that it
+// rotates.
 std::optional<bool> rotates(const fs::path& root, const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return std::nullopt;
@@ -114,32 +113,18 @@ Disk read_disk(const fs::path& root, const std::string& path) {
   return disk;
 }
 
-void measure(Disk& disk) {
-  constexpr int64_t kChunk = int64_t{8} << 20;
-  constexpr double kSeconds = 1.5;  // of each direction
-  if (!disk.failure.empty() || disk.free < 2 * kFirst) return;
+void try_disk(Disk& disk) {
+  constexpr int64_t kTried = int64_t{8} << 20;
+  if (!disk.failure.empty() || disk.free < kLeast) return;
   try {
     const auto memory =
-        host_zeros(2 * kChunk, at::kByte, std::make_shared<Ledger>(), Category::offload_buffers);
-    auto* bytes = static_cast<std::byte*>(memory.data_ptr());
-    memory.random_();  // some disks compress
+        host_zeros(kTried, at::kByte, std::make_shared<Ledger>(), Category::offload_buffers);
     const store::Folder folder(disk.path);
-    int64_t size = kFirst;
-    {
-      store::File file(folder.path() + "/doctor", size, {});
-      const double seconds = store::sweep_seconds(file, bytes, kChunk, true);
-      const auto affordable = static_cast<int64_t>(static_cast<double>(size) * kSeconds / seconds);
-      size = std::clamp(std::min(affordable, disk.free / 2), kFirst, kMost) / kChunk * kChunk;
-    }
-    store::File file(folder.path() + "/doctor", size, {});
+    store::File file(folder.path() + "/doctor", kTried, {});
     disk.way = file.way();
-    // Once untimed: only then does the file system note which blocks of the reservation hold
-    // something.
-    store::sweep_seconds(file, bytes, kChunk, true);
-    const auto rate = [&](double seconds) { return static_cast<double>(size) / seconds * 1e-9; };
-    disk.write = rate(store::sweep_seconds(file, bytes, kChunk, true));
-    disk.read = rate(store::sweep_seconds(file, bytes, kChunk, false));
-    disk.measured = size;
+    auto* bytes = static_cast<std::byte*>(memory.data_ptr());
+    for (const bool write : {true, false})
+      (void)store::sweep_seconds(file, bytes, kTried / 2, write);
   } catch (const Error& error) {
     disk.failure = error.what();
   }
@@ -147,7 +132,6 @@ void measure(Disk& disk) {
 
 Findings judge(const Disk& disk, int64_t memory) {
   constexpr double kOfParameter = 12;  // bytes of bf16's optimizer states
-  constexpr double kSlow = 0.5;        // GB/s
   const auto named = [&](const char* what) { return fmt::format("{} {}", disk.path, what); };
   if (!disk.failure.empty()) {
     return {problem(fine(kDisks, disk.path, disk.failure),
@@ -165,13 +149,8 @@ Findings judge(const Disk& disk, int64_t memory) {
                           "This file system lies in memory: each byte of states that is offloaded "
                           "to it takes a byte of the memory that it should free."));
   } else if (over_network(disk.type)) {
-    all.push_back(advice(
-        system, "Name a folder on a disk of this machine.",
-        disk.measured > 0 ? fmt::format("States go over the network, at {:.2f} GB/s of writes and "
-                                        "{:.2f} of reads (measured), which all hosts that use "
-                                        "it share.",
-                                        disk.write, disk.read)
-                          : "States go over the network, which all hosts that use it share."));
+    all.push_back(advice(system, "Name a folder on a disk of this machine.",
+                         "States go over the network, which all hosts that use it share."));
   } else {
     all.push_back(system);
   }
@@ -181,7 +160,7 @@ Findings judge(const Disk& disk, int64_t memory) {
                                      format_bytes(static_cast<double>(disk.free)),
                                      format_bytes(static_cast<double>(disk.total)),
                                      static_cast<double>(disk.free) / kOfParameter * 1e-9));
-  if (disk.free < kMost) {
+  if (disk.free < kLeast) {
     all.push_back(problem(room, "Free space there, or name another folder.",
                           fmt::format("States of more than {:.0f}e6 parameters are refused.",
                                       static_cast<double>(disk.free) / kOfParameter * 1e-6)));
@@ -193,30 +172,15 @@ Findings judge(const Disk& disk, int64_t memory) {
   } else {
     all.push_back(room);
   }
-  if (disk.measured == 0) return all;
+  if (disk.way.empty()) return all;
 
   const auto way = fine(kDisks, named("way"), disk.way);
   if (disk.way.find("direct") == std::string::npos && !in_memory(disk.type)) {
     all.push_back(advice(way, "Name a folder on a file system with O_DIRECT (ext4, XFS).",
                          "Each byte is copied through the page cache, which takes memory that "
-                         "offloading is to free; the speeds below may be the cache's."));
+                         "offloading is to free."));
   } else {
     all.push_back(way);
-  }
-  const double update = kOfParameter / disk.write + kOfParameter / disk.read;
-  const auto speed = fine(
-      kDisks, named("speed"),
-      fmt::format("write {:.2f} GB/s, read {:.2f} ({}): {:.1f} s for an update "
-                  "of 1e9 parameters",
-                  disk.write, disk.read, format_bytes(static_cast<double>(disk.measured)), update));
-  if (std::min(disk.write, disk.read) < kSlow && !in_memory(disk.type)) {
-    all.push_back(advice(speed,
-                         "Offload to a faster disk, or to several (nvme_path takes them all).",
-                         fmt::format("An update waits {:.1f} s for each 1e9 parameters (12 bytes "
-                                     "written at {:.2f} GB/s and read at {:.2f}, measured).",
-                                     update, disk.write, disk.read)));
-  } else {
-    all.push_back(speed);
   }
   return all;
 }

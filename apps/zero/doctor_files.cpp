@@ -1,4 +1,4 @@
-// What the kernel tells in files, read for `zero doctor`.
+// Reads the files in which the kernel tells facts, for `zero doctor`.
 #include <algorithm>
 #include <fstream>
 #include <iterator>

@@ -2,17 +2,13 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
 
 #include "apps/zero/doctor_checks.h"
 #include "zero/base/error.h"
 #include "zero/comm/rail_address.h"
+#include "zero/comm/socket.h"
 
 namespace zero::app::checkup {
 namespace {
@@ -22,22 +18,15 @@ namespace fs = std::filesystem;
 constexpr const char* kLinks = "links";
 
 std::vector<std::string> addresses_of(const std::string& name) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, freeaddrinfo);
+  std::string reason;
+  const auto all = comm::find_addresses(name, 0, reason);
   std::vector<std::string> addresses;
-  for (const auto* one = all.get(); one != nullptr; one = one->ai_next) {
-    std::array<char, NI_MAXHOST> text{};
-    if (getnameinfo(one->ai_addr, one->ai_addrlen, text.data(), text.size(), nullptr, 0,
-                    NI_NUMERICHOST) == 0)
-      addresses.emplace_back(text.data());
-  }
+  for (const auto* one = all.get(); one != nullptr; one = one->ai_next)
+    addresses.push_back(comm::text_of(*one->ai_addr));
   return addresses;
 }
 
-// Where plugins are looked for first: beside libzero.
+// Returns the folder of libzero, in which plugins are looked for first.
 fs::path library_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&comm::is_loopback), &info) == 0 ||
@@ -100,7 +89,6 @@ Links read_links(const fs::path& root, const comm::Lookup& variable) {
 
 Findings judge(const Links& links, int hosts) {
   constexpr int kSlow = 10000;  // Mb/s
-  constexpr int kEthernet = 1500;
   Findings all;
   if (links.interfaces.empty()) {
     const auto none = fine(kLinks, "interfaces", "none but loopback");
@@ -126,13 +114,6 @@ Findings judge(const Links& links, int hosts) {
           fmt::format("Gathering 1e9 bf16 parameters over {} hosts takes this link at least {:.1f} "
                       "s (computed from its speed).",
                       hosts, bytes * 8 / (link.megabits * 1e6))));
-    } else if (used && link.megabits >= kSlow && link.mtu <= kEthernet) {
-      all.push_back(advice(line,
-                           fmt::format("Set the MTU to 9000 on all hosts and switches between them "
-                                       "(ip link set {} mtu 9000, as root).",
-                                       link.name),
-                           "Six times as many packets as with 9000 are bound to take more time of "
-                           "the processors; `zero bench links` over the hosts measures it."));
     } else {
       all.push_back(line);
     }

@@ -33,7 +33,7 @@ constexpr const char* kSystem = "system";
 
 std::string reason(int error) { return std::strerror(error); }
 
-// Whether one process can hand a file to another, as ranks do with their shared memory.
+// Tries whether one process can hand a file to another, as ranks do with their shared memory.
 std::string try_passing() {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
@@ -179,7 +179,6 @@ Findings judge(const Limits& limits, const Plan& plan, int threads) {
                     : problem(addresses_line, "Lift it: ulimit -v unlimited.",
                               "libzero reserves addresses for several times the machine's memory; "
                               "shared memory is refused, and the host allocator's range is cut."));
-  all.push_back(fine(kLimits, "stack", of_bytes(soft("Max stack size"))));
   return all;
 }
 
@@ -211,7 +210,7 @@ Sharing try_sharing(int ranks) {
   return sharing;
 }
 
-Findings judge(const Sharing& sharing, const fs::path& root) {
+Findings judge(const Sharing& sharing) {
   Findings all;
   const auto judged = [&](const char* name, const char* works, const std::string& failure,
                           const char* change, const char* cost) {
@@ -234,13 +233,6 @@ Findings judge(const Sharing& sharing, const fs::path& root) {
   judged("meeting place", sharing.folder.c_str(), sharing.meeting,
          "Set TMPDIR to a folder that this user may write.",
          "Ranks that no launcher tells an address do not find each other.");
-  std::error_code none;
-  const auto shm = fs::space(root / "dev/shm", none);
-  all.push_back(fine(kSystem, "/dev/shm",
-                     none ? "absent (libzero does not use it)"
-                          : fmt::format("{} (libzero does not use it)",
-                                        format_bytes(static_cast<double>(shm.capacity)))));
-  all.push_back(fine(kSystem, "ptrace, process_vm_readv", "not used"));
   return all;
 }
 
@@ -294,8 +286,8 @@ Findings judge(const Uring& uring) {
     change = "Run Linux 5.6 or later.";
   }
   return {advice(line, change,
-                 "States on disk go by threads that read and write block after block; give "
-                 "--nvme-path to see how fast. Without states on disk it costs nothing.")};
+                 "States on disk go by threads that read and write block after block; `zero bench "
+                 "nvme` measures how fast. Without states on disk it costs nothing.")};
 }
 
 }  // namespace zero::app::checkup

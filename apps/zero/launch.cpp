@@ -1,10 +1,13 @@
 // `zero launch`: any program as the ranks of a job on this host, or of this host's part of one.
 #include "zero/comm/launcher.h"
 
+#include <fmt/format.h>
+
 #include <map>
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
+#include "zero/base/error.h"
 
 namespace zero::app {
 
@@ -39,8 +42,7 @@ int launch(const Arguments& arguments) {
   parser
       .add_option("--logs", log_mode,
                   "prefix: every line of every rank behind [RANK]; rank0: rank 0's output as it "
-                  "is, of the others "
-                  "only stderr; files: into --log-dir")
+                  "is, and the stderr of the others; files: into --log-dir")
       ->check(CLI::IsMember({"prefix", "rank0", "files"}))
       ->type_name("MODE");
   std::string log_dir = "logs";
@@ -51,6 +53,13 @@ int launch(const Arguments& arguments) {
       ->type_name("PROGRAM ARGS...");
   parser.positionals_at_end();
   if (const auto status = parser.read(arguments)) return *status;
+  for (const char* option : {"--master-addr", "--master-port"}) {
+    if (options.nnodes > 1 || parser.count(option) == 0) continue;
+    throw ConfigError(
+        fmt::format("{0} is {1}, but --nnodes is 1: the ranks of one host meet at a free port that "
+                    "the launcher finds by itself. Leave {0} out, or give --nnodes.",
+                    option, parser.get_option(option)->as<std::string>()));
+  }
   options.logs = logs.at(log_mode);
   options.log_dir = log_dir;
   return comm::launch(options);

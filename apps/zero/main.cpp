@@ -1,12 +1,9 @@
 // The program `zero`: finds the subcommand and turns exceptions into messages and exit statuses.
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
@@ -20,7 +17,7 @@ namespace {
 constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
-    {"bench", "measure collectives, optimizers, paging and training steps", bench},
+    {"bench", "measure collectives, links, disks and training steps", bench},
     {"config", "check a configuration file and show what is in force", config},
     {"doctor", "check this machine for training, and say what to change", doctor},
     {"launch", "run any program as the ranks of a job on this host", launch},
@@ -69,20 +66,6 @@ int run(Arguments arguments) {
 }
 
 }  // namespace
-
-int report(const std::exception& error) {
-  std::string message = error.what();
-  if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) {
-    message =
-        torch->what_without_backtrace();  // its first line says what; the rest is a stack trace
-    message = message.substr(0, message.find('\n'));
-  }
-  std::fflush(stdout);
-  if (isatty(STDERR_FILENO) == 1) std::fputs("\r\033[K", stderr);  // another rank's progress bar
-  // Not fmt::print, which throws where nobody reads any more.
-  std::fputs(fmt::format("zero: error: {}\n", message).c_str(), stderr);
-  return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;
-}
 
 }  // namespace zero::app
 

@@ -1,6 +1,9 @@
 #include "apps/zero/options.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,7 +13,7 @@
 namespace zero::app {
 namespace {
 
-/// Every option's names with their dashes, subcommands' included.
+/// Returns the names of all options with their dashes, and those of subcommands.
 std::vector<std::string> known_options(const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* option : app.get_options()) {
@@ -31,39 +34,83 @@ CLI::Validator number_check(const char* name, const char* what, bool zero_will_d
   return {check, name};
 }
 
+/// Throws ConfigError where an option that takes one value, or none, is given twice.
+void refuse_repetition(const CLI::Option& option, const std::string& program) {
+  const auto& given = option.results();
+  const bool takes_several = option.get_items_expected_max() > 1 ||
+                             option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
+  if (takes_several || given.size() < 2) return;
+  const bool is_flag = option.get_items_expected_max() == 0;
+  throw ConfigError(fmt::format(
+      "{}: {} is given {} times{}; give it once.", program, option.get_name(), given.size(),
+      is_flag ? std::string() : fmt::format(" ({})", fmt::join(given, ", "))));
+}
+
 }  // namespace
 
 CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
 CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
 
-OptionParser::OptionParser(std::string name, std::string description)
-    : CLI::App(std::move(description), "zero " + std::move(name)) {
+OptionParser::OptionParser(std::string name, std::string description, const std::string& program)
+    : CLI::App(std::move(description), program + " " + std::move(name)) {
   get_formatter()->column_width(34);
   get_formatter()->label("REQUIRED", "");
   option_defaults()->always_capture_default();
 }
 
+void OptionParser::show_in_help_all(CLI::Option* option) {
+  if (rare_.empty()) {
+    set_help_all_flag("--help-all", "Print all options and exit");
+    footer(fmt::format("`{} --help-all` has the rest of the options.", get_name()));
+  }
+  rare_.push_back(option);
+}
+
 std::optional<int> OptionParser::read(const Arguments& arguments) {
-  const CLI::App* innermost = this;
+  const auto innermost = [this] {
+    const CLI::App* app = this;
+    for (const auto* chosen : get_subcommands()) app = chosen;
+    return app;
+  };
   try {
-    parse(std::vector<std::string>(arguments.rbegin(),
-                                   arguments.rend()));  // CLI11 takes them from the back
+    // CLI11 takes them from the back.
+    parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    for (const auto* option : innermost()->get_options()) refuse_repetition(*option, get_name());
     return std::nullopt;
+  } catch (const CLI::CallForAllHelp&) {
+    footer("");
+    fmt::print("{}", help());
+    return 0;
   } catch (const CLI::CallForHelp&) {
-    for (const auto* chosen : get_subcommands()) innermost = chosen;
-    fmt::print("{}", innermost->help(innermost == this ? "" : get_name()));
+    for (auto* option : rare_) option->group("");  // CLI11 leaves options without a group out
+    const auto* app = innermost();
+    fmt::print("{}", app->help(app == this ? "" : get_name()));
     return 0;
   } catch (const CLI::ExtrasError&) {
-    for (const auto* chosen : get_subcommands()) innermost = chosen;
     auto unknown = remaining(true).front();
     if (unknown.starts_with("-")) unknown = unknown.substr(0, unknown.find('='));
     throw ConfigError(fmt::format("`{}` has no {} '{}'.{} See `{} --help`.", get_name(),
                                   unknown.starts_with("-") ? "option" : "argument", unknown,
-                                  did_you_mean(unknown, known_options(*innermost)), get_name()));
+                                  did_you_mean(unknown, known_options(*innermost())), get_name()));
   } catch (const CLI::ParseError& error) {
+    for (const auto* option : innermost()->get_options()) refuse_repetition(*option, get_name());
     throw ConfigError(
         fmt::format("{}: {}. See `{} --help`.", get_name(), error.what(), get_name()));
   }
+}
+
+int report(const std::exception& error) {
+  std::string message = error.what();
+  if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) {
+    message =
+        torch->what_without_backtrace();  // its first line says what; the rest is a stack trace
+    message = message.substr(0, message.find('\n'));
+  }
+  std::fflush(stdout);
+  if (isatty(STDERR_FILENO) == 1) std::fputs("\r\033[K", stderr);  // another rank's progress bar
+  // fmt::print would throw where nobody reads any more.
+  std::fputs(fmt::format("zero: error: {}\n", message).c_str(), stderr);
+  return dynamic_cast<const ConfigError*>(&error) ? kUsage : kFailed;
 }
 
 }  // namespace zero::app

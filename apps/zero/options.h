@@ -1,25 +1,31 @@
-// What the subcommands share in reading their options.
+// Reads the options of the subcommands, and reports their errors.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "apps/zero/subcommands.h"
 
 namespace zero::app {
 
-/// A parser of the options of `zero NAME`, with the program's manners. Numbers are shown with their
-/// defaults.
+/// Parses the options of `PROGRAM NAME`. Its help shows each number with its default.
 class OptionParser : public CLI::App {
  public:
-  OptionParser(std::string name, std::string description);
+  OptionParser(std::string name, std::string description, const std::string& program = "zero");
+  /// Leaves an option out of --help; --help-all has it.
+  void show_in_help_all(CLI::Option* option);
   /// Reads `arguments`. Returns an exit status where there is nothing left to do (--help). Throws
-  /// ConfigError for what cannot be used, with the nearest option that exists.
+  /// ConfigError for arguments that cannot be used, with the nearest option that exists, and for an
+  /// option that is given twice.
   std::optional<int> read(const Arguments& arguments);
+
+ private:
+  std::vector<CLI::Option*> rare_;
 };
 
-/// Checks of numbers that say which one, and what it should be.
+/// Checks of numbers. Their errors name the number, and say what it should be.
 CLI::Validator positive();
 CLI::Validator not_negative();
 

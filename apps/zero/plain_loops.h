@@ -10,7 +10,8 @@ namespace zero::app::benchmarks {
 /// a = b + 3 c, as STREAM's triad.
 void triad(float* a, const float* b, const float* c, int64_t begin, int64_t end);
 
-/// The same with stores that go past the caches, so that the lines of `a` are not read first.
+/// Computes the triad with stores that go past the caches, so that the lines of `a` are not read
+/// first.
 void triad_past_caches(float* a, const float* b, const float* c, int64_t begin, int64_t end);
 
 /// Reads alone: the exclusive or of all.
@@ -19,10 +20,10 @@ uint64_t read(const uint64_t* a, int64_t begin, int64_t end);
 /// AdamW's reads and writes with three additions.
 void stream(float* p, float* m, float* v, const float* g, int64_t begin, int64_t end);
 
-/// Those of an optimizer with one state.
+/// Reads and writes as an optimizer with one state does.
 void stream_one(float* p, float* m, const float* g, int64_t begin, int64_t end);
 
-/// The same with a 16-bit gradient and a 16-bit copy of the weights.
+/// Does so with a 16-bit gradient and a 16-bit copy of the weights.
 void stream16_one(float* p, float* m, const uint16_t* g, uint16_t* low, int64_t begin, int64_t end);
 
 /// AdamW's with a 16-bit gradient and a 16-bit copy of the weights.

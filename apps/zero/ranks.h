@@ -1,4 +1,4 @@
-// What the subcommands that work on several ranks share.
+// The ranks of subcommands that work on several.
 #pragma once
 
 #include <functional>
@@ -18,9 +18,9 @@ class Ranks {
  public:
   Ranks(comm::Job job, int size) : job_(std::move(job)), size_(size) {}
   int size() const { return size_; }
-  /// This process is one of them already: a launcher has started it.
+  /// Returns whether this process is one of them already: a launcher has started it.
   bool launched() const { return job_.size > 1; }
-  /// Of the ranks' processes, or of all that there are so far, the first.
+  /// Returns whether this is the first of the ranks' processes, or of all that there are so far.
   bool first() const { return job_.rank == 0; }
 
  private:
@@ -28,8 +28,8 @@ class Ranks {
   int size_;
 };
 
-/// Those that a launcher has started; else `nproc`, or `otherwise` where that is not given. Throws
-/// ConfigError where --nproc cannot be used.
+/// Returns the ranks that a launcher has started; else `nproc`, or `otherwise` where that is not
+/// given. Throws ConfigError where --nproc cannot be used.
 Ranks choose_ranks(std::optional<int> nproc, int otherwise);
 
 /// Starts the ranks, each of them this program with the subcommand's `words` and `arguments`;

@@ -1,4 +1,4 @@
-// A picture of simulated steps: a band for each, in it a line for each resource.
+// Draws simulated steps: each step is a band, which has a line for each resource.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct TimelineBand {
   paging::SimulatedStep step;
 };
 
-/// The bands above each other over one axis of time, as SVG.
+/// Returns an SVG in which the bands stand above each other over one axis of time.
 std::string timeline_picture(const std::string& title, const std::string& caption,
                              const std::vector<TimelineBand>& bands);
 

@@ -6,14 +6,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 
 #include "apps/zero/command_line.h"
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/comm/group.h"
 #include "zero/config/fields.h"
-#include "zero/optim/algorithm.h"
 #include "zero/train/device.h"
 #include "zero/train/resume.h"
 #include "zero/train/trainer.h"
@@ -28,12 +26,10 @@ constexpr const char* kDescription =
     "DIR gets log.jsonl (every step), model.safetensors (Hugging Face's names) and config.json. "
     "Ctrl-C stops after the\n"
     "step and keeps the weights; --resume goes on with the options of the run's checkpoint, but "
-    "for "
-    "those given anew.\n"
-    "Under torchrun, mpirun or srun leave --nproc out. Every option may stand in a file "
-    "(--config): "
-    "DeepSpeed's keys\n"
-    "for the engine and a section \"train\" for the rest; the command line comes first.";
+    "for those given\n"
+    "anew. Under torchrun, mpirun or srun leave --nproc out. Every option may stand in a file "
+    "(--config): DeepSpeed's\n"
+    "keys for the engine and a section \"train\" for the rest; the command line comes first.";
 
 /// Reads the command line. Returns an exit status where there is nothing left to do.
 std::optional<int> read_command_line(const Arguments& arguments, CommandLine& line) {
@@ -49,23 +45,12 @@ std::optional<int> read_command_line(const Arguments& arguments, CommandLine& li
 }
 
 void warn(std::string_view text) {
-  // Not fmt::print, which throws where nobody reads any more.
+  // fmt::print would throw where nobody reads any more.
   std::fputs(fmt::format("zero: warning: {}\n", text).c_str(), stderr);
 }
 
-/// Of what nothing reads with this schedule or this optimizer.
-void warn_of_schedule(const CommandLine& line, const Settings& settings) {
-  if (!settings.scheduler) return;
-  const auto* cycle = std::get_if<optim::DeepSpeedOneCycle>(&*settings.scheduler);
-  if (cycle != nullptr && cycle->cycle_momentum && settings.engine.optimizer &&
-      !train::has_betas(*settings.engine.optimizer))
-    warn("scheduler.params.cycle_momentum has no effect: the optimizer has no betas.");
-  if (line.names("--lr") && optim::ignores_optimizer_rate(*settings.scheduler))
-    warn("--lr has no effect: the section scheduler says all rates.");
-}
-
-/// Which run is meant. What is wrong with the rest of the file is said once it is whole, with the
-/// command line in it.
+/// Returns the folder of the run that is meant, and whether it is resumed. Other mistakes of the
+/// file are told once it is whole, with the command line in it.
 ProgramSettings run_asked_for(const CommandLine& line, const std::string& text,
                               const std::string& origin) {
   const auto given =
@@ -104,8 +89,8 @@ int train(const Arguments& arguments) {
   auto settings = Settings::parse(file.dump(-1, ' ', false, fields::Json::error_handler_t::replace),
                                   ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
   line.apply(settings);
-  if (tells) warn_of_schedule(line, settings);
-  // Of `zero train | tee log` a Ctrl-C ends tee too: the weights are saved all the same.
+  for (const auto& sentence : line.without_effect(settings)) tell(sentence);
+  // A Ctrl-C at `zero train | tee log` ends tee too; the weights are saved all the same.
   std::signal(SIGPIPE, SIG_IGN);
 
   // One process checks, so that a mistake is told once.

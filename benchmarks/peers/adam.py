@@ -5,8 +5,8 @@
     benchmarks/peers/adam.py --threads 1 --elements 31000000
     benchmarks/peers/adam.py --parameters 1e9 --repetitions 5      seconds of a whole model's update
 
-Each round runs `zero bench optimizer` and DeepSpeed's optimizer in turn, in processes of their own. All count 28 bytes an element:
-weight and two moments read and written, gradient read. Needs the release build and benchmarks/peers/setup.sh.
+Each round runs `zero_bench optimizer` and DeepSpeed's optimizer in turn, in processes of their own. All count 28 bytes an element:
+weight and two moments read and written, gradient read. Needs benchmarks/peers/setup.sh and `ninja -C build/release zero_bench`.
 With --parameters libzero updates bf16 parameters with fp32 master weights from a bf16 gradient, DeepSpeed (as in its ZeRO-Offload) fp32
 weights from an fp32 gradient: 16 bytes of memory and 28 of traffic a parameter in both. What does not fit in memory is refused.
 """
@@ -46,7 +46,7 @@ print("RESULT", %d * elements / median(seconds[2:]) * 1e-9)
 
 def libzero(options: argparse.Namespace, threads: int) -> dict[str, float]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [options.zero, "bench", "optimizer", "--threads", str(threads), "--elements", str(options.elements)]
+        command = [options.zero_bench, "optimizer", "--threads", str(threads), "--elements", str(options.elements)]
         command += ["--rounds", str(options.repetitions), "--json", file.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         results = json.loads(Path(file.name).read_text())["results"]
@@ -65,7 +65,7 @@ def deepspeed(options: argparse.Namespace, threads: int) -> dict[str, float]:
 
 def seconds_of_models(options: argparse.Namespace, threads: int, parameters: int) -> dict[str, float]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [options.zero, "bench", "optimizer", "--threads", str(threads), "--parameters", str(parameters)]
+        command = [options.zero_bench, "optimizer", "--threads", str(threads), "--parameters", str(parameters)]
         command += ["--rounds", str(options.repetitions), "--json", file.name]
         if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
             sys.exit(1)  # the program has said why
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--parameters", default="", help="of whole models, as 1e9,2e9: their seconds in place of GB/s")
     parser.add_argument("--repetitions", type=int, default=21, help="updates of a run [21]")
     parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each [5]")
-    parser.add_argument("--zero", default=str(ROOT / "build/release/zero"), help="the program [build/release/zero]")
+    parser.add_argument("--zero-bench", default=str(ROOT / "build/release/zero_bench"), help="the program [build/release/zero_bench]")
     parser.add_argument("--python", default=str(CACHE / "peers/bin/python"), help="that of setup.sh")
     parser.add_argument("--json", help="where to write everything that was measured")
     options = parser.parse_args()

@@ -23,17 +23,21 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 SIZES = {"gpt2-nano": (384, 6, 6), "gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
 
 
-def sharded(options: argparse.Namespace, device: torch.device) -> Gpt2:
-    width, layers, heads = SIZES[options.model]
-    config = {"n_embd": width, "n_head": heads, "n_layer": layers, "vocab_size": 50257, "n_positions": 1024, "layer_norm_epsilon": 1e-5}
+def initialised(make: Callable[[dict], Gpt2], name: str, vocabulary: int = 50257) -> Gpt2:
+    width, layers, heads = SIZES[name]
+    config = {"n_embd": width, "n_head": heads, "n_layer": layers, "vocab_size": vocabulary, "n_positions": 1024, "layer_norm_epsilon": 1e-5}
     torch.manual_seed(1)
-    model = Gpt2(config)
+    model = make(config)
     for parameter in model.parameters():  # Conv1D leaves its own empty
         torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.zeros_(parameter)
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm):
             torch.nn.init.ones_(module.weight)
-    model.to(device)
+    return model
+
+
+def sharded(options: argparse.Namespace, device: torch.device) -> Gpt2:
+    model = initialised(Gpt2, options.model).to(device)
     settings = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     if options.dtype == "bf16":  # fp32 shards; operators, gathers and reductions in bf16
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)

@@ -1,5 +1,5 @@
-// The kernels of this plugin: those of `zero/optim` for memory of a CUDA device. Each is enqueued
-// on `stream`, and nothing waits. Throws what C10_CUDA_CHECK throws where CUDA refuses a launch.
+// The kernels of this plugin, for memory of a CUDA device. Each is enqueued on `stream`, and
+// nothing waits. Throws what C10_CUDA_CHECK throws where CUDA refuses a launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,5 +22,45 @@ int64_t norm_blocks(int64_t numel);
 /// `sums`. `workspace` has norm_blocks(numel) places.
 void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
                   double* sums, cudaStream_t stream);
+
+/// `rows` rows of logits, each of which begins `stride` elements behind the one before.
+struct LogitRows {
+  void* logits;
+  c10::ScalarType dtype;
+  int64_t rows, stride, vocabulary;
+  const int64_t* targets;
+  const float* scales;
+  double* losses;
+};
+
+/// As softmax_cross_entropy_ of zero/models/layers/softmax.h, a loss for each row. A target outside
+/// of the vocabulary stops the device by an assertion, as in LibTorch's losses.
+void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
+
+/// As zero/models/layers/gelu.h: y = gelu(x) where `dy` is absent, else dx = dy gelu'(x), which may
+/// be in the place of dy, and gelu(x) once more where y is not absent. Arrays of `numel` numbers.
+void gelu(const void* x, const void* dy, void* dx, void* y, c10::ScalarType dtype, int64_t numel,
+          cudaStream_t stream);
+
+/// The sums of the columns of a matrix without gaps. `parts` has column_sum_parts(rows) rows of as
+/// many columns.
+int64_t column_sum_parts(int64_t rows);
+void column_sums(const void* matrix, c10::ScalarType dtype, int64_t rows, int64_t columns,
+                 float* parts, void* sums, c10::ScalarType sums_dtype, cudaStream_t stream);
+
+/// What the backward pass of layer norm reads and writes, without gaps.
+struct NormRows {
+  const void *dy, *x, *weight;
+  const float *mean, *rstd;
+  void *dx, *dweight, *dbias;
+  c10::ScalarType dtype;
+  int64_t rows, columns;
+};
+
+/// The backward pass of layer norm; false, and nothing is enqueued, where the rows are too wide or
+/// do not begin at multiples of 16 bytes. `parts` has 2 layer_norm_parts(rows) rows of as many
+/// columns.
+int64_t layer_norm_parts(int64_t rows);
+bool layer_norm_backward(const NormRows& rows, float* parts, cudaStream_t stream);
 
 }  // namespace zero::cuda

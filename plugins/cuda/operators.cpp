@@ -1,11 +1,15 @@
-// The operators of zero/optim for CUDA tensors: see Note [Kernels of a device] in operators.h. They
-// are registered when this library is loaded.
+// The operators of libzero for CUDA tensors: see Note [Kernels of a device] in
+// zero/optim/operators.h. They are registered when this library is loaded.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/sum.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <optional>
+#include <tuple>
 
 #include "plugins/cuda/kernels.h"
 #include "zero/optim/operators.h"
@@ -40,11 +44,126 @@ void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {
                sums.mutable_data_ptr<double>(), c10::cuda::getCurrentCUDAStream());
 }
 
+at::Tensor softmax_cross_entropy_on_cuda(at::Tensor& logits, const at::Tensor& targets,
+                                         const at::Tensor& row_scale, bool gradient) {
+  const auto rows = logits.size(0);
+  const auto beside = [&](const at::Tensor& array) {
+    return array.dim() == 1 && array.size(0) == rows && array.device() == logits.device();
+  };
+  TORCH_CHECK(
+      logits.dim() == 2 && logits.stride(1) == 1 && beside(targets) && beside(row_scale) &&
+          targets.scalar_type() == at::kLong && row_scale.scalar_type() == at::kFloat,
+      "zero::softmax_cross_entropy_: the logits are no rows of numbers side by side, or the "
+      "targets (int64) and scales (fp32) no arrays of as many beside them");
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto indices = targets.contiguous();
+  const auto scales = row_scale.contiguous();
+  const auto losses = at::empty({rows}, logits.options().dtype(at::kDouble));
+  softmax_cross_entropy({.logits = logits.mutable_data_ptr(),
+                         .dtype = logits.scalar_type(),
+                         .rows = rows,
+                         .stride = logits.stride(0),
+                         .vocabulary = logits.size(1),
+                         .targets = indices.const_data_ptr<int64_t>(),
+                         .scales = scales.const_data_ptr<float>(),
+                         .losses = losses.mutable_data_ptr<double>()},
+                        gradient, c10::cuda::getCurrentCUDAStream());
+  return losses.sum();
+}
+
+void check_beside(const at::Tensor& x, const at::Tensor& other) {
+  TORCH_CHECK(x.is_contiguous() && other.is_contiguous() && other.numel() == x.numel() &&
+                  other.scalar_type() == x.scalar_type() && other.device() == x.device(),
+              "zero::tanh_gelu: the arrays are not contiguous, or not of one size and dtype");
+}
+
+at::Tensor tanh_gelu_on_cuda(const at::Tensor& x) {
+  auto y = at::empty_like(x);
+  check_beside(x, y);
+  const c10::cuda::CUDAGuard guard(x.device());
+  gelu(x.const_data_ptr(), nullptr, nullptr, y.mutable_data_ptr(), x.scalar_type(), x.numel(),
+       c10::cuda::getCurrentCUDAStream());
+  return y;
+}
+
+at::Tensor tanh_gelu_backward_on_cuda(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx,
+                                      bool again) {
+  check_beside(x, dy);
+  check_beside(x, dx);
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto y = again ? at::empty_like(x) : at::empty({0}, x.options());
+  gelu(x.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
+       again ? y.mutable_data_ptr() : nullptr, x.scalar_type(), x.numel(),
+       c10::cuda::getCurrentCUDAStream());
+  return y;
+}
+
+void column_sums_on_cuda(at::Tensor& result, const at::Tensor& matrix) {
+  const auto rows = matrix.size(0);
+  const auto columns = matrix.size(1);
+  TORCH_CHECK(matrix.is_contiguous() && result.is_contiguous() && result.numel() == columns &&
+                  result.device() == matrix.device(),
+              "zero::column_sums_: the matrix is not contiguous, or the result no array of as many "
+              "numbers beside it");
+  if (columns == 0) return;
+  const c10::cuda::CUDAGuard guard(matrix.device());
+  const auto parts =
+      at::empty({column_sum_parts(rows), columns}, matrix.options().dtype(at::kFloat));
+  column_sums(matrix.const_data_ptr(), matrix.scalar_type(), rows, columns,
+              parts.mutable_data_ptr<float>(), result.mutable_data_ptr(), result.scalar_type(),
+              c10::cuda::getCurrentCUDAStream());
+}
+
+at::Tensor layer_norm_backward_on_cuda(const at::Tensor& dy, const at::Tensor& x,
+                                       const at::Tensor& mean, const at::Tensor& rstd,
+                                       const at::Tensor& weight, at::Tensor& dweight,
+                                       at::Tensor& dbias) {
+  const auto rows = x.size(0);
+  const auto columns = x.size(1);
+  const auto is = [&](const at::Tensor& tensor, at::ScalarType dtype, int64_t numel) {
+    return tensor.scalar_type() == dtype && tensor.numel() == numel && tensor.is_contiguous() &&
+           tensor.device() == x.device();
+  };
+  const auto dtype = x.scalar_type();
+  TORCH_CHECK(is(x, dtype, rows * columns) && is(dy, dtype, rows * columns) &&
+                  is(weight, dtype, columns) && is(dweight, dtype, columns) &&
+                  is(dbias, dtype, columns) && is(mean, at::kFloat, rows) &&
+                  is(rstd, at::kFloat, rows),
+              "zero::layer_norm_backward: the arrays do not go together");
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto dx = at::empty_like(x);
+  const auto parts = at::empty({2, layer_norm_parts(rows), columns}, x.options().dtype(at::kFloat));
+  const bool fits =
+      layer_norm_backward({.dy = dy.const_data_ptr(),
+                           .x = x.const_data_ptr(),
+                           .weight = weight.const_data_ptr(),
+                           .mean = mean.const_data_ptr<float>(),
+                           .rstd = rstd.const_data_ptr<float>(),
+                           .dx = dx.mutable_data_ptr(),
+                           .dweight = dweight.mutable_data_ptr(),
+                           .dbias = dbias.mutable_data_ptr(),
+                           .dtype = dtype,
+                           .rows = rows,
+                           .columns = columns},
+                          parts.mutable_data_ptr<float>(), c10::cuda::getCurrentCUDAStream());
+  if (fits) return dx;
+  const auto all = at::native_layer_norm_backward(
+      dy, x, {columns}, mean.unsqueeze(1), rstd.unsqueeze(1), weight, dbias, {true, true, true});
+  dweight.copy_(std::get<1>(all));
+  dbias.copy_(std::get<2>(all));
+  return std::get<0>(all);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(zero, CUDA, library) {
   library.impl("update_", &update_on_cuda);
   library.impl("squared_norm_", &squared_norm_on_cuda);
+  library.impl("softmax_cross_entropy_", &softmax_cross_entropy_on_cuda);
+  library.impl("tanh_gelu", &tanh_gelu_on_cuda);
+  library.impl("tanh_gelu_backward", &tanh_gelu_backward_on_cuda);
+  library.impl("column_sums_", &column_sums_on_cuda);
+  library.impl("layer_norm_backward", &layer_norm_backward_on_cuda);
 }
 
 }  // namespace zero::cuda

@@ -1,4 +1,4 @@
-// What the binding's files share.
+// Functions that the binding's files share.
 //
 // Note [GIL]
 // A call of the engine may wait for other ranks, and autograd's threads need the GIL for hooks that
@@ -18,7 +18,7 @@ namespace zero::python {
 
 namespace py = pybind11;
 
-/// What `f` returns; it is called without the GIL.
+/// Calls `f` without the GIL and returns its result.
 template <class F>
 auto released(F&& f) {
   try {

@@ -41,7 +41,7 @@ struct PyConfiguration {
     options.warn = [&](std::string_view warning) { warnings.emplace_back(warning); };
     settings = Settings::parse(text, ranks, origin, options);
   }
-  /// Of the `scheduler` section, for an optimizer of this rate; null without one.
+  /// Makes the schedule of the `scheduler` section for an optimizer of this rate; null without one.
   std::unique_ptr<PySchedule> schedule(double lr) const {
     if (!settings.scheduler) return nullptr;
     return std::make_unique<PySchedule>(
@@ -88,8 +88,8 @@ class PyEngine {
   }
   PyEngine(const PyEngine&) = delete;
   PyEngine& operator=(const PyEngine&) = delete;
-  /// Where the interpreter ends while other ranks have failed, there is nobody to meet: `close` is
-  /// the place for that.
+  /// Meets nobody: the interpreter may end while other ranks have failed. `close` is the place to
+  /// meet.
   ~PyEngine() {
     unraisable([&] { close(); });
   }
@@ -113,7 +113,7 @@ class PyEngine {
   }
 
  private:
-  // What a reach for absent bytes says.
+  // Sets the message that an access to absent bytes raises.
   static void tell_in_python(c10::StorageImpl& storage) {
     auto& message = storage.get_extra_meta().custom_data_ptr_error_msg_;
     if (message) message = python_text(*message);

@@ -47,7 +47,7 @@ py::dict memory_of(comm::Group& group) {
   return all;
 }
 
-// What a double cannot say in milliseconds would be cast to anything.
+// A value that does not fit in milliseconds would be cast to anything, so it is checked first.
 std::chrono::milliseconds milliseconds_of(double timeout) {
   constexpr double kYear = 365.0 * 24 * 3600;  // more is a year to a group
   if (!(timeout >= 0)) {

@@ -1,4 +1,4 @@
-// What Python needs to know about a tensor whose bytes come and go.
+// Functions by which Python asks about a tensor whose bytes come and go.
 #include <map>
 #include <memory>
 #include <optional>

@@ -9,43 +9,17 @@
 #include <set>
 #include <tuple>
 
-#include "tests/support/run_program.h"
+#include "tests/apps/bench_fixture.h"
 
 namespace zero::test {
 namespace {
 
-using Json = nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Bench : public ::testing::Test {
+class Bench : public BenchFixture {
  protected:
-  Outcome bench(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {ZERO_PROGRAM, "bench"});
-    return run(arguments);
-  }
-
-  /// Runs a subject that must succeed. Its table must have each of `rows`.
-  Json measure(std::vector<std::string> arguments, const std::vector<std::string>& rows) {
-    const std::string file = folder_ / "figures.json";
-    arguments.insert(arguments.end(), {"--json", file});
-    const auto outcome = bench(arguments);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    for (const auto& row : rows) EXPECT_THAT(outcome.out, HasSubstr(row));
-    auto json = Json::parse(read_file(file), nullptr, false);
-    EXPECT_FALSE(json.is_discarded()) << read_file(file);
-    EXPECT_EQ(json["benchmark"], arguments.front());
-    EXPECT_GT(json["machine"]["cores"], 0);
-    EXPECT_FALSE(json["version"]["zero"].get<std::string>().empty());
-    return json;
-  }
-
-  std::string error(const std::vector<std::string>& arguments, int status = 2) {
-    const auto outcome = bench(arguments);
-    EXPECT_EQ(outcome.status, status) << outcome.err;
-    EXPECT_EQ(outcome.err.find("zero: error: "), 0u) << outcome.err;
-    return outcome.err;
-  }
+  Bench() : BenchFixture({ZERO_PROGRAM, "bench"}) {}
 
   std::string tiny_model() {
     std::string file = folder_ / "tiny.json";
@@ -54,20 +28,12 @@ class Bench : public ::testing::Test {
                    "vocab_size": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0})");
     return file;
   }
-
-  TemporaryFolder folder_;
 };
-
-void expect_summary(const Json& summary) {
-  EXPECT_LE(summary["min"].get<double>(), summary["median"].get<double>());
-  EXPECT_LE(summary["median"].get<double>(), summary["max"].get<double>());
-}
 
 TEST_F(Bench, ListsItsSubjects) {
   const auto help = bench({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* subject :
-       {"collectives", "links", "nvme", "optimizer", "pager", "step", "timeline"}) {
+  for (const char* subject : {"collectives", "links", "nvme", "step", "timeline"}) {
     EXPECT_THAT(help.out, HasSubstr(subject));
     const auto about = bench({subject, "--help"});
     EXPECT_EQ(about.status, 0);
@@ -116,7 +82,7 @@ TEST_F(Bench, NvmeTimesEverySettingAndWritesTheSection) {
       expect_summary(setting["write_gb_per_s"]);
       expect_summary(setting["read_gb_per_s"]);
       EXPECT_GT(setting["read_gb_per_s"]["min"], 0);
-      // Where io_uring is refused, as in many containers, threads do it anyway.
+      // Threads do it anyway where io_uring is refused, as in many containers.
       EXPECT_TRUE(!threads || setting["way"].get<std::string>().starts_with("threads"));
     }
     EXPECT_TRUE(std::filesystem::is_empty(disk));
@@ -171,7 +137,8 @@ TEST_F(Bench, CollectivesTouchTheBytesOfTheirFormulas) {
       EXPECT_EQ(r["touched_bytes"], touched.at(name)) << name;
       EXPECT_EQ(r["sent_bytes"], sent.at(name)) << name << ", by the traffic ledger";
       EXPECT_EQ(r["link_bytes"], 0);
-      // What is read from peers must be copied; more where it passes through staging buffers.
+      // Bytes that are read from peers must be copied; more where they pass through staging
+      // buffers.
       EXPECT_GE(r["copied_bytes"], name == "broadcast" ? (n - 1) * s : (n - 1) * s / n) << name;
     }
     // Two dtypes, two kinds of memory; copies by all ranks and by all but one.
@@ -202,99 +169,6 @@ TEST_F(Bench, CollectivesTimesThoseThatAreAskedFor) {
   for (const auto& r : json["results"]) operations.insert(r["operation"].get<std::string>());
   EXPECT_EQ(operations,
             (std::multiset<std::string>{"copy", "copy", "read", "all_gather", "broadcast"}));
-}
-
-TEST_F(Bench, OptimizerCountsItsBytes) {
-  const auto json =
-      measure({"optimizer", "--elements", "5000", "--rounds", "3", "--threads", "1,2"},
-              {"triad", "AdamW, fp32", "AdamW, bf16", "SGD with momentum"});
-  // Weights and moments are read and written, the gradient is read, 16-bit weights are written.
-  const std::map<std::string, double> bytes{
-      {"triad", 3 * 4},
-      {"triad, stores past the caches", 3 * 4},
-      {"AdamW, fp32", 3 * 8 + 4},
-      {"AdamW, bf16", 3 * 8 + 2 + 2},
-      {"AdamW, bf16, split", 2 * 8 + 2 * 4 + 2},
-      {"SGD with momentum, fp32", 2 * 8 + 4},
-      {"Adagrad, fp32", 2 * 8 + 4},
-      {"Lion, fp32", 2 * 8 + 4},
-      {"AdamW, bf16, moments in 8 bits", 8 + 2 + 2 + 2 * 2 * 17.0 / 16},
-      {"SGD with momentum, bf16", 2 * 8 + 2 + 2},
-      {"Adagrad, bf16", 2 * 8 + 2 + 2},
-      {"Lion, bf16", 2 * 8 + 2 + 2},
-      {"LAMB, fp32, two passes", 2 * 8 + 4 + 4 + 3 * 4 + 4},
-      {"Muon without its products, fp32", 8 + 8 + 12},
-      {"Adafactor, fp32, factored", 12 + 16 + 12}};
-  std::map<std::string, int> seen;
-  for (const auto& r : json["results"]) {
-    const auto name = r["loop"].get<std::string>();
-    ++seen[name];
-    EXPECT_EQ(r["elements"], 5000);
-    EXPECT_GE(r["gb_per_s"]["best"], r["gb_per_s"]["median"]);
-    EXPECT_GT(r["share_of_triad"]["best"], 0);
-    const bool element_wise = name.starts_with("AdamW, fp32") || name == "AdamW, bf16" ||
-                              name.starts_with("SGD") || name.starts_with("Adagrad") ||
-                              name.starts_with("Lion");
-    if (element_wise) {
-      EXPECT_THAT(r["beside"].get<std::string>(), testing::StartsWith("streaming loop"));
-      EXPECT_GT(r["share_of_streaming"]["median"], 0);
-    }
-    if (const auto found = bytes.find(name); found != bytes.end()) {
-      EXPECT_EQ(r["bytes_per_element"], found->second) << name;
-    }
-  }
-  EXPECT_EQ(seen.size(), 23u);
-  for (const auto& [name, count] : seen) EXPECT_EQ(count, 2) << name;
-}
-
-TEST_F(Bench, OptimizerUpdatesWholeModelsThatFit) {
-  const auto json =
-      measure({"optimizer", "--parameters", "5e3,7000", "--rounds", "2", "--threads", "1,2"},
-              {"ZeRO-Offload", "5000", "7000"});
-  EXPECT_EQ(json["options"]["parameters"], (std::vector<int64_t>{5000, 7000}));
-  ASSERT_EQ(json["results"].size(), 4u);
-  for (size_t i = 0; i < 4; ++i) {
-    const auto& r = json["results"][i];
-    const int64_t parameters = i < 2 ? 5000 : 7000;
-    EXPECT_EQ(r["parameters"], parameters);
-    EXPECT_EQ(r["threads"], i % 2 + 1);
-    EXPECT_EQ(r["held_bytes"], 16 * parameters);
-    EXPECT_TRUE(r["published_seconds"].is_null()) << "the paper has no such model";
-    expect_summary(r["seconds"]);
-    // 24 bytes of states, 2 of the gradient and 2 of the parameter.
-    const double bytes = 28.0 * static_cast<double>(parameters);
-    EXPECT_DOUBLE_EQ(r["gb_per_s"], bytes * 1e-9 / r["seconds"]["median"].get<double>());
-    EXPECT_GT(r["streaming_loop_gb_per_s"], 0);
-  }
-  // More than any machine has.
-  EXPECT_THAT(error({"optimizer", "--parameters", "1000,1e15"}, 1),
-              AllOf(HasSubstr("--parameters has 1000000000000000"), HasSubstr("14.2 PiB"),
-                    HasSubstr("billion parameters fit")));
-}
-
-TEST_F(Bench, PagerHitsAndMissesWhatItSays) {
-  const auto json =
-      measure({"pager", "--parameters", "5", "--repetitions", "2", "--min-time", "0.001"},
-              {"operator, hit", "touch, miss"});
-  std::map<std::string, Json> cases;
-  for (const auto& r : json["results"]) {
-    cases[r["case"].get<std::string>()] = r;
-    expect_summary(r["nanoseconds"]);
-    EXPECT_GT(r["nanoseconds"]["min"], 0);
-  }
-  ASSERT_EQ(cases.size(), 8u);
-  for (const char* plain : {"operator, plain", "view, plain"}) {
-    EXPECT_EQ(cases[plain]["touches"], 0);
-  }
-  EXPECT_EQ(cases["view, absent"]["touches"], 0) << "a view needs no bytes";
-  for (const char* hit : {"operator, hit", "touch, hit", "touch, hit, evaluation"}) {
-    EXPECT_GE(cases[hit]["touches"], 1000) << hit;
-    EXPECT_EQ(cases[hit]["gathers"], 0) << hit;
-  }
-  for (const char* miss : {"operator, miss", "touch, miss"}) {
-    EXPECT_GE(cases[miss]["touches"], 1000);
-    EXPECT_EQ(cases[miss]["gathers"], cases[miss]["touches"]) << miss;
-  }
 }
 
 TEST_F(Bench, StepsDoTheSameWorkInTheMemoryOfTheFormula) {
@@ -432,7 +306,7 @@ TEST_F(Bench, TimelineSimulatesEachStage) {
     for (const auto& [resource, milliseconds] : r["exposed_ms"].items())
       exposed += number(milliseconds);
     EXPECT_NEAR(number(r["compute_ms"]) + exposed, number(r["step_ms"]), 1e-9);
-    // The same at all stages.
+    // The compute is the same at all stages.
     EXPECT_NEAR(number(r["compute_ms"]), number(results[0]["compute_ms"]), 1e-9);
   }
   EXPECT_EQ(results[0]["bytes"]["link"], results[1]["bytes"]["link"]);
@@ -507,17 +381,11 @@ TEST_F(Bench, SaysWhatItCannotUse) {
   EXPECT_THAT(error({"collectives", "--collectives", "gather"}), HasSubstr("--collectives"));
   EXPECT_THAT(error({"collectives", "--collectives", "broadcast,broadcast"}),
               HasSubstr("--collectives"));
-  EXPECT_THAT(error({"optimizer", "--threads", "0"}), HasSubstr("--threads"));
-  EXPECT_THAT(error({"optimizer", "--elements", "-3"}), HasSubstr("--elements"));
-  EXPECT_THAT(error({"optimizer", "--parameters", "0"}), HasSubstr("--parameters"));
-  EXPECT_THAT(error({"optimizer", "--parameters", "1e30"}),
-              HasSubstr("--parameters has 1e+30; a model has from 1 to 1e15"));
-  EXPECT_THAT(error({"pager", "--min-time", "0"}), HasSubstr("--min-time"));
-  for (const char* subject : {"collectives", "optimizer", "pager", "step"}) {
+  for (const char* subject : {"collectives", "step"}) {
     EXPECT_THAT(error({subject, "--json", folder_.path()}),
                 AllOf(HasSubstr("--json"), HasSubstr("is a folder")));
   }
-  EXPECT_THAT(error({"pager", "--json", "/no/such/folder/figures.json"}),
+  EXPECT_THAT(error({"step", "--json", "/no/such/folder/figures.json"}),
               AllOf(HasSubstr("--json"), HasSubstr("/no/such/folder")));
 }
 

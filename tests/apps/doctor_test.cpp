@@ -1,4 +1,4 @@
-// What `zero doctor` finds, on machines that folders play, and on this one.
+// Tests the findings of `zero doctor`, on machines that folders play, and on this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,9 +59,8 @@ class Machine : public ::testing::Test {
     root.write("proc/self/cgroup", "0::/job\n");
     root.write("sys/fs/cgroup/job/cgroup.procs", "");
   }
-  Findings cores(int ranks, std::map<std::string, std::string> set = {},
-                 std::optional<LoopRates> rates = std::nullopt) const {
-    return judge(read_cores(root.path(), variables(std::move(set))), ranks, rates);
+  Findings cores(int ranks, std::map<std::string, std::string> set = {}) const {
+    return judge(read_cores(root.path(), variables(std::move(set))), ranks);
   }
   const TemporaryFolder root;
 };
@@ -76,13 +75,13 @@ TEST_F(Machine, QuotaBelowTheThreadsIsAProblemInBothVersionsOfCgroups) {
   root.write("sys/fs/cgroup/cpu.max", "max 100000\n");
   root.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
   const auto check = [&] {
-    const auto all = cores(1, {}, LoopRates{.asked = 1000, .fitting = 2500});
+    const auto all = cores(1);
     EXPECT_EQ(named(all, "cgroup quota").mark, Mark::advice);
     EXPECT_THAT(named(all, "cgroup quota").value, HasSubstr("1.50 cores"));
     const auto threads = named(all, "threads");
     EXPECT_EQ(threads.mark, Mark::problem);
     EXPECT_EQ(threads.change, "Set OMP_NUM_THREADS=1.");
-    EXPECT_THAT(threads.cost, AllOf(HasSubstr("2.50 times"), HasSubstr("measured")));
+    EXPECT_THAT(threads.cost, HasSubstr("threads take turns on 1.50 cores"));
   };
   check();
   EXPECT_EQ(named(cores(1, {{"OMP_NUM_THREADS", "1"}}), "threads").mark, Mark::ok);
@@ -98,18 +97,10 @@ TEST_F(Machine, MoreThreadsOrRanksThanCoresAreAProblem) {
   const auto threads = named(cores(2, {{"OMP_NUM_THREADS", "4"}}), "threads");
   EXPECT_EQ(threads.mark, Mark::problem);
   EXPECT_EQ(threads.change, "Set OMP_NUM_THREADS=2.");
-  EXPECT_THAT(threads.cost, HasSubstr("not measured"));
+  EXPECT_THAT(threads.cost, StartsWith("8 threads take turns on 4.00 cores"));
   const auto ranks = named(cores(9), "threads");
   EXPECT_EQ(ranks.mark, Mark::problem);
   EXPECT_EQ(ranks.change, "Start at most 4 ranks.");
-}
-
-TEST_F(Machine, TakingTurnsWithoutALossIsAdvice) {
-  const auto line = named(cores(8, {}, LoopRates{.asked = 1000, .fitting = 900}), "threads");
-  EXPECT_EQ(line.mark, Mark::advice);
-  EXPECT_EQ(line.change, "Start at most 4 ranks.");
-  EXPECT_THAT(line.cost, AllOf(StartsWith("8 threads take turns on 4.00 cores"),
-                               HasSubstr("1000 a second"), HasSubstr("measured")));
 }
 
 TEST_F(Machine, ThatOthersUseIsSaidToBeBusy) {
@@ -141,47 +132,15 @@ TEST_F(Machine, ThreadsThatAreNoNumberAreRefused) {
   EXPECT_THROW((void)read_cores(root.path(), variables({{"OMP_NUM_THREADS", "0"}})), ConfigError);
 }
 
-TEST_F(Machine, ClocksThatAreSystemCallsAndLowFrequenciesAreFound) {
-  const auto folder = "sys/devices/system/cpu/cpu0/cpufreq/";
-  const std::string frequencies = folder;
-  root.write("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n");
-  root.write(frequencies + "scaling_driver", "acpi-cpufreq\n");
-  root.write(frequencies + "scaling_governor", "powersave\n");
-  root.write(frequencies + "scaling_cur_freq", "1200000\n");
-  root.write(frequencies + "cpuinfo_max_freq", "3000000\n");
-  auto clock = read_clock(root.path());
-  EXPECT_GT(clock.nanoseconds, 0);
-  clock.nanoseconds = 900;
-  const auto all = judge(clock);
-  EXPECT_EQ(named(all, "clock").mark, Mark::advice);
-  EXPECT_THAT(named(all, "clock").value, "hpet, 900 ns a reading");
-  EXPECT_EQ(named(all, "frequency").mark, Mark::advice);
-  EXPECT_THAT(named(all, "frequency").cost, HasSubstr("40 %"));
-  clock.nanoseconds = 20;
-  clock.driver = "amd-pstate-epp";
-  for (const auto& finding : judge(clock)) EXPECT_EQ(finding.mark, Mark::ok) << finding.name;
-}
-
-TEST_F(Machine, ProcessorsWithoutWideVectorsAreFound) {
-  root.write("proc/cpuinfo", "model name\t: Old\nflags\t\t: fpu sse4_2 avx\n");
-  auto vectors = read_vectors(root.path());
-  EXPECT_GT(vectors.fp32, 0);
-  EXPECT_GT(vectors.bf16, 0);
-  EXPECT_FALSE(vectors.kernels.empty());
-  EXPECT_EQ(named(judge(vectors), "processor").mark, Mark::advice);
-  vectors = {.processor = "New",
-             .sets = {"sse4_2", "avx2"},
-             .kernels = "AVX2",
-             .libtorch = "DEFAULT",
-             .fp32 = 100,
-             .bf16 = 20};
-  const auto all = judge(vectors);
-  EXPECT_EQ(named(all, "processor").mark, Mark::ok);
-  EXPECT_THAT(named(all, "kernels").change, HasSubstr("ATEN_CPU_CAPABILITY"));
-  EXPECT_EQ(named(all, "matrix products").mark, Mark::advice);
-  EXPECT_THAT(named(all, "matrix products").cost, HasSubstr("5.0 times"));
-  vectors.bf16 = 200;
-  EXPECT_EQ(named(judge(vectors), "matrix products").mark, Mark::ok);
+TEST_F(Machine, OperatorsThatLeaveVectorsUnusedAreFound) {
+  root.write("proc/cpuinfo", "model name\t: Old\nflags\t\t: fpu sse4_2 avx2 fma\n");
+  auto library = read_libtorch(root.path());
+  EXPECT_FALSE(library.kernels.empty());
+  EXPECT_TRUE(library.avx2);
+  library.operators = "DEFAULT";
+  EXPECT_THAT(named(judge(library), "instructions").change, HasSubstr("ATEN_CPU_CAPABILITY"));
+  library.operators = "AVX2";
+  EXPECT_EQ(named(judge(library), "instructions").mark, Mark::ok);
 }
 
 TEST_F(Machine, TwoOpenMPsInOneProcessAreAProblem) {
@@ -191,13 +150,9 @@ TEST_F(Machine, TwoOpenMPsInOneProcessAreAProblem) {
   auto library = read_libtorch(root.path());
   EXPECT_THAT(library.runtimes, ::testing::ElementsAre("libgomp", "libiomp5"));
   EXPECT_EQ(library.backend, "OpenMP");
-  EXPECT_EQ(library.took_part, library.threads);
   EXPECT_EQ(named(judge(library), "threads").mark, Mark::problem);
   library.runtimes = {"libgomp"};
   EXPECT_EQ(named(judge(library), "threads").mark, Mark::ok);
-  library.threads = 8;
-  library.took_part = 3;
-  EXPECT_THAT(named(judge(library), "threads").cost, HasSubstr("5 of 8"));
 }
 
 TEST_F(Machine, GpusAreNamedAndWhatUsesThem) {
@@ -206,9 +161,6 @@ TEST_F(Machine, GpusAreNamedAndWhatUsesThem) {
   root.write("dev/nvidiactl", "");
   EXPECT_THAT(read_gpus(root.path()), ::testing::ElementsAre("/dev/nvidia0"));
   root.write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t NVIDIA H100\nIRQ: 1\n");
-  root.write("sys/bus/pci/devices/0000:3b:00.0/class", "0x030200\n");
-  root.write("sys/bus/pci/devices/0000:3b:00.0/vendor", "0x10de\n");
-  root.write("sys/bus/pci/devices/0000:01:00.0/class", "0x020000\n");
   EXPECT_THAT(read_gpus(root.path()), ::testing::ElementsAre("NVIDIA H100 (0000:3b:00.0)"));
   EXPECT_THAT(named(judge_gpus(read_gpus(root.path())), "GPUs").value,
               AllOf(HasSubstr("H100"), HasSubstr("--device cuda")));
@@ -234,40 +186,20 @@ TEST_F(Machine, MemoryThatRanksDoNotFitInIsAProblem) {
   EXPECT_THAT(named(all, "kills").cost, HasSubstr("3 processes"));
 }
 
-TEST_F(Machine, HugePagesThatAreSwitchedOffCostWhatWasMeasured) {
+TEST_F(Machine, HugePagesThatAreSwitchedOffAreFound) {
   const std::string folder = "sys/kernel/mm/transparent_hugepage/";
+  const auto judged = [&] { return named(judge(read_huge_pages(root.path())), "huge pages"); };
   root.write(folder + "enabled", "always madvise [never]\n");
   root.write(folder + "shmem_enabled", "always within_size advise never [deny] force\n");
-  auto pages = read_huge_pages(root.path());
-  EXPECT_THAT(named(judge(pages), "huge pages").cost, HasSubstr("not measured"));
-  pages.own = Touch{.huge = 1.5, .small = 1.25, .share = 0};
-  auto all = judge(pages);
-  EXPECT_EQ(named(all, "huge pages").mark, Mark::advice);
-  EXPECT_THAT(named(all, "huge pages").change, HasSubstr("enabled to madvise"));
-  EXPECT_THAT(named(all, "huge pages").cost, AllOf(HasSubstr("1.25 GB/s"), HasSubstr("measured")));
-  EXPECT_EQ(named(all, "shared huge pages").mark, Mark::advice);
+  EXPECT_EQ(judged().mark, Mark::advice);
+  EXPECT_THAT(judged().change, HasSubstr("enabled to madvise"));
   root.write(folder + "enabled", "always [madvise] never\n");
+  EXPECT_THAT(judged().change, HasSubstr("shmem_enabled to advise"));
   root.write(folder + "shmem_enabled", "always within_size advise [never] deny force\n");
-  pages = read_huge_pages(root.path());
-  pages.own = pages.arena = Touch{.huge = 8, .small = 2, .share = 1};
-  for (const auto& finding : judge(pages)) EXPECT_EQ(finding.mark, Mark::ok) << finding.name;
-  pages.arena->share = pages.own->share = 0.1;
-  for (const auto& finding : judge(pages)) EXPECT_EQ(finding.mark, Mark::advice) << finding.name;
+  EXPECT_EQ(judged().mark, Mark::ok);
+  EXPECT_EQ(judged().value, "madvise, shared never");
   root.write("proc/self/status", "THP_enabled:\t0\n");
-  EXPECT_THAT(named(judge(read_huge_pages(root.path())), "huge pages").change,
-              HasSubstr("PR_SET_THP_DISABLE"));
-}
-
-TEST_F(Machine, MemoryIsTouchedAsTheAllocatorsDo) {
-  HugePages pages{.enabled = "madvise", .shared = "never"};
-  measure(pages);
-  ASSERT_TRUE(pages.own && pages.arena);
-  for (const auto& touch : {*pages.own, *pages.arena}) {
-    EXPECT_GT(touch.huge, 0);
-    EXPECT_GT(touch.small, 0);
-    EXPECT_GE(touch.share, 0);
-    EXPECT_LE(touch.share, 1);
-  }
+  EXPECT_THAT(judged().change, HasSubstr("PR_SET_THP_DISABLE"));
 }
 
 TEST_F(Machine, SeveralNodesWantRanksOfTheirOwn) {
@@ -275,14 +207,10 @@ TEST_F(Machine, SeveralNodesWantRanksOfTheirOwn) {
   root.write("sys/devices/system/node/online", "0-1\n");
   root.write("sys/devices/system/node/node0/cpulist", "0-1\n");
   root.write("sys/devices/system/node/node1/cpulist", "2-3\n");
-  auto nodes = read_nodes(root.path());
-  nodes.near = 20;
-  nodes.far = 8;
-  const auto line = named(judge(nodes, 1), "NUMA nodes");
+  const auto line = named(judge(read_nodes(root.path()), 1), "NUMA nodes");
   EXPECT_EQ(line.mark, Mark::advice);
   EXPECT_EQ(line.value, "node 0: 2 cores, node 1: 2 cores");
   EXPECT_THAT(line.change, HasSubstr("2 ranks"));
-  EXPECT_THAT(line.cost, AllOf(HasSubstr("8.0"), HasSubstr("20.0")));
   root.write("proc/self/status", "Cpus_allowed_list:\t2-3\n");
   EXPECT_EQ(named(judge(read_nodes(root.path()), 1), "NUMA nodes").mark, Mark::ok);
 }
@@ -343,10 +271,8 @@ TEST_F(Machine, WhatRanksCannotShareIsAProblem) {
                         .meeting = "owned by another",
                         .folder = "/tmp/x"};
   int problems = 0;
-  for (const auto& finding : judge(sharing, root.path()))
-    problems += finding.mark == Mark::problem ? 1 : 0;
+  for (const auto& finding : judge(sharing)) problems += finding.mark == Mark::problem ? 1 : 0;
   EXPECT_EQ(problems, 4);
-  EXPECT_THAT(named(judge(sharing, root.path()), "/dev/shm").value, StartsWith("absent"));
 }
 
 TEST_F(Machine, TryingToShareLeavesNothing) {
@@ -396,43 +322,32 @@ TEST_F(Machine, TmpfsAndNetworksAreToldFromDisks) {
   EXPECT_EQ(named(judge(disk, 0), path).mark, Mark::ok);
 }
 
-TEST_F(Machine, FullSlowAndMissingDisksAreFound) {
+TEST_F(Machine, FullBufferedAndMissingDisksAreFound) {
   Disk disk{.path = "/d", .type = "ext4", .source = "/dev/sda1"};
   disk.total = int64_t{1} << 40;
   disk.free = int64_t{12} << 20;
-  measure(disk);  // does not try
-  EXPECT_EQ(disk.measured, 0);
+  try_disk(disk);  // does not try
+  EXPECT_EQ(disk.way, "");
   EXPECT_EQ(disk.failure, "");
   EXPECT_EQ(named(judge(disk, 0), "/d room").mark, Mark::problem);
   EXPECT_THAT(named(judge(disk, 0), "/d room").cost, HasSubstr("1e6 parameters"));
   disk.free = int64_t{8} << 30;
   EXPECT_EQ(named(judge(disk, int64_t{16} << 30), "/d room").mark, Mark::advice);
   EXPECT_EQ(named(judge(disk, int64_t{1} << 30), "/d room").mark, Mark::ok);
-  disk.measured = 64 << 20;
   disk.way = "threads, buffered";
-  disk.write = 0.1;
-  disk.read = 0.2;
-  const auto all = judge(disk, 0);
-  EXPECT_EQ(named(all, "/d way").mark, Mark::advice);
-  EXPECT_EQ(named(all, "/d speed").mark, Mark::advice);
-  EXPECT_THAT(named(all, "/d speed").cost, HasSubstr("180.0 s"));
+  EXPECT_EQ(named(judge(disk, 0), "/d way").mark, Mark::advice);
   disk.way = "io_uring, direct";
-  disk.write = disk.read = 2;
   EXPECT_EQ(named(judge(disk, 0), "/d way").mark, Mark::ok);
-  EXPECT_EQ(named(judge(disk, 0), "/d speed").mark, Mark::ok);
   const auto missing = read_disk("/", root / "nowhere");
   EXPECT_EQ(judge(missing, 0).front().mark, Mark::problem);
 }
 
-TEST_F(Machine, DisksAreMeasuredAndLeftAsTheyWere) {
+TEST_F(Machine, DisksAreTriedAndLeftAsTheyWere) {
   const TemporaryFolder folder;
   auto disk = read_disk("/", folder.path());
-  measure(disk);
+  try_disk(disk);
   EXPECT_EQ(disk.failure, "");
-  EXPECT_GE(disk.measured, 32 << 20);
-  EXPECT_LE(disk.measured, 256 << 20);
-  EXPECT_GT(disk.write, 0);
-  EXPECT_GT(disk.read, 0);
+  EXPECT_NE(disk.way, "");
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
@@ -462,8 +377,6 @@ TEST_F(Machine, LinksOfSeveralHostsAreComputed) {
   EXPECT_EQ(named(judge(links, 2), "eth0").mark, Mark::advice);
   EXPECT_THAT(named(judge(links, 2), "eth0").cost, HasSubstr("8.0 s"));
   links.interfaces[0].megabits = 100000;
-  EXPECT_THAT(named(judge(links, 2), "eth0").change, HasSubstr("MTU"));
-  links.interfaces[0].mtu = 9000;
   EXPECT_EQ(named(judge(links, 2), "eth0").mark, Mark::ok);
 }
 
@@ -509,8 +422,8 @@ TEST(Doctor, SaysTheSameInATableAndInJson) {
   const auto path = folder.path().string();
   const auto table = run({ZERO_PROGRAM, "doctor", "-n", "2", "--nvme-path", path}, places);
   EXPECT_EQ(table.err, "");
-  for (const char* section : {"cores\n", "\nvectors\n", "\nLibTorch\n", "\nmemory\n", "\nlimits\n",
-                              "\nsystem\n", "\ndisks\n", "\nlinks\n"})
+  for (const char* section : {"cores\n", "\nLibTorch\n", "\nmemory\n", "\nlimits\n", "\nsystem\n",
+                              "\ndisks\n", "\nlinks\n"})
     EXPECT_THAT(table.out, HasSubstr(section));
   const auto outcome =
       run({ZERO_PROGRAM, "doctor", "-n", "2", "--nvme-path", path, "--json"}, places);
@@ -539,13 +452,13 @@ TEST(Doctor, EndsWithOneWhereThereIsAProblem) {
   EXPECT_EQ(run({ZERO_PROGRAM, "doctor"}, {{"OMP_NUM_THREADS", "many"}}).status, 2);
 }
 
-TEST(Doctor, MeasuresWhatTooManyThreadsCost) {
+TEST(Doctor, RefusesMoreThreadsThanCores) {
   const auto threads = std::to_string(2 * std::thread::hardware_concurrency());
   const auto outcome =
       run({ZERO_PROGRAM, "doctor", "-n", "2", "--json"}, {{"OMP_NUM_THREADS", threads}});
   const auto line = line_of(Json::parse(outcome.out), "threads");
-  EXPECT_NE(line["mark"], "ok");
-  EXPECT_THAT(line["cost"].get<std::string>(), AllOf(HasSubstr("a second"), HasSubstr("measured")));
+  EXPECT_EQ(line["mark"], "problem");
+  EXPECT_THAT(line["cost"].get<std::string>(), HasSubstr("take turns"));
 }
 
 TEST(Doctor, MeetsTheLimitsThatItIsStartedWith) {

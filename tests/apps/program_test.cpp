@@ -1,8 +1,9 @@
-// The program's manners.
+// Tests the program's manners.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tests/support/run_program.h"
 
@@ -34,12 +35,102 @@ TEST(Program, HelpsWithEachSubcommand) {
   EXPECT_THAT(zero_program({"data", "prepare", "--help"}).out, HasSubstr("--tokenizer"));
   const auto train = zero_program({"help", "train"});
   EXPECT_EQ(train.status, 0);
-  for (const char* option :
-       {"--model", "--data", "--out", "--nproc", "--stage", "--dtype", "--micro-batch", "--seq",
-        "--accumulate", "--steps", "--lr", "--clip", "--seed", "--threads", "--config"}) {
-    EXPECT_THAT(train.out, HasSubstr(option));
-  }
   EXPECT_EQ(zero_program({"train", "--help"}).out, train.out);
+  const auto all = zero_program({"train", "--help-all"});
+  EXPECT_EQ(all.status, 0);
+  const std::vector<std::string> common{
+      "--config", "--nproc",       "--model", "--data",  "--out",   "--steps",
+      "--seq",    "--micro-batch", "--lr",    "--dtype", "--stage", "--offload-optimizer",
+      "--device", "--save-every",  "--resume"};
+  EXPECT_EQ(common.size(), 15u);
+  for (const auto& option : common) {
+    EXPECT_THAT(train.out, HasSubstr(option + " "));
+    EXPECT_THAT(all.out, HasSubstr(option + " "));
+  }
+  for (const char* option : {"--accumulate", "--clip", "--seed", "--threads", "--lenient",
+                             "--beta1", "--no-update-in-forward", "--rewind-spikes"}) {
+    EXPECT_THAT(train.out, testing::Not(HasSubstr(option)));
+    EXPECT_THAT(all.out, HasSubstr(option));
+  }
+  EXPECT_THAT(train.out, HasSubstr("`zero train --help-all` has the rest of the options."));
+  EXPECT_THAT(all.out, testing::Not(HasSubstr("has the rest")));
+}
+
+TEST(Program, RefusesAnOptionThatIsGivenTwice) {
+  const auto refused = [](std::vector<std::string> arguments) {
+    const auto outcome = zero_program(arguments);
+    EXPECT_EQ(outcome.status, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refused({"config", "--steps", "3", "--seq", "8", "--steps", "4"}),
+              HasSubstr("zero config: --steps is given 2 times (3, 4); give it once."));
+  EXPECT_THAT(refused({"train", "--resume", "--resume"}),
+              HasSubstr("zero train: --resume is given 2 times; give it once."));
+  EXPECT_THAT(refused({"launch", "-n", "2", "--nproc", "3", "--", "true"}),
+              HasSubstr("is given 2 times (2, 3)"));
+  EXPECT_THAT(refused({"data", "prepare", "x", "--out", "a", "--out", "b"}),
+              HasSubstr("--out is given 2 times (a, b)"));
+}
+
+TEST(Program, RefusesTheRendezvousOfSeveralHostsOnOne) {
+  for (const char* option : {"--master-port", "--master-addr"}) {
+    const auto outcome = zero_program({"launch", "-n", "2", option, "29511", "--", "true"});
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(std::string(option) + " is 29511, but --nnodes is 1"),
+                                   HasSubstr("Leave"), HasSubstr("--nnodes")));
+  }
+}
+
+TEST(Program, ChecksWhatTrainingWouldCheck) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.json";
+  write_file(file, R"({"train": {"model": "gpt2-nano"}})");
+  const auto check = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"config", "--check", file});
+    return zero_program(more);
+  };
+  EXPECT_EQ(check({}).status, 0) << check({}).out;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
+      {{"--seq", "1025"}, "The option 'seq' is 1025, but the model gpt2-nano takes at most 1024"},
+      {{"--steps", "5", "--warmup", "6"}, "The option 'warmup' is 6"},
+      {{"--overwrite", "--resume"}, "'overwrite' is given together with resume"},
+      {{"--micro-batch", "0"}, "--micro-batch is 0; it must be a whole number, at least 1"},
+      {{"--steps", "5", "--profile", folder / "p.json", "--profile-step", "6"},
+       "The profile is to be of step 6"},
+      {{"--model", "gpt-nano"}, "There is no model named 'gpt-nano'"},
+      {{"--scheduler", "WarmupLR:warmup_num_steps=7", "--min-lr", "0.1"}, "min_lr is 0.1"}};
+  for (const auto& [options, message] : mistakes) {
+    const auto outcome = check(options);
+    EXPECT_EQ(outcome.status, 2) << message;
+    EXPECT_THAT(outcome.out + outcome.err, HasSubstr(message));
+  }
+  EXPECT_THAT(
+      check({"--scheduler", "OneCycle:cycle_min_lr=1e-4,cycle_max_lr=1e-3", "--lr", "0.1"}).out,
+      HasSubstr("has no effect here\n  --lr has no effect"));
+}
+
+TEST(Program, SaysWhereAFileIsNotJson) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "ds.yaml";
+  write_file(file, "zero_optimization:\n  stage: 3\n");
+  const auto outcome = zero_program({"config", file});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr(file + " is not JSON (line 1, column 1, at \"zero_optimization:\")"),
+                    HasSubstr("A configuration is a JSON object, as {"),
+                    testing::Not(HasSubstr("json.exception"))));
+  write_file(file, "{\"train\": {");
+  EXPECT_THAT(zero_program({"config", file}).err, HasSubstr("it ends too early"));
+}
+
+TEST(Program, RefusesAModelOfABillionLayersAtOnce) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "huge.json";
+  write_file(file, R"({"n_layer": 1000000000})");
+  const auto outcome = zero_program({"config", "--model", file});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("huge.json"), HasSubstr("n_layer is 1000000000"),
+                                 HasSubstr("at most 10000")));
 }
 
 TEST(Program, SaysItsVersion) {
@@ -77,7 +168,7 @@ TEST(Program, ChecksAConfigurationAndShowsWhatIsInForce) {
       AllOf(HasSubstr("\"stage\": 2,  // file\n"),
             HasSubstr("\"train_micro_batch_size_per_gpu\": 4,  // file, by train_batch_size"),
             HasSubstr("\"gradient_clipping\": 1.0,  // default\n")));
-  // What is printed is a configuration.
+  // The output is a configuration itself.
   write_file(folder / "again.json", outcome.out);
   EXPECT_THAT(zero_program({"config", folder / "again.json", "-n", "3", "--clip", "0.5", "--lr",
                             "0.25", "--scheduler", "WarmupLR:warmup_num_steps=7"})

@@ -106,7 +106,7 @@ TEST_F(TrainFailure, AnEarlierRunIsKept) {
   const auto log = read_file(folder_.out() / "log.jsonl");
   EXPECT_THAT(error({}, 2), AllOf(HasSubstr("holds an earlier run"), HasSubstr("--overwrite")));
   EXPECT_THAT(error({"--resume"}, 2), HasSubstr("no checkpoint"));
-  // Also where the checkpoint would say which data.
+  // The data is checked although the checkpoint would name it.
   const auto bare = run({ZERO_PROGRAM, "train", "--resume", "--out", folder_ / "run"});
   EXPECT_EQ(bare.status, 2);
   EXPECT_THAT(bare.err, HasSubstr("holds no checkpoint to resume"));
@@ -137,7 +137,7 @@ TEST_F(TrainFailure, ALogOnAFullDisk) {
   std::filesystem::create_symlink("/dev/full", folder_.out() / "log.jsonl");
   EXPECT_THAT(error_of(folder_.train({"--overwrite", "--nproc", "1"}), 1),
               AllOf(HasSubstr("log.jsonl"), HasSubstr("No space left")));
-  // With ranks, the one that met the full disk tells, and it is the one that the launcher names.
+  // The rank that met the full disk tells, and the launcher names it.
   const auto outcome = folder_.train({"--overwrite", "--nproc", "3"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err,

@@ -266,16 +266,12 @@ TEST(Train, CountsFlopsForTheConsoleOrAFile) {
   EXPECT_THAT(test::read_file(folder / "flops.txt"), HasSubstr("the largest modules"));
 }
 
-TEST(Train, WritesAnOfflineRunForWeightsAndBiases) {
+TEST(Train, SaysHowRunsGoToWeightsAndBiases) {
   const TrainFolder folder;
-  const std::vector<std::string> options{"--wandb", folder / "wb", "--nproc", "1"};
-  ASSERT_EQ(folder.train(options).status, 0);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "wb"),
-                          std::filesystem::directory_iterator()),
-            1);
-  const auto again = folder.train(options, "other");
-  EXPECT_EQ(again.status, 2);
-  EXPECT_THAT(again.err, AllOf(HasSubstr("The folder of wandb is"), HasSubstr("--overwrite")));
+  const auto refused = folder.train({"--wandb", folder / "wb", "--nproc", "1"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("--wandb is replaced by --tensorboard DIR"),
+                                 HasSubstr("`wandb sync DIR`")));
 }
 
 TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {

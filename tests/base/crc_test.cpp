@@ -7,7 +7,7 @@
 namespace zero {
 namespace {
 
-// RFC 3720, B.4, and the check value of the catalogues of CRCs.
+// The values are those of RFC 3720, B.4, and the check value of the catalogues of CRCs.
 TEST(Crc, IsThatOfPublishedExamples) {
   std::string ascending;
   for (char c = 0; c < 32; ++c) ascending.push_back(c);
@@ -17,8 +17,6 @@ TEST(Crc, IsThatOfPublishedExamples) {
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
   EXPECT_EQ(crc32c(ascending), 0x46dd794eu);
   EXPECT_EQ(crc32c(std::string(ascending.rbegin(), ascending.rend())), 0x113fdb5cu);
-  EXPECT_EQ(crc32(""), 0u);
-  EXPECT_EQ(crc32("123456789"), 0xcbf43926u);
 }
 
 }  // namespace

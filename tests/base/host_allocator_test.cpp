@@ -110,8 +110,7 @@ TEST_F(HostAllocatorTest, RepeatedStepsAskTheSystemForNothing) {
   EXPECT_EQ(requests(), before);
 }
 
-// Memory that is free but in pieces does not keep a large block from being found, nor stay resident
-// beside it.
+// A large block finds free memory in pieces, and none of it stays resident beside the block.
 TEST_F(HostAllocatorTest, HolesDoNotKeepALargeBlockOut) {
   std::vector<c10::DataPtr> blocks;
   for (int i = 0; i < 64; ++i) {
@@ -139,7 +138,7 @@ TEST_F(HostAllocatorTest, CountsChargedBlocksInWhatIsReservedAlone) {
     allocator.trim();
     EXPECT_EQ(reserved(), 0);
   }
-  // What is resident may be as much as what is used and charged together.
+  // The allocator may keep as much resident as is used and charged together.
   allocator.reset_peaks();
   void* charged = allocator.take_charged(512 * kMiB);
   allocator.give_charged(charged);
@@ -148,8 +147,8 @@ TEST_F(HostAllocatorTest, CountsChargedBlocksInWhatIsReservedAlone) {
   EXPECT_EQ(requests(), before) << "it is kept for the next";
 }
 
-// As in backward: activations go one by one, in the order opposite to that in which they came,
-// while gradients that need other sizes come and stay.
+// Blocks come and go as in backward: activations go one by one, in the order opposite to that in
+// which they came, while gradients that need other sizes come and stay.
 TEST_F(HostAllocatorTest, LastingBlocksLeaveNoHolesBetweenThoseThatGo) {
   constexpr size_t kLayers = 32;
   const auto step = [&] {
@@ -190,7 +189,7 @@ TEST_F(HostAllocatorTest, KeepsAPartOfABlockAndGivesBackTheRest) {
     EXPECT_EQ(block.get(), nullptr);
     EXPECT_EQ(kept, data + begin / kPage * kPage);
     EXPECT_EQ(used(), 0);
-    // The rest serves others, and what is kept stays.
+    // Others get the rest of the memory, and what is kept stays.
     std::vector<c10::DataPtr> others;
     const auto before = requests();
     for (const size_t rest : {begin / kPage * kPage, whole - (end + kPage - 1) / kPage * kPage}) {
@@ -220,7 +219,7 @@ TEST_F(HostAllocatorTest, RefusesMoreThanTheMachineHas) {
   struct sysinfo info {};
   ASSERT_EQ(sysinfo(&info), 0);
   const size_t machine = (info.totalram + info.totalswap) * info.mem_unit;
-  const auto half = allocator.allocate(machine / 2);  // not touched
+  const auto half = allocator.allocate(machine / 2);  // nobody touches it
   EXPECT_THROW(allocator.allocate(machine / 2 + kMiB), OutOfMemory);
   EXPECT_NO_THROW(allocator.allocate(machine / 4));
 }

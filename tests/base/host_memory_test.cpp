@@ -23,7 +23,7 @@ at::Tensor zeros(int64_t bytes, const std::shared_ptr<Ledger>& ledger, int64_t c
   return host_zeros(bytes, at::kByte, ledger, Category::optimizer, colour);
 }
 
-// Of the allocator, as LibTorch's tensors are where it is installed.
+// The array is the allocator's, as LibTorch's tensors are where it is installed.
 at::Tensor allocated(int64_t numel) {
   auto memory = HostAllocator::instance().allocate(4 * static_cast<size_t>(numel));
   auto array = at::empty({0});

@@ -52,7 +52,7 @@ TEST(MemoryLimit, KnowsGroupsOfTheFirstVersionAndContainers) {
   EXPECT_EQ(available_memory(root.path()).available, (int64_t{512} << 20) - 12288);
 }
 
-// Two containers: one machine, a pod's limit that both have, and a limit of each one's own.
+// Two containers on one machine share a pod's limit, and each has a limit of its own.
 TEST(MemoryLimit, SaysOfEachLimitWhoseItIs) {
   const TemporaryFolder root;
   write(root.path() / "proc/meminfo", kMachine);

@@ -21,7 +21,7 @@ constexpr size_t kPage = MemoryMapping::kPage;
 Descriptor file_of(size_t bytes, char filled) {
   Descriptor file(memfd_create("mapping", MFD_CLOEXEC));
   const std::string text(bytes, filled);
-  EXPECT_EQ(write(file.get(), text.data(), text.size()), static_cast<ssize_t>(bytes));
+  EXPECT_EQ(::write(file.get(), text.data(), text.size()), static_cast<ssize_t>(bytes));
   return file;
 }
 

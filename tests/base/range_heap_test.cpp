@@ -13,7 +13,7 @@
 namespace zero {
 namespace {
 
-// The same by one flag a number: slow, and plain to see that it is right.
+// Keeps one flag a number: slow, but plainly right.
 class PlainHeap {
  public:
   explicit PlainHeap(size_t bytes) : used_(bytes, false) {}

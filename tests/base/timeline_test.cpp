@@ -14,7 +14,7 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// This program's, so that what is off can be seen to allocate nothing. ThreadSanitizer has its own.
+// This operator new shows that a timeline that is off allocates nothing. (TSan has its own.)
 #ifndef __SANITIZE_THREAD__
 void* operator new(size_t bytes) {
   ++allocations;
@@ -113,7 +113,7 @@ TEST(Timeline, TakesSpansOfManyThreads) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {
         const Timeline::Scope update(timeline, Activity::update, "unit", 4);
-        const Timeline::Scope wait(timeline, Activity::wait_disk);  // of no interest
+        const Timeline::Scope wait(timeline, Activity::wait_disk);  // does not count on this thread
       }
     });
   }

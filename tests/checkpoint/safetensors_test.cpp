@@ -66,6 +66,36 @@ TEST(Safetensors, RoundTripsEveryDtypeAndShapeInAnyOrder) {
   }
 }
 
+TEST(Safetensors, ReadsRangesOfATensor) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "a.safetensors";
+  const auto wide = at::arange(60).view({3, 4, 5});
+  const auto narrow = at::arange(7).to(at::kBFloat16);
+  const auto none = at::empty({0, 3});
+  SafetensorsWriter writer(path, {info("wide", wide), info("narrow", narrow), info("none", none)});
+  writer.write("wide", wide);
+  writer.write("narrow", narrow);
+  writer.write("none", none);
+  writer.commit();
+  const SafetensorsReader reader(path);
+  for (const auto& [name, tensor] : {std::pair{"wide", wide}, {"narrow", narrow}, {"none", none}}) {
+    EXPECT_EQ(reader.info(name), info(name, tensor));
+    const auto flat = tensor.reshape({-1});
+    for (int64_t begin = 0; begin <= flat.numel(); ++begin) {
+      for (int64_t count = 0; begin + count <= flat.numel(); ++count)
+        ASSERT_TRUE(reader.read(name, begin, count).equal(flat.narrow(0, begin, count)));
+    }
+  }
+  for (const auto& [begin, count] :
+       {std::pair<int64_t, int64_t>{-1, 2}, {5, -1}, {5, 3}, {8, 0}, {1, INT64_MAX}}) {
+    const auto read = [&, &from = begin, &many = count] { reader.read("narrow", from, many); };
+    EXPECT_THAT(read, ThrowsMessage<CheckpointError>(
+                          AllOf(HasSubstr("a.safetensors"), HasSubstr("'narrow', which has 7"))));
+  }
+  EXPECT_THAT([&] { reader.read("narow", 0, 1); },
+              ThrowsMessage<CheckpointError>(HasSubstr("'narrow'")));
+}
+
 TEST(Safetensors, HeaderAndTensorsAreAligned) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "a.safetensors";

@@ -1,4 +1,4 @@
-// One rank's failure is everyone's: who throws what.
+// If one rank fails, all ranks throw: the tests say who throws what.
 #include "zero/comm/agreement.h"
 
 #include <ATen/ops/zeros.h>

@@ -1,4 +1,4 @@
-// The arena: blocks, their reuse, and what is left of it afterwards.
+// The arena's blocks: their allocation, their reuse, and what is left afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -57,7 +57,7 @@ TEST(ArenaLayout, GivesEachRankTwiceTheMemoryWithinEightTebibytes) {
   }
 }
 
-// Whoever joins checks it so.
+// A rank that joins checks it so.
 TEST(Arena, BlocksAreZeroApartAndReused) {
   const auto mapping = Mapping::create({kPage, int64_t{1} << 20, 2});
   Arena arena(mapping, 1);
@@ -104,7 +104,7 @@ TEST(Arena, AFullRegionIsAnError) {
 
 TEST(Arena, NamesItsRankAsTheJobDoes) {
   Arena arena(Mapping::create({kPage, int64_t{1} << 20, 2}), 1, 7);
-  EXPECT_THAT(message_of<OutOfMemory>([&] { arena.allocate(int64_t{1} << 30); }),
+  EXPECT_THAT(zero::message_of<OutOfMemory>([&] { arena.allocate(int64_t{1} << 30); }),
               HasSubstr("of shared memory on rank 7"));
 }
 
@@ -123,7 +123,7 @@ TEST(Arena, RanksThatTakeMemoryAtTheSameTimeDoNotTakeTheSame) {
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
-        // Each looks at the memory when the other has decided to take some, and before it has.
+        // Each rank looks at the memory when the other has decided to take some, and before it has.
         bool first = true;
         Arena arena(mapping, rank, {}, [&] {
           if (std::exchange(first, false)) both.arrive_and_wait();
@@ -235,7 +235,7 @@ TEST(Mapping, KnowsWhichAddressesAreItsOwn) {
   EXPECT_EQ(mapping->offset_of(&local, 4), -1);
 }
 
-// The targets of this process's descriptors.
+// Returns the targets of this process's descriptors.
 std::vector<std::string> descriptors() {
   std::vector<std::string> targets;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

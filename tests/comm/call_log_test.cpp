@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Of each kind one, and of all-gathers two sizes.
+// One call of each kind, and all-gathers of two sizes.
 void communicate(Group& group) {
   const int64_t n = group.size();
   const auto of = [](int64_t numel) { return torch::ones({numel}, torch::kFloat); };

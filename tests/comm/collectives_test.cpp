@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSizes[] = {0, 1, 7, 64, 100'003};
 
-// The value of element i of rank r: small integers, exact in every dtype and in their sums.
+// Returns the value of element i of rank r: a small integer, exact in every dtype and in sums.
 int64_t element(int rank, int64_t i) { return (rank + 1) + i % 5; }
 
 at::Tensor make(Group& group, int64_t numel, at::ScalarType dtype, bool shared) {
@@ -39,7 +39,7 @@ void fill(const at::Tensor& tensor, const std::function<int64_t(int64_t)>& value
 }
 
 struct Case {
-  int world;  // of each host
+  int world;  // the ranks of each host
   bool shared;
   int hosts = 1;
 };

@@ -141,7 +141,7 @@ void killed_in_allocator(const Job& job, Group& group) {
   }
   for (;;) {
     group.all_reduce(tensor, "unit 4").wait();
-    // The survivors allocate and reduce afterwards, too.
+    // The survivors can still allocate and reduce afterwards.
     if (job.rank != 1) group.empty(100'000, at::kFloat, Category::gradients);
   }
 }

@@ -1,4 +1,4 @@
-// What every rank hears when one of them errs, leaves or does not come.
+// Tests the errors of all ranks when one of them errs, leaves or does not come.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -31,8 +31,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// The messages of the CommErrors that `body` throws on the ranks, by rank; empty where it throws
-// none.
+// Returns the messages of the CommErrors that `body` throws, by rank; "" for none.
 std::vector<std::string> errors_of(int size, const std::function<void(Group&)>& body,
                                    GroupOptions options = {}) {
   std::vector<std::string> messages(static_cast<size_t>(size));
@@ -216,7 +215,7 @@ TEST(Failure, OfARankEndsTheOthersAndIsWhatIsRethrown) {
 }
 
 TEST(Failure, OfTheLastRankToLeaveHarmsNobody) {
-  // Ranks leave in any order as soon as they are done; what is complete stays complete.
+  // Ranks leave in any order as soon as they are done; a complete call stays complete.
   for (int round = 0; round < 30; ++round) {
     run_as_threads(3, [&](std::shared_ptr<Group> group) {
       auto tensor = at::full({10}, 1.0f);
@@ -287,7 +286,7 @@ TEST(Meeting, TimesOutNamingTheRankThatDoesNotCome) {
 
 TEST(Meeting, NamesRanksAsTheJobDoes) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(message_of<CommError>([&] {
+  EXPECT_THAT(zero::message_of<CommError>([&] {
                 (void)meet(*store, 0, 2, milliseconds(200), {4, 5});
               }),
               AllOf(HasSubstr("rank 4 was making"), HasSubstr("waits for rank 5")));
@@ -344,7 +343,7 @@ TEST(Meeting, RefusesRanksOfSeveralHosts) {
   EXPECT_THAT(messages, Each(HasSubstr("all its ranks on one host")));
 }
 
-// A store of three ranks that is lost to rank 1 when it looks after rank 2, which joins meanwhile.
+// A store of three ranks that rank 1 loses when it looks after rank 2, which joins meanwhile.
 class LostStore final : public c10d::PrefixStore {
  public:
   struct Moments {

@@ -1,4 +1,4 @@
-// Group over a c10d backend that is not ours: a plain one for threads, with c10d's interface alone.
+// Tests Group over a backend that is not ours: a plain one for threads, with c10d's interface.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -23,7 +23,7 @@
 namespace zero::comm {
 namespace {
 
-// Where the ranks of a plain group lay down the tensors of the call under way.
+// The ranks of a plain group lay down the tensors of the call under way here.
 struct Table {
   explicit Table(int size) : inputs(static_cast<size_t>(size)), barrier(size) {}
   std::vector<at::Tensor> inputs;
@@ -171,7 +171,7 @@ TEST(GroupOverAnotherBackend, CountsItsTrafficByDefinition) {
   });
 }
 
-// A backend whose barrier is over a while after it has been issued.
+// A backend whose barrier ends a while after it has been issued.
 class SlowBackend final : public c10d::Backend {
  public:
   static constexpr std::chrono::milliseconds kTakes{30};
@@ -216,8 +216,8 @@ TEST(GroupOverAnotherBackend, HasNoWindowsAndOrdinaryMemory) {
   });
 }
 
-// A backend that can do nothing but say where its ranks are, and that fails in every way: when it
-// is called or waited for, with c10d's exceptions or others.
+// A backend that can only say where its ranks are, and fails in every other way: when it is called
+// or waited for, with c10d's exceptions or others.
 class BrokenBackend final : public c10d::Backend {
  public:
   BrokenBackend() : c10d::Backend(0, 2) {}
@@ -286,7 +286,7 @@ TEST(GroupOverAnotherBackend, SendsControlCallsOverTheControlBackend) {
       const auto data = c10::make_intrusive<PlainBackend>(rank, 2, data_table);
       const auto control = c10::make_intrusive<PlainBackend>(rank, 2, control_table);
       Group group(Transport{.data = data, .control = control});
-      const auto asked = control->calls;  // where the ranks are
+      const auto asked = control->calls;  // it asks where the ranks are
       EXPECT_EQ(data->calls, 0);
       auto tensor = at::full({4}, 1.0f);
       group.all_reduce(tensor).wait();

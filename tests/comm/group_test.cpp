@@ -1,5 +1,4 @@
-// What Group adds to a transport: memory on the ledger, exact traffic, the wait clock, a group of
-// one.
+// Tests what Group adds to a transport: ledger, exact traffic, wait clock, a group of one.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -332,11 +331,11 @@ TEST_P(Reductions, EqualThePlainSumInRankOrderBitForBit) {
   }
 }
 
-// Of one piece and of several, which are added by whoever has time; the last ones are so large that
-// they are written past the caches.
+// Reductions of one piece and of several, which are added by whichever rank has time. The last ones
+// are so large that they are written past the caches.
 INSTANTIATE_TEST_SUITE_P(Slices, Reductions, ::testing::Values(10'007, 300'007, 2'200'003));
 
-// Peers cannot write what lies outside; its own rank adds that alone.
+// Peers cannot write a tensor outside the arena, so its own rank adds it alone.
 TEST(Collectives, OfTensorsInTheArenaMayWriteOutsideIt) {
   run_as_threads(3, [](std::shared_ptr<Group> group) {
     constexpr int64_t kNumel = 1'400'003;

@@ -1,4 +1,4 @@
-// What crosses between hosts with packed exponents: every bit, and the bytes of the formula.
+// Packed exponents between hosts: every bit arrives, and the bytes are those of the formula.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -27,8 +27,7 @@ using ::testing::HasSubstr;
 
 const LinkWire kPacked{.packed = true};
 
-// Numbers as weights and gradients are; or of exponents that are all over the range, of which most
-// have no code.
+// Numbers as of weights and gradients; or of all exponents, so that most have no code.
 at::Tensor values(int rank, int64_t numel, at::ScalarType dtype, bool alike) {
   std::mt19937 random(static_cast<unsigned>(rank) + 17);
   auto tensor = at::empty({numel}, at::kFloat);
@@ -56,7 +55,7 @@ class PackedHosts : public ::testing::TestWithParam<World> {
   static partition::Wire formula_of(at::ScalarType dtype) {
     return {.bits = 8 * static_cast<int64_t>(c10::elementSize(dtype)), .packed = true};
   }
-  // Of both ways, as they are counted: a host's bytes.
+  // Returns the bytes that have left a host, as the traffic counts them.
   static int64_t counted(Group& group, Collective collective) {
     return group.traffic().count(collective).link_bytes * GetParam().local_size;
   }
@@ -77,7 +76,7 @@ TEST_P(PackedHosts, GatherEveryBit) {
               all_gather_link_bytes(cluster(), n * group.size(), formula_of(dtype));
           const int64_t whole =
               all_gather_link_bytes(cluster(), n * group.size(), {.bits = formula_of(dtype).bits});
-          // What does not fit is followed by its rest, and counted.
+          // Values that do not fit follow in a rest, which is counted.
           if (alike) {
             EXPECT_EQ(counted(group, Collective::all_gather), formula);
           } else {
@@ -90,7 +89,7 @@ TEST_P(PackedHosts, GatherEveryBit) {
   }
 }
 
-// The bits of the sum that leaves unpacked.
+// The sum has the bits of one that leaves unpacked.
 TEST_P(PackedHosts, AddWhatTheyWouldAddUnpacked) {
   for (const auto& [dtype, into] : std::vector<std::pair<at::ScalarType, at::ScalarType>>{
            {at::kFloat, at::kFloat}, {at::kBFloat16, at::kFloat}, {at::kBFloat16, at::kBFloat16}}) {
@@ -152,8 +151,9 @@ TEST_P(PackedHosts, WhatHasNoSuchExponentsIsRefused) {
   on_hosts([&](Group& group) {
     auto output = at::empty({64 * group.size()}, at::kHalf);
     const auto input = at::zeros({64}, at::kHalf);
-    EXPECT_THAT(message_of<CommError>([&] { group.all_gather(output, input, "halves", kPacked); }),
-                HasSubstr("exponents of Half cannot be packed"));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { group.all_gather(output, input, "halves", kPacked); }),
+        HasSubstr("exponents of Half cannot be packed"));
   });
 }
 

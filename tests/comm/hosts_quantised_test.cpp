@@ -1,4 +1,4 @@
-// What crosses between hosts quantised: values, bits, bytes, and who is refused.
+// Quantised messages between hosts: values, bits, bytes, and who is refused.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -24,7 +24,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
+at::Tensor rank_values(int rank, int64_t numel, at::ScalarType dtype) {
   auto tensor = at::empty({numel}, at::kFloat);
   auto* out = tensor.data_ptr<float>();
   for (int64_t i = 0; i < numel; ++i)
@@ -33,12 +33,12 @@ at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
-// What a message of `array` says, in `dtype`.
+// Returns what a message of `array` says, in `dtype`.
 at::Tensor sent(const at::Tensor& array, const Quantisation& quantisation, at::ScalarType dtype) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(quantisation, array.numel())));
-  pack(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
+  quantise(message.data(), array.data_ptr(), array.scalar_type(), array.numel(), quantisation);
   auto result = at::empty({array.numel()}, dtype);
-  unpack(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
+  dequantise(result.data_ptr(), dtype, message.data(), array.numel(), quantisation);
   return result;
 }
 
@@ -52,8 +52,7 @@ const std::vector<Quantisation>& wires() {
   return all;
 }
 
-// One that goes in one message, and one of more chunks than there are arrays for them; neither is a
-// multiple of a block.
+// One slice goes in one message; one has more chunks than arrays. Neither is whole blocks.
 std::vector<int64_t> slices_for(const Quantisation& quantisation) {
   if (quantisation == wires().front()) return {1001, 1'200'007};
   return {1001, 300'007};
@@ -76,11 +75,11 @@ TEST_P(QuantisedHosts, AllRanksGatherWhatTheMessagesSay) {
         on_hosts([&, wire = wire](Group& group) {
           auto output = group.empty(n * group.size(), dtype, Category::communication);
           auto input = output.narrow(0, group.rank() * n, n);
-          input.copy_(values(group.rank(), n, dtype));
+          input.copy_(rank_values(group.rank(), n, dtype));
           group.all_gather(output, input, "unit", LinkWire{wire}).wait();
           for (int r = 0; r < group.size(); ++r)
             EXPECT_TRUE(
-                at::equal(output.narrow(0, r * n, n), sent(values(r, n, dtype), wire, dtype)))
+                at::equal(output.narrow(0, r * n, n), sent(rank_values(r, n, dtype), wire, dtype)))
                 << "rank " << group.rank() << ", slice " << r;
           const auto& count = group.traffic().count(Collective::all_gather);
           EXPECT_EQ(count.link_bytes * GetParam().local_size,
@@ -94,15 +93,15 @@ TEST_P(QuantisedHosts, AllRanksGatherWhatTheMessagesSay) {
 TEST_P(QuantisedHosts, AGatherFromElsewhereLeavesItsInputAsItIs) {
   on_hosts([&](Group& group) {
     const int64_t n = 5000;
-    const auto input = values(group.rank(), n, at::kFloat);
+    const auto input = rank_values(group.rank(), n, at::kFloat);
     auto output = at::empty({n * group.size()}, at::kFloat);
     group.all_gather(output, input, "unit", LinkWire{}).wait();
-    EXPECT_TRUE(at::equal(input, values(group.rank(), n, at::kFloat)));
+    EXPECT_TRUE(at::equal(input, rank_values(group.rank(), n, at::kFloat)));
     EXPECT_FALSE(at::equal(output.narrow(0, group.rank() * n, n), input));
   });
 }
 
-// A host's sum is exact, what leaves it is quantised once, and hosts are added in order.
+// A host's sum is exact and is quantised once when it leaves; hosts are added in order.
 TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
   const auto [hosts, local_size] = GetParam();
   for (const auto& wire : wires()) {
@@ -112,7 +111,7 @@ TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
         on_hosts([&, wire = wire, dtype = dtype, into = into, hosts = hosts,
                   local_size = local_size](Group& group) {
           auto input = group.empty(n * group.size(), dtype, Category::communication);
-          input.copy_(values(group.rank(), input.numel(), dtype));
+          input.copy_(rank_values(group.rank(), input.numel(), dtype));
           auto output = at::empty({n}, into);
           group.reduce_scatter(output, input, "sum", LinkWire{wire}).wait();
           auto total = at::zeros({n}, at::kFloat);
@@ -121,7 +120,7 @@ TEST_P(QuantisedHosts, SumsAreOfExactHostsOfWhichTheOthersAreQuantised) {
           for (int host = 0; host < hosts; ++host) {
             auto partial = at::zeros({n}, at::kFloat);
             for (int r = 0; r < local_size; ++r)
-              partial += values(host * local_size + r, input.numel(), dtype)
+              partial += rank_values(host * local_size + r, input.numel(), dtype)
                              .narrow(0, group.rank() * n, n)
                              .to(at::kFloat);
             total += host == group.topology().host ? partial : sent(partial, wire, at::kFloat);
@@ -148,8 +147,8 @@ TEST_P(QuantisedHosts, SeveralCallsMayBeUnderWay) {
     std::vector<at::Tensor> gathered;
     std::vector<at::Tensor> sums;
     std::vector<Work> works;
-    auto input = values(group.rank(), n * group.size(), at::kFloat);
-    const auto slice = values(group.rank(), n, at::kFloat);
+    auto input = rank_values(group.rank(), n * group.size(), at::kFloat);
+    const auto slice = rank_values(group.rank(), n, at::kFloat);
     for (int k = 0; k < 4; ++k) {
       gathered.push_back(at::empty({n * group.size()}, at::kFloat));
       sums.push_back(at::empty({n}, at::kFloat));
@@ -167,11 +166,11 @@ TEST_P(QuantisedHosts, SeveralCallsMayBeUnderWay) {
   });
 }
 
-// What a message has lost comes with later ones: the sum over calls loses less.
+// Later messages bring what one message has lost, so the sum over calls loses less.
 TEST_P(QuantisedHosts, FeedbackMakesUpForWhatWasLost) {
   on_hosts([&](Group& group) {
     const int64_t n = 600'011;  // several chunks
-    auto input = values(group.rank(), n * group.size(), at::kFloat);
+    auto input = rank_values(group.rank(), n * group.size(), at::kFloat);
     auto exact = at::empty({n}, at::kFloat);
     group.reduce_scatter(exact, input, "exact").wait();
     const Quantisation quantisation{WireFormat::int4, 128};
@@ -221,15 +220,16 @@ TEST_P(QuantisedHosts, WhatCannotBeQuantisedIsRefused) {
   on_hosts([&](Group& group) {
     auto longs = at::zeros({group.size() * 100}, at::kLong);
     auto slice = at::zeros({100}, at::kLong);
-    EXPECT_THAT(message_of<CommError>([&] { group.all_gather(longs, slice, "", LinkWire{}); }),
-                HasSubstr("Long cannot be quantised"));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { group.all_gather(longs, slice, "", LinkWire{}); }),
+        HasSubstr("Long cannot be quantised"));
     auto input = at::zeros({group.size() * 100}, at::kFloat);
     auto output = at::zeros({100}, at::kFloat);
-    EXPECT_THAT(message_of<CommError>([&] {
+    EXPECT_THAT(zero::message_of<CommError>([&] {
                   group.reduce_scatter(output, input, "", LinkWire{{WireFormat::int8, 100}});
                 }),
                 HasSubstr("a block of 100 elements"));
-    EXPECT_THAT(message_of<CommError>([&] {
+    EXPECT_THAT(zero::message_of<CommError>([&] {
                   group.reduce_scatter(output, input, "", LinkWire{{}, at::zeros({7}, at::kByte)});
                 }),
                 HasSubstr("has 7 elements of Byte"));
@@ -242,10 +242,10 @@ TEST(QuantisedOnOneHost, NothingCrossesAndNothingIsQuantised) {
     const LinkWire wire{{WireFormat::int4, 64}};
     EXPECT_EQ(group->feedback_bytes(wire.quantisation, n), 0);
     auto gathered = at::empty({3 * n}, at::kFloat);
-    group->all_gather(gathered, values(group->rank(), n, at::kFloat), "", wire).wait();
+    group->all_gather(gathered, rank_values(group->rank(), n, at::kFloat), "", wire).wait();
     for (int r = 0; r < 3; ++r)
-      EXPECT_TRUE(at::equal(gathered.narrow(0, r * n, n), values(r, n, at::kFloat)));
-    auto input = values(group->rank(), 3 * n, at::kFloat);
+      EXPECT_TRUE(at::equal(gathered.narrow(0, r * n, n), rank_values(r, n, at::kFloat)));
+    auto input = rank_values(group->rank(), 3 * n, at::kFloat);
     auto exact = at::empty({n}, at::kFloat);
     auto sum = at::empty({n}, at::kFloat);
     group->reduce_scatter(exact, input, "").wait();
@@ -262,7 +262,7 @@ TEST(QuantisedOverAForeignBackend, IsRefusedWhereItSpansHosts) {
   Group group(Transport{.data = c10::make_intrusive<Foreign>(), .topology = Topology{.hosts = 2}});
   auto output = at::empty({200}, at::kFloat);
   auto input = at::empty({100}, at::kFloat);
-  EXPECT_THAT(message_of<CommError>([&] { group.all_gather(output, input, "", LinkWire{}); }),
+  EXPECT_THAT(zero::message_of<CommError>([&] { group.all_gather(output, input, "", LinkWire{}); }),
               HasSubstr("a group over a foreign backend cannot quantise"));
 }
 

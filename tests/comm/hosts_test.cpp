@@ -41,7 +41,7 @@ at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
-// What every rank has in the end, by rank.
+// Returns what every rank has in the end, by rank.
 std::vector<at::Tensor> reduced(const std::function<void(const std::function<void(Group&)>&)>& run,
                                 int ranks, at::ScalarType dtype, at::ScalarType into, bool all) {
   std::vector<at::Tensor> results(static_cast<size_t>(ranks));
@@ -101,7 +101,7 @@ TEST_P(Hosts, KnowWhereTheirRanksAre) {
   });
 }
 
-// Two levels: a host's link carries (H-1)/H of an array once, whatever its ranks.
+// With two levels a host's link carries (H-1)/H of an array once, whatever its ranks.
 TEST_P(Hosts, SendNoMoreOverTheirLinksThanTheyMust) {
   const auto [hosts, local_size] = GetParam();
   on_hosts([&, hosts = hosts, local_size = local_size](Group& group) {
@@ -118,7 +118,7 @@ TEST_P(Hosts, SendNoMoreOverTheirLinksThanTheyMust) {
   });
 }
 
-// More than the chunks that are under way at a time, and several calls at once.
+// The array has more chunks than may be under way at a time, and several calls run at once.
 TEST_P(Hosts, AddLongArraysThroughAFewChunks) {
   on_hosts([&](Group& group) {
     constexpr int64_t kSlice = 3'000'000;
@@ -203,10 +203,10 @@ TEST_P(Hosts, ARanksFailureIsEveryRanksFailure) {
   EXPECT_EQ(messages.size(), static_cast<size_t>(ranks() - 1));
 }
 
-// Blocks of a host's ranks, and the ranks of one place on all hosts.
-// Each host's window has what all ranks of all hosts have published, once for all its ranks.
+// The subgroups are blocks of a host's ranks, and the ranks of one place on all hosts. Each host's
+// window has what all ranks of all hosts have published, once for all its ranks.
 TEST_P(Hosts, HaveAWindowEachThatShowsWhatAllPublish) {
-  constexpr int64_t kNumel = 70'001;  // of a slice
+  constexpr int64_t kNumel = 70'001;  // a slice's elements
   constexpr int64_t kSlots = 3;
   for (const bool quantised : {false, true}) {
     on_hosts([&](Group& group) {
@@ -252,7 +252,7 @@ TEST_P(Hosts, HaveAWindowEachThatShowsWhatAllPublish) {
       }
       const int64_t slice_bytes =
           quantised ? wire_bytes({WireFormat::int8, 128}, kNumel) : kNumel * 4;
-      // In chunks, whose last blocks are whole as the message's own are.
+      // Values go in chunks, whose last blocks are whole as the message's own are.
       EXPECT_EQ(group.traffic().count(Collective::all_gather).link_bytes,
                 static_cast<int64_t>(kEpochs) * kSlots * (GetParam().hosts - 1) * slice_bytes);
       EXPECT_THAT(message_of<CommError>([&] { window->publish(0, kEpochs + 1); }),
@@ -273,7 +273,7 @@ TEST_P(Hosts, WindowsWaitNoLongerThanTheirPublishersLive) {
       return;
     }
     const auto whole = window->memory().view(at::kFloat);
-    // What it says depends on who notices first, since no watch is over ranks that are threads.
+    // The message depends on who notices first, since no watch looks after ranks that are threads.
     EXPECT_THROW(
         {
           window->publish(0, 1,
@@ -308,11 +308,11 @@ TEST_P(Hosts, HaveGroupsOfSomeOfTheirRanks) {
   });
 }
 
-// In a group of one host's ranks among them.
+// The failure is in a group of one host's ranks among them.
 TEST_P(Hosts, AreNamedByTheRanksOfTheJobInWindows) {
   const auto [hosts, local_size] = GetParam();
   if (local_size < 2) return;
-  const int awaited = hosts * local_size - 1;  // the last of the last host
+  const int awaited = hosts * local_size - 1;  // the last rank of the last host
   std::latch timed_out(1);
   run_as_hosts(hosts, local_size,
                [&, local_size = local_size](std::shared_ptr<Group> group) {

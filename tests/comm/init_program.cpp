@@ -1,4 +1,4 @@
-// A rank that meets the others as its environment says: what init_test runs under each launcher.
+// A rank that meets the others as its environment says. init_test runs it under each launcher.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <unistd.h>

@@ -70,7 +70,7 @@ TEST(Init, MakesASecondGroup) {
   EXPECT_THAT(test::run(under_mpirun(2, "again")).out, HasSubstr("again 2"));
 }
 
-/// The outcomes of ranks started by hand, each with the variables that `of_rank` gives it.
+/// Returns the outcomes of ranks started by hand, each with the variables that `of_rank` gives it.
 std::vector<Outcome> by_hand(int ranks, const std::function<Variables(int rank)>& of_rank) {
   std::vector<std::unique_ptr<Program>> programs;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -179,8 +179,7 @@ TEST(Init, NamesAStoreThatDoesNotAnswer) {
                                  HasSubstr("answer"), HasSubstr("2 s")));
 }
 
-/// Ranks on virtual hosts, one letter each, that meet over loopback; `of_last`: of the last rank's
-/// environment.
+/// Starts ranks on virtual hosts, one letter each, over loopback; `of_last` is the last rank's.
 std::vector<Outcome> on_hosts(const std::string& hosts,
                               const std::map<std::string, std::string>& of_last = {}) {
   const auto ranks = static_cast<int>(hosts.size());

@@ -1,4 +1,4 @@
-// The vector sums against the plain ones, with every instruction set.
+// Tests the vector sums against the plain ones, with every instruction set.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -40,7 +40,7 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
   return bytes;
 }
 
-// To one output.
+// Sums into one output.
 void sum_to(void* output, c10::ScalarType output_dtype, std::span<const void* const> inputs,
             c10::ScalarType input_dtype, int64_t numel, bool stream, int64_t block = kOneBlock) {
   sum({&output, 1}, output_dtype, inputs, input_dtype, numel, stream, block);
@@ -94,7 +94,7 @@ TEST(Sum, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
   });
 }
 
-// Numbers whose sums depend on the order: of all magnitudes within a factor of 2^20.
+// Numbers whose sums depend on the order: all magnitudes within a factor of 2^20.
 std::vector<float> spread_values(size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<float> values(count);
@@ -229,7 +229,7 @@ TEST(Sum, WritesToEveryOutput) {
       if (input != output) continue;
       const auto size = c10::elementSize(input);
       for (const size_t arrays : {2, 3, 4}) {
-        for (const size_t shift : {0, 1}) {  // of one of them: then no store is aligned for all
+        for (const size_t shift : {0, 1}) {  // one array's: then no store is aligned for all
           for (const bool stream : {false, true}) {
             constexpr int64_t kNumel = 333;
             std::vector<std::vector<std::byte>> data;

@@ -33,7 +33,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// `zero launch` of a shell script on N ranks, which `through` starts.
+/// Runs `zero launch` with a shell script on N ranks; `through` starts it.
 std::vector<std::string> command(int ranks, const std::string& script,
                                  std::vector<std::string> options = {},
                                  std::vector<std::string> through = {}) {
@@ -80,7 +80,7 @@ TEST(Launch, GivesEachRankItsPlace) {
   EXPECT_EQ(count(outcome.out, " True\n"), 3);
 }
 
-/// The launchers of a job over several nodes, each with `ranks` ranks of a script.
+/// Runs the launchers of a job over several nodes, each with `ranks` ranks of a script.
 std::vector<std::unique_ptr<Program>> launch_nodes(int nodes, int ranks,
                                                    const std::string& script) {
   const auto port = std::to_string([] { return host_local_store(seconds(1)).port; }());
@@ -122,7 +122,7 @@ TEST(Launch, KeepsTheStoreUntilTheOtherNodesHaveEnded) {
                                "exec bash -c \": < /dev/tcp/127.0.0.1/$MASTER_PORT\"",
                                flag));
   ASSERT_TRUE(programs[0]->wait_for_output("done"));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // in which it would have ended
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it would have ended in that time
   test::write_file(flag, "");
   const auto outcome = programs[1]->wait();
   EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -288,7 +288,7 @@ TEST(Launch, LeavesSignalsThatItIgnoresAlone) {
   Program program(words);
   while (count(program.out(), "ready") < 2) ASSERT_TRUE(program.wait_for_output("ready"));
   program.signal(SIGHUP);
-  program.signal(SIGTERM);  // whatever became of the first comes first
+  program.signal(SIGTERM);  // the first signal's effect comes first
   const auto outcome = program.wait();
   EXPECT_EQ(outcome.status, 143);
   EXPECT_EQ(count(outcome.out, "stopped"), 2);
@@ -298,8 +298,7 @@ TEST(Launch, LeavesSignalsThatItIgnoresAlone) {
 TEST(Launch, OutlivesTheReaderOfItsOutput) {
   test::TemporaryFolder folder;
   const std::string done = folder / "done";
-  // Of a process whose reader has gone already. Ranks have the signals that the launcher was
-  // started with.
+  // The launcher's reader has gone. Ranks have the signals that the launcher was started with.
   std::string launch = "exec 3> >(exec true); wait $!; exec env --default-signal=PIPE";
   for (const auto& word :
        command(2,
@@ -319,7 +318,7 @@ TEST(Launch, NoticesItsRanksEndsWhereItsParentIgnoredThem) {
     all.insert(all.end(), words.begin(), words.end());
     return all;
   };
-  // A rank too must learn how what it has started ended: sh says 127 where it cannot.
+  // A rank too must learn how its child ended: sh says 127 if it cannot.
   EXPECT_EQ(test::run(ignoring(command(2, "(exit 5) & wait $! || test $? = 5"))).status, 0);
   EXPECT_EQ(test::run(ignoring(command(2, "exit $RANK"))).status, 1);
   Program program(ignoring(command(2, "echo up; exec sleep 100")));
@@ -342,7 +341,7 @@ class FullPipe {
     return all;
   }
   void wait_until_full() const {
-    // By its pages, of which short writes may leave parts empty.
+    // A pipe's room counts by pages, of which short writes may leave parts empty.
     const auto deadline = steady_clock::now() + seconds(60);
     pollfd writable{reader_.get(), POLLOUT, 0};
     for (; poll(&writable, 1, 0) > 0; usleep(10000))
@@ -373,7 +372,7 @@ TEST(Launch, PassesSignalsOnWhileNobodyReads) {
   for (const char* name : {"told0", "told1"}) EXPECT_TRUE(std::filesystem::exists(folder / name));
 }
 
-/// Whether a process runs: one that its parent has not yet asked about does not.
+/// Returns true if a process runs; a zombie does not.
 bool runs(pid_t pid) {
   const auto status = test::read_file(fmt::format("/proc/{}/stat", pid));
   const auto name_end = status.rfind(") ");

@@ -33,7 +33,7 @@ TEST_P(MpiRail, CarriesMessagesOfEverySizeBothWaysOnEveryChannel) {
 }
 
 TEST_P(MpiRail, JoinsThreeHosts) {
-  const auto outcome = on_hosts(3, "exchange", "mpi");  // which one it is, the launcher says
+  const auto outcome = on_hosts(3, "exchange", "mpi");  // the launcher says which one it is
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("host 2 of 3: "));
 }
@@ -44,7 +44,7 @@ TEST_P(MpiRail, HasSeveralRailsInAProcessAndSeveralBesideEachOther) {
 }
 
 TEST_P(MpiRail, AbortWakesItsWaits) {
-  // MPI is not finalised then, which mpirun may count as a failure: what the processes say matters.
+  // MPI is then not finalised, which mpirun may count as a failure; the processes' words count.
   const auto outcome = on_hosts(2, "abort");
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("host 0 of 2: "), HasSubstr("host 1 of 2: ")))
       << outcome.err;

@@ -33,7 +33,7 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw Error("not so: " + what);
 }
 
-// Every pair of hosts, both ways, on every channel from a thread each.
+// Every pair of hosts exchanges messages both ways, on every channel from a thread of its own.
 void exchange(comm::Rail& rail) {
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> errors(comm::kChannels);
@@ -106,7 +106,7 @@ int main(int argc, char** argv) try {
   setenv("ZERO_TRANSPORT", argv[1], 1);
   const std::string mode = argv[2];
   const auto job = comm::job_from_environment();
-  // All ranks are hosts, but in `pairs`: there ranks 0 and 2 are one rail, and 1 and 3 another.
+  // All ranks are hosts, except in `pairs`: there ranks 0 and 2 are one rail, and 1 and 3 another.
   std::vector<int> ranks;
   if (mode == "pairs") {
     ranks = {job.rank % 2, job.rank % 2 + 2};

@@ -21,7 +21,8 @@ namespace {
 using c10::ScalarType;
 using Bytes = std::vector<std::byte>;
 
-constexpr auto kSizes = {0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 191, 256, 1000, 4096, 5001, 20'000};
+constexpr auto kNumels = {0,   1,   2,   3,   63,   64,   65,   127,
+                          128, 129, 191, 256, 1000, 4096, 5001, 20'000};
 
 int64_t width_of(ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
@@ -40,7 +41,7 @@ Bytes array_of(ScalarType dtype, int64_t numel, const std::function<float(int64_
 struct Sort {
   std::string name;
   std::function<float(int64_t)> value;
-  bool fits = true;  // where the array is not so small that chance decides
+  bool fits = true;  // the array must not be so small that chance decides
 };
 
 std::vector<Sort> sorts() {
@@ -60,7 +61,7 @@ std::vector<Sort> sorts() {
                          0.0F};
     return i % 500 == 77 ? all[i / 500 % 7] : gauss(i);
   };
-  // All others of a block with such a one are written in full: of 20 000 there is room for two.
+  // A block with a special number writes all others in full; of 20 000 there is room for two.
   const auto few_special = [gauss](int64_t i) {
     if (i == 3000) return std::numeric_limits<float>::infinity();
     return i == 7000 ? -std::nanf("3") : gauss(i);
@@ -80,12 +81,12 @@ TEST(PackedExponents, ComeBackWithEveryBit) {
   on_each_instruction_set([](const char* set) {
     for (const auto& sort : sorts()) {
       for (const auto dtype : {ScalarType::BFloat16, ScalarType::Float}) {
-        for (const int64_t numel : kSizes) {
+        for (const int64_t numel : kNumels) {
           SCOPED_TRACE(std::string(set) + ", " + sort.name + ", " + std::to_string(numel) +
                        (dtype == ScalarType::Float ? " fp32" : " bf16"));
           const auto values = array_of(dtype, numel, sort.value);
           const auto bytes = static_cast<size_t>(packed_bytes(dtype, numel));
-          // Nothing beyond the message is touched, and nothing depends on what was there.
+          // The code touches nothing beyond the message, and depends on nothing that was there.
           Bytes message(bytes + 3, std::byte{0x5A});
           const bool fits = pack_exponents(message.data() + 1, values.data(), dtype, numel);
           EXPECT_EQ(message.front(), std::byte{0x5A});
@@ -120,14 +121,14 @@ TEST(PackedExponents, TakeTheBytesOfTheFormula) {
     const partition::Wire wire{.bits = 8 * width_of(dtype), .packed = true};
     for (int64_t numel = 0; numel < 2000; ++numel) {
       EXPECT_EQ(packed_bytes(dtype, numel), wire.bytes(numel)) << numel;
-      // Those of parts are those of the whole.
+      // Messages of parts have the bytes of the message of the whole.
       EXPECT_EQ(packed_bytes(dtype, 3 * kExponentBlock) + packed_bytes(dtype, numel),
                 packed_bytes(dtype, 3 * kExponentBlock + numel));
       EXPECT_GE(rest_bytes(dtype, numel), 0);
       EXPECT_TRUE(numel < kExponentBlock || packed_bytes(dtype, numel) < numel * width_of(dtype));
     }
   }
-  // 12.2 of 16 bits, and 28.2 of 32.
+  // The ratios are 12.2 of 16 bits, and 28.2 of 32.
   EXPECT_EQ(packed_bytes(ScalarType::BFloat16, 1 << 20) * 8, 12.1875 * (1 << 20));
   EXPECT_EQ(packed_bytes(ScalarType::Float, 1 << 20) * 8, 28.1875 * (1 << 20));
 }

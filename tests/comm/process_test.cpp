@@ -1,5 +1,4 @@
-// Ranks that are processes: correct results, and what the survivors hear when one is killed,
-// wherever it was.
+// Ranks that are processes: correct results, and the survivors' errors when one is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kNoticedWithinMs = 2000;
 
 struct Result {
-  int status = 0;       // as waitpid gives it
+  int status = 0;       // the value of waitpid
   int64_t at_ms = 0;    // when the rank ended
   std::string message;  // "ok" or its error
 };

@@ -1,5 +1,4 @@
-// Quantised messages: what they lose and what not, and the vector code against the plain one, with
-// every instruction set.
+// Quantised messages: their errors, and the vector code against the plain one.
 #include "zero/comm/quantise_kernels.h"
 
 #include <c10/util/BFloat16.h>
@@ -62,7 +61,7 @@ class Array {
     if (dtype_ == ScalarType::Half) return static_cast<const c10::Half*>(data())[i];
     return static_cast<const float*>(data())[i];
   }
-  // As bits, but for which NaN a NaN is; what is beside the elements too.
+  // Compares bits, except for which NaN a NaN is, and the bytes beside the elements too.
   bool operator==(const Array& other) const {
     if (numel_ != other.numel_) return false;
     for (size_t i = 0; i < numel_; ++i) {
@@ -101,8 +100,8 @@ std::vector<float> normal_values(int64_t numel, uint64_t seed, float scale = 1) 
   return values;
 }
 
-// Numbers of all magnitudes; `special` of 256 are zeros of both signs, infinities, NaN and the
-// greatest and least numbers.
+// Returns numbers of all magnitudes; `special` of 256 are zeros of both signs, infinities, NaN and
+// the greatest and least numbers.
 std::vector<float> any_values(int64_t numel, uint64_t seed, uint64_t special) {
   const float specials[] = {0,
                             -0.0F,
@@ -127,7 +126,7 @@ std::vector<float> any_values(int64_t numel, uint64_t seed, uint64_t special) {
   return values;
 }
 
-// The kinds of blocks that there are, one behind the other, each as long as a block.
+// Returns each kind of block once, one behind the other.
 std::vector<float> extreme_values(int64_t block) {
   std::vector<float> values;
   const auto add = [&](float largest) {
@@ -144,14 +143,14 @@ std::vector<float> extreme_values(int64_t block) {
 
 std::vector<std::byte> message_of(const Array& values, const Quantisation& q) {
   std::vector<std::byte> message(static_cast<size_t>(wire_bytes(q, values.numel())));
-  pack(message.data(), values.data(), values.dtype(), values.numel(), q);
+  quantise(message.data(), values.data(), values.dtype(), values.numel(), q);
   return message;
 }
 
 Array array_of(ScalarType dtype, const std::vector<std::byte>& message, int64_t numel,
                const Quantisation& q) {
   Array values(dtype, std::vector<float>(static_cast<size_t>(numel)));
-  unpack(values.data(), dtype, message.data(), numel, q);
+  dequantise(values.data(), dtype, message.data(), numel, q);
   return values;
 }
 
@@ -175,7 +174,7 @@ TEST(Quantise, TakesTheBytesOfAScaleABlockAndACodeAnElement) {
   EXPECT_EQ(wire_bytes({WireFormat::int4, 256}, 512), 2 * 4 + 256);
   EXPECT_EQ(wire_bytes({WireFormat::int4, 64}, 64 + 3), 2 * 4 + 32 + 2);
   EXPECT_EQ(blocks_of({WireFormat::int4, 64}, 64 + 3), 2);
-  // An element of bf16 is 2 bytes: half, and a quarter, of them but for the scales.
+  // An element of bf16 has 2 bytes: messages have a half, and a quarter, of them beside the scales.
   EXPECT_EQ(wire_bytes({WireFormat::int8, 128}, 1 << 20), (1 << 20) * 33 / 32);
   EXPECT_EQ(wire_bytes({WireFormat::int4, 128}, 1 << 20), (1 << 19) * 17 / 16);
 }
@@ -200,19 +199,19 @@ TEST(Quantise, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
             const auto bytes = static_cast<size_t>(wire_bytes(q, numel));
             std::vector<std::byte> fast(bytes + shift + 64, std::byte{0x5A});
             auto plain = fast;
-            pack(fast.data() + shift, values.data(), dtype, numel, q);
-            pack_reference(plain.data() + shift, values.data(), dtype, numel, q);
+            quantise(fast.data() + shift, values.data(), dtype, numel, q);
+            quantise_reference(plain.data() + shift, values.data(), dtype, numel, q);
             ASSERT_TRUE(fast == plain) << numel << " of " << dtype;
             Array read(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
             Array read_plainly(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
-            unpack(read.data(), dtype, fast.data() + shift, numel, q);
-            unpack_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
+            dequantise(read.data(), dtype, fast.data() + shift, numel, q);
+            dequantise_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
             ASSERT_TRUE(read == read_plainly) << numel << " of " << dtype;
             Array sum(ScalarType::Float, normal_values(numel, 7), shift);
             Array sum_plainly(ScalarType::Float, normal_values(numel, 7), shift);
-            unpack_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
-            unpack_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
-                                 numel, q);
+            dequantise_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
+            dequantise_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
+                                     numel, q);
             ASSERT_TRUE(sum == sum_plainly) << numel << " of " << dtype;
           }
         }
@@ -225,7 +224,7 @@ TEST(Quantise, EqualsThePlainLoopAtTheExtremes) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::Float, extreme_values(q.block));
     std::vector<std::byte> plain(static_cast<size_t>(wire_bytes(q, values.numel())));
-    pack_reference(plain.data(), values.data(), values.dtype(), values.numel(), q);
+    quantise_reference(plain.data(), values.data(), values.dtype(), values.numel(), q);
     ASSERT_TRUE(message_of(values, q) == plain);
   });
 }
@@ -236,7 +235,7 @@ TEST(Quantise, RoundsToTheNearestCodeTiesToEven) {
     if (q.format == WireFormat::fp8) return;
     std::vector<float> values(static_cast<size_t>(q.block));
     const float most = greatest_code(q);
-    values[0] = most;  // so that the scale is 1
+    values[0] = most;  // makes the scale 1
     const float tested[] = {0.5F, 1.5F, 2.5F, -0.5F, -1.5F, -2.5F, 2.4F, 2.6F, -2.6F, 6.49F};
     const float expected[] = {0, 2, 2, 0, -2, -2, 2, 3, -3, 6};
     std::copy(std::begin(tested), std::end(tested), values.begin() + 1);
@@ -271,7 +270,7 @@ TEST(Quantise, HasEveryNumberOfFp8) {
   });
 }
 
-// The error is half a step of the block's own maximum, and none of it is cut off.
+// The error is half a step of the block's own maximum, and no element is cut off.
 TEST(Quantise, LosesHalfAStepOfTheBlocksMaximumAtMost) {
   for_all([](const Quantisation& q) {
     const int64_t numel = 16 * q.block + 64;
@@ -310,7 +309,7 @@ TEST(Quantise, OfAQuantisedArrayIsTheSameMessage) {
   });
 }
 
-// What an owner keeps of its bf16 weights is what the others get: again and again.
+// An owner takes its bf16 weights from the message, too; the next message is the same.
 TEST(Quantise, OfAQuantisedBf16ArrayIsTheSameMessage) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::BFloat16, normal_values(64 * q.block + 67, 1, 0.02F));
@@ -328,7 +327,7 @@ TEST(Quantise, KeepsZerosAndReadsFiniteBlocksAsFinite) {
     const auto read = array_of(ScalarType::Float, message_of(extremes, q), extremes.numel(), q);
     for (size_t i = 0; i < static_cast<size_t>(extremes.numel()); ++i)
       ASSERT_TRUE(std::isfinite(read[i])) << extremes[i];
-    // Zero bytes are zeros too, whatever the format.
+    // Zero bytes are zeros in every format.
     const std::vector<std::byte> empty(static_cast<size_t>(wire_bytes(q, zeros.numel())));
     EXPECT_TRUE(array_of(ScalarType::Float, empty, zeros.numel(), q) == zeros);
   });
@@ -345,7 +344,7 @@ TEST(Quantise, MakesTheWholeBlockNanOfAnyThatIsNotFinite) {
           const auto message = message_of(values, q);
           const auto read = array_of(dtype, message, values.numel(), q);
           std::vector<float> sum(numbers.size());
-          unpack_add(sum.data(), message.data(), values.numel(), q);
+          dequantise_add(sum.data(), message.data(), values.numel(), q);
           for (int64_t i = 0; i < values.numel(); ++i) {
             ASSERT_EQ(std::isnan(read[static_cast<size_t>(i)]), i / q.block == at / q.block) << i;
             ASSERT_EQ(std::isnan(sum[static_cast<size_t>(i)]), i / q.block == at / q.block) << i;
@@ -364,11 +363,11 @@ TEST(Quantise, ByPartsIsTheSameMessage) {
     auto read =
         Array(ScalarType::BFloat16, std::vector<float>(static_cast<size_t>(values.numel())));
     std::vector<float> sum(static_cast<size_t>(values.numel())), sum_of_parts = sum;
-    unpack_add(sum.data(), whole.data(), values.numel(), q);
+    dequantise_add(sum.data(), whole.data(), values.numel(), q);
     for (const BlockRange range : {BlockRange{4, 6}, BlockRange{0, 1}, BlockRange{1, 4}}) {
-      pack(parts.data(), values.data(), values.dtype(), values.numel(), q, range);
-      unpack(read.data(), values.dtype(), whole.data(), values.numel(), q, range);
-      unpack_add(sum_of_parts.data(), whole.data(), values.numel(), q, range);
+      quantise(parts.data(), values.data(), values.dtype(), values.numel(), q, range);
+      dequantise(read.data(), values.dtype(), whole.data(), values.numel(), q, range);
+      dequantise_add(sum_of_parts.data(), whole.data(), values.numel(), q, range);
     }
     EXPECT_TRUE(parts == whole);
     EXPECT_TRUE(read == array_of(ScalarType::BFloat16, whole, values.numel(), q));
@@ -386,9 +385,9 @@ TEST(Feedback, EqualsThePlainLoop) {
         const Array values(
             dtype, step == 3 ? any_values(numel, step, 4) : normal_values(numel, step, 0.01F));
         std::vector<std::byte> fast(static_cast<size_t>(wire_bytes(q, numel))), plain = fast;
-        pack_with_feedback(fast.data(), error.data(), values.data(), dtype, numel, q, 0.8F);
-        pack_with_feedback_reference(plain.data(), plain_error.data(), values.data(), dtype, numel,
-                                     q, 0.8F);
+        quantise_with_feedback(fast.data(), error.data(), values.data(), dtype, numel, q, 0.8F);
+        quantise_with_feedback_reference(plain.data(), plain_error.data(), values.data(), dtype,
+                                         numel, q, 0.8F);
         ASSERT_TRUE(fast == plain) << step;
         ASSERT_TRUE(error == plain_error) << step;
       }
@@ -396,7 +395,7 @@ TEST(Feedback, EqualsThePlainLoop) {
   });
 }
 
-// The formula, in plain fp32 over the whole array.
+// Computes the formula in plain fp32 over the whole array.
 TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
   for (const auto& q : all_quantisations()) {
     SCOPED_TRACE(describe(q));
@@ -415,10 +414,10 @@ TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
         kept[i] = kBeta * before[i] + (1 - kBeta) * (wanted[i] - said[i]);
       const auto next = message_of(Array(ScalarType::Float, kept), of_error);
       std::vector<std::byte> message(expected.size());
-      pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel, q,
-                         kBeta);
+      quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel,
+                             q, kBeta);
       EXPECT_TRUE(message == expected) << step;
-      // The plain sum above may be fused: what is kept agrees to the last codes.
+      // The plain sum above may be fused, so the kept errors agree to the last codes only.
       const auto is = array_of(ScalarType::Float, error, numel, of_error);
       const auto should = array_of(ScalarType::Float, next, numel, of_error);
       for (size_t i = 0; i < numbers.size(); ++i) ASSERT_NEAR(is[i], should[i], 1e-3F);
@@ -426,7 +425,7 @@ TEST(Feedback, AddsTheErrorAndKeepsItsMovingAverage) {
   }
 }
 
-// What one message loses comes with the next ones: the mean of many is that of the values.
+// The next messages bring what one message loses: the mean of many is that of the values.
 TEST(Feedback, ComesCloserToAConstantThanQuantisingAlone) {
   const Quantisation q{WireFormat::int4, 64};
   const auto numbers = normal_values(64, 5);
@@ -437,7 +436,8 @@ TEST(Feedback, ComesCloserToAConstantThanQuantisingAlone) {
       array_of(ScalarType::Float, message_of(Array(ScalarType::Float, numbers), q), 64, q);
   for (int step = 0; step < kSteps; ++step) {
     std::vector<std::byte> message(static_cast<size_t>(wire_bytes(q, 64)));
-    pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, 64, q, 0);
+    quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, 64, q,
+                           0);
     const auto said = array_of(ScalarType::Float, message, 64, q);
     for (size_t i = 0; i < 64; ++i) with[i] += said[i] / kSteps;
   }
@@ -456,8 +456,8 @@ TEST(Feedback, SurvivesAnOverflow) {
     std::vector<std::byte> error(static_cast<size_t>(wire_bytes(feedback_quantisation(q), numel)));
     auto numbers = normal_values(numel, 1);
     const auto step = [&] {
-      pack_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel, q,
-                         0.8F);
+      quantise_with_feedback(message.data(), error.data(), numbers.data(), ScalarType::Float, numel,
+                             q, 0.8F);
     };
     step();
     const auto before = array_of(ScalarType::Float, error, numel, feedback_quantisation(q));

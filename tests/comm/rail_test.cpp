@@ -8,25 +8,21 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <future>
 #include <latch>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
-#include "zero/comm/backend_rail.h"
 #include "zero/comm/gloo_rail.h"
 #include "zero/comm/open_rail.h"
 #include "zero/comm/plugin_rail.h"
@@ -112,7 +108,7 @@ TEST(Rail, KeepsTheOrderOfAChannel) {
     } else {
       std::vector<Bytes> received(kMessages, Bytes(1000));
       for (auto& one : received) passages.push_back(rail.receive(peer, Channel::homeward, one));
-      // Waited for the other way round, which must make no difference.
+      // The passages are waited for in reverse order, which must make no difference.
       for (auto passage = passages.rbegin(); passage != passages.rend(); ++passage)
         (*passage)->wait();
       EXPECT_TRUE(received == bytes);
@@ -144,7 +140,7 @@ TEST(Rail, ChannelsDoNotWaitForEachOther) {
 }
 
 TEST(Rail, CountsPiecesBeyondTheEndOfTheirNumbers) {
-  // Both ends begin just before the numbers that tags have room for are over, and go on past it.
+  // Both ends begin just before tags run out of numbers, and go on past that.
   on_hosts(2,
            [](Rail& rail) {
              const int peer = 1 - rail.host();
@@ -232,7 +228,7 @@ TEST(Rail, ThreadsMayUseAChannelEach) {
 
 TEST(Rail, AbortWakesEveryWaitAndRefusesLaterCalls) {
   on_hosts(2, [](Rail& rail) {
-    if (rail.host() == 1) return;  // silent, but there
+    if (rail.host() == 1) return;  // it is silent, but there
     Bytes received(2 * kMiB), sent(64 * kMiB);
     const auto receives = rail.receive(1, Channel::gather, received);
     const auto sends = rail.send(1, Channel::homeward, sent);  // nobody takes it
@@ -276,7 +272,7 @@ TEST(Rail, AnAbortedReceiveLeavesItsMemoryAlone) {
       const Bytes sent(16 * kMiB, std::byte{1});
       try {
         rail.send(peer, Channel::gather, sent)->wait();
-      } catch (const CommError&) {  // as soon as the other has aborted
+      } catch (const CommError&) {  // the other's abort ends it
       }
       aborted.arrive_and_wait();
     }
@@ -285,7 +281,7 @@ TEST(Rail, AnAbortedReceiveLeavesItsMemoryAlone) {
 
 TEST(Rail, AHostThatGoesAwayIsNamed) {
   on_hosts(3, [](Rail& rail) {
-    if (rail.host() == 0) return rail.abort();  // which closes its connections
+    if (rail.host() == 0) return rail.abort();  // that closes its connections
     Bytes bytes(kMiB);
     EXPECT_THAT(message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
                 AllOf(HasSubstr("lost host 0"), HasSubstr("received 1.00 MiB from host 0"),
@@ -297,7 +293,7 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
     rail.send(peer, Channel::gather, sent)->wait();
     receives->wait();
     EXPECT_TRUE(bytes == message(kMiB, peer));
-    // And lose each other, though each has a broken connection already.
+    // They lose each other too, though each has a broken connection already.
     if (rail.host() == 1) return rail.abort();
     EXPECT_THAT(message_of<CommError>([&] { rail.receive(1, Channel::gather, bytes)->wait(); }),
                 HasSubstr("lost host 1"));
@@ -305,8 +301,8 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
 }
 
 TEST(Rail, AHostThatGoesAwayInAMessageIsNamed) {
-  // Some bytes have come, more never will: see Note [Lost hosts]. The sender has messages without
-  // end, so it goes away in one of them, however fast the machine is.
+  // Some bytes have come, and more never will: see Note [Lost hosts]. The sender has messages
+  // without end, so it goes away in one of them, however fast the machine is.
   on_hosts(2, [](Rail& rail) {
     const int peer = 1 - rail.host();
     Bytes bytes(64 * kMiB);
@@ -350,8 +346,8 @@ TEST(Rail, WhatArrivedBeforeItsSenderLeftIsDelivered) {
   leaves.join();
 }
 
-/// What a rank sees of a peer that has left while the system still sends what it had taken from
-/// it: every connection has ended but one, on which bytes are on their way.
+/// A peer that has left looks so while the system still sends its last bytes: every connection has
+/// ended but one, on which bytes are on their way.
 class Tail {
  public:
   static constexpr Channel kBusy = Channel::gather;
@@ -551,87 +547,6 @@ TEST(RailTransport, APluginThatIsNotThereIsNamedWithItsPackage) {
   EXPECT_THAT(
       message_of<CommError>([] { (void)plugin_rail("mvapich", {0}, 0); }),
       AllOf(HasSubstr("libzero_rail_mvapich.so cannot be loaded"), HasSubstr("libmvapich-dev")));
-}
-
-/// Messages between ranks that are threads.
-class Mail {
- public:
-  using Address = std::tuple<int, int, int>;  // from, to, tag
-  void put(const Address& address, const at::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
-    boxes_[address].push_back(tensor.clone());
-    arrived_.notify_all();
-  }
-  at::Tensor take(const Address& address) {
-    std::unique_lock lock(mutex_);
-    arrived_.wait(lock, [&] { return !boxes_[address].empty(); });
-    const auto tensor = boxes_[address].front();
-    boxes_[address].pop_front();
-    return tensor;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<Address, std::deque<at::Tensor>> boxes_;
-};
-
-/// A c10d backend with nothing but messages, which receives when it is waited for.
-class MailBackend final : public c10d::Backend {
- public:
-  MailBackend(int rank, int size, Mail& mail) : c10d::Backend(rank, size), mail_(mail) {}
-  const std::string getBackendName() const override { return "mail"; }
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    mail_.put({rank_, to, tag}, tensors.at(0));
-    return c10::make_intrusive<Pending>([] {});
-  }
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from,
-                                      int tag) override {
-    return c10::make_intrusive<Pending>(
-        [this, tensor = tensors.at(0), address = Mail::Address{from, rank_, tag}]() mutable {
-          tensor.copy_(mail_.take(address));
-        });
-  }
-
- private:
-  class Pending final : public c10d::Work {
-   public:
-    explicit Pending(std::function<void()> work) : work_(std::move(work)) {}
-    bool wait(std::chrono::milliseconds) override {
-      work_();
-      return true;
-    }
-
-   private:
-    std::function<void()> work_;
-  };
-
-  Mail& mail_;
-};
-
-TEST(BackendRail, GoesOverWhateverBackendAProgramGives) {
-  Mail mail;
-  std::vector<std::thread> threads;
-  for (int host = 0; host < 3; ++host) {
-    threads.emplace_back([&mail, host] {
-      const auto rail =
-          backend_rail(c10::make_intrusive<MailBackend>(host, 3, mail), {.piece_bytes = 1000});
-      EXPECT_EQ(rail->host(), host);
-      EXPECT_EQ(rail->hosts(), 3);
-      EXPECT_EQ(rail->describe(), "mail, a backend of the program's");
-      const int next = (host + 1) % 3, last = (host + 2) % 3;
-      Bytes first(2500), second(2500);
-      const auto receives = rail->receive(last, Channel::gather, first);
-      const auto controls = rail->receive(last, Channel::control, second);
-      rail->send(next, Channel::control, message(2500, 10 + host))->wait();
-      rail->send(next, Channel::gather, message(2500, host))->wait();
-      receives->wait();
-      controls->wait();
-      EXPECT_TRUE(first == message(2500, last));
-      EXPECT_TRUE(second == message(2500, 10 + last)) << "channels share tags";
-    });
-  }
-  for (auto& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A system that refuses threads half-way (ulimit -u, pids.max): an error, and nothing left running.
+// If the system refuses threads half-way there is an error, and nothing is left running.
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Threads that may still start; pthread_create has no other way to be told.
+// So many threads may still start. pthread_create has no other way to be told.
 std::atomic<int> threads_left{1 << 30};
 
 class ThreadLimit {

@@ -159,8 +159,9 @@ TEST(JobFromEnvironment, ReadsASlurmStepButNotABatchScript) {
   EXPECT_TRUE(job.addresses.empty()) << "one node: by file";
 }
 
-// What Debian 12's OpenMPI 4.1.4, MPICH 4.0.2 and Slurm 22.05 set for 2 ranks on each of the hosts
-// zh1 and zh2, of which this is the first of zh2; without what nobody here reads.
+// The variables that Debian 12's OpenMPI 4.1.4, MPICH 4.0.2 and Slurm 22.05 set for 2 ranks on each
+// of the hosts zh1 and zh2, in the first rank of zh2. Variables that nobody reads here are left
+// out.
 const Variables kOpenMpiOnTwoHosts{
     {"OMPI_COMM_WORLD_RANK", "2"},
     {"OMPI_COMM_WORLD_SIZE", "4"},
@@ -214,7 +215,7 @@ TEST(JobFromEnvironment, MeetsAtTheHostOfMpirun) {
               HasSubstr("mpirun -x MASTER_ADDR=HOST"));
 }
 
-// OpenMPI 5.0.11.
+// These are OpenMPI 5.0.11's.
 TEST(JobFromEnvironment, MeetsAtTheHostThatIsInTheJobsNameOfOpenMpi5) {
   const Variables variables{{"OMPI_COMM_WORLD_RANK", "2"},
                             {"OMPI_COMM_WORLD_SIZE", "4"},
@@ -322,8 +323,7 @@ TEST(JobFromEnvironment, WantsBothOfAPair) {
   EXPECT_THAT(complaint_about({{"SLURM_PROCID", "0"}}), HasSubstr("SLURM_NTASKS is not set"));
 }
 
-/// What each of `size` ranks (threads here) got from its part of a meeting: a message, or "" for
-/// success.
+/// Returns the error of each of `size` ranks (threads here) at a meeting, or "".
 std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
                                   milliseconds timeout, const std::filesystem::path& folder,
                                   int meetings = 1) {
@@ -338,7 +338,7 @@ std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
           const auto store = join_store(mine, timeout, folder).store;
           if (store->add("sum", 1) > job.size) messages[i] = "an earlier meeting's keys";
           store->set("done/" + std::to_string(mine.rank), "");
-          // Rank 0 may host the store: it stays until all have finished with it.
+          // Rank 0 may host the store, so it stays until all have finished with it.
           for (int rank = 0; rank < job.size; ++rank)
             store->wait({"done/" + std::to_string(rank)}, seconds(20));
           store->add("left", 1);
@@ -354,7 +354,7 @@ std::vector<std::string> meet_all(const Job& job, const std::vector<int>& ranks,
   return messages;
 }
 
-/// A process that has ended and that nobody has waited for, and when it started.
+/// A process that has ended and that nobody has waited for, and the time when it started.
 class Zombie {
  public:
   Zombie() : pid_(fork()) {
@@ -404,8 +404,8 @@ TEST_F(Meet, IgnoresWhatACrashedJobLeftBehind) {
   const auto port = std::to_string(other.port);
   const Job leftover = job(2);
   const Zombie zombie;
-  // A process that has ended, one whose end its parent has not asked for yet, one that runs but was
-  // started at another moment, one that gives no token, and garbage.
+  // The files name a process that has ended, one whose end its parent has not asked for yet, one
+  // that runs but was started at another moment, one that gives no token, and garbage.
   const auto self = std::to_string(getpid());
   const auto token = " " + random_token() + "\n";
   for (const std::string& text :
@@ -447,7 +447,7 @@ TEST_F(Meet, NamesTheRanksThatNeverArrived) {
   EXPECT_TRUE(empty());
 }
 
-/// Ranks whose launcher hosts the store, and keeps it when it starts them again.
+/// Starts ranks whose launcher hosts the store, and keeps it when it starts them again.
 class MeetInALaunchersStore : public Meet {
  protected:
   Job client(int size) const {
@@ -466,7 +466,7 @@ class MeetInALaunchersStore : public Meet {
     EXPECT_THAT(meet(size, all, seconds(20)), ::testing::Each(""));
   }
   c10d::Store& store() { return *launchers_.store; }
-  /// The name of the newest meeting, once there is one.
+  /// Returns the name of the newest meeting, once there is one.
   std::string current() { return store().get_to_str("p/current"); }
 
  private:
@@ -497,7 +497,7 @@ TEST_F(MeetInALaunchersStore, ARankThatSignedInWithADeadAttemptSignsInAnew) {
   EXPECT_THAT(meet(2, {0}, milliseconds(200))[0], HasSubstr("rank 1 never arrived"));
   const auto dead = current();
   auto early = std::async(std::launch::async, [&] { return meet(2, {1}, seconds(20)); });
-  store().wait({"p/" + dead + "/here/1"}, seconds(20));  // it takes that for the present one
+  store().wait({"p/" + dead + "/here/1"}, seconds(20));  // the rank takes that for the present one
   EXPECT_THAT(meet(2, {0}, seconds(20)), ElementsAre(""));
   EXPECT_THAT(early.get(), ElementsAre(""));
 }
@@ -517,7 +517,7 @@ TEST_F(Meet, HostsAStoreAtTheAddressItIsGiven) {
     EXPECT_EQ(message, "");
 }
 
-/// Whether somebody listens at `address`.
+/// Returns true if somebody listens at `address`.
 bool listens(const char* address, uint16_t port) {
   const Descriptor client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in there{};
@@ -543,7 +543,7 @@ TEST_F(Meet, ListensAtTheAddressItIsGivenAlone) {
 
 TEST_F(Meet, ListensNowhereWhereTheAddressIsAnotherHosts) {
   Job elsewhere = job(2);
-  elsewhere.addresses = {"192.0.2.1"};  // kept for examples: nobody has it
+  elsewhere.addresses = {"192.0.2.1"};  // the address is kept for examples: nobody has it
   elsewhere.port = [] { return host_local_store(seconds(1)).port; }();
   EXPECT_THAT(meet_all(elsewhere, {0}, seconds(20), folder_.path())[0],
               AllOf(HasSubstr("could not open the job's store at 192.0.2.1"),

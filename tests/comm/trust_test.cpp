@@ -1,5 +1,4 @@
-// What a rank takes from others: memory from rank 0's process alone, and of what peers write only
-// what can be.
+// Tests that ranks take memory from rank 0's process alone, and only possible values from peers.
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -45,7 +44,7 @@ TEST(Token, IsRandomAndOfOneForm) {
   EXPECT_FALSE(is_token(std::string(31, 'a') + "/"));
 }
 
-// A process of its own that runs `body`, of system calls alone, and then sleeps.
+// A process of its own that runs `body`, which makes only system calls, and then sleeps.
 class Child {
  public:
   explicit Child(const std::function<void()>& body = [] {}) : pid_(fork()) {
@@ -62,7 +61,7 @@ class Child {
     waitpid(pid_, nullptr, 0);
     pid_ = -1;
   }
-  /// What a rank that is this process writes into the store.
+  /// Returns what a rank that is this process writes into the store.
   std::string record() const {
     const auto self = Process::self();
     return std::to_string(pid_) + "\n" + std::to_string(start_time(pid_).value_or(0)) + "\n" +
@@ -80,7 +79,7 @@ std::string arena_record(const std::string& nonce, const ArenaLayout& layout) {
          std::to_string(layout.region_bytes);
 }
 
-// An abstract unix socket that listens (or connects) where rank 0 with this nonce would.
+// Returns an abstract unix socket that listens (or connects) where rank 0 with this nonce would.
 Descriptor socket_at(const std::string& nonce, decltype(&connect) use) {
   Descriptor descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -92,7 +91,7 @@ Descriptor socket_at(const std::string& nonce, decltype(&connect) use) {
   return descriptor;
 }
 
-// What rank 1 of 2 says, for whom somebody has written into the store in the name of rank 0.
+// Returns the error of rank 1 of 2 after somebody has written in the name of rank 0.
 std::string joiner_hears(const std::string& process, const std::string& arena) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("zero/comm/1/process/0", process);
@@ -168,7 +167,7 @@ TEST(Joiner, MapsOnlyAFileThatIsOfTheLayoutAndSealed) {
   std::vector<Descriptor> files;
   files.push_back(memfd(4096));
   files.push_back(memfd(layout.total_bytes() + 4096));
-  files.push_back(memfd(layout.total_bytes()));  // which its maker could still cut
+  files.push_back(memfd(layout.total_bytes()));  // its maker could still cut it
   files.emplace_back(open("/dev/zero", O_RDWR | O_CLOEXEC));
   for (const auto& file : files) {
     const auto nonce = random_token();
@@ -209,8 +208,8 @@ TEST(Host, GivesTheMemoryToRanksAlone) {
   EXPECT_THAT(message, HasSubstr("Rank 1"));
 }
 
-// Rank 0 calls over the real backend, while rank 1 is its slot alone, into which `write` puts what
-// it likes; all synchronisations find it there. What rank 0 hears.
+// Rank 0 calls over the real backend, while rank 1 is only its slot, into which `write` puts what
+// it likes; all synchronisations find it there. Returns rank 0's error.
 constexpr int64_t kBytes = int64_t{4} << 20;
 
 std::string caller_hears(

@@ -1,4 +1,4 @@
-// Random failures of random jobs. WATCH_CASES: how many; WATCH_SEED: of the first.
+// Random failures of random jobs. WATCH_CASES is their number, WATCH_SEED the first one's seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

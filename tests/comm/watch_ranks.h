@@ -1,4 +1,4 @@
-// Ranks of virtual hosts on the loopback interface, each a process with a watch and nothing else.
+// Ranks of virtual hosts on loopback. Each is a process with a watch and nothing else.
 #pragma once
 
 #include <sys/types.h>
@@ -16,14 +16,13 @@ namespace zero::test {
 class WatchedRanks {
  public:
   struct Result {
-    int64_t at_ms = 0;  ///< when it was told, by the monotonic clock
+    int64_t at_ms = 0;  ///< the monotonic clock when it was told
     int told = 0;       ///< how often
     int origin = -1;
     std::string message;
   };
 
-  /// Starts them, and lets them meet once all have started. `orders`: what ranks find to do at
-  /// once, by rank.
+  /// Starts them, and lets them meet once all have started. `orders` are the ranks' first.
   WatchedRanks(int hosts, int ranks_a_host, std::vector<std::string> orders = {},
                std::chrono::milliseconds arrival = std::chrono::seconds(60));
   WatchedRanks(const WatchedRanks&) = delete;
@@ -33,18 +32,16 @@ class WatchedRanks {
 
   int size() const { return static_cast<int>(pids_.size()); }
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
-  /// Blocks until all are watched; fails the test where that takes more than a minute.
+  /// Blocks until all are watched; fails the test if that takes more than a minute.
   void wait_until_watched() const;
   /// See watch_worker.cpp.
   void order(int rank, const std::string& what) const;
   void signal(int rank, int number) const;
-  /// Blocks until the rank has said what it heard; fails the test where that takes longer than
-  /// `limit`.
+  /// Blocks until the rank has said what it heard; fails the test after `limit`.
   Result result(int rank, std::chrono::seconds limit = std::chrono::seconds(60)) const;
-  /// What it has said so far.
+  /// Returns what it has said so far.
   std::optional<Result> result_now(int rank) const;
-  /// Blocks until the process has ended: its exit status, or 128 + the signal; -1 where that takes
-  /// longer than `limit`.
+  /// Blocks until the process has ended: its exit status, or 128 + the signal; -1 after `limit`.
   int wait_for_end(int rank, std::chrono::seconds limit = std::chrono::seconds(30));
 
   static int64_t now_ms();

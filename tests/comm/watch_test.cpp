@@ -1,5 +1,4 @@
-// A rank that dies, is stopped or gives up is named by the same words on all hosts, while nobody
-// communicates.
+// A rank that dies, is stopped or gives up is named alike on all hosts, without any calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -46,7 +45,7 @@ using ::testing::StartsWith;
 constexpr int64_t kDeathMs = 4000;
 constexpr int64_t kSilenceMs = 12'000;
 
-// That the ranks but those in `lost` all say the same, which is returned.
+// Checks that the ranks, but those in `lost`, all say the same, and returns it.
 std::string common_message(const WatchedRanks& ranks, const std::vector<int>& lost, int64_t since,
                            int64_t limit) {
   std::string message;
@@ -69,7 +68,7 @@ std::string died(const WatchedRanks& ranks, int rank, char host) {
          host + ") died.";
 }
 
-// Each in turn is killed, and named by all others.
+// Each rank in turn is killed, and all others name it.
 void kill_each(int hosts, int ranks_a_host) {
   for (int victim = 0; victim < hosts * ranks_a_host; ++victim) {
     WatchedRanks ranks(hosts, ranks_a_host);
@@ -319,7 +318,7 @@ size_t entries(const char* folder) {
 }
 
 TEST(Watch, LeavesNothingBehind) {
-  std::jthread([] {}).join();  // with the first one a sanitizer may start one of its own
+  std::jthread([] {}).join();  // with the first thread a sanitizer may start one of its own
   const auto threads = entries("/proc/self/task");
   const auto descriptors = entries("/proc/self/fd");
   for (const bool trouble : {false, true}) {
@@ -368,7 +367,7 @@ TEST(Watch, MayBeLetGoByWhomItTells) {
 TEST(Watch, SaysWhatTheHostSees) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const Verdict seen{1, "Rank 1 (pid 7, host h1) died."};
-  std::atomic<bool> met = false;  // before, the constructor would throw what is seen
+  std::atomic<bool> met = false;  // before that, the constructor would throw the verdict
   std::unique_ptr<HostWatch> other;
   std::jthread thread([&] {
     other = std::make_unique<HostWatch>(settings(1, 2), *store, HostWatch::OnTrouble(),
@@ -390,7 +389,7 @@ void write(c10d::Store& store, const std::string& key, const std::string& value)
 TEST(Watch, SaysWhichAddressCannotBeReached) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto wrong = settings(0, 2);
-  wrong.address = "192.0.2.7";  // nobody's, for documentation
+  wrong.address = "192.0.2.7";  // an address for documentation, which nobody has
   EXPECT_THAT(message_of<CommError>([&] { HostWatch(wrong, *store, HostWatch::OnTrouble()); }),
               HasSubstr("192.0.2.7"));
   write(*store, "zero/watch/2/0", std::string(32, 'a') + " 127.0.0.1 1 0 7 h0");
@@ -535,7 +534,7 @@ TEST(Frames, OfAPeerThatTakesNothingStayBounded) {
   size_t received = 0;
   for (int i = 0; i < 10'000 && (sender.has_unsent() || i < 10); ++i) {
     for (const auto& frame : receiver.receive()) {
-      if (frame.kind == Frame::Kind::beat) continue;  // what follows other frames
+      if (frame.kind == Frame::Kind::beat) continue;  // the beats that follow other frames
       EXPECT_EQ(frame.origin, static_cast<int>(received++));
       EXPECT_EQ(frame.text.size(), FrameLink::kLongestText);
     }

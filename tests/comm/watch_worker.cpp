@@ -55,7 +55,7 @@ struct Worker {
   std::string file(const std::string& what) const {
     return folder + "/" + what + "." + std::to_string(rank);
   }
-  // Whole or absent for who reads it.
+  // Its reader finds the file whole or absent.
   void write(const std::string& what, const std::string& text) const {
     std::ofstream(file(what) + ".new") << text << std::flush;
     std::rename((file(what) + ".new").c_str(), file(what).c_str());

@@ -1,4 +1,4 @@
-// Windows: bytes published by one rank are what the others read, in step with the epochs.
+// Windows: the others read the bytes that one rank publishes, in step with the epochs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST(Window, ReadersSeeThePublishedBytesOfEachEpoch) {
   });
 }
 
-// What a rank writes to its view stays with it, and goes with `discard`.
+// The bytes that a rank writes to its view stay with it, and go with `discard`.
 TEST(Window, WritesToTheViewArePrivate) {
   for (const int64_t bytes : {int64_t{2 * 5000}, int64_t{3} << 20}) {  // small pages and huge ones
     run_as_threads(2, [&](std::shared_ptr<Group> group) {

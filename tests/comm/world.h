@@ -1,4 +1,4 @@
-// Hosts and ranks that tests of several hosts run on.
+// The hosts and ranks that tests of several hosts run on.
 #pragma once
 
 #include <ostream>
@@ -15,7 +15,7 @@ inline std::ostream& operator<<(std::ostream& out, const World& world) {
   return out << world.hosts << "x" << world.local_size;
 }
 
-/// The same, for names of tests.
+/// Prints a world for names of tests.
 inline std::string name_of(const World& world) {
   return std::to_string(world.hosts) + "x" + std::to_string(world.local_size);
 }

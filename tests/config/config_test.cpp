@@ -160,7 +160,7 @@ TEST(Config, ReadsDeepSpeedsKeysForSeveralHosts) {
             4);
 }
 
-// As in DeepSpeed: nothing is quantised, kept or replicated that was not asked for.
+// DeepSpeed too quantises, keeps or replicates nothing that was not asked for.
 TEST(Config, OfSeveralHostsNothingIsChosenByDefault) {
   const auto config = Config::parse(
       R"({"zero_optimization": {"stage": 3, "zeropp_loco_param": null, "mics_shard_size": -1,
@@ -201,7 +201,7 @@ TEST(Config, OfSeveralHostsWhatCannotBeIsRefused) {
               HasSubstr("Leave one of them out"));
   EXPECT_THAT(refused(R"("stage": 3, "mics_shard_size": 4, "zero_quantized_gradients": true)"),
               HasSubstr("sums of replicas are not quantised"));
-  // As in DeepSpeed it says nothing without them.
+  // DeepSpeed too says nothing without them.
   EXPECT_EQ(Config::parse(R"({"zero_optimization": {"stage": 3,
                              "zeropp_loco_param": {"err_beta": 0.8}}})",
                           2)
@@ -307,7 +307,7 @@ TEST(Config, ReadsBf16) {
   EXPECT_TRUE(narrow.bf16_master_weights_and_grads);
   EXPECT_TRUE(narrow.bf16_optimizer_states);
   EXPECT_EQ(Config::parse(narrow.dump(), 1), narrow);
-  // Of a section that is off nothing is in force.
+  // Nothing of a section that is off is in force.
   EXPECT_EQ(Config::parse(R"({"bf16": {"enabled": false, "bf16_optimizer_states": true,
                              "bf16_master_weights_and_grads": true}})",
                           1),
@@ -354,7 +354,7 @@ TEST(Config, TextThatIsNoConfigurationIsAnErrorOfOurs) {
   std::string objects;
   for (int i = 0; i < 200'000; ++i) objects += "{\"a\":";
   EXPECT_THAT(error_of(objects), HasSubstr("deep"));
-  // What may stand in a file is told in full at a depth that an error can show.
+  // Errors show values in full at a depth that they can show.
   EXPECT_THAT(error_of(std::string(30, '[') + std::string(30, ']')), HasSubstr("an object"));
   EXPECT_THAT(error_of(R"({"bf16": {"enabled": true, "enabled": true}})"),
               HasSubstr("names 'enabled' twice"));
@@ -400,12 +400,13 @@ TEST(Config, WhatHasNoEffectIsOneWarning) {
       "comet": {"enabled": true, "workspace": "g"}, "nebula": {"load_path": "g"}, "tensorboard": {"enabled": true, "output_path": "x"}})",
                 1, "ds.json", options);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_THAT(warnings[0],
-              AllOf(HasSubstr("ds.json: these keys have no effect here:\n"),
-                    HasSubstr("  zero_optimization.allgather_bucket_size, reduce_bucket_size: "
-                              "`unit_bytes` says"),
-                    HasSubstr("  zero_optimization.legacy_stage1: "),
-                    HasSubstr("  comet: Nothing is sent")));
+  EXPECT_THAT(
+      warnings[0],
+      AllOf(HasSubstr("ds.json: these keys have no effect here:\n"),
+            HasSubstr("  zero_optimization.allgather_bucket_size, reduce_bucket_size: "
+                      "`unit_bytes` says"),
+            HasSubstr("  zero_optimization.legacy_stage1: "), HasSubstr("  comet: Nothing is sent"),
+            HasSubstr("  wandb: libzero writes no run"), HasSubstr("`wandb sync DIR`")));
   for (const char* silent : {"overlap_comm", "flops_profiler", "nebula", "project", "output_path"})
     EXPECT_THAT(warnings[0], testing::Not(HasSubstr(silent)));
 }
@@ -475,7 +476,7 @@ TEST(Config, WhatIsOffOrLeftToTheDefaultDoesNotAct) {
   for (const char* key : {"bf16.enabled", "gradient_clipping"})
     EXPECT_THAT(effects_of(key), ElementsAre(Effect::holds)) << key;
   EXPECT_THAT(effects_of("zero_optimization.stage"), ElementsAre(Effect::acts));
-  // Of one section one thing is said.
+  // One thing is said of one section.
   EXPECT_THAT(effects_of("zero_optimization.offload_param"), ElementsAre(Effect::none));
   EXPECT_THAT(effects_of("zero_optimization.offload_param.device"), ElementsAre());
 }
@@ -638,7 +639,7 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
                                 .scale_parameter = false,
                                 .warmup_init = true,
                                 .eps_added = true}));
-  // What they approximate.
+  // The exact optimizers that these names approximate.
   EXPECT_EQ(read(R"({"type": "OneBitAdam", "params": {"freeze_step": 400, "cuda_aware": false,
                      "comm_backend_name": "nccl"}})"),
             Optimizer(fused));

@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// What is to come of a file on 2 ranks.
+/// The expected result of reading a file on 2 ranks.
 struct Expectation {
   std::string file;
   /// Parts of its warnings; without any there are none.
@@ -86,7 +86,7 @@ const std::vector<Expectation>& expectations() {
       {"megatron_curriculum_off"},
       {"megatron_gpt2", {}, {"optimizer.params.max_grad_norm is replaced by gradient_clipping"}},
       {"monitors_off"},
-      {"monitors_on"},
+      {"monitors_on", {"wandb: libzero writes no run"}},
       {"old_bfloat16"},
       {"old_cpu_offload", {"cpu_offload_use_pin_memory: ", "overlap_comm: What it chooses"}},
       {"old_cpu_offload_params"},
@@ -186,7 +186,7 @@ TEST_P(EachFile, DoesWhatIsExpected) {
   EXPECT_EQ(Settings::parse(result.settings.dump(), 2), result.settings);
 }
 
-/// What `zero config --check` tells agrees with loading, key by key.
+/// The findings of `zero config --check` agree with loading, key by key.
 TEST_P(EachFile, IsCheckedAsItIsLoaded) {
   const auto name = GetParam().file;
   const auto loaded = load(name);
@@ -237,13 +237,9 @@ TEST(Files, OfMonitorsSayWhereTheyWrite) {
   const auto program = load("monitors_on").settings.program;
   EXPECT_EQ(program.tensorboard, on);
   EXPECT_EQ(program.csv_monitor, on);
-  EXPECT_EQ(program.wandb,
-            (WandbSettings{
-                .enabled = true, .group = "my_group", .team = "my_team", .project = "my_project"}));
   const auto off = load("monitors_off").settings.program;
   EXPECT_FALSE(off.tensorboard.enabled);
   EXPECT_FALSE(off.csv_monitor.enabled);
-  EXPECT_EQ(off.wandb, WandbSettings());
   EXPECT_EQ(load("flops_profiler").settings.program.flops_profiler,
             (FlopsProfilerSettings{.enabled = true, .top_modules = 3}));
 }
@@ -279,7 +275,7 @@ TEST(Files, HaveTheirSchedules) {
       optim::Schedule(optim::DeepSpeedRangeTest{.min_lr = 1e-4, .step_size = 200, .step_rate = 5}));
 }
 
-// What libzero does not have is passed over on request, and typos are told.
+// Features that libzero does not have are passed over on request, and typos are told.
 TEST(Files, ThatAskForWhatIsNotHereLoadWhereLenient) {
   for (const char* name :
        {"compression_on", "curriculum_on", "data_efficiency_on", "sparse_attention", "amp_on",

@@ -1,4 +1,4 @@
-// What `zero train` alone is told.
+// Tests the options of `zero train` alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -22,6 +22,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -32,6 +33,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tests/device/models.h"
@@ -45,6 +47,11 @@
 #include "zero/device/stream.h"
 #include "zero/engine/engine.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/column_sums.h"
+#include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/layer_norm.h"
+#include "zero/models/layers/softmax.h"
 #include "zero/optim/operators.h"
 #include "zero/optim/passes.h"
 #ifdef ZERO_CHECK_SIMULATED
@@ -222,6 +229,152 @@ TEST(DeviceKernels, AddSquaresAsTheCpuInBitsAndSayWhetherAllIsFinite) {
           if (HasFailure()) return;
         }
       }
+    }
+  }
+}
+
+// The losses and gradients of rows as they lie in `linear_cross_entropy` and in other ways.
+TEST(DeviceKernels, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailAndStride) {
+  for (const auto dtype : optim::dtypes()) {
+    // What rounding the result makes, relative to its largest.
+    const double unit = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    for (const int64_t vocabulary : {1, 7, 64, 1003, 50257}) {
+      for (const int64_t stride : {vocabulary, (vocabulary + 63) / 64 * 64, vocabulary + 3}) {
+        at::manual_seed(vocabulary);
+        constexpr int64_t kRows = 37;
+        const auto values = at::randn({kRows, vocabulary}).mul_(8).to(dtype);
+        auto targets = at::randint(vocabulary, {kRows}, at::kLong);
+        targets[2] = kIgnoredTarget;
+        const auto scales = targets.ne(kIgnoredTarget).to(at::kFloat).mul_(0.2);
+        auto expected = values.to(at::kFloat, false, /*copy=*/true);
+        const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
+        const auto whole = at::full({kRows, stride}, 375, dtype).to(device());
+        auto found = whole.narrow(1, 0, vocabulary);
+        const auto what =
+            fmt::format("{}, {} words, rows {} apart", c10::toString(dtype), vocabulary, stride);
+        for (const bool gradient : {false, true}) {
+          found.copy_(values);
+          const auto sum =
+              softmax_cross_entropy_(found, targets.to(device()), scales.to(device()), gradient);
+          EXPECT_NEAR(sum.item<double>(), loss.item<double>(), 1e-5 * loss.item<double>() + 1e-5)
+              << what;
+        }
+        EXPECT_LE((found.cpu().to(at::kFloat) - expected).abs().max().item<double>(), 0.2 * unit)
+            << what;
+        EXPECT_EQ(found[2].abs().max().item<float>(), 0) << what;
+        EXPECT_TRUE(whole.narrow(1, vocabulary, stride - vocabulary).eq(375).all().item<bool>())
+            << what;
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, LinearCrossEntropyIsTheCpusForEveryChunking) {
+  for (const auto dtype : optim::dtypes()) {
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    at::manual_seed(5);
+    const auto hidden = at::randn({70, 32}).mul_(0.3).to(dtype);
+    const auto weight = at::randn({1003, 32}).mul_(0.3).to(dtype);
+    auto targets = at::randint(1003, {70}, at::kLong);
+    targets[11] = kIgnoredTarget;
+    const auto on = [&](c10::Device where, int64_t rows) {
+      const auto x = hidden.to(where).detach().requires_grad_();
+      const auto w = weight.to(where).detach().requires_grad_();
+      const auto loss =
+          linear_cross_entropy(x, w, targets.to(where), {.logits_bytes = 4 * 1003 * rows});
+      loss.backward();
+      return std::array{loss.detach(), x.grad(), w.grad()};
+    };
+    const auto expected = on(c10::kCPU, 70);
+    for (const int64_t rows : {1, 9, 70}) {
+      const auto found = on(device(), rows);
+      for (size_t i = 0; i < found.size(); ++i) {
+        const auto there = expected[i].to(at::kDouble);
+        const auto apart = (found[i].cpu().to(at::kDouble) - there).norm().item<double>();
+        EXPECT_LE(apart, 2 * unit * there.norm().item<double>())
+            << c10::toString(dtype) << ", " << rows << " rows at a time, result " << i;
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, ColumnSumsAreLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    for (const int64_t rows : {1, 63, 1000, 3001}) {
+      for (const int64_t columns : {1, 33, 768, 2304}) {
+        at::manual_seed(rows);
+        const auto matrix = at::randn({rows, columns}).to(dtype);
+        const auto expected = matrix.to(at::kDouble).sum(0);
+        auto found = at::empty({columns}, at::TensorOptions(dtype).device(device()));
+        column_sums_into(found, matrix.to(device()));
+        EXPECT_LE((found.cpu().to(at::kDouble) - expected).norm().item<double>(),
+                  2 * unit * expected.norm().item<double>())
+            << fmt::format("{}, {} rows of {}", c10::toString(dtype), rows, columns);
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, LayerNormIsLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    // The CPU's kernel of LibTorch adds up weights' gradients in 16 bits.
+    if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const int64_t rows : {1, 7, 1000, 2601}) {
+      for (const int64_t columns : {64, 384, 768, 1600, 2048, 4096}) {
+        at::manual_seed(rows);
+        const auto x = at::randn({rows, columns}).mul_(3).add_(1).to(dtype);
+        const auto dy = at::randn({rows, columns}).to(dtype);
+        const auto weight = at::randn({columns}).to(dtype);
+        const auto gradients = [&](c10::Device where, at::ScalarType as) {
+          const auto leaf = [&](const Tensor& t) {
+            return t.to(where).to(as).detach().requires_grad_();
+          };
+          const auto a = leaf(x), w = leaf(weight), b = leaf(at::zeros({columns}));
+          const auto y = layer_norm(a, w, b, 1e-5);
+          y.backward(dy.to(where).to(as));
+          return std::array{y.detach(), a.grad(), w.grad(), b.grad()};
+        };
+        const auto expected = gradients(c10::kCPU, at::kDouble);
+        const auto found = gradients(device(), dtype);
+        for (size_t i = 0; i < found.size(); ++i) {
+          const auto apart = (found[i].cpu().to(at::kDouble) - expected[i]).norm().item<double>();
+          EXPECT_LE(apart, unit * expected[i].norm().item<double>()) << fmt::format(
+              "{}, {} rows of {}, result {}", c10::toString(dtype), rows, columns, i);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, GeluIsLibTorchs) {
+  for (const auto dtype : optim::dtypes()) {
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const int64_t numel : {1, 7, 1000, 100003}) {
+      at::manual_seed(numel);
+      const auto x = at::randn({numel}).mul_(3).to(dtype);
+      const auto dy = at::randn({numel}).to(dtype);
+      const auto x64 = x.to(at::kDouble).requires_grad_();
+      const auto y64 = at::gelu(x64, "tanh");
+      y64.backward(dy.to(at::kDouble));
+      const auto there = x.to(device()).requires_grad_();
+      const auto y = tanh_gelu(there);
+      y.backward(dy.to(device()));
+      const auto expect_near = [&](const Tensor& found, const Tensor& expected) {
+        EXPECT_LE((found.cpu().to(at::kDouble) - expected).norm().item<double>(),
+                  unit * expected.norm().item<double>() + 1e-6)
+            << fmt::format("{}, {} elements", c10::toString(dtype), numel);
+      };
+      expect_near(y.detach(), y64.detach());
+      expect_near(there.grad(), x64.grad());
+      if (!has_tanh_gelu_kernel(there)) continue;
+      auto dx = dy.to(device());
+      const auto again = tanh_gelu_again(there.detach(), dx);
+      EXPECT_TRUE(at::equal(again, y.detach()));
+      EXPECT_TRUE(at::equal(dx, there.grad()));
     }
   }
 }
@@ -439,6 +592,10 @@ Outcome on_cpu(const Setting& s, const Between& between = {}) {
 // How far a device may be from the CPU, relative: its products add in another order.
 struct Tolerance {
   double loss, norm, weights;
+  // Lion takes a step of lr by the sign of a mean alone, which rounding decides where the mean
+  // should be zero, as that of the keys' biases is: softmax does not see them. If this is lr, a
+  // hundredth of all elements may have taken any of their steps the other way.
+  double lr_of_signs = 0;
 };
 Tolerance tolerance(at::ScalarType dtype) {
   if (dtype == at::kFloat) return {1e-5, 1e-4, 1e-4};
@@ -462,11 +619,23 @@ void expect_near(const Outcome& found, const Outcome& expected, const Tolerance&
     EXPECT_NEAR(found.norms[i], expected.norms[i], within.norm * expected.norms[i]) << "norm " << i;
   }
   ASSERT_EQ(found.weights.size(), expected.weights.size());
+  int64_t turned = 0, elements = 0;
   for (size_t i = 0; i < found.weights.size(); ++i) {
-    const auto apart = (found.weights[i] - expected.weights[i]).norm().item<double>();
-    EXPECT_LE(apart, within.weights * expected.weights[i].norm().item<double>() + 1e-6)
+    auto apart = found.weights[i] - expected.weights[i];
+    elements += apart.numel();
+    if (within.lr_of_signs > 0) {
+      const auto far = apart.abs().gt(within.lr_of_signs);
+      const auto steps = static_cast<double>(expected.norms.size());
+      EXPECT_LE(apart.abs().max().item<double>(), 2.01 * within.lr_of_signs * steps)
+          << "parameter " << i;
+      turned += far.sum().item<int64_t>();
+      apart.masked_fill_(far, 0);
+    }
+    EXPECT_LE(apart.norm().item<double>(),
+              within.weights * expected.weights[i].norm().item<double>() + 1e-6)
         << "parameter " << i;
   }
+  EXPECT_LE(turned, elements / 100);
 }
 
 // SGD, whose update is as far off as the gradient is; Adam's may be of another sign where the
@@ -561,12 +730,15 @@ TEST(DeviceTraining, HasTheSameBitsWhenItIsRepeated) {
 }
 
 TEST(DeviceTraining, UpdatesAsTheCpuWithEachOptimizer) {
+  constexpr double kLr = 1e-3;
   for (const Optimizer& optimizer : {Optimizer(Sgd{}), Optimizer(kSgd), Optimizer(Adagrad{}),
-                                     Optimizer(Lion{.lr = 1e-3}), Optimizer(AdamW{.lr = 1e-3})}) {
+                                     Optimizer(Lion{.lr = kLr}), Optimizer(AdamW{.lr = kLr})}) {
     const Setting setting{.stage = 2, .ranks = 2, .optimizer = optimizer};
     SCOPED_TRACE(optim::name(optimizer));
-    // One sign of Lion's or Adam's that differs is lr in one weight.
-    expect_near(on_devices(setting), on_cpu(setting), {1e-3, 1e-3, 1e-2});
+    // One sign of Adam's that differs is lr in one weight.
+    Tolerance within{1e-3, 1e-3, 1e-2};
+    if (std::holds_alternative<Lion>(optimizer)) within.lr_of_signs = kLr;
+    expect_near(on_devices(setting), on_cpu(setting), within);
   }
 }
 

@@ -13,7 +13,7 @@ fail() {
 }
 expect() { grep -q -- "$2" "$folder/$1" || fail "$1 has no '$2'"; }
 
-"$source/scripts/gpu_check.sh" --device cpu --build "$build" --out "$folder/whole.md" || fail "exit status $?"
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --seconds 500 --out "$folder/whole.md" || fail "exit status $?"
 for part in environment plugin kernels training-parity refusals train bench-step comparison; do expect whole.md "^| $part | passed |"; done
 expect whole.md '^| sanitizer | not run: '
 expect whole.md 'No part failed'
@@ -22,7 +22,7 @@ expect whole.md ' losses, at most '
 
 # Again, into the same folder, where the first report is.
 echo stale >>"$folder/whole.md"
-"$source/scripts/gpu_check.sh" --device cpu --build "$build" --out "$folder/whole.md" || fail "exit status $? the second time"
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --seconds 500 --out "$folder/whole.md" || fail "exit status $? the second time"
 if grep -q '^stale$' "$folder/whole.md"; then fail "the first report is still there"; fi
 
 # Without the program, and with tests of the device that fail.
@@ -32,11 +32,18 @@ printf '#!/bin/sh\necho broken\nexit 3\n' >"$folder/broken/zero"
 cp "$folder/broken/zero" "$folder/broken/tests/cuda/cuda_device_test"
 chmod +x "$folder/broken/zero" "$folder/broken/tests/cuda/cuda_device_test"
 ln -s "$build/tests/cuda/cuda_plugin_test" "$folder/broken/tests/cuda/cuda_plugin_test"
-if "$source/scripts/gpu_check.sh" --device cpu --build "$folder/broken" --out "$folder/broken.md" 2>/dev/null; then
+if "$source/scripts/gpu_check.sh" --device cpu --build "$folder/broken" --seconds 500 --out "$folder/broken.md" 2>/dev/null; then
   fail "it passed with programs that fail"
 fi
 for part in environment kernels training-parity refusals train bench-step; do expect broken.md "^| $part | \*\*failed\*\*: exit status 3 |"; done
 expect broken.md '^| plugin | passed |'
 expect broken.md '^| comparison | not run: '
 expect broken.md 'broken'
+
+# Some parts alone, and no time for another.
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --parts plugin --out "$folder/some.md" || fail "exit status $? of some parts"
+expect some.md '^| plugin | passed |'
+if grep -q '^| kernels |' "$folder/some.md"; then fail "a part ran that was not asked for"; fi
+"$source/scripts/gpu_check.sh" --device cpu --build "$build" --parts plugin --seconds 1 --out "$folder/late.md" || fail "exit status $? without time"
+expect late.md '^| plugin | not run: the 1 seconds were up |'
 echo passed

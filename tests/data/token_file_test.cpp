@@ -99,7 +99,7 @@ std::string with_padding(std::string begin) {
   return begin;
 }
 
-// What would train as bytes, or as tokens under the name .bin.
+// These files would train as bytes, or as tokens under the name .bin.
 TEST(TokenFile, NamesTheFormatOfAForeignFileAndTheRemedy) {
   using std::string_literals::operator""s;
   const TemporaryFolder folder;
@@ -179,7 +179,7 @@ std::string llm_c_tokens(const std::vector<uint16_t>& tokens) {
                      u16_bytes(tokens));
 }
 
-// As llm.c's FineWeb.
+// These are llm.c's names for FineWeb.
 TEST(Dataset, AFolderOfManyShardsIsOneDataSetInTheirOrder) {
   const TemporaryFolder folder;
   folder.write("x/fineweb_train_000010.bin", llm_c_tokens({7, 8}));

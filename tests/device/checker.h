@@ -35,7 +35,7 @@ class Checker {
   /// Host memory that is free, and nothing is under way with: who gets it next, another rank of the
   /// process perhaps, has nothing to do with what was done to it.
   void forget(const void* data, size_t bytes);
-  /// What every host that has done anything knows: such accesses cannot race any more.
+  /// Everything that all active hosts know: such accesses cannot race any more.
   void forget(const Clock& known_to_all) { known_ = known_to_all; }
 
   /// Reports number a stream's tasks from here on.

@@ -40,7 +40,7 @@ class Clock {
   void join(const Clock& other) {
     for (size_t i = 0; i < ticks_.size(); ++i) ticks_[i] = std::max(ticks_[i], other.ticks_[i]);
   }
-  /// What both know.
+  /// Returns what both clocks know.
   void meet(const Clock& other) {
     for (size_t i = 0; i < ticks_.size(); ++i) ticks_[i] = std::min(ticks_[i], other.ticks_[i]);
   }

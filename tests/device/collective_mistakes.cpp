@@ -13,7 +13,7 @@ namespace {
 using at::Tensor;
 using c10::Event;
 
-// What a rank has: streams, and tensors of its device, there when its part begins.
+// The streams and device tensors that a rank has when its part begins.
 struct Rank : ThreeStreams {
   explicit Rank(int r)
       : ThreeStreams(r),

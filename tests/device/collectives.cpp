@@ -20,7 +20,7 @@ at::Tensor flat(const at::Tensor& tensor) {
   return shown_to_tasks(tensor).view({-1});
 }
 
-// Of tensors of the CPU.
+// Collectives over tensors of the CPU.
 at::Tensor sum(const std::vector<at::Tensor>& terms) {
   const auto type = terms[0].scalar_type();
   const auto wide = c10::isIntegralType(type, /*includeBool=*/true) ? at::kLong

@@ -42,7 +42,7 @@ class Collectives {
     int stream = 0;
     Mark before{};  // what the rank enqueued there before
   };
-  /// Of one rank: what its task reads and writes, and the task.
+  /// One rank's part: the task, with what it reads and writes.
   struct Work {
     std::vector<Range> ranges;
     std::function<void()> body;

@@ -56,7 +56,7 @@ struct Options {
   /// Fills memory that is new with NaNs, and memory that is freed too, by a task on its stream.
   bool poison = true;
   bool check = true;
-  /// Of a device; an allocation beyond throws c10::OutOfMemoryError.
+  /// Bytes of a device's memory; an allocation beyond throws c10::OutOfMemoryError.
   size_t memory_bytes = size_t{1} << 31U;
   /// The wait of a stream for an event that does not happen, of those that the host of the device
   /// `left_out_host` enqueues, counted from 0 since `configure`.
@@ -96,7 +96,8 @@ struct Range {
 /// and reads and writes the `backing` of the ranges and nothing else. What it throws leaves the
 /// next wait of a host.
 void launch(const char* name, const std::vector<Range>& ranges, std::function<void()> body);
-/// Where the bytes of a device pointer are, for tasks; a host pointer is its own.
+/// Returns the address at which tasks find the bytes of a device pointer; a host pointer is its
+/// own.
 void* backing(const void* pointer);
 template <class T>
 T* backing(T* pointer) {
@@ -110,8 +111,8 @@ void host_access(const char* what, const Range& range);
 void* allocate(size_t bytes);
 void release(void* pointer);
 
-/// What the checker found since `configure` or the last call, one text for each pair of operations;
-/// docs/simulated-device.md explains them.
+/// Returns the checker's findings since `configure` or the last call, one text for each pair of
+/// operations; docs/simulated-device.md explains them.
 std::vector<std::string> take_reports();
 
 struct Counts {
@@ -129,10 +130,10 @@ struct Counts {
 };
 /// Since `configure`.
 Counts counts();
-/// What the wait of a stream with that number waited for, of those that a host enqueued since
+/// The wait of a stream with that number waited for this, among those that a host enqueued since
 /// `configure`; for failures of tests.
 std::string describe_wait(int host, int64_t number);
-/// Where in the program it was asked for, if Options say that places are kept.
+/// The place in the program that asked for it, if Options say that places are kept.
 std::string place_of_wait(int host, int64_t number);
 
 }  // namespace zero::simulated

@@ -1,4 +1,4 @@
-// What an operator does to the geometry of tensors, found without the data.
+// Finds the effect of an operator on the geometry of tensors, without the data.
 //
 // Note [Shadow runs]
 // To enqueue an operator its results must be allocated, so their sizes and strides must be known

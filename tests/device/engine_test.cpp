@@ -177,7 +177,7 @@ std::shared_ptr<Learner> make_model(const Setting& s) {
   return model;
 }
 
-// What a model is given in micro-batch `number`, and what it is to say.
+// The input of a model in micro-batch `number`, and its expected output.
 std::pair<Tensor, Tensor> example(const Setting& s, int rank, int64_t number) {
   const auto values = torch::arange(6 * 3 * 8 * 8) * (7 + 2 * rank) + number * 5;
   const auto words = [&](int64_t salt) {
@@ -291,8 +291,8 @@ Outcome on_devices(const Setting& s, const Between& between = {}) {
   return outcome;
 }
 
-// Of a host in a step, where their number does not depend on sizes: one for the norm; with states
-// on the host one more before it writes what copies may still read.
+// Counts a host's waits in a step whose number does not depend on sizes: one for the norm; with
+// states on the host one more before it writes what copies may still read.
 std::optional<int64_t> waits_of_step(const Setting& s) {
   if (s.states == Tier::device) return 1;
   const bool in_blocks = s.bf16 || (s.stage >= 2 && s.accumulate > 1);
@@ -424,7 +424,7 @@ TEST(EngineOnDevices, HasTheCpusBitsWithTheOptimizerElsewhereAlone) {
   }
 }
 
-// Of updates that run beside the passes.
+// Tests of updates that run beside the passes.
 TEST(EngineOnDevices, HasTheCpusBitsOfLateUpdates) {
   for (const auto states : {Tier::host, Tier::disk}) {
     for (const int stage : {1, 2, 3}) {

@@ -46,7 +46,7 @@ class StreamMemoryOfADevice : public ::testing::Test {
   StreamMemoryOfADevice() { c10::impl::device_guard_impl_registry[kIndex] = &guard_; }
   ~StreamMemoryOfADevice() override {
     c10::impl::device_guard_impl_registry[kIndex] = nullptr;
-    // What stayed taken is held once, by nobody.
+    // The memory that stayed taken is held once, by nobody.
     for (auto* kept : kept_) {
       if (kept != nullptr) c10::raw::intrusive_ptr::decref(kept);
     }

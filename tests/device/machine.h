@@ -32,7 +32,7 @@ class HostScope {
  private:
   int before_;
 };
-/// Where this thread enqueues the work of a device.
+/// The stream on which this thread enqueues the work of a device.
 Actor current_actor(int device);
 /// Returns the one before, of the same device.
 Actor exchange_current_actor(Actor stream);
@@ -54,12 +54,12 @@ class Machine {
   void change_host(int from, int to);
 
   Mark record(Actor stream);
-  /// What is enqueued on the stream from now on comes after the mark. A wait of the machine's own,
+  /// Work enqueued on the stream from now on comes after the mark. A wait of the machine's own,
   /// which is not numbered.
   void order(Actor stream, const Mark& after);
   /// The same for an event of the program's: numbered, and left out where Options says so.
   void wait(Actor stream, const Mark& mark);
-  /// Whether it is reached; if so the host knows.
+  /// Returns whether it is reached; if so, the host knows from then on.
   bool query(const Mark& mark);
   bool idle(Actor stream);
   /// `cause` is for the counts. Throws what a task threw.

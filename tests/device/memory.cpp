@@ -9,7 +9,7 @@ namespace zero::simulated {
 
 namespace {
 
-// Of all devices together; nothing but addresses until it is used.
+// The memory of all devices together; it is nothing but addresses until it is used.
 constexpr size_t kAddresses = size_t{1} << 33U;
 constexpr size_t kGranule = 512;
 

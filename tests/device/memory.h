@@ -31,7 +31,7 @@ class Memory {
   Memory();
 
   bool owns(const void* pointer) const;
-  /// Where the bytes of a device pointer are.
+  /// Returns the address of the bytes of a device pointer.
   static char* backing(const void* pointer);
 
   /// A block of a stream: a free one of the same size, or a new one, poisoned if so asked. Throws

@@ -60,7 +60,7 @@ void whole_is_freed_while_a_slice_is_read(bool mistake) {
   synchronize();
 }
 
-// What the side stream reads is not the matrix but the copy that `contiguous` made.
+// The side stream does not read the matrix but the copy that `contiguous` made.
 void contiguous_copy_is_not_recorded(bool mistake) {
   const ThreeStreams s;
   const auto matrix = filled(1).view({16, 16});
@@ -233,7 +233,7 @@ void frame_goes_back_before_its_last_reader(bool mistake) {
   synchronize();
 }
 
-// What a reduction reads is held until the next one begins, which has to wait for it first.
+// The input of a reduction is held until the next one begins, which has to wait for it first.
 void input_is_not_held_until_it_was_reduced(bool mistake) {
   const ThreeStreams s;
   const auto loss = filled(1), sum = filled(0);

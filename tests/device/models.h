@@ -157,7 +157,7 @@ std::shared_ptr<Learner> make() {
   return std::make_shared<Model>();
 }
 
-// What they are given.
+// The models' inputs.
 inline Tensor vectors() { return torch::randn({6, 16}); }
 inline Tensor images() { return torch::randn({6, 3, 8, 8}); }
 inline Tensor sequences() { return torch::randn({6, 5, 16}); }

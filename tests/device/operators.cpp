@@ -199,7 +199,7 @@ class OperatorLaunch {
     }
   }
 
-  // What a task has computed in memory of the host; no wait of its own, which would be counted.
+  // The result of a task in memory of the host. Reading it is no wait, which would be counted.
   at::Tensor to_device(const at::Tensor& computed) {
     auto result =
         at::empty_strided(computed.sizes(), computed.strides(),

@@ -36,7 +36,7 @@ Call call_at(void* address) {
 
 bool begins(const std::string& text, std::string_view with) { return text.rfind(with, 0) == 0; }
 
-// What others call to let a stream wait.
+// The functions by which others let a stream wait.
 bool is_means(const std::string& function) {
   constexpr std::array kMeans{"zero::StreamMark",   "zero::SideScope", "zero::wait_for",
                               "zero::StreamMemory", "zero::SliceSum",  "zero::comm::"};

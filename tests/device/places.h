@@ -1,4 +1,4 @@
-// Where in the program a stream was asked to wait.
+// The places of the program at which a stream was asked to wait.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the dispatcher learns of the device: the fallback for all operators, the few that need a
+// The dispatcher learns of the device here: the fallback for all operators, the few that need a
 // kernel of their own because they make memory or views, and those whom a composite would hide.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
@@ -109,7 +109,7 @@ void register_hidden(torch::Library& aten) {
   }
 }
 
-// What is registered stays until the process ends, like LibTorch's own kernels.
+// The registrations stay until the process ends, like LibTorch's own kernels.
 struct Registration {
   Registration() {
     register_kernels(aten);

@@ -1,4 +1,5 @@
-// What tests of schedules share: schedules to run under, waits to leave out, ranks as threads.
+// Helpers that tests of schedules share: schedules to run under, waits to leave out, ranks as
+// threads.
 #pragma once
 
 #include <functional>
@@ -20,7 +21,7 @@ std::string describe(const Options& options);
 /// The reports, a line each; empty if there are none. Takes them.
 std::string reports();
 
-/// What came of runs without one wait.
+/// The outcome of runs without one wait.
 struct LeftOut {
   int64_t waits = 0;  ///< how many there are, each left out in turn
   /// Of these: wrong in some run, and each wrong run reported; right in all and reported in some;
@@ -38,9 +39,9 @@ LeftOut leave_out_each_wait(const std::function<bool()>& right, int seeds);
 /// The same of the waits of hosts.
 LeftOut leave_out_each_host_wait(const std::function<bool()>& right, int seeds);
 
-/// Which places of a program that ask a stream to wait are of use. One schedule seldom shows it:
-/// where others imply a wait, it may be the only one with more units or micro-batches. So several
-/// schedules are looked at, and a place is needed when one of its waits is, in one of them.
+/// Finds which places of a program that ask a stream to wait are of use. One schedule seldom shows
+/// it: where others imply a wait, it may be the only one with more units or micro-batches. So
+/// several schedules are looked at, and a place is needed when one of its waits is, in one of them.
 class WaitPlaces {
  public:
   struct Place {

@@ -1,4 +1,4 @@
-// What ThreadSanitizer may not report in tests on the simulated device, beside tests/tsan.supp.
+// ThreadSanitizer does not report these in tests on the simulated device, beside tests/tsan.supp.
 //
 // LibTorch's autograd has a thread for a device. That thread and the one that called `backward`
 // share two objects of LibTorch's: the pass (GraphTask), and the caller's queue of work

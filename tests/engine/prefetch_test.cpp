@@ -203,7 +203,8 @@ TEST(RecordedSchedule, HasTheCostsThatFollowFromTheShapeOfTheModel) {
             engine.record_schedule();
             step(engine, net);
             const auto units = plan_units(layout, model, c, {.grid = grid, .rank = group->rank()});
-            EXPECT_EQ(engine.schedule()->units, unit_costs(planned_step(layout, units, c, grid)));
+            EXPECT_EQ(engine.schedule()->units,
+                      unit_costs(planned_step(layout, units, model, c, grid)));
           });
         }
       }

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Of other programs: torchrun, mpirun, srun, cmake, the benchmarks' own scripts.
-OTHERS = {"--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--version"}
+# Options of other programs: torchrun, mpirun, srun, cmake, zero_bench, the benchmarks' own scripts.
+OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--version"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -37,8 +37,8 @@ def broken_links(page: Path) -> list[str]:
     return problems
 
 
-def help_of(program: str, *words: str) -> str:
-    return subprocess.run([program, *words, "--help"], check=True, capture_output=True, text=True).stdout
+def help_of(program: str, *words: str, option: str = "--help") -> str:
+    return subprocess.run([program, *words, option], check=True, capture_output=True, text=True).stdout
 
 
 def listed(text: str) -> list[str]:
@@ -61,6 +61,8 @@ def main() -> int:
         texts = [help_of(program, subcommand)]
         if subcommand == "bench":
             texts += [help_of(program, subcommand, subject) for subject in listed(texts[0])]
+        if "--help-all" in texts[0]:
+            texts.append(help_of(program, subcommand, option="--help-all"))
         if subcommand == "data":
             texts.append(help_of(program, subcommand, "prepare"))
         known.update(option for text in texts for option in re.findall(r"--[a-z][a-z0-9-]*", text))

@@ -34,5 +34,11 @@ cat stage3.log
 cmp stage0.log stage3.log || fail "stage 3 printed other losses than stage 0"
 cmp stage0.safetensors stage3.safetensors || fail "stage 3 gives other states than stage 0"
 awk '/^step 500 loss / && $4 < 0.1 {learnt = 1} END {exit !learnt}' stage3.log || fail "the loss did not fall below 0.1"
+for stage in 0 1 2 3; do # with two micro-batches a step stages 0 and 1 add in one order, and 2 and 3 in another
+  moved/bin/zero launch -n 2 --logs rank0 -- example/build/plain_zero $stage >"plain$stage.log"
+done
+cmp plain0.log plain1.log || fail "plain_zero at stage 1 printed other losses than at stage 0"
+cmp plain2.log plain3.log || fail "plain_zero at stage 3 printed other losses than at stage 2"
+[[ $(wc -l <plain0.log) == 4 ]] || fail "plain_zero: $(cat plain0.log)"
 example/build/train_my_module 2 >alone.log || fail "without a launcher"
 [[ $(wc -l <alone.log) == 5 ]] || fail "without a launcher: $(cat alone.log)"

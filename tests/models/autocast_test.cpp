@@ -22,13 +22,13 @@ double error(const at::Tensor& value, const at::Tensor& expected) {
   return difference / std::max(1e-30, expected.to(at::kDouble).norm().item<double>());
 }
 
-struct Result {
+struct AutocastResult {
   at::Tensor y, x, weight, bias;
 };
 
 // A layer's output, and the gradients of what went in.
 template <class Layer>
-Result pass(const Layer& layer, std::optional<at::ScalarType> dtype) {
+AutocastResult pass(const Layer& layer, std::optional<at::ScalarType> dtype) {
   at::manual_seed(3);
   auto x = at::randn({6, 20}).requires_grad_();
   auto weight = at::randn({17, 20}).requires_grad_();

@@ -17,7 +17,7 @@
 namespace zero {
 namespace {
 
-double error(const at::Tensor& value, const at::Tensor& expected) {
+double linear_error(const at::Tensor& value, const at::Tensor& expected) {
   const auto difference = (value.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>();
   return difference / std::max(1e-30, expected.to(at::kDouble).norm().item<double>());
 }
@@ -46,14 +46,15 @@ TEST(Product, EqualsTheReferenceWhateverTheStrides) {
       const auto b_of_a_wider = random({k, n + 3}, dtype).narrow(1, 0, n).copy_(b);
       for (const auto& left : {a, a_by_columns}) {
         for (const auto& right : {b, b_by_columns, b_of_a_wider}) {
-          EXPECT_LT(error(product(left, right), expected), tolerance) << m << ' ' << k << ' ' << n;
-          EXPECT_LT(error(product(left, right, bias), expected + bias), tolerance);
-          EXPECT_LT(error(product_reference(left, right, bias), expected + bias), tolerance);
+          EXPECT_LT(linear_error(product(left, right), expected), tolerance)
+              << m << ' ' << k << ' ' << n;
+          EXPECT_LT(linear_error(product(left, right, bias), expected + bias), tolerance);
+          EXPECT_LT(linear_error(product_reference(left, right, bias), expected + bias), tolerance);
           auto into = at::empty({n, m}, dtype).t();
           product_into(into, left, right);
-          EXPECT_LT(error(into, expected), tolerance);
+          EXPECT_LT(linear_error(into, expected), tolerance);
           add_product(into, left, right);
-          EXPECT_LT(error(into, 2 * expected), 2 * tolerance);
+          EXPECT_LT(linear_error(into, 2 * expected), 2 * tolerance);
         }
       }
     }
@@ -107,10 +108,11 @@ TEST(Linear, EqualsLibTorchsForwardAndBackward) {
         const auto expected = plain(l, layout);
         const double tolerance = dtype == at::kBFloat16 ? 1e-2 : 1e-6;
         ASSERT_EQ(y.sizes(), expected.sizes());
-        EXPECT_LT(error(y, expected), tolerance);
+        EXPECT_LT(linear_error(y, expected), tolerance);
         const auto mine = gradients(l, y);
         const auto theirs = gradients(l, expected);
-        for (size_t i = 0; i < mine.size(); ++i) EXPECT_LT(error(mine[i], theirs[i]), tolerance);
+        for (size_t i = 0; i < mine.size(); ++i)
+          EXPECT_LT(linear_error(mine[i], theirs[i]), tolerance);
       }
     }
   }
@@ -156,8 +158,9 @@ TEST(Linear, HasASecondDerivative) {
         torch::autograd::grad({y.pow(2).sum()}, {l.x}, {}, std::nullopt, /*create_graph=*/true)[0];
     return torch::autograd::grad({g.pow(2).sum()}, {l.weight})[0];
   };
-  EXPECT_LT(error(penalty(linear(l.x, l.weight, l.bias)), penalty(plain(l, WeightLayout::out_in))),
-            1e-12);
+  EXPECT_LT(
+      linear_error(penalty(linear(l.x, l.weight, l.bias)), penalty(plain(l, WeightLayout::out_in))),
+      1e-12);
 }
 
 // Stands for an engine: gives one place, and looks whether the gradient is there.

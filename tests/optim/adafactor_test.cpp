@@ -165,7 +165,7 @@ TEST(Factors, SumsDoNotDependOnHowAParameterIsCut) {
                         column_exponents.data());
       }
       for (const auto& each : pieces) {
-        // Of a rank: from zero on, to be added up.
+        // A rank's sums, from zero on, to be added up.
         std::vector<double> row_part(rows.size()), column_part(columns.size());
         add_squares(factors, each, floats(cut.values) + each.begin, row_exponents.data(),
                     column_exponents.data(), row_part.data(), column_part.data());

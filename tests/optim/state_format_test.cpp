@@ -259,7 +259,7 @@ TEST(EightBitUpdate, IsTheSameInSlicesOfBlocks) {
   }
 }
 
-// What a step adds is far less than the distance of two codes: to nearest it would be lost.
+// A step adds far less than the distance of two codes: rounding to nearest would lose it.
 TEST(EightBitUpdate, SmallChangesAreRightOnAverage) {
   constexpr int64_t kCount = 64 * 1000;
   const Optimizer optimizer = Adagrad{.lr = 0};
@@ -314,13 +314,14 @@ void round_dynamically(std::vector<float>& values, const std::vector<float>& cod
   }
 }
 
-// What AdamW's update is away from that of fp32 moments, as a part of it, and the greatest one.
+// The distance of AdamW's update from that of fp32 moments, as a part of it, and the greatest one.
 struct Away {
   double rms = 0;
   float greatest = 0;
 };
 
-// Of neighbours whose gradients are of sizes over so many decades, which fall to a tenth halfway.
+// Takes neighbours whose gradients are of sizes over so many decades, which fall to a tenth
+// halfway.
 template <class Code>
 Away away(double decades, const Code& code) {
   constexpr size_t kCount = 1024;

@@ -238,7 +238,7 @@ TEST(Halves, HoldEveryBitPatternAndTheNearestBf16Number) {
       } else {
         ASSERT_EQ(halves.upper, c10::BFloat16(value).x) << value;
       }
-      // What something else writes keeps the rest where there are numbers near it.
+      // A weight that something else writes keeps its lower half where there are numbers near it.
       const auto beside = lower_beside_written({static_cast<uint16_t>(upper), halves.lower});
       const float near = join({static_cast<uint16_t>(upper), beside});
       const float written = std::bit_cast<float>(upper << 16);

@@ -1,4 +1,4 @@
-// What the pager gathers, keeps and releases, against an independent simulator of the trace.
+// Holds what the pager gathers, keeps and releases against an independent simulator of the trace.
 #include "zero/paging/pager.h"
 
 #include <gtest/gtest.h>

@@ -37,7 +37,7 @@ int64_t optimum(const Trace& trace, const std::vector<int64_t>& unit_bytes, int6
       if (!fresh) found->second = std::min(found->second, cost);
     };
     for (const auto& [stay, cost] : cheapest) {
-      // What stays may be given up right before the operator too.
+      // A unit that stays may be given up right before the operator too.
       for (uint32_t held = stay;; held = (held - 1) & stay) {
         const uint32_t during = held | pinned;
         if (bytes_of(during, unit_bytes) <= limit) {
@@ -140,7 +140,7 @@ TEST(Plan, GathersTheMinimumForUnequalUnitsAndKnowsABound) {
   }
 }
 
-// Where the search has no time, the rule, the filling and the exchanges must come close alone.
+// The rule, the filling and the exchanges must come close alone, without time for the search.
 TEST(Plan, IsWithinFivePercentOfTheBoundForLongTraces) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 10; ++trial) {

@@ -1,4 +1,4 @@
-// What crosses between hosts: the table of ZeRO++, and each collective counted rank by rank.
+// Bytes between hosts: the table of ZeRO++, and each collective counted rank by rank.
 #include <gtest/gtest.h>
 
 #include "zero/partition/formulas.h"

@@ -27,7 +27,7 @@
 
 namespace {
 
-// Whether the next write to a disk fails; the system's call cannot be told otherwise.
+// Says whether the next write to a disk fails; the system's call cannot be told otherwise.
 std::atomic<bool> writes_fail{false};
 
 }  // namespace
@@ -88,7 +88,7 @@ TEST(BuildOnDisk, BuildsTheSameModelWithoutItsMemory) {
   }
   EXPECT_LT(HostAllocator::instance().usage().used.current - before, 1 << 20);
   EXPECT_LT(anonymous_bytes() - anonymous, 32 << 20);
-  // What is made after the scope is in memory again, and copies of what it made too.
+  // A tensor made after the scope is in memory again, and so is a copy of one that the scope made.
   const auto copy = built->parameters()[0].clone();
   EXPECT_GT(HostAllocator::instance().usage().used.current - before, copy.nbytes() - 1);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
@@ -96,7 +96,7 @@ TEST(BuildOnDisk, BuildsTheSameModelWithoutItsMemory) {
 
 TEST(BuildOnDisk, GivesTheDiskBackWithTheTensors) {
   const TemporaryFolder folder;
-  // Of the file, which has no name.
+  // The bytes of the file, which has no name.
   const auto disk_bytes = [&] {
     int64_t bytes = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

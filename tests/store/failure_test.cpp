@@ -1,4 +1,4 @@
-// What disks, other programs and users do to states on disk: an error that names it, never wrong
+// Disks, other programs and users damage states on disk: an error that names it, never wrong
 // weights.
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -161,7 +161,7 @@ TEST_F(StatesOnDisk, AReadErrorNamesFileOffsetAndReason) {
 }
 
 TEST_F(StatesOnDisk, ADiskThatFillsUpIsAnErrorOfTheWrite) {
-  // Where nothing could be reserved, or the disk promised more than it has.
+  // Nothing could be reserved, or the disk promised more than it has.
   bool full = true;
   File file(path_, kBytes, faulty([&](Piece& piece) { return piece.write && full ? ENOSPC : 0; }));
   EXPECT_THAT([&] { file.write(0, written_.get(), kBytes).wait(); },

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int64_t entries(const fs::path& folder) {
+int64_t entries_of(const fs::path& folder) {
   return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
 }
 
@@ -27,9 +27,9 @@ TEST(Folder, IsPrivateAndGoesWithItsFiles) {
     const Folder second(parent.path().string());
     EXPECT_NE(first.path(), second.path());
     std::ofstream(fs::path(first.path()) / "states") << "x";
-    EXPECT_EQ(entries(parent.path()), 2);
+    EXPECT_EQ(entries_of(parent.path()), 2);
   }
-  EXPECT_EQ(entries(parent.path()), 0);
+  EXPECT_EQ(entries_of(parent.path()), 0);
 }
 
 TEST(Folder, RemovesWhatAKilledRunLeftAndNothingElse) {
@@ -42,9 +42,9 @@ TEST(Folder, RemovesWhatAKilledRunLeftAndNothingElse) {
     _exit(0);  // as if killed: no destructor
   }
   waitpid(child, nullptr, 0);
-  EXPECT_EQ(entries(parent.path()), 3);
+  EXPECT_EQ(entries_of(parent.path()), 3);
   const Folder next(parent.path().string());
-  EXPECT_EQ(entries(parent.path()), 3);  // the user's, `running` and `next`
+  EXPECT_EQ(entries_of(parent.path()), 3);  // the user's, `running` and `next`
   EXPECT_TRUE(fs::exists(running.path()));
   EXPECT_TRUE(fs::exists(parent.path() / "the user's"));
 }

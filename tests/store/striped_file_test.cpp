@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 constexpr int64_t kBlock = 4 * kAlignment;
-constexpr int64_t kBytes = 101 * kAlignment;
+constexpr int64_t kFileBytes = 101 * kAlignment;
 
 class StripedFile : public testing::TestWithParam<bool> {
  protected:
@@ -35,18 +35,18 @@ INSTANTIATE_TEST_SUITE_P(All, StripedFile, testing::Bool(), [](const auto& info)
 });
 
 TEST_P(StripedFile, GivesBackWhatWasWritten) {
-  File file(paths_, {1, 2, 5}, kBytes, options_);
-  const auto written = memory(kBytes, 3);
+  File file(paths_, {1, 2, 5}, kFileBytes, options_);
+  const auto written = memory(kFileBytes, 3);
   // Parts that begin and end within blocks.
   std::vector<Transfer> transfers;
-  for (int64_t at = 0; at < kBytes; at += 7 * kAlignment) {
-    const auto size = std::min(7 * kAlignment, kBytes - at);
+  for (int64_t at = 0; at < kFileBytes; at += 7 * kAlignment) {
+    const auto size = std::min(7 * kAlignment, kFileBytes - at);
     transfers.push_back(file.write(at, written.get() + at, size));
   }
   for (auto& transfer : transfers) transfer.wait();
-  const auto read = memory(kBytes);
-  file.read(0, read.get(), kBytes).wait();
-  EXPECT_TRUE(equal(read, written, kBytes));
+  const auto read = memory(kFileBytes);
+  file.read(0, read.get(), kFileBytes).wait();
+  EXPECT_TRUE(equal(read, written, kFileBytes));
   const auto part = memory(9 * kAlignment);
   file.read(6 * kAlignment, part.get(), 9 * kAlignment).wait();
   EXPECT_EQ(std::memcmp(part.get(), written.get() + 6 * kAlignment, 9 * kAlignment), 0);
@@ -54,10 +54,10 @@ TEST_P(StripedFile, GivesBackWhatWasWritten) {
 
 TEST_P(StripedFile, ReservesAndCountsOnEachDiskItsShare) {
   const std::vector<double> shares{1, 2, 5};
-  File file(paths_, shares, kBytes, options_);
-  const auto written = memory(kBytes, 4);
-  file.write(0, written.get(), kBytes).wait();
-  file.read(0, written.get(), kBytes).wait();
+  File file(paths_, shares, kFileBytes, options_);
+  const auto written = memory(kFileBytes, 4);
+  file.write(0, written.get(), kFileBytes).wait();
+  file.read(0, written.get(), kFileBytes).wait();
   ASSERT_EQ(file.files().size(), 3u);
   int64_t sum = 0;
   for (size_t i = 0; i < 3; ++i) {
@@ -66,12 +66,12 @@ TEST_P(StripedFile, ReservesAndCountsOnEachDiskItsShare) {
     EXPECT_EQ(static_cast<int64_t>(fs::file_size(paths_[i])), part.bytes());
     EXPECT_EQ(part.counts().written, part.bytes());
     EXPECT_EQ(part.counts().read, part.bytes());
-    EXPECT_NEAR(static_cast<double>(part.bytes()), shares[i] / 8 * kBytes, kBlock);
+    EXPECT_NEAR(static_cast<double>(part.bytes()), shares[i] / 8 * kFileBytes, kBlock);
     sum += part.bytes();
   }
-  EXPECT_EQ(sum, kBytes);
-  EXPECT_EQ(file.counts().written, kBytes);
-  EXPECT_EQ(file.counts().read, kBytes);
+  EXPECT_EQ(sum, kFileBytes);
+  EXPECT_EQ(file.counts().written, kFileBytes);
+  EXPECT_EQ(file.counts().read, kFileBytes);
 }
 
 TEST_P(StripedFile, EqualSharesWhereNoneAreGiven) {
@@ -80,7 +80,7 @@ TEST_P(StripedFile, EqualSharesWhereNoneAreGiven) {
 }
 
 TEST_P(StripedFile, RemovesAllItsFiles) {
-  { File file(paths_, {}, kBytes, options_); }
+  { File file(paths_, {}, kFileBytes, options_); }
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
@@ -97,7 +97,7 @@ TEST_P(StripedFile, NamesTheFileThatWasTruncated) {
 
 TEST_P(StripedFile, LeavesNothingWhereOneCannotBeMade) {
   paths_[2] = (folder_.path() / "absent" / "c").string();
-  EXPECT_THAT([&] { File(paths_, {}, kBytes, options_); },
+  EXPECT_THAT([&] { File(paths_, {}, kFileBytes, options_); },
               ThrowsMessage<StoreError>(HasSubstr(paths_[2])));
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
@@ -105,7 +105,7 @@ TEST_P(StripedFile, LeavesNothingWhereOneCannotBeMade) {
 TEST_P(StripedFile, RefusesNonsenseByName) {
   const auto refused = [&](const std::vector<std::string>& paths, const std::vector<double>& shares,
                            const std::string& says) {
-    EXPECT_THAT([&] { File(paths, shares, kBytes, options_); },
+    EXPECT_THAT([&] { File(paths, shares, kFileBytes, options_); },
                 ThrowsMessage<ConfigError>(HasSubstr(says)));
   };
   refused({}, {}, "No file");

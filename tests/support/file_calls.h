@@ -1,4 +1,4 @@
-// What a program asks of the file system, recorded, and what a loss of power may leave of it.
+// Records what a program asks of the file system, and says what a loss of power may leave of it.
 //
 // The program that links this has the C library's calls replaced by ones that note them down. A
 // disk keeps what was synced. Of the rest it may keep anything: here, of a file the data as last
@@ -57,7 +57,7 @@ class FileCalls {
   std::vector<FileCall> calls() const;
 };
 
-/// What there is after all of `calls`, where nothing is lost.
+/// Returns the files after all of `calls`, if nothing is lost.
 Tree after(const std::vector<FileCall>& calls);
 
 /// Calls `visit` with each tree that may be found where the power was lost after `count` calls.

@@ -1,4 +1,4 @@
-// What an action complains of, for tests of errors.
+// Returns the message of the error that an action throws.
 #pragma once
 
 #include <functional>

@@ -33,7 +33,7 @@ class Listener final : public Monitor {
   std::vector<StepReport>& heard_;
 };
 
-// What came of a run.
+// The result of a run.
 struct Told {
   std::map<int, std::string> errors;  // by rank
   std::vector<StepReport> steps;

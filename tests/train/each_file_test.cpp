@@ -49,7 +49,7 @@ TEST_P(EachFile, Trains) {
   folder.write("text.txt", text);
   folder.write("tiny.json", R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2,
       "n_positions": 16, "vocab_size": 256})");
-  // What the file leaves to the run, and where its folders are.
+  // Fills in what the file leaves to the run, and the places of its folders.
   auto& program = settings->program;
   program.model = (folder / "tiny.json").string();
   program.data = (folder / "text.txt").string();

@@ -1,4 +1,4 @@
-// What a run with `flops_profiler` reports. Ranks are threads.
+// Tests the reports of a run with `flops_profiler`. Ranks are threads.
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,9 +21,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Json = nlohmann::json;
 
-class Listener final : public Monitor {
+class StepListener final : public Monitor {
  public:
-  explicit Listener(std::vector<StepReport>& heard) : heard_(heard) {}
+  explicit StepListener(std::vector<StepReport>& heard) : heard_(heard) {}
   void step(const StepReport& report) override { heard_.push_back(report); }
 
  private:
@@ -46,7 +46,7 @@ class Flops : public testing::Test {
     std::vector<StepReport> steps;
     comm::run_as_threads(2, [&](auto group) {
       std::vector<std::unique_ptr<Monitor>> monitors;
-      if (group->rank() == 0) monitors.push_back(std::make_unique<Listener>(steps));
+      if (group->rank() == 0) monitors.push_back(std::make_unique<StepListener>(steps));
       Trainer({.engine = config_, .program = options_}, group, std::move(monitors)).train();
       EXPECT_FALSE(at::hasThreadLocalCallbacks());
     });

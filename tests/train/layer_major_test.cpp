@@ -58,7 +58,8 @@ struct Net : nn::Module {
     for (size_t i = 0; i < w.size(); ++i) y = block(i, y);
     return loss(y);
   }
-  // As layers. The projection before them is one, where it is to be summed in order.
+  // Returns the model as layers. The projection before them is a layer where it is to be summed in
+  // order.
   LayerSequence layers(const std::vector<at::Tensor>& x) {
     LayerSequence sequence;
     sequence.inputs = [x] {

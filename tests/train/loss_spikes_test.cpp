@@ -35,7 +35,7 @@ TEST(LossSpikes, OneBatchIsToldFromAllOfThem) {
   auto spikes = after(100);
   auto sample = usual(100);
   sample.loss = 7;
-  // By micro-batch, then by rank.
+  // The order is by micro-batch, then by rank.
   EXPECT_THAT(spikes.add(sample, {4.5, 4.5, 4.5, 14.5}, 2),
               AllOf(HasSubstr("The loss 7.0000 is a spike"),
                     HasSubstr("one batch: rank 1's micro-batch 2 has 14.5000, the others 4.5000"),

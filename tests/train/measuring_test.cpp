@@ -1,4 +1,4 @@
-// What a run measures of its steps: profile, wall_clock_breakdown, comms_logger.
+// Tests what a run measures of its steps: profile, wall_clock_breakdown, comms_logger.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ class Measuring : public ::testing::Test {
     settings_.engine.stage = 2;
   }
 
-  /// What it prints; its log is in `log()`.
+  /// Runs it, and returns what it prints; its log is in `log()`.
   std::string train(int ranks = 2) const {
     testing::internal::CaptureStdout();
     comm::run_as_threads(ranks, [&](std::shared_ptr<comm::Group> group) {

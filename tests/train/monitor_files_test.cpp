@@ -1,8 +1,9 @@
-// The files of the monitors `tensorboard`, `csv_monitor` and `wandb`. Of the formats only what is
-// published is written out here; tensorboard_test.cpp and wandb_test.cpp have the packages read
-// them.
+// Tests the files of the monitors `tensorboard` and `csv_monitor`. Only published parts of the
+// formats are written out here; in tensorboard_test.cpp the package reads the event files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <protozero/pbf_reader.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -17,8 +18,6 @@
 #include "zero/base/crc.h"
 #include "zero/base/error.h"
 #include "zero/train/monitors.h"
-#include "zero/train/protobuf.h"
-#include "zero/train/record_log.h"
 
 namespace zero::train {
 namespace {
@@ -31,82 +30,13 @@ using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
-// --- The wire format ---
-
-// The examples of protobuf.dev, "Encoding".
-TEST(Protobuf, WritesThePublishedExamples) {
-  std::string bytes;
-  protobuf::Writer writer(bytes);
-  writer.integer(1, 150);
-  writer.bytes(2, "testing");
-  writer.message(3, [](protobuf::Writer& inner) { inner.integer(1, 150); });
-  EXPECT_EQ(bytes, "\x08\x96\x01\x12\x07testing\x1a\x03\x08\x96\x01");
-}
-
-TEST(Protobuf, ReadsBackWhatItWrites) {
-  const std::string large(300, 'x');
-  std::string bytes;
-  protobuf::Writer writer(bytes);
-  writer.message(1, [&](protobuf::Writer& inner) {
-    inner.message(2, [&](protobuf::Writer& innermost) { innermost.bytes(20, large); });
-  });
-  writer.integer(2, -1);
-  writer.number(3, 0.1);
-  writer.number(4, 0.1f);
-  protobuf::Reader reader(bytes);
-  const auto outer = reader.next();
-  const auto inner = protobuf::Reader(outer->bytes).next();
-  const auto text = protobuf::Reader(inner->bytes).next();
-  EXPECT_EQ(text->number, 20);
-  EXPECT_EQ(text->bytes, large);
-  EXPECT_EQ(static_cast<int64_t>(reader.next()->value), -1);
-  EXPECT_EQ(std::bit_cast<double>(reader.next()->value), 0.1);
-  EXPECT_EQ(std::bit_cast<float>(static_cast<uint32_t>(reader.next()->value)), 0.1f);
-  EXPECT_FALSE(reader.next());
-  for (size_t size = 1; size < 300; ++size)
-    EXPECT_FALSE(protobuf::Reader(std::string_view(bytes).substr(0, size)).next()) << size;
-}
-
-// --- Records ---
-
-TEST(RecordLog, IsThatOfLevelDbWithAnotherCheck) {
-  std::string file;
-  append_record(file, 0, "123456789");
-  EXPECT_EQ(file, std::string("\xc0\x2e\xb5\x21\x09\0\x01", 7) + "123456789")
-      << "zlib.crc32(b'\\x01123456789')";
-}
-
-// Where a block has this much left; one record at each place, and one behind it.
-TEST(RecordLog, ReadsBackWhatItWrites) {
-  constexpr size_t kBlock = 32768;
-  for (const size_t left : {0, 1, 6, 7, 8, 9, 100}) {
-    for (const size_t size : {0, 1, 2, 93, 94, 500, 32761, 32762, 70000}) {
-      const std::string before(kBlock - left, 'b');
-      std::string file = before;
-      append_record(file, 0, std::string(size, 'x'));
-      std::string more;
-      append_record(more, file.size(), "behind");
-      RecordReader reader(file, before.size());
-      EXPECT_EQ(reader.next(), std::string(size, 'x')) << left;
-      EXPECT_EQ(reader.end(), file.size());
-      EXPECT_FALSE(reader.next());
-      const auto torn = std::string_view(file).substr(0, file.size() - 1);
-      EXPECT_FALSE(RecordReader(torn, before.size()).next());
-      file += more;
-      RecordReader both(file, before.size());
-      EXPECT_TRUE(both.next());
-      EXPECT_EQ(both.next(), "behind");
-      file.back() ^= 1;
-      RecordReader wrong(file, before.size());
-      EXPECT_TRUE(wrong.next());
-      EXPECT_FALSE(wrong.next());
-    }
-  }
-}
-
 // --- Event files ---
 
-uint64_t little_endian(std::string_view bytes) { return protobuf::read_little_endian(bytes); }
+uint64_t little_endian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  return value;
+}
 
 /// The messages of a file whose framing is right.
 std::vector<std::string> messages_of(const fs::path& path) {
@@ -128,22 +58,24 @@ std::vector<std::string> messages_of(const fs::path& path) {
 
 /// A step, and a scalar's value.
 using Point = std::pair<int64_t, float>;
-/// By tag.
+/// The curves by their tags.
 using Curves = std::map<std::string, std::vector<Point>>;
 
 void add_curves(Curves& curves, const fs::path& path) {
   for (const auto& message : messages_of(path)) {
     int64_t step = 0;
-    for (protobuf::Reader event(message); const auto field = event.next();) {
-      if (field->number == 2) step = static_cast<int64_t>(field->value);
-      if (field->number != 5) continue;
-      for (protobuf::Reader summary(field->bytes); const auto value = summary.next();) {
-        protobuf::Reader fields(value->bytes);
-        const std::string tag(fields.next()->bytes);
-        const auto scalar = fields.next();
-        if (scalar->number == 2)
-          curves[tag].emplace_back(step,
-                                   std::bit_cast<float>(static_cast<uint32_t>(scalar->value)));
+    for (protozero::pbf_reader event(message); event.next();) {
+      if (event.tag() == 2) {
+        step = event.get_int64();
+      } else if (event.tag() == 5) {
+        for (auto summary = event.get_message(); summary.next();) {
+          auto value = summary.get_message();
+          value.next();
+          const auto tag = value.get_string();
+          if (value.next() && value.tag() == 2) curves[tag].emplace_back(step, value.get_float());
+        }
+      } else {
+        event.skip();
       }
     }
   }
@@ -293,71 +225,6 @@ TEST_F(MonitorFiles, OfCsvGoOnWhereTheRunGoesOn) {
   EXPECT_EQ(csv("Train_Steps_loss.csv"), "step,loss\n1,1\n") << "the earlier run is replaced";
 }
 
-// --- Weights & Biases ---
-
-/// The losses of a run's history, by "step".
-std::vector<std::pair<std::string, std::string>> history(const fs::path& path) {
-  const auto file = test::read_file(path);
-  EXPECT_EQ(file.substr(0, 7), std::string(":W&B\xe1\xbe\0", 7));
-  std::vector<std::pair<std::string, std::string>> rows;
-  RecordReader records(file, 7);
-  while (const auto record = records.next()) {
-    for (protobuf::Reader fields(*record); const auto field = fields.next();) {
-      if (field->number != 2) continue;
-      std::map<std::string, std::string> row;
-      for (protobuf::Reader items(field->bytes); const auto item = items.next();) {
-        if (item->number != 1) continue;
-        protobuf::Reader parts(item->bytes);
-        const std::string key(parts.next()->bytes);
-        row[key] = parts.next()->bytes;
-      }
-      rows.emplace_back(row["step"], row["Train/Steps/loss"]);
-    }
-  }
-  EXPECT_EQ(records.end(), file.size());
-  return rows;
-}
-
-TEST_F(MonitorFiles, OfWandbGoOnWhereTheRunGoesOn) {
-  const auto open = [&](bool append) { return wandb_monitor(folder_.path(), append, {}); };
-  const std::string other = folder_ / "offline-run-20260101_000000-abcdefgh";
-  fs::create_directory(other);
-  test::write_file(other + "/run-abcdefgh.wandb", "of the package");
-  train(*open(false), run_of(1, 0), 40);
-  const auto files = wandb_files(folder_.path());
-  ASSERT_THAT(files, SizeIs(1));
-  const auto whole = test::read_file(files[0]);
-  for (const auto& behind : {std::string(), std::string("torn"), std::string(4096, '\0')}) {
-    test::write_file(files[0], whole + behind);
-    train(*open(true), run_of(31, 720), 35);
-    EXPECT_EQ(wandb_files(folder_.path()), files);
-    std::vector<std::pair<std::string, std::string>> steps;
-    for (int64_t step = 1; step <= 35; ++step)
-      steps.emplace_back(std::to_string(step), std::to_string(step));
-    EXPECT_EQ(history(files[0]), steps);
-  }
-  train(*open(false), run_of(1, 0), 1);
-  const auto replaced = wandb_files(folder_.path());
-  ASSERT_THAT(replaced, SizeIs(1));
-  EXPECT_NE(replaced, files) << "the earlier run is replaced";
-  EXPECT_THAT(history(replaced[0]), SizeIs(1));
-  test::write_file(replaced[0], "no run");
-  train(*open(true), run_of(2, 24), 2);
-  EXPECT_THAT(wandb_files(folder_.path()), SizeIs(2)) << "a run that cannot be read is left";
-  EXPECT_EQ(test::read_file(other + "/run-abcdefgh.wandb"), "of the package");
-}
-
-TEST_F(MonitorFiles, OfWandbHaveNumbersAsItsPackageWritesThem) {
-  const auto monitor = wandb_monitor(folder_.path(), false, {});
-  monitor->begin(run_of(1, 0));
-  monitor->step({.step = 1, .loss = NAN});
-  monitor->step({.step = 2, .loss = INFINITY});
-  monitor->step({.step = 3, .loss = 0.5});
-  using Row = std::pair<std::string, std::string>;
-  EXPECT_THAT(history(wandb_files(folder_.path())[0]),
-              ElementsAre(Row("1", "NaN"), Row("2", "Infinity"), Row("3", "0.5")));
-}
-
 // --- Errors ---
 
 TEST_F(MonitorFiles, ThatCannotBeWrittenAreNamed) {
@@ -403,10 +270,6 @@ TEST_F(MonitorFolders, AreThoseOfDeepSpeedOrTheRuns) {
   EXPECT_THAT(make_monitors(options_), SizeIs(1));
   options_.csv_monitor.enabled = false;
   EXPECT_THAT(make_monitors(options_), IsEmpty());
-  options_.wandb.enabled = true;
-  EXPECT_THAT(make_monitors(options_), SizeIs(1));
-  EXPECT_TRUE(fs::is_directory(folder_ / "run/wandb"));
-  options_.wandb = {};
   options_.flops_profiler = {.enabled = true, .output_file = folder_ / "flops.txt"};
   EXPECT_THAT(make_monitors(options_), SizeIs(1));
 }

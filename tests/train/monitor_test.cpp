@@ -168,7 +168,7 @@ TEST_F(JsonlTest, ContinuesAnEarlierLogWhereAsked) {
   EXPECT_EQ(lines_of(path_).size(), 1u);
 }
 
-/// What `body` writes to stdout, which is a terminal meanwhile.
+/// Returns what `body` writes to stdout, which is a terminal meanwhile.
 std::string on_a_terminal(const std::function<void()>& body) {
   int terminal = -1, program = -1;
   EXPECT_EQ(openpty(&terminal, &program, nullptr, nullptr, nullptr), 0);

@@ -7,7 +7,8 @@
 
 namespace zero::train {
 
-/// That of ZERO_TEST_MONITORS, or of scripts/monitors_environment.sh; empty where there is none.
+/// Returns the Python of ZERO_TEST_MONITORS, or of scripts/monitors_environment.sh; empty where
+/// there is none.
 inline std::string monitors_python() {
   if (const char* given = std::getenv("ZERO_TEST_MONITORS")) return given;
   const char* cache = std::getenv("XDG_CACHE_HOME");

@@ -1,4 +1,4 @@
-// What a run finds and leaves in its folder.
+// Tests what a run finds and leaves in its folder.
 #include "zero/train/run_folder.h"
 
 #include <gmock/gmock.h>

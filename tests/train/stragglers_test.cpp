@@ -1,4 +1,4 @@
-// Which rank keeps the others waiting.
+// Tests which rank is said to keep the others waiting.
 #include "zero/train/stragglers.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-/// What is said over `windows` windows of steps that all take `times`.
+/// Returns what is said over `windows` windows of steps that all take `times`.
 std::string told(Stragglers& stragglers, const std::vector<RankTime>& times, size_t windows = 1) {
   std::string all;
   for (size_t step = 0; step < windows * Stragglers::kWindow; ++step) all += stragglers.add(times);

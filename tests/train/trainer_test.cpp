@@ -158,7 +158,7 @@ TEST_F(TrainerTest, RanksThatWereNotStartedAlikeAreRefused) {
                 s.engine.offload_optimizer.nvme_path = "/scratch";
               }),
               HasSubstr("zero_optimization.offload_optimizer (default) -> "));
-  // The same text elsewhere, and another number of threads, will do.
+  // A copy of the text elsewhere, and another number of threads, will do.
   const auto copy = (folder_ / "copy.txt").string();
   test::write_file(copy, test::read_file(options_.data));
   EXPECT_EQ(refusals([&](Settings& s) {
@@ -276,7 +276,6 @@ TEST_F(TrainerTest, AfterASpikeTrainingGoesBackToACheckpointAndOnWithOtherData) 
   options_.sample_tokens = 0;
   options_.csv_monitor = {.enabled = true, .output_path = folder_ / "csv", .job_name = ""};
   options_.tensorboard = {.enabled = true, .output_path = folder_ / "events", .job_name = ""};
-  options_.wandb = {.enabled = true, .output_path = folder_ / "wandb"};
   std::unique_ptr<Trainer> trainer;
   auto owned = std::make_unique<Spoiler>(trainer, std::vector<int64_t>{33});
   const auto& heard = *owned;

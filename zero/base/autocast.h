@@ -9,19 +9,19 @@
 
 namespace zero {
 
-/// While it lives, what this thread calls casts as torch.autocast does in Python: matrix products
-/// and convolutions take their fp32 inputs in a dtype of 16 bits. So do zero::linear,
-/// zero::gelu_linear and zero::linear_cross_entropy.
+/// While a scope lives, operators that this thread calls cast as torch.autocast does in Python:
+/// matrix products and convolutions take their fp32 inputs in a dtype of 16 bits. So do
+/// zero::linear, zero::gelu_linear and zero::linear_cross_entropy.
 ///
 ///   auto loss = [&] {
 ///     const zero::Autocast casts(at::kBFloat16);
 ///     return loss_of(model->forward(batch));
 ///   }();
-///   engine.backward(loss);  // outside of it
+///   engine.backward(loss);  // outside of the scope
 ///
 /// Weights are cast for each use: LibTorch's cache would keep copies of them all alive to the end
-/// of the scope, and stale ones where a step is made in it. What an operator keeps for backward it
-/// keeps in 16 bits; zero::linear keeps no copy of its weight.
+/// of the scope, and stale ones if a step is made in it. An operator keeps its tensors for backward
+/// in 16 bits; zero::linear keeps no copy of its weight.
 class Autocast {
  public:
   /// Without a dtype nothing is cast. Throws Error for a dtype that is not BFloat16 or Half.
@@ -30,7 +30,7 @@ class Autocast {
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  /// How this thread casts, for another one or for later.
+  /// The state of this thread's casts, for another thread or for later.
   struct State {
     static constexpr std::array kDevices{at::kCPU, at::kCUDA, at::kPrivateUse1};
     static State current();
@@ -45,8 +45,8 @@ class Autocast {
   bool cache_;
 };
 
-/// What an operator on `tensor` that is faster in 16 bits takes it and its other inputs in here:
-/// none where nothing is cast, or `tensor` is neither Float nor of 16 bits.
+/// Returns the dtype that an operator on `tensor` that is faster in 16 bits takes its inputs in
+/// here: none if nothing is cast, or `tensor` is neither Float nor of 16 bits.
 std::optional<at::ScalarType> autocast_dtype(const at::Tensor& tensor);
 
 }  // namespace zero

@@ -7,7 +7,7 @@ namespace {
 
 using Table = std::array<uint32_t, 256>;
 
-/// The remainders of all bytes, for a polynomial with its bits reversed.
+/// Returns the remainders of all bytes, for a polynomial with its bits reversed.
 constexpr Table table_of(uint32_t polynomial) {
   Table table{};
   for (uint32_t byte = 0; byte < table.size(); ++byte) {
@@ -20,18 +20,16 @@ constexpr Table table_of(uint32_t polynomial) {
 }
 
 constexpr Table kCastagnoli = table_of(0x82f63b78);
-constexpr Table kEthernet = table_of(0xedb88320);
-
-uint32_t remainder_of(std::string_view bytes, const Table& table) {
-  uint32_t remainder = ~uint32_t{0};
-  for (const char byte : bytes)
-    remainder = (remainder >> 8) ^ table[(remainder ^ static_cast<unsigned char>(byte)) & 0xff];
-  return ~remainder;
-}
 
 }  // namespace
 
-uint32_t crc32c(std::string_view bytes) { return remainder_of(bytes, kCastagnoli); }
-uint32_t crc32(std::string_view bytes) { return remainder_of(bytes, kEthernet); }
+uint32_t crc32c(std::string_view bytes) {
+  uint32_t remainder = ~uint32_t{0};
+  for (const char byte : bytes) {
+    remainder =
+        (remainder >> 8) ^ kCastagnoli[(remainder ^ static_cast<unsigned char>(byte)) & 0xff];
+  }
+  return ~remainder;
+}
 
 }  // namespace zero

@@ -1,5 +1,5 @@
-// CRCs, as formats that carry them want them. A table of 256 entries: for what is written once a
-// step, not for data.
+// CRC-32C, which TensorBoard's event files carry. A table of 256 entries serves what is written
+// once a step; it is too slow for data.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,7 @@
 
 namespace zero {
 
-/// CRC-32C (Castagnoli's polynomial: RFC 3720, 12.1) of `bytes`.
+/// Returns the CRC-32C (Castagnoli's polynomial: RFC 3720, 12.1) of `bytes`.
 uint32_t crc32c(std::string_view bytes);
-
-/// CRC-32 (that of zlib, gzip and PNG: RFC 1952, 8) of `bytes`.
-uint32_t crc32(std::string_view bytes);
 
 }  // namespace zero

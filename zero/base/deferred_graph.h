@@ -3,15 +3,15 @@
 
 namespace zero {
 
-/// While one lives on a thread, operators there belong to a training step although gradients are
-/// off: recomputation runs them again, with gradients, in backward.
+/// While a scope lives on a thread, operators there belong to a training step although gradients
+/// are off: recomputation runs them again, with gradients, in backward.
 class DeferredGraph {
  public:
   DeferredGraph();
   ~DeferredGraph();
   DeferredGraph(const DeferredGraph&) = delete;
   DeferredGraph& operator=(const DeferredGraph&) = delete;
-  /// One lives on this thread.
+  /// Returns true if a scope lives on this thread.
   static bool active();
 };
 

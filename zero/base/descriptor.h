@@ -7,7 +7,7 @@
 
 namespace zero {
 
-/// A file descriptor, closed with its owner; -1: none.
+/// A file descriptor, which its owner closes; -1 is none.
 class Descriptor {
  public:
   Descriptor() = default;

@@ -1,9 +1,9 @@
 // The errors that a caller can meet, and the one way to state an invariant.
 //
 // Note [Error policy]
-// Bad input, a lost peer, a full disk: an exception below, whose message names the thing, its value
-// and the remedy. A broken invariant of our own: `ensure` fails, which prints file and line and
-// aborts, since no caller can act on it.
+// Bad input, a lost peer or a full disk is an exception below, whose message names the thing, its
+// value and the remedy. If an invariant of our own is broken, `ensure` fails: it prints file and
+// line and aborts, since no caller can act on it.
 #pragma once
 
 #include <cstdint>
@@ -21,58 +21,58 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A configuration, an option or an argument that cannot be used: names the key, its value and what
+/// A configuration, an option or an argument cannot be used. Names the key, its value and what
 /// would do.
 class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A collective that failed: names the rank, the collective, the unit and what the other ranks were
+/// A collective failed. Names the rank, the collective, the unit and what the other ranks were
 /// doing.
 class CommError : public Error {
   using Error::Error;
 };
 
-/// A data file or split that cannot be used.
+/// A data file or split cannot be used.
 class DataError : public Error {
   using Error::Error;
 };
 
-/// A checkpoint that cannot be written or read: names the file, what was expected and what was
-/// found.
+/// A checkpoint cannot be written or read. Names the file, what was expected and what was found.
 class CheckpointError : public Error {
   using Error::Error;
 };
 
-/// States on disk that cannot be made, written or read: names the file, the offset and the system's
+/// States on disk cannot be made, written or read. Names the file, the offset and the system's
 /// reason.
 class StoreError : public Error {
   using Error::Error;
 };
 
-/// Memory that cannot be had: names the bytes asked for and the ledger's table.
+/// There is not enough memory. Names the bytes asked for and the ledger's table.
 class OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// States an invariant of libzero itself: when `holds` is false, prints `message` with file and
-/// line and aborts. Never for bad input.
+/// States an invariant of libzero itself: if `holds` is false, prints `message` with file and line
+/// and aborts. Never for bad input.
 void ensure(bool holds, std::string_view message,
             std::source_location where = std::source_location::current());
 
-/// The entry of `known` that is nearest to `word` by edit distance (upper and lower case are the
-/// same), for "did you mean"; empty when none is near (more than max(2, a third of the word) edits
-/// away).
+/// Returns the entry of `known` that is nearest to `word` by edit distance (upper and lower case
+/// are the same), for "did you mean"; "" when none is near (more than max(2, a third of the word)
+/// edits away).
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
-/// " Did you mean 'X'?" for the nearest of `known`, or "" when none is near.
+/// Returns " Did you mean 'X'?" for the nearest of `known`, or "" when none is near.
 std::string did_you_mean(std::string_view word, std::span<const std::string> known);
 
-/// `bytes` for a person: "512 B", "1.5 MiB", "2.25 GiB" (binary units, at most two decimals).
+/// Returns `bytes` for a person: "512 B", "1.5 MiB", "2.25 GiB" (binary units, at most two
+/// decimals).
 std::string format_bytes(double bytes);
 
-/// The bytes that a person means by "4096", "512MiB" or "1.5 GB": units are powers of 1024, with or
-/// without the i, in either case. Nothing where the text is no such number.
+/// Returns the bytes that a person means by "4096", "512MiB" or "1.5 GB": units are powers of 1024,
+/// with or without the i, in either case. Returns nothing if the text is no such number.
 std::optional<int64_t> parse_bytes(std::string_view text);
 
 }  // namespace zero

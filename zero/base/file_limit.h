@@ -2,10 +2,10 @@
 //
 // Note [File size limit]
 // A write beyond the limit is not refused: the kernel sends SIGXFSZ, which kills, and only a
-// process that ignores or handles the signal gets EFBIG. What becomes of a signal is for the
-// program to say and not for a library: so whatever libzero writes is compared with the limit
-// first, and exceeding it is an error that names the file. The program `zero` also handles the
-// signal, for what other libraries write.
+// process that ignores or handles the signal gets EFBIG. A program may decide about a signal, but
+// not a library. So libzero compares whatever it writes with the limit first, and an excess is an
+// error that names the file. The program `zero` also handles the signal, for what other libraries
+// write.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,15 @@
 
 namespace zero {
 
-/// The most bytes that a file of this process may have; nothing where there is no limit.
+/// Returns the most bytes that a file of this process may have; nothing where there is no limit.
 std::optional<int64_t> largest_file();
 
-/// Whether a file may not grow to `bytes`; then errno is EFBIG. Otherwise errno is left alone.
+/// Returns true, and sets errno to EFBIG, if a file may not grow to `bytes`. Otherwise leaves errno
+/// alone.
 bool beyond_file_limit(int64_t bytes);
 
-/// " This process may write files of at most 1 MiB: ...", to end a message; empty without a limit.
+/// Returns " This process may write files of at most 1 MiB: ...", to end a message; "" without a
+/// limit.
 std::string file_limit_remedy();
 
 }  // namespace zero

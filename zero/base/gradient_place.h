@@ -1,33 +1,33 @@
-// Where a backward function should write the gradient of a parameter, so that nobody has to copy it
-// from there.
+// Lets a backward function write a parameter's gradient straight to its place, so that nobody has
+// to copy it there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace zero {
 
-/// Held by a parameter in its post-accumulate hook: who collects gradients implements this beside
-/// the hook.
+/// A parameter holds one in its post-accumulate hook. The collector of its gradients implements
+/// this beside the hook.
 class GradientPlace {
  public:
   virtual ~GradientPlace() = default;
-  /// Memory of the parameter's shape, strides and dtype, which the caller overwrites and returns to
-  /// autograd as the gradient; undefined where there is none to give (one is on its way already, or
-  /// gradients are kept in another dtype).
+  /// Returns memory of the parameter's shape, strides and dtype, which the caller overwrites and
+  /// returns to autograd as the gradient. Undefined if there is none to give: one is on its way
+  /// already, or gradients are kept in another dtype.
   virtual at::Tensor place() = 0;
-  /// What backward will begin with for a loss of now: 1, or a loss scale.
+  /// Returns the value with which backward will begin for a loss of now: 1, or a loss scale.
   virtual double loss_factor() const { return 1; }
 };
 
-/// To be called by a backward function just before it computes the gradient of `parameter`: memory
-/// of its shape, strides and dtype, with undefined values. It belongs to whoever collects the
-/// gradients of `parameter`, if anybody does, and else is new. What a user's tensor hook keeps of
-/// such a gradient is overwritten in a later step: it should keep a copy.
+/// A backward function calls it just before it computes the gradient of `parameter`. Returns memory
+/// of its shape, strides and dtype, with undefined values. The memory belongs to the collector of
+/// this parameter's gradients, if there is one, and else is new. A later step overwrites it, so a
+/// user's tensor hook should keep a copy of such a gradient.
 at::Tensor gradient_place(const at::Tensor& parameter);
 
-/// What backward will begin with, as who collects the gradients of `parameter` knows it; 1 where
-/// nobody does. For a function that computes gradients before backward, in fp16 say: as they would
-/// be in backward.
+/// Returns the value with which backward will begin, as the collector of this parameter's gradients
+/// knows it; 1 without a collector. Functions that compute gradients before backward, in fp16 for
+/// example, compute them with it.
 double loss_factor(const at::Tensor& parameter);
 
 }  // namespace zero

@@ -29,7 +29,7 @@ namespace zero {
 namespace {
 
 constexpr size_t kAlignment = 64;
-/// Resident memory above the peak of what was used that is always kept.
+/// So much resident memory above the peak of the used memory is always kept.
 constexpr int64_t kSlack = int64_t{16} << 20;
 
 class Counter {
@@ -53,19 +53,19 @@ class Counter {
 struct HostAllocator::Impl {
   mutable std::mutex mutex;
   HostSpace space;
-  Counter used;  // but for what is charged elsewhere
-  Counter held;  // with it
+  Counter used;  // without blocks that ledgers count
+  Counter held;  // with them
   Counter reserved;
-  int64_t resident = 0;  // what `reserved` counts of `space`
+  int64_t resident = 0;  // the part of `space` that `reserved` counts
   std::unordered_map<void*, std::shared_ptr<BlockSource>> elsewhere;  // blocks of other sources
   std::atomic<size_t> elsewhere_count{0};
-  std::mutex limits_mutex;  // of the next one; taken before any other
+  std::mutex limits_mutex;  // its next one's; taken before any other
   std::vector<DeviceLimit*> limits;
   std::atomic<size_t> limit_count{0};
-  // Of this thread; null: the host space.
+  // This thread's source; null for the host space.
   static thread_local std::shared_ptr<BlockSource> source;
 
-  // `charged`: the block is counted by its user, in a ledger, which knows the limits.
+  // A `charged` block is counted by its user, in a ledger, which knows the limits.
   void* take(size_t bytes, bool charged) {
     const bool small = bytes < HostAllocator::kPaged;
     if (!charged) {
@@ -86,7 +86,7 @@ struct HostAllocator::Impl {
     if (!charged) used.add(bytes);
   }
 
-  // With the mutex held: resident memory within `bytes`, and counted.
+  // Keeps resident memory within `bytes`, and counts it. The caller holds the mutex.
   void limit(size_t bytes) {
     space.limit_resident(bytes);
     const auto now = static_cast<int64_t>(space.resident());
@@ -116,7 +116,7 @@ void HostAllocator::check(void* data) {
   owner->check(data);
 }
 
-// False if the block is of no other source.
+// Returns false if the block is of no other source.
 bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   if (elsewhere_count == 0) return false;
   std::shared_ptr<BlockSource> owner;
@@ -132,7 +132,7 @@ bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   return true;
 }
 
-// The limits are held until the block is counted.
+// The locks of the limits are held until the block is counted.
 void* HostAllocator::Impl::take_within_limits(size_t bytes) {
   const std::lock_guard lock(limits_mutex);
   const bool small = bytes < HostAllocator::kPaged;
@@ -233,7 +233,7 @@ void* HostAllocator::keep_charged(c10::DataPtr& data, size_t begin, size_t end) 
   auto* const block = static_cast<std::byte*>(data.release_context());
   data.clear();
   const size_t size = impl.space.size_of(block);
-  ensure(size >= end && begin < end, "a block of the host allocator has not the part to keep");
+  ensure(size >= end && begin < end, "the part to keep is not in the block of the host allocator");
   auto* const kept = static_cast<std::byte*>(impl.space.keep(block, begin, end));
   const size_t kept_size = impl.space.size_of(kept);
   ASAN_POISON_MEMORY_REGION(block, static_cast<size_t>(kept - block));

@@ -44,7 +44,7 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
 
 namespace {
 
-// A charged block of the host allocator, given back with its charge.
+// Owns a charged block of the host allocator, which is given back with its charge.
 struct ChargedBlock {
   ChargedBlock() = default;
   ChargedBlock(const ChargedBlock&) = delete;
@@ -66,7 +66,7 @@ at::Tensor charged_tensor(void* data, std::shared_ptr<ChargedBlock> block, int64
 at::Tensor new_charged_tensor(size_t block_bytes, int64_t numel, at::ScalarType dtype,
                               std::shared_ptr<Ledger> ledger, Category category) {
   auto block = std::make_shared<ChargedBlock>();
-  block->charge = Charge(std::move(ledger), category,  // first: it may be refused
+  block->charge = Charge(std::move(ledger), category,  // first, since it may be refused
                          numel * static_cast<int64_t>(c10::elementSize(dtype)));
   block->data = HostAllocator::instance().take_charged(block_bytes);
   return charged_tensor(block->data, block, numel, dtype);

@@ -17,24 +17,26 @@
 
 namespace zero {
 
-/// A zero-filled 1-D CPU tensor of `numel` elements, aligned to a page (from 2 MiB on advised huge
-/// and `colour`, a small number, from a multiple of that; see Note [Colours]), charged to
-/// `category` as long as its storage lives. Throws OutOfMemory naming the bytes.
+/// Returns a zero-filled 1-D CPU tensor of `numel` elements, charged to `category` as long as its
+/// storage lives. It is aligned to a page; from 2 MiB on it lies on advised huge pages, and begins
+/// `colour`, a small number, from a border (Note [Colours]). Throws OutOfMemory naming the bytes.
 at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category, int64_t colour = 0);
 
-/// An uninitialised 1-D CPU tensor of `numel` elements from the host allocator, whose memory serves
-/// activations before and afterwards; charged to `category`, and not to activations, as long as its
-/// storage lives. At least 64-byte aligned. Throws OutOfMemory.
+/// Returns an uninitialised 1-D CPU tensor of `numel` elements from the host allocator, whose
+/// memory serves activations before and afterwards. It is charged to `category`, and not to
+/// activations, as long as its storage lives. At least 64-byte aligned. Throws OutOfMemory.
 at::Tensor host_empty(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledger> ledger,
                       Category category);
 
-/// `bytes` uninitialised bytes as `host_empty`'s, on a page's border and with room for whole pages.
+/// Returns `bytes` uninitialised bytes as `host_empty` does, on a page's border and with room for
+/// whole pages.
 at::Tensor host_pages(int64_t bytes, std::shared_ptr<Ledger> ledger, Category category);
 
-/// The elements [begin, begin + numel) of the contiguous `array`, whose storage only the caller
-/// uses, and which is of no use afterwards: where its memory is the host allocator's, they stay in
-/// their place and all other pages are given back; else they are copied. Charged as `host_empty`.
+/// Returns the elements [begin, begin + numel) of the contiguous `array`, whose storage only the
+/// caller uses, and which is useless afterwards. If its memory is the host allocator's, they stay
+/// in their place and all other pages are given back; else they are copied. Charged as in
+/// `host_empty`.
 at::Tensor host_part(at::Tensor array, int64_t begin, int64_t numel, std::shared_ptr<Ledger> ledger,
                      Category category);
 

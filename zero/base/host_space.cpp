@@ -13,7 +13,7 @@ namespace zero {
 
 namespace {
 
-// What a limit on address space (ulimit -v) leaves, or the largest number.
+// Returns how much a limit on address space (ulimit -v) leaves, or the largest number.
 size_t addresses_left() {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
@@ -77,7 +77,7 @@ void HostSpace::limit_resident(size_t bytes) {
     release(hole->second, hole->first, resident_ - bytes);
 }
 
-// Notes that a range is about to be touched; true if some of it was not resident.
+// Notes that a range is about to be touched. Returns true if some of it was not resident.
 bool HostSpace::touch(size_t begin, size_t bytes) {
   bool fresh = false;
   const size_t first = begin / kHugePage;
@@ -92,7 +92,7 @@ bool HostSpace::touch(size_t begin, size_t bytes) {
 }
 
 // Gives back resident huge pages that lie whole in a hole, at least `most` bytes if there are as
-// many: the last ones, since blocks are cut from a hole's front.
+// many. It takes the last ones, since blocks are cut from a hole's front.
 void HostSpace::release(size_t begin, size_t bytes, size_t most) {
   const size_t first = at::round_up(begin, kHugePage) / kHugePage;
   size_t page = (begin + bytes) / kHugePage;

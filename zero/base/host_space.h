@@ -19,38 +19,38 @@
 
 namespace zero {
 
-/// Not thread-safe.
+/// Bookkeeping and pages of such a range. Not thread-safe.
 class HostSpace {
  public:
   static constexpr size_t kPage = MemoryMapping::kPage;
   static constexpr size_t kHugePage = MemoryMapping::kHugePage;
 
-  /// Reserves addresses for four times the machine's memory, or for what a limit on address space
-  /// allows.
+  /// Reserves addresses for four times the machine's memory, or for as much as a limit on address
+  /// space allows.
   HostSpace();
 
-  /// A block of `bytes` rounded up to pages, on a page's border; null if the machine never has as
-  /// much memory as would be in use then. What was resident before may hold old values. `lasting`:
-  /// it outlives most others.
+  /// Returns a block of `bytes`, rounded up to pages, on a page's border; null if more memory would
+  /// be in use than the machine ever has. Memory that was resident may hold old values. A `lasting`
+  /// block outlives most others.
   void* take(size_t bytes, bool lasting = false);
-  /// Its size if `data` is a block, or 0.
+  /// Returns the size of the block `data`, or 0 if it is none.
   size_t size_of(void* data) const;
   bool contains(const void* data) const {
     return data >= mapping_.data() && data < mapping_.data() + mapping_.bytes();
   }
-  /// Gives a block back; it stays resident.
+  /// Gives a block back; its memory stays resident.
   void give(void* data);
   /// Gives back the pages of a block that its bytes [begin, end) do not touch, and returns where
   /// the block begins now.
   void* keep(void* data, size_t begin, size_t end);
 
-  /// Gives memory that nobody uses back to the system until at most `bytes` are resident.
+  /// Gives unused memory back to the system until at most `bytes` are resident.
   void limit_resident(size_t bytes);
 
   size_t used() const { return heap_.used(); }
-  /// Whole huge pages that have been touched and not given back.
+  /// Returns the bytes of whole huge pages that have been touched and not given back.
   size_t resident() const { return resident_; }
-  /// Times that `take` needed memory that was not resident.
+  /// Returns how often `take` needed memory that was not resident.
   int64_t system_requests() const { return system_requests_; }
 
  private:
@@ -59,7 +59,7 @@ class HostSpace {
   void release(size_t begin, size_t bytes, size_t most);
 
   MemoryMapping mapping_;
-  RangeHeap heap_;                    // of the offsets in the mapping
+  RangeHeap heap_;                    // offsets in the mapping
   size_t machine_ = 0;                // bytes of memory and swap
   std::vector<bool> resident_pages_;  // by huge page of the range
   size_t resident_end_ = 0;           // behind the last of them

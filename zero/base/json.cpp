@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -25,8 +26,23 @@ json parse_json(std::string_view text, bool comments) {
   try {
     return json::parse(text, watch, true, comments);
   } catch (const json::exception& error) {
-    throw Error(fmt::format("is not JSON ({})", excerpt(error.what())));
+    throw Error(fmt::format("is not JSON ({})", json_fault(text, error)));
   }
+}
+
+std::string json_fault(std::string_view text, const json::exception& error) {
+  const auto* parse = dynamic_cast<const json::parse_error*>(&error);
+  if (parse == nullptr) return "a number in it is too large";
+  const size_t at = parse->byte > 0 ? parse->byte - 1 : 0;
+  if (at >= text.size()) return text.empty() ? "it is empty" : "it ends too early";
+  const auto before = text.substr(0, at);
+  const auto begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  constexpr size_t kShown = 20;
+  auto shown = text.substr(at, kShown);
+  shown = shown.substr(0, std::min(shown.find('\n', 1), shown.size()));
+  const auto quoted = json(std::string(shown)).dump(-1, ' ', true, json::error_handler_t::replace);
+  return fmt::format("line {}, column {}, at {}",
+                     std::count(before.begin(), before.end(), '\n') + 1, at - begin + 1, quoted);
 }
 
 std::string excerpt(std::string_view text) {

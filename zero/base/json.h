@@ -1,4 +1,4 @@
-// JSON that a stranger wrote.
+// Reads JSON that a stranger wrote.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,16 +7,19 @@
 
 namespace zero {
 
-/// Arrays and objects within each other; no file of ours needs more than four.
+/// How deep arrays and objects may nest; no file of ours needs more than four.
 inline constexpr int kMaxJsonDepth = 32;
 
-/// Parses JSON. Error, whose message says what the text does ("names 'x' twice") and is without a
-/// full stop, for text that is not JSON, an object that names a key twice (nlohmann keeps the
-/// last), and values that nest deeper than kMaxJsonDepth (nlohmann prints and copies them by
-/// recursion).
+/// Parses JSON. Throws Error for text that is not JSON, for an object that names a key twice
+/// (nlohmann keeps the last), and for values that nest deeper than kMaxJsonDepth (nlohmann prints
+/// and copies them by recursion). The message says what the text does ("names 'x' twice") and is
+/// without a full stop.
 nlohmann::json parse_json(std::string_view text, bool comments = false);
 
-/// The beginning of `text`, for a message: at most 120 bytes and whole characters.
+/// Says in words where and why `text` is not JSON: "line 2, column 23, at 'x}'".
+std::string json_fault(std::string_view text, const nlohmann::json::exception& error);
+
+/// Returns the beginning of `text` for a message: at most 120 bytes and whole characters.
 std::string excerpt(std::string_view text);
 
 }  // namespace zero

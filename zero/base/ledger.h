@@ -12,8 +12,8 @@
 
 namespace zero {
 
-/// What a byte is held for. The first three are the model states of the formula (ZeRO, 1910.02054,
-/// section 3).
+/// The purposes for which bytes are held. The first three are the model states of the formula
+/// (ZeRO, 1910.02054, section 3).
 enum class Category : uint8_t {
   parameters,      ///< parameter storage: replicated, or this rank's shards
   gradients,       ///< gradient storage that outlives the backward pass: replicated, or this rank's
@@ -31,17 +31,18 @@ enum class Category : uint8_t {
 };
 inline constexpr size_t kCategories = 12;
 
-/// The category's name as logs and tables print it: "parameters", ...
+/// Returns the category's name as logs and tables print it: "parameters", ...
 std::string_view name(Category category);
 
-/// The category is of the host tier: beside a device it would lie in the host's memory.
+/// Returns true if the category is of the host tier: beside a device it would lie in the host's
+/// memory.
 constexpr bool on_host(Category category) {
   return category >= Category::host_parameters && category <= Category::host_buffers;
 }
 
 class DeviceLimit;
 
-/// Bytes held now and the most that were held at once since the last `reset_peaks`.
+/// The bytes held now, and the most that were held at once since the last `reset_peaks`.
 struct Usage {
   int64_t current = 0;
   int64_t peak = 0;
@@ -51,21 +52,22 @@ struct Usage {
 /// its own.
 class Ledger {
  public:
-  /// Throws OutOfMemory, and counts nothing, where a DeviceLimit refuses it.
+  /// Throws OutOfMemory, and counts nothing, if a DeviceLimit refuses the bytes.
   void add(Category category, int64_t bytes);
   void remove(Category category, int64_t bytes);
   Usage usage(Category category) const;
-  /// Usage of all categories together; its peak is the peak of the sum, not the sum of the peaks.
+  /// Returns the usage of all categories together; its peak is the peak of the sum, not the sum of
+  /// the peaks.
   Usage total() const;
-  /// The same without the host tier: what a device would hold.
+  /// Returns the usage without the host tier: what a device would hold.
   Usage device() const;
-  /// Bytes now in a device with memory of its own: without the staging of collectives, which is the
-  /// host's there.
+  /// Returns the bytes now in a device with memory of its own: without the staging of collectives,
+  /// which lies in the host's memory there.
   int64_t own_memory() const;
   /// Sets each peak to the current value.
   void reset_peaks();
-  /// Why `request` bytes more for `what` do not fit on the device, with a table and advice, by the
-  /// DeviceLimit in force; empty without one.
+  /// Says why `request` bytes more for `what` do not fit on the device, with a table and advice, by
+  /// the DeviceLimit in force; "" without one.
   std::string refusal(int64_t request, std::string_view what);
 
  private:
@@ -81,12 +83,12 @@ class Ledger {
   std::array<Counter, kCategories> counters_;
   Counter total_;
   Counter device_;
-  std::mutex limits_mutex_;  // of the next one; taken before a limit's own
+  std::mutex limits_mutex_;  // its next limit's; taken before the limit's own
   std::vector<DeviceLimit*> limits_;
   std::atomic<size_t> limit_count_{0};
 };
 
-/// Bytes charged to a ledger for as long as this object lives. Move-only; keeps the ledger alive.
+/// Charges bytes to a ledger for as long as this object lives. Move-only; keeps the ledger alive.
 class Charge {
  public:
   Charge() = default;

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number after `key` in a file of lines "key number".
+// Returns the number after `key` in a file of lines "key number".
 std::optional<int64_t> number_of(const fs::path& file, std::string_view key) {
   std::ifstream lines(file);
   std::string name;
@@ -30,7 +30,7 @@ std::optional<int64_t> number_of(const fs::path& file, std::string_view key) {
   return std::nullopt;
 }
 
-// A file of one number; "max" has none.
+// Returns the number in a file of one number; none for "max".
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream stream(file);
   int64_t value = 0;
@@ -38,7 +38,7 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return std::nullopt;
 }
 
-// How the two versions of cgroups name the same things.
+// The two versions of cgroups have different names for the same things.
 struct Version {
   fs::path mount;
   const char* limit;
@@ -46,7 +46,7 @@ struct Version {
   const char* shared;
 };
 
-// One for each thing that has a number in the kernel that runs now.
+// One id for each thing that has a number in the kernel that runs now.
 int64_t identity(const std::string& boot, const std::string& what) {
   return static_cast<int64_t>(std::hash<std::string>{}(boot + what) | 1);
 }
@@ -54,7 +54,8 @@ int64_t identity(const std::string& boot, const std::string& what) {
 // Adds what one group and those above it leave.
 void add_groups(std::vector<MemoryLimit>& limits, const Version& version, const std::string& path,
                 const std::string& boot) {
-  // In a container the path may be that outside it; then the mount itself is this process's group.
+  // In a container the path may be the one outside it; then the mount itself is this process's
+  // group.
   auto group = version.mount / fs::path(path).relative_path();
   std::error_code ignored;
   if (!fs::exists(group, ignored)) group = version.mount;

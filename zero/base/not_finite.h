@@ -5,8 +5,8 @@
 
 namespace zero {
 
-/// A loss or a gradient is infinite or NaN, and nothing was updated because of it: names what made
-/// it, as far as that is known.
+/// A loss or a gradient is infinite or NaN, and nothing was updated because of it. Names what made
+/// it, if that is known.
 class NotFinite : public Error {
   using Error::Error;
 };

@@ -1,4 +1,4 @@
-// Kernels that LibTorch's dispatcher does not see, shown to who observes operators (profilers,
+// Shows kernels that LibTorch's dispatcher does not see to observers of operators (profilers,
 // zero::AnomalyWatch).
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace zero {
 
 /// Runs `kernel`, which reads the tensors `inputs` and writes `outputs`, as an operator of that
-/// name. Where nobody observes, it is a call of `kernel`.
+/// name. If nobody observes, it just calls `kernel`.
 template <size_t Inputs, size_t Outputs, class Kernel>
 void observed(std::string_view name, const std::array<at::Tensor, Inputs>& inputs,
               const std::array<at::Tensor, Outputs>& outputs, const Kernel& kernel) {

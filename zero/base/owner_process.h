@@ -1,4 +1,4 @@
-// Which process an object belongs to.
+// The process that an object belongs to.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@ namespace zero {
 /// the child must leave them alone.
 class OwnerProcess {
  public:
-  /// False in a child that the process forked later.
+  /// Returns false in a child that the process forked later.
   bool here() const { return getpid() == process_; }
 
  private:

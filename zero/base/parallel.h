@@ -1,11 +1,10 @@
-// Loops on LibTorch's intra-op threads, except where another thread than the one that trains runs
-// them.
+// Loops on LibTorch's intra-op threads. A thread beside the training runs them alone.
 //
 // Note [One thread beside]
-// OpenMP gives every thread that enters a parallel loop a team of its own. A thread that works
-// beside the training would so bring as many threads again as there are cores, which take turns
-// with those that compute, and OpenMP, which sees more threads than cores, no longer spins at the
-// end of a loop but sleeps, at every operator. So such a thread runs its loops alone.
+// OpenMP gives every thread that enters a parallel loop a team of its own. So a thread beside the
+// training would bring as many threads again as there are cores. They take turns with those that
+// compute, and OpenMP, which sees more threads than cores, no longer spins at the end of a loop but
+// sleeps, at every operator. So such a thread runs its loops alone.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -14,14 +13,14 @@
 
 namespace zero {
 
-/// While it lives, parallel_for runs on this thread alone.
+/// While a scope lives, parallel_for runs on this thread alone.
 class OneThread {
  public:
   OneThread();
   ~OneThread();
   OneThread(const OneThread&) = delete;
   OneThread& operator=(const OneThread&) = delete;
-  /// One lives on this thread.
+  /// Returns true if a scope lives on this thread.
   static bool here();
 
  private:

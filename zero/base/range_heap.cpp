@@ -64,7 +64,7 @@ size_t RangeHeap::give(size_t begin) {
 void RangeHeap::keep(size_t begin, size_t from, size_t to) {
   const auto block = blocks_.find(begin);
   ensure(block != blocks_.end() && from < to && to <= block->second,
-         "a block has not the part to keep");
+         "the part to keep is not in the block");
   const size_t bytes = block->second;
   blocks_.erase(block);
   blocks_.emplace(begin + from, to - from);

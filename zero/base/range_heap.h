@@ -1,4 +1,5 @@
-// The blocks that are cut from a range, and the holes between them: bookkeeping alone, on numbers.
+// The blocks that are cut from a range, and the holes between them. It only keeps books, on
+// numbers.
 //
 // A block is cut from the front of a hole; neighbouring holes are merged. All but `last_fit` takes
 // time logarithmic in the number of holes, as long as the best hole's front is aligned.
@@ -13,30 +14,30 @@
 
 namespace zero {
 
-/// Not thread-safe.
+/// The range. It is not thread-safe.
 class RangeHeap {
  public:
-  /// Nothing to cut from.
+  /// Makes an empty range.
   RangeHeap() = default;
-  /// Of the numbers [begin, begin + bytes).
+  /// Makes a range of the numbers [begin, begin + bytes).
   RangeHeap(size_t begin, size_t bytes);
 
-  /// Where a block of `bytes` > 0 fits best: the first multiple of `alignment` in the smallest hole
-  /// that has room from there on, of equal ones the first. Nothing is taken yet.
+  /// Returns where a block of `bytes` > 0 fits best: the first multiple of `alignment` in the
+  /// smallest hole that has room from there on, the first of equal ones. It takes nothing yet.
   std::optional<size_t> best_fit(size_t bytes, size_t alignment = 1) const;
-  /// The last `bytes` before `end` that lie in one hole.
+  /// Returns the last place before `end` where `bytes` lie in one hole.
   std::optional<size_t> last_fit(size_t bytes, size_t end) const;
   /// Cuts a block out of the hole in which it lies.
   void take(size_t begin, size_t bytes);
-  /// The size of the block that begins there, or 0.
+  /// Returns the size of the block that begins there, or 0.
   size_t size_of(size_t begin) const;
   /// Makes the block that begins there a hole, and returns its size.
   size_t give(size_t begin);
-  /// Leaves of the block that begins there the bytes [from, to) counted from its front, at least
-  /// one, and makes holes of the rest.
+  /// Keeps the bytes [from, to), at least one, of the block that begins there, counted from its
+  /// front, and makes holes of the rest.
   void keep(size_t begin, size_t from, size_t to);
 
-  /// Bytes of all blocks.
+  /// Returns the bytes of all blocks.
   size_t used() const { return used_; }
   /// The holes from the smallest to the largest: bytes and begin.
   const std::set<std::pair<size_t, size_t>>& holes() const { return holes_by_size_; }

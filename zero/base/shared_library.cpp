@@ -7,7 +7,7 @@
 namespace zero {
 namespace {
 
-// Where this code's own library lies.
+// Returns the folder of this code's own library.
 std::filesystem::path own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr)

@@ -1,24 +1,24 @@
-// Loops over arrays that are larger than the caches: asking for lines before they are needed, and
-// writing past the caches.
+// Helps loops over arrays that are larger than the caches: they ask for lines before they are
+// needed, and write past the caches.
 #pragma once
 
 #include <cstdint>
 
 namespace zero {
 
-/// Arrays from this size on are written past the caches: they would push out what is there, and
-/// what is overwritten would be read first.
+/// Arrays of this size or more are written past the caches: they would push other data out, and
+/// overwritten lines would be read first.
 inline constexpr int64_t kStreamedBytes = int64_t{2} << 20;
 
-/// The address `bytes` after `at`, which need not be in the array (arithmetic on pointers must stay
-/// there, and `at` may be null).
+/// Returns the address `bytes` after `at`, which need not be in the array (arithmetic on pointers
+/// must stay there, and `at` may be null).
 inline const void* address_after(const void* at, uintptr_t bytes) {
   return reinterpret_cast<const void*>(  // NOLINT(performance-no-int-to-ptr): only prefetched
       reinterpret_cast<uintptr_t>(at) + bytes);
 }
 
 /// Asks for the cache line some lines after `at`, where a loop that goes upwards in an array will
-/// be soon. Never faults: that may lie behind the array's end.
+/// be soon. It never faults, though the line may lie behind the array's end.
 ///
 /// Hardware prefetchers follow an array only within a page, and only so many arrays at a time: a
 /// loop over seven of them waits at each of their pages' beginnings.
@@ -27,8 +27,8 @@ inline void prefetch_ahead(const void* at) {
   __builtin_prefetch(address_after(at, kAhead));
 }
 
-/// The same into the second level of the caches, which waits for more lines at a time than the
-/// first: for loops that compute so little that memory alone decides.
+/// Asks for a line in the second level of the caches, which waits for more lines at a time than the
+/// first. For loops that compute so little that memory alone decides.
 inline void prefetch_to_second_level(const void* at) {
   constexpr uintptr_t kAhead = 512;  // bytes; 1024 and 2048 are as good (AMD Zen 4)
   __builtin_prefetch(address_after(at, kAhead), 0, 2);

@@ -1,4 +1,4 @@
-// Threads that the system may refuse.
+// Starts threads, which the system may refuse.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace zero {
 
-/// The message for a thread that was refused: for whom, why, and what to do about it.
+/// Returns the message for a thread that was refused: its purpose, the reason, and the remedy.
 std::string refused_thread(std::string_view what, const std::system_error& error);
 
-/// Starts a thread that runs `body`. Throws `Exception`, naming `what` it is for and the remedy,
-/// where the system refuses it (a limit on the processes of a user or a container).
+/// Starts a thread that runs `body`. Throws `Exception`, naming `what` it is for and the remedy, if
+/// the system refuses it (a limit on the processes of a user or a container).
 template <class Exception, class Body>
 std::thread start_thread(std::string_view what, Body&& body) {
   try {

@@ -47,7 +47,7 @@ void Timeline::start(size_t most) {
     const std::lock_guard lock(mutex_);
     most_ = most;
     dropped_ = 0;
-    spans_.resize(most);  // so that its pages are there
+    spans_.resize(most);  // touches its pages
     spans_.clear();
     started_ = now();
   }

@@ -1,14 +1,13 @@
-// What a rank does in a step, and when.
+// A rank's record of what it does in a step, and when.
 //
 // Note [Timeline]
-// A phase (forward, backward, step) and what the thread that trains waits for in it are scopes of
-// that thread, which nest. A gather, a reduction, an update or a transfer of a disk is under way
-// from its start to its end, whichever thread does it, several at a time. A timeline that is on
-// keeps these spans, or only adds up the phases and what of them is spent waiting, or both. One
-// that is off costs a branch a span, and holds no memory.
+// The thread that trains has nested scopes: phases (forward, backward, step) and the waits in them.
+// A gather, a reduction, an update or a transfer of a disk is under way from its start to its end,
+// on any thread, several at a time. A timeline that is on keeps these spans, or adds up the phases
+// and their waits, or both. One that is off costs a branch a span, and holds no memory.
 //
-// What is waited for is counted once: a wait for a disk within an update is the disk's, and a phase
-// within another (forward, where a backward pass makes its own) is that phase's.
+// A wait is counted once: a wait for a disk within an update is the disk's, and a phase within
+// another (forward, where a backward pass makes its own) is that phase's.
 #pragma once
 
 #include <array>
@@ -27,22 +26,22 @@ enum class Activity : uint8_t {
   backward,
   step,
   operation,  ///< an operator of LibTorch, there
-  // What that thread waits for.
+  // Waits of that thread.
   wait_gather,
   wait_reduce,
   wait_update,
   wait_disk,
   wait_control,
-  // What is under way.
+  // Activities under way.
   gather,      ///< parameters of a unit; bytes as the traffic ledger counts them
-  reduce,      ///< gradients of a unit; the same
-  control,     ///< scalars and checks; the same
+  reduce,      ///< gradients of a unit; bytes as above
+  control,     ///< scalars and checks; bytes as above
   update,      ///< a unit through the optimizer; bytes of this rank's parameters
   disk_read,   ///< bytes of the file
-  disk_write,  ///< the same
+  disk_write,  ///< bytes of the file
 };
 inline constexpr size_t kActivities = 15;
-/// "forward", "wait for gather", "disk read", ...
+/// Returns "forward", "wait for gather", "disk read", ...
 std::string_view name(Activity activity);
 constexpr bool is_phase(Activity activity) { return activity <= Activity::step; }
 constexpr bool is_wait(Activity activity) {
@@ -55,12 +54,12 @@ struct Span {
   int64_t bytes = 0;
   Activity activity{};
   bool training = false;        ///< a scope of the thread that trains
-  std::array<char, 94> text{};  ///< of what (a unit's name); longer ones are cut
+  std::array<char, 94> text{};  ///< the name of its object (a unit); longer ones are cut
 
   std::string_view label() const;
 };
 
-/// Milliseconds of the thread that trains: its phases, and what of these it has spent waiting.
+/// Milliseconds of the thread that trains: its phases, and how much of them it has spent waiting.
 struct Breakdown {
   double forward = 0;
   double backward = 0;
@@ -72,41 +71,42 @@ struct Breakdown {
   double control = 0;  ///< for other ranks' scalars and checks
 };
 
-/// Thread-safe, but for `start`, `stop`, `measure` and `take_breakdown`, which are for the thread
-/// that trains.
+/// Thread-safe, except for `start`, `stop`, `measure` and `take_breakdown`, which belong to the
+/// thread that trains.
 class Timeline {
  public:
   static constexpr size_t kSpans = size_t{1} << 17;
 
-  /// The clock's nanoseconds.
+  /// Returns the clock's nanoseconds.
   static int64_t now();
 
-  /// Keeps spans from here on, up to `most`, for which memory (128 bytes each) is taken now;
-  /// forgets earlier ones. This is the thread that trains.
+  /// Keeps spans from here on, up to `most`, and takes memory for them now (128 bytes each);
+  /// forgets earlier ones. The caller becomes the thread that trains.
   void start(size_t most = kSpans);
-  /// What was kept stays. What is under way is kept when it ends.
+  /// Keeps no more spans, except those under way, when they end. Kept spans stay.
   void stop();
-  /// In the order in which they ended.
+  /// Returns the spans in the order in which they ended.
   std::vector<Span> spans() const;
-  /// Spans that did not fit.
+  /// Returns the number of spans that did not fit.
   int64_t dropped() const;
-  /// Gives the memory back, and keeps nothing more.
+  /// Gives the memory back, and keeps no more spans.
   void clear();
 
-  /// Adds phases and waits up from here on, or no longer. This is the thread that trains.
+  /// Adds phases and waits up from here on, or no longer. The caller becomes the thread that
+  /// trains.
   void measure(bool on);
-  /// What was added up since the last call.
+  /// Returns the sums since the last call.
   Breakdown take_breakdown();
 
-  /// It keeps spans, or adds up: a caller that must prepare a span asks first.
+  /// Returns true if it keeps spans or adds up: a caller that must prepare a span asks first.
   bool on() const { return on_.load(std::memory_order_relaxed); }
   bool keeps() const { return keeps_.load(std::memory_order_relaxed); }
-  /// Something was under way from `begin` to `end`.
+  /// Records an activity that was under way from `begin` to `end`.
   void add(Activity activity, std::string_view label, int64_t begin, int64_t end,
            int64_t bytes = 0);
 
-  /// A span of this thread that lasts as long as this. A wait counts on the thread that trains
-  /// alone. The label must live as long.
+  /// Records a span of this thread that lasts as long as this object. A wait counts only on the
+  /// thread that trains. The label must live as long.
   class Scope {
    public:
     Scope(Timeline& timeline, Activity activity, std::string_view label = {}, int64_t bytes = 0) {
@@ -124,27 +124,27 @@ class Timeline {
     void end();
 
     Timeline* timeline_ = nullptr;
-    Scope* outer_ = nullptr;  // of the thread that trains
+    Scope* outer_ = nullptr;  // the thread that trains made it
     bool training_ = false;
     Activity activity_{};
     std::string_view label_;
     int64_t bytes_ = 0;
     int64_t begin_ = 0;
-    int64_t inner_waits_ = 0;   // nanoseconds of those inside
-    int64_t inner_phases_ = 0;  // the same
+    int64_t inner_waits_ = 0;   // nanoseconds of the scopes inside
+    int64_t inner_phases_ = 0;  // nanoseconds of the waits inside
   };
 
  private:
   void adopt_thread();
   void set(std::atomic<bool>& what, bool on);
-  void keep(const Span& span);  // with the mutex held
+  void keep(const Span& span);  // the caller holds the mutex
 
   std::atomic<bool> on_{false};
   std::atomic<bool> keeps_{false};
   std::atomic<bool> measures_{false};
-  std::atomic<uint64_t> thread_{0};  // that trains
+  std::atomic<uint64_t> thread_{0};  // the thread that trains
   Scope* top_ = nullptr;             // the innermost scope of that thread
-  mutable std::mutex mutex_;         // of what follows
+  mutable std::mutex mutex_;         // guards the fields below
   std::vector<Span> spans_;
   size_t most_ = 0;
   int64_t started_ = 0;  // Timeline::now()

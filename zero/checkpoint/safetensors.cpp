@@ -264,7 +264,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
     if (text.front() != '{') throw CheckpointError("its header does not begin with '{'");
     metadata_ = parse_metadata(header);
     for (auto& entry : parse_entries(header, rest - length)) {
-      offsets_[entry.info.name] = {tensors_.size(), sizeof length + length + entry.begin};
+      places_[entry.info.name] = {tensors_.size(), sizeof length + length + entry.begin};
       tensors_.push_back(std::move(entry.info));
     }
   } catch (const CheckpointError& error) {
@@ -274,19 +274,40 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
 
 SafetensorsReader::~SafetensorsReader() = default;
 
+const std::filesystem::path& SafetensorsReader::path() const { return file_->path(); }
+
+const SafetensorsReader::Place& SafetensorsReader::place(std::string_view name) const {
+  const auto found = places_.find(name);
+  if (found != places_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& info : tensors_) names.push_back(info.name);
+  throw CheckpointError(
+      fmt::format("{} holds no tensor '{}'.{}", path().string(), name, did_you_mean(name, names)));
+}
+
 at::Tensor SafetensorsReader::read(std::string_view name) const {
-  const auto found = offsets_.find(name);
-  if (found == offsets_.end()) {
-    std::vector<std::string> names;
-    for (const auto& info : tensors_) names.push_back(info.name);
-    throw CheckpointError(fmt::format("{} holds no tensor '{}'.{}", file_->path().string(), name,
-                                      did_you_mean(name, names)));
+  const auto& info = this->info(name);
+  const auto bytes = static_cast<int64_t>(byte_size(info).value());
+  return read(name, 0, bytes / static_cast<int64_t>(c10::elementSize(info.dtype))).view(info.shape);
+}
+
+at::Tensor SafetensorsReader::read(std::string_view name, int64_t begin, int64_t count) const {
+  const auto& [index, offset] = place(name);
+  const auto& info = tensors_[index];
+  const auto element = static_cast<int64_t>(c10::elementSize(info.dtype));
+  const int64_t numel = static_cast<int64_t>(byte_size(info).value()) / element;
+  if (begin < 0 || count < 0 || begin > numel || count > numel - begin) {
+    throw CheckpointError(
+        fmt::format("{}: {} elements from number {} on were asked of the tensor "
+                    "'{}', which has {}.",
+                    path().string(), count, begin, name, numel));
   }
-  const auto& info = tensors_[found->second.index];
-  auto tensor = at::empty(info.shape, info.dtype);
-  if (tensor.numel() > 0)
-    file_->read_at(found->second.offset, tensor.mutable_data_ptr(), tensor.nbytes());
-  return tensor;
+  auto values = at::empty({count}, info.dtype);
+  if (count > 0) {
+    file_->read_at(offset + static_cast<size_t>(begin * element), values.mutable_data_ptr(),
+                   values.nbytes());
+  }
+  return values;
 }
 
 }  // namespace zero

@@ -18,7 +18,7 @@ namespace zero {
 class InputFile;
 class OutputFile;
 
-/// What a safetensors header says of a tensor.
+/// The entry of a tensor in a safetensors header.
 struct TensorInfo {
   std::string name;
   at::ScalarType dtype = at::kFloat;
@@ -55,10 +55,9 @@ class SafetensorsWriter {
   std::unique_ptr<OutputFile> file_;
 };
 
-/// Reads a safetensors file: opening reads the header alone. Whatever the file holds, what comes
-/// out is what it says or a CheckpointError that names the file and the thing, here and not later:
-/// the header's length, JSON and depth, repeated names, dtypes, shapes, and offsets that overlap,
-/// leave a gap or do not match the file's size.
+/// Reads a safetensors file: opening reads the header alone, and checks it. A CheckpointError names
+/// the file and the fault: a wrong length of the header, bad or too deep JSON, repeated names,
+/// unknown dtypes or shapes, and offsets that overlap, leave a gap or do not match the file's size.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -67,20 +66,29 @@ class SafetensorsReader {
   /// All tensors, in the order of their bytes.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  bool contains(std::string_view name) const { return offsets_.find(name) != offsets_.end(); }
+  bool contains(std::string_view name) const { return places_.find(name) != places_.end(); }
+  /// Returns what the header says of a tensor. CheckpointError when there is no such tensor.
+  const TensorInfo& info(std::string_view name) const { return tensors_[place(name).index]; }
+  const std::filesystem::path& path() const;
 
-  /// A copy of the tensor on the CPU. CheckpointError when there is no such tensor, or when the
-  /// file was truncated since it was opened.
+  /// Returns a copy of the tensor on the CPU. CheckpointError when there is no such tensor, or when
+  /// the file was truncated since it was opened.
   at::Tensor read(std::string_view name) const;
+  /// Returns a copy of elements [begin, begin + count) of the tensor, counted in row-major order,
+  /// as a 1-D tensor on the CPU. Reads their bytes alone. CheckpointError as above, and when the
+  /// tensor does not have these elements.
+  at::Tensor read(std::string_view name, int64_t begin, int64_t count) const;
 
  private:
-  struct Location {
+  struct Place {
     size_t index = 0;   // in tensors_
     size_t offset = 0;  // in the file
   };
+  const Place& place(std::string_view name) const;
+
   std::unique_ptr<InputFile> file_;
   std::vector<TensorInfo> tensors_;
-  std::map<std::string, Location, std::less<>> offsets_;
+  std::map<std::string, Place, std::less<>> places_;
   std::map<std::string, std::string> metadata_;
 };
 

@@ -33,9 +33,9 @@ class WholeFolder {
   WholeFolder& operator=(const WholeFolder&) = delete;
   ~WholeFolder();
 
-  /// Where it is filled.
+  /// Returns the folder to fill.
   const std::filesystem::path& path() const { return partial_; }
-  /// The same, for those who did not make it: TARGET.partial.
+  /// Returns it for those who did not make it: TARGET.partial.
   static std::filesystem::path partial(const std::filesystem::path& target);
 
   /// Syncs everything in it, gives it its name, and removes the earlier folder. Calls `fail` where
@@ -43,8 +43,8 @@ class WholeFolder {
   /// the new one is there. Once.
   void commit();
 
-  /// Where a process was killed between the two renames of a file system that cannot swap, gives
-  /// the earlier folder its name back. Otherwise does nothing.
+  /// Gives the earlier folder its name back if a process was killed between the two renames of a
+  /// file system that cannot swap. Otherwise does nothing.
   static void recover(const std::filesystem::path& target, Fail fail);
   /// Recovers, and removes what a process that was killed has left beside `target`. What cannot be
   /// removed stays.

@@ -1,4 +1,5 @@
-// What a rank does between its calls, for the others to tell where they wait for it in vain.
+// Each rank shows what it does between its calls; a rank that waits for it in vain says so in its
+// error.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +14,21 @@
 
 namespace zero::comm {
 
-/// Lies in memory that the ranks of a group on one host share. The rank shows, all read, without
-/// locks: a text that is read while it is written can only spoil the wording of an error. Zeros:
-/// nothing shown.
+/// A slot lies in memory that the ranks of a group on one host share. Its rank writes and all read,
+/// without locks: a text that is read while it is written can only spoil the wording of an error. A
+/// slot of zeros shows nothing.
 class ActivitySlot {
  public:
   void begin(std::string_view operation, bool backward) noexcept;
   void use(std::string_view unit) noexcept;
 
-  /// "the last operator that it began, 12.3 s ago, is aten::addmm in backward, with unit 3
-  /// (h.0.bias)"; empty where nothing was shown.
+  /// Returns, for example, "the last operator that it began, 12.3 s ago, is aten::addmm in
+  /// backward, with unit 3 (h.0.bias)"; "" where nothing was shown.
   std::string text() const;
 
  private:
   struct Operation {
-    int64_t began = 0;  // by the steady clock, which is one for all processes of a host
+    int64_t began = 0;  // the steady clock is one for all processes of a host
     uint64_t backward = 0;
     FixedText<64> name{};
   };
@@ -35,16 +36,16 @@ class ActivitySlot {
   SharedValue<FixedText<96>> unit_;
 };
 
-/// Of one rank: shows what it does in the slots of all its groups. Thread-safe.
+/// Shows what one rank does in the slots of all its groups. Thread-safe.
 class RankActivity {
  public:
-  /// A slot in which it is shown as well, as long as that is there.
+  /// Shows it in `slot` too, from now on, as long as that lives.
   void show_in(const std::shared_ptr<ActivitySlot>& slot);
-  /// An operator begins. Costs a few dozen nanoseconds.
+  /// Says that an operator begins. Costs a few dozen nanoseconds.
   void begin(std::string_view operation, bool backward) noexcept;
-  /// The unit of parameters that is used from now on.
+  /// Says which unit of parameters the rank uses from now on.
   void use(std::string_view unit) noexcept;
-  /// As its slots have it.
+  /// Returns the text that its slots show.
   std::string text() const { return own_.text(); }
 
  private:

@@ -30,7 +30,7 @@ namespace {
 
 using Message = FixedText<1024>;
 
-// What the rank `failed` says. Collective. A rank that has heard enough may be leaving already.
+// Returns the message of the rank `failed`. Collective; a rank may be leaving already.
 std::string message_of_rank(Group& group, int failed, const Message& mine, std::string_view what) {
   try {
     const auto messages = gather_records(group, mine, what);
@@ -49,14 +49,14 @@ std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view
     try {
       failed = first_failure(group, mine != nullptr, what);
     } catch (const PeerError& known) {
-      // What this rank has may be what another's end has led to: a folder that is gone.
+      // This rank's own failure may have caused the peer's end: a folder that is gone, for example.
       if (mine && known.origin() == group.number()) std::rethrow_exception(mine);
       throw;
     } catch (const CommError&) {
-      if (mine) std::rethrow_exception(mine);  // which came first
+      if (mine) std::rethrow_exception(mine);  // it came first
       throw;
     }
-    if (failed) {  // only now: where all is well the exchange is a byte
+    if (failed) {  // messages are exchanged only now: where all is well a byte is enough
       const auto said =
           message_of_rank(group, *failed, Message(mine ? message_of(mine) : std::string()), what);
       if (!mine) {

@@ -1,12 +1,12 @@
-// One rank's failure is everyone's.
+// If one rank fails, all ranks throw.
 //
 // Note [Agreement]
 // A rank that cannot do its part (a full disk, a file that it cannot read) must not leave the
-// others waiting in the next collective, nor may they go on without it. So the ranks exchange
-// whether each has succeeded, and either all go on or all throw: a rank that failed its own error,
-// the others one of the kind that the caller chooses, with the first failed rank and what it said.
-// An error of the group itself passes straight through, since nothing can be agreed on any more;
-// the group tells the others.
+// others waiting in the next collective, nor may they go on without it. So the ranks tell each
+// other whether they have succeeded, and either all go on or all throw. A rank that failed throws
+// its own error; the others throw an error of the kind that the caller chooses, with the first
+// failed rank and its message. An error of the group itself passes straight through, since nothing
+// can be agreed on any more; the group tells the others.
 #pragma once
 
 #include <exception>
@@ -22,12 +22,12 @@
 
 namespace zero::comm {
 
-/// What a rank throws because another has failed is this too, whatever its kind: that rank reports
-/// the error, and a program need not print this one.
+/// An error that a rank throws because another rank has failed is a PeerFailure too, whatever its
+/// kind. The other rank reports the error, so a program need not print this one.
 class PeerFailure {
  public:
   virtual ~PeerFailure() = default;
-  /// The first rank that failed.
+  /// Returns the first rank that failed.
   virtual int failed_rank() const = 0;
 };
 
@@ -41,18 +41,18 @@ class PeerFailureOf final : public Kind, public PeerFailure {
   int rank_;
 };
 
-/// A rank's failure as the others hear of it.
+/// A rank's failure, as the other ranks hear of it.
 struct FailureElsewhere {
   int rank = 0;
   std::string message;
 };
 
-/// The exchange: rethrows `mine` where this rank has failed, else returns the first rank that has.
-/// A byte a rank where all is well. Collective.
+/// Tells all ranks whether this one has failed, with a byte from each rank. Rethrows `mine` where
+/// it is set; otherwise returns the first failed rank, if there is one. Collective.
 std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view what,
                                                   const std::exception_ptr& mine);
 
-/// Returns where no rank has failed. Otherwise a rank whose failure `mine` is rethrows it, and the
+/// Returns where no rank has failed. Otherwise a rank with a failure `mine` rethrows it, and the
 /// others throw a `Kind` that says "WHAT failed on rank R: ...". Collective.
 template <class Kind = Error>
 void share_failure(Group& group, std::string_view what, const std::exception_ptr& mine) {
@@ -61,8 +61,9 @@ void share_failure(Group& group, std::string_view what, const std::exception_ptr
     throw PeerFailureOf<Kind>(other->rank, other->message);
 }
 
-/// Runs `work` on this rank and returns its result, where no rank's has failed; otherwise throws as
-/// `share_failure`. What `work` throws keeps its type; a CommError passes at once. Collective.
+/// Runs `work` on this rank, and returns its result where it has failed on no rank; otherwise
+/// throws as `share_failure` does. An error of `work` keeps its type; a CommError is thrown at
+/// once. Collective.
 template <class Kind = Error, class Work>
 std::invoke_result_t<const Work&> agree(Group& group, std::string_view what, const Work& work) {
   using Result = std::invoke_result_t<const Work&>;
@@ -84,7 +85,7 @@ std::invoke_result_t<const Work&> agree(Group& group, std::string_view what, con
   if constexpr (kReturns) return std::move(*result);
 }
 
-/// The same of work that rank 0 does alone. Collective.
+/// Runs `work` on rank 0 alone; throws as `agree` does. Collective.
 template <class Kind = Error, class Work>
 void agree_on_rank_zero(Group& group, std::string_view what, const Work& work) {
   agree<Kind>(group, what, [&] {
@@ -92,7 +93,7 @@ void agree_on_rank_zero(Group& group, std::string_view what, const Work& work) {
   });
 }
 
-/// What an exception says, without a stack trace.
+/// Returns the exception's message, without a stack trace.
 std::string message_of(const std::exception_ptr& error);
 
 }  // namespace zero::comm

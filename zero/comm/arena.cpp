@@ -37,16 +37,16 @@ constexpr auto kHugePage = static_cast<int64_t>(MemoryMapping::kHugePage);
 constexpr int64_t kSkew = int64_t{34} << 20;
 constexpr int64_t kMostVirtual = int64_t{8} << 40;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// Below this an allocation cannot bring the machine down, and the look at the free memory costs
-// more than it is worth.
+// A smaller allocation cannot bring the machine down, and is not worth a look at the free memory.
 constexpr int64_t kWatchedBytes = int64_t{8} << 20;
 constexpr int64_t kPiece = int64_t{32} << 20;
-// A refused rank looks again after the first of these, in which another's piece moves (it takes
-// some 10 ms), and at most for the second: the rest of the machine moves too.
+// A refused rank looks again after the first of these times, in which a piece of another rank's
+// arrives (that takes some 10 ms), and gives up after the second, since the rest of the machine may
+// never stand still.
 constexpr std::chrono::milliseconds kLookAgain{50};
 constexpr std::chrono::seconds kLongestDoubt{1};
 constexpr int64_t kNumber = sizeof(int64_t);
-// Of a rank: the bytes that it is about to take, and of whose memory.
+// The bytes of a rank's counters: how much it is about to take, and the ids of its limits.
 constexpr int64_t kCounter = kNumber * static_cast<int64_t>(1 + kMemoryLimits);
 
 // Reserves pages; returns 0 or an errno.
@@ -58,7 +58,7 @@ int reserve(int file, int64_t offset, int64_t bytes) {
   }
 }
 
-// Of the control area: what it is for, and behind that the counters of the ranks.
+// Returns the size of the control area with the ranks' counters behind it.
 int64_t with_counters(int64_t control_bytes, int ranks) {
   return at::round_up(at::round_up(control_bytes, kCounter) + kCounter * ranks, kPage);
 }
@@ -98,7 +98,7 @@ std::shared_ptr<Mapping> Mapping::create(const ArenaLayout& layout) {
                                   format_bytes(static_cast<double>(layout.control_bytes)),
                                   std::strerror(error)));
   }
-  // From here on nobody who holds the file can cut it under its users.
+  // From here on no holder of the file can make it shorter under its users.
   ensure(fcntl(file.get(), F_ADD_SEALS, kSeals) == 0, "the kernel does not seal a fresh memfd");
   return std::shared_ptr<Mapping>(new Mapping(std::move(file), layout));
 }
@@ -109,8 +109,7 @@ std::shared_ptr<Mapping> Mapping::open(Descriptor file, const ArenaLayout& layou
       status.st_size != layout.total_bytes() || status.st_uid != geteuid()) {
     throw CommError(
         fmt::format("The file that was passed as the shared memory of {} ranks is not that: it has "
-                    "{} bytes and "
-                    "belongs to user {}, but {} bytes of user {} are expected.",
+                    "{} bytes and belongs to user {}, but {} bytes of user {} are expected.",
                     layout.ranks, status.st_size, status.st_uid, layout.total_bytes(), geteuid()));
   }
   const int seals = fcntl(file.get(), F_GET_SEALS);
@@ -133,8 +132,8 @@ Mapping::Mapping(Descriptor file, const ArenaLayout& layout)
                .shared = true}) {
   if (memory_) return;
   throw OutOfMemory(fmt::format(
-      "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on "
-      "address space (ulimit -v) must be lifted; no memory is used by it.",
+      "Cannot map {} of address space for the shared memory of {} ranks: {}. A limit on address "
+      "space (ulimit -v) must be lifted; no memory is used by it.",
       format_bytes(static_cast<double>(layout_.total_bytes())), layout_.ranks,
       std::strerror(memory_.error())));
 }
@@ -176,16 +175,17 @@ std::atomic_ref<int64_t> Mapping::limit_id(int rank, size_t which) const {
 }
 
 // Note [Pending memory]
-// Ranks allocate at the same time, and what one has been granted is not missing from the host's
-// memory before its pages are there: two of them that looked at the memory alone could each take
+// Ranks allocate at the same time, and memory that one has been granted is not missing from the
+// host's before its pages are there. Two ranks that looked at the free memory alone could each take
 // more than half of it, and the kernel would kill one. So a rank says first how much it is about to
-// take, and counts what the others say as taken. The pages are then reserved in pieces, each of
-// which stops being pending when it is there. A rank that reads a count and then the memory may see
-// a piece twice, but never misses one; so it looks again while the counts change, and is refused
-// only when the memory stands still as well: a piece that is half there moves. Ranks that share
-// this memory may be in different cgroups: what one takes is missing from the machine's memory and
-// from what its own group may have, but not from another group's. A rank that has not said yet what
-// limits it counts as in all of them.
+// take, and counts what the others say as taken.
+// The pages are then reserved in pieces; each stops being pending when it is there. A rank that
+// reads a count and then the memory may see a piece twice, but never misses one. So it looks again
+// while the counts change, and is refused only when the free memory stands still as well, since a
+// half-reserved piece changes it.
+// Ranks that share this memory may be in different cgroups: what one takes is missing from the
+// machine's memory and from what its own group may have, but not from another group's. A rank that
+// has not said yet what limits it counts as in all of them.
 class Arena::Grant {
  public:
   Grant(const Arena& arena, int64_t bytes)
@@ -220,7 +220,7 @@ class Arena::Grant {
   }
 
  private:
-  // Whether the counts stood still, so that what was found is true.
+  // Returns true if the counts stood still, so that the result is true.
   bool look(const Arena& arena, int64_t bytes) {
     const auto before = of_others({});
     const auto limits = arena.limits_();
@@ -236,7 +236,7 @@ class Arena::Grant {
     }
     return of_others({}) == before || fits();
   }
-  // What the other ranks are about to take of the memory that `limit` is of.
+  // Returns how much the other ranks are about to take of the memory that `limit` limits.
   int64_t of_others(const MemoryLimit& limit) const {
     int64_t sum = 0;
     for (int rank = 0; rank < mapping_.layout().ranks; ++rank) {
@@ -257,7 +257,7 @@ class Arena::Grant {
   int rank_;
   int64_t left_;
   std::optional<MemoryLimit> refusing_;
-  int64_t others_ = 0;  // of what refuses
+  int64_t others_ = 0;  // they take so much of the refusing limit
 };
 
 Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number,
@@ -280,8 +280,7 @@ int64_t Arena::allocate(int64_t bytes) {
   const auto alignment = rounded >= kHugePage ? kHugePage : kPage;
   std::optional<Grant> grant;
   if (rounded >= kWatchedBytes) {
-    // fallocate beyond what is there would call the kernel's out-of-memory killer instead of
-    // failing.
+    // fallocate would wake the kernel's out-of-memory killer instead of failing.
     grant.emplace(*this, rounded);
     if (!grant->fits()) refuse(grant->refusal());
   }
@@ -304,8 +303,8 @@ int64_t Arena::allocate(int64_t bytes) {
     free(offset);
     refuse(std::strerror(error) + (error == EFBIG ? "." + file_limit_remedy() : std::string()));
   }
-  // Asked for outright, since systems leave huge pages of shared memory switched off. A refusal
-  // leaves small pages.
+  // Asks for huge pages expressly, since systems leave those of shared memory switched off. If the
+  // kernel refuses, the pages stay small.
   if (rounded >= kHugePage)
     madvise(mapping_->at(offset), static_cast<size_t>(rounded / kHugePage * kHugePage),
             MADV_COLLAPSE);

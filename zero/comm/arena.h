@@ -28,31 +28,31 @@
 
 namespace zero::comm {
 
-/// Where things lie in the file: [control | region of rank 0 | ... | region of rank N-1]. The
-/// control region ends with the bytes that each rank is about to take (Note [Pending memory]).
+/// The file's layout: [control | region of rank 0 | ... | region of rank N-1]. The control region
+/// ends with the counters of Note [Pending memory].
 struct ArenaLayout {
   int64_t control_bytes = 0;
   int64_t region_bytes = 0;
   int ranks = 0;
 
-  /// Regions of about a power of two of at least twice the physical memory, as long as all of them
-  /// fit in 8 TiB; see Note [Regions are not aligned to each other].
+  /// Chooses regions of about a power of two bytes, at least twice the physical memory, as long as
+  /// all of them fit in 8 TiB; see Note [Regions are not aligned to each other].
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
   int64_t total_bytes() const { return region_offset(ranks); }
-  /// Whether `choose` could have returned it for as many bytes of control.
+  /// Returns true if `choose` could have returned this layout for so many bytes of control or more.
   bool valid(int64_t least_control_bytes) const;
-  /// Whether `bytes` bytes at `offset` lie in the regions of the ranks [first, last).
+  /// Returns true if `bytes` bytes at `offset` lie in the regions of the ranks [first, last).
   bool holds(int64_t offset, int64_t bytes, int first, int last) const;
 };
 
-/// The file, mapped. Ranks that are threads of one process share one Mapping.
+/// The mapped file. Ranks that are threads of one process share one Mapping.
 class Mapping {
  public:
   /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
   static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
-  /// Maps a file that another process made with `create`. Throws CommError where the file is none
-  /// of that layout, or could still change its size; OutOfMemory.
+  /// Maps a file that another process made with `create`. Throws CommError where the file does not
+  /// have that layout, or could still change its size; throws OutOfMemory.
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -60,13 +60,11 @@ class Mapping {
   const ArenaLayout& layout() const { return layout_; }
   int file() const { return file_.get(); }
   std::byte* at(int64_t offset) const { return memory_.data() + offset; }
-  /// The bytes that `rank` has been granted and has not taken yet.
+  /// The bytes that `rank` is about to take: they were granted, and their pages are not there yet.
   std::atomic_ref<int64_t> pending(int rank) const;
-  /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, 0 where there is
-  /// none.
+  /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, or 0.
   std::atomic_ref<int64_t> limit_id(int rank, size_t which) const;
-  /// The place in the file of `bytes` bytes at `address`, or -1 where they do not lie in the ranks'
-  /// regions.
+  /// Returns where `address` lies in the file, or -1 if the bytes are not in the ranks' regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
 
  private:
@@ -76,38 +74,38 @@ class Mapping {
   MemoryMapping memory_;
 };
 
-/// Bytes of the file as this rank alone sees them: what it writes stays with it (copy on write, by
-/// page of 4 KiB).
+/// A copy-on-write view of bytes of the file: what this rank writes there nobody else sees, and a
+/// page of 4 KiB that it wrote to no longer follows the file.
 class PrivateView {
  public:
   /// Throws OutOfMemory.
   PrivateView(const Mapping& mapping, int64_t offset, int64_t bytes);
   std::byte* data() const { return memory_.data(); }
-  /// Gives the written pages up: the file shows through again.
+  /// Gives the written pages up; the view shows the file again.
   void discard();
 
  private:
   MemoryMapping memory_;
 };
 
-/// This rank's region: an allocator of blocks of 4 KiB granularity, best fit (range_heap.h).
-/// Blocks of 2 MiB or more start on a multiple of it and are made of huge pages where the kernel
+/// Allocates from this rank's region in blocks of 4 KiB granularity, best fit (range_heap.h).
+/// Blocks of 2 MiB or more start on a multiple of 2 MiB and are made of huge pages where the kernel
 /// agrees. Thread-safe.
 class Arena {
  public:
   static constexpr auto kGranularity = static_cast<int64_t>(MemoryMapping::kPage);
-  /// `number`: what the rank is in the job, for messages; none: the same. `limits` says what is
-  /// left of the memory; tests give another.
+  /// `number` is the rank's in its job, for messages; without it, `rank`. `limits` says how much
+  /// memory is left; tests give their own.
   Arena(
       std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number = {},
       std::function<std::vector<MemoryLimit>()> limits = [] { return memory_limits(); });
-  /// A zero-filled block's place in the file. `bytes` > 0. Throws OutOfMemory, also where there is
-  /// room for it but not for what the other ranks are taking meanwhile.
+  /// Returns the place in the file of a new zero-filled block. `bytes` > 0. Throws OutOfMemory,
+  /// also where there is room for the block but not for what the other ranks are taking meanwhile.
   int64_t allocate(int64_t bytes);
   /// Gives back a block that `allocate` returned. In a child that the rank has forked it does
-  /// nothing: the block is the rank's still.
+  /// nothing: the block still belongs to the rank.
   void free(int64_t offset) noexcept;
-  /// Bytes of the blocks now allocated, rounded up to whole pages.
+  /// Returns the bytes of the blocks now allocated, rounded up to whole pages.
   int64_t allocated_bytes() const;
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
 
@@ -119,10 +117,10 @@ class Arena {
   std::function<std::vector<MemoryLimit>()> limits_;
   OwnerProcess owner_;
   mutable std::mutex mutex_;
-  RangeHeap heap_;  // of the offsets in the file
+  RangeHeap heap_;  // offsets in the file
 };
 
-/// Bytes of this machine's memory.
+/// Returns the bytes of this machine's memory.
 int64_t physical_memory();
 
 }  // namespace zero::comm

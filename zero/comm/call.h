@@ -18,31 +18,30 @@
 
 namespace zero::comm {
 
-/// One collective to run; its arguments have been checked. `input` and `output` are one tensor for
-/// all_reduce and broadcast.
+/// One collective with checked arguments. For all_reduce and broadcast `input` is `output`.
 struct Call {
   Op op = Op::none;
   at::Tensor output{};
   at::Tensor input{};
   int root = 0;
-  /// Where the slices of a sum's input are parts of larger ones, (ranks, n): bytes between their
-  /// beginnings.
+  /// The bytes between the slices of a sum's input, (ranks, n), if they are parts of larger ones.
   int64_t slice_distance = 0;
-  /// The output of an all-gather is one array of all ranks of this host, each of which puts into it
-  /// what comes to its own place.
+  /// True if the output of an all-gather is one array of all ranks of this host, each of which puts
+  /// into it what comes to its own place.
   bool shared_output = false;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
-  uint64_t digest = 0;   ///< of that one's record
+  uint64_t digest = 0;   ///< the hash of that collective's record
   int64_t window_bytes = 0;
   int64_t window_slots = 0;
-  std::vector<int64_t> window_block_bytes{};    ///< of each rank's block
-  std::unique_ptr<SharedBlock> window_block{};  ///< made by Op::window
-  std::vector<int64_t> window_offsets{};        ///< and where the ranks' blocks are
+  std::vector<int64_t> window_block_bytes{};    ///< by rank
+  std::unique_ptr<SharedBlock> window_block{};  ///< Op::window makes it
+  std::vector<int64_t> window_offsets{};        ///< the places of the ranks' blocks
   Collective counted = Collective::control;
   FixedText<72> label{};
   std::optional<LinkWire> wire{};
   std::chrono::milliseconds timeout{};
-  std::function<void()> then{};  ///< once it is done, before its waits end; must not throw
+  /// called once the call is done, before its waits end; must not throw
+  std::function<void()> then{};
 };
 
 }  // namespace zero::comm

@@ -38,7 +38,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
          first_byte(b) < first_byte(a) + a.nbytes();
 }
 
-// Whether `part` is slice `rank` of `whole`, or does not touch it.
+// Returns true if `part` is slice `rank` of `whole`, or does not touch it.
 bool slice_or_apart(const at::Tensor& part, const at::Tensor& whole, int rank) {
   return !overlap(part, whole) ||
          (part.scalar_type() == whole.scalar_type() &&
@@ -73,8 +73,7 @@ void CallBackend::check_sum(const at::Tensor& input, const at::Tensor& output,
   if (!can_sum(input.scalar_type(), output.scalar_type())) {
     refuse(op,
            fmt::format("{} cannot be summed into {}; Float, Double, BFloat16, Half, Int, Long and "
-                       "Byte can be summed "
-                       "into themselves, BFloat16 and Half into Float too.",
+                       "Byte can be summed into themselves, BFloat16 and Half into Float too.",
                        c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
   }
 }
@@ -161,8 +160,7 @@ c10::intrusive_ptr<c10d::Work> CallBackend::alltoall_base(at::Tensor& output, at
   if (input.scalar_type() != output.scalar_type() || output.numel() != input.numel() ||
       input.numel() % getSize() != 0) {
     refuse(op, fmt::format("input and output must have one dtype and one number of elements, a "
-                           "multiple of {}, but they have "
-                           "{} elements of {} and {} of {}.",
+                           "multiple of {}, but they have {} elements of {} and {} of {}.",
                            getSize(), input.numel(), c10::toString(input.scalar_type()),
                            output.numel(), c10::toString(output.scalar_type())));
   }

@@ -1,5 +1,4 @@
-// What libzero's own backends have in common: they check a collective's tensors, and make a Call of
-// it.
+// The common part of libzero's own backends: it checks a collective's tensors and makes a Call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,7 +13,7 @@
 
 namespace zero::comm {
 
-/// Takes contiguous CPU tensors. Only sums are reduced. Extension: the output of
+/// Takes contiguous CPU tensors, and reduces by sums only. It extends c10d: the output of
 /// _reduce_scatter_base may be Float where the input is BFloat16 or Half.
 class CallBackend : public c10d::Backend {
  public:
@@ -30,23 +29,23 @@ class CallBackend : public c10d::Backend {
                                            const c10d::AllreduceOptions& options) override;
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options) override;
-  /// Equal splits only.
+  /// All splits must be equal.
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<int64_t>& output_splits,
                                                std::vector<int64_t>& input_splits,
                                                const c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
-  /// What the next call is for.
+  /// Says what the next call is for.
   const std::shared_ptr<Announcements>& announcements() const { return announcements_; }
-  /// Several backends of one rank may be told of their calls in one place.
+  /// Lets several backends of one rank be told of their calls in one place.
   void share_announcements(std::shared_ptr<Announcements> announcements) {
     announcements_ = std::move(announcements);
   }
 
  protected:
-  /// Starts `call`. `asynchronous`: it goes on by itself, and the caller waits later, or never;
-  /// `wake`: somebody must be woken for that now.
+  /// Starts `call`. With `asynchronous` it goes on by itself, and the caller waits later or never.
+  /// With `wake` a thread must be woken for it now.
   virtual c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) = 0;
 
   std::chrono::milliseconds timeout_;

@@ -11,31 +11,22 @@
 namespace zero::comm {
 
 IssuedCall::IssuedCall(Call call, std::shared_ptr<CallQueue> queue)
-    : call_(std::move(call)), queue_(std::move(queue)) {}
+    : CallWork(queue->signal()), call_(std::move(call)), queue_(std::move(queue)) {}
 
-bool IssuedCall::isCompleted() { return queue_->finished(*this); }
-
-bool IssuedCall::isSuccess() const { return queue_->finished(*this) && !queue_->error(*this); }
-
-std::exception_ptr IssuedCall::exception() const { return queue_->error(*this); }
-
-int64_t IssuedCall::ended() const { return queue_->ended(*this); }
-
-bool IssuedCall::wait(std::chrono::milliseconds /*timeout*/) {
+bool IssuedCall::wait(std::chrono::milliseconds timeout) {
   queue_->finish(*this);
-  if (const auto error = queue_->error(*this)) std::rethrow_exception(error);
-  return true;
+  return CallWork::wait(timeout);
 }
 
 void CallQueue::push(c10::intrusive_ptr<IssuedCall> issued, bool wake) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(signal_->mutex);
   if (wake && !worker_.joinable()) {
     worker_ = start_thread<CommError>("a rank's collectives", [this] { work(); });
   }
   auto* last = issued.get();
   (tail_ == nullptr ? head_ : tail_->next_) = std::move(issued);
   tail_ = last;
-  if (wake) changed_.notify_all();
+  if (wake) signal_->changed.notify_all();
 }
 
 void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
@@ -45,67 +36,48 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
   running_ = true;
   lock.unlock();
   auto error = run_(issued->call_);
-  // The tensors are released as soon as the call is done, not when the last Work goes.
+  // Releases the tensors as soon as the call is done; the last Work may live for long.
   issued->call_.input.reset();
   issued->call_.output.reset();
-  const auto now = Timeline::now();
   lock.lock();
   running_ = false;
-  issued->finished_ = true;
-  issued->ended_ = now;
-  issued->error_ = std::move(error);
-  changed_.notify_all();
+  issued->finish(std::move(error));
 }
 
 void CallQueue::finish(IssuedCall& issued) {
-  std::unique_lock lock(mutex_);
-  while (!issued.finished_) {
+  std::unique_lock lock(signal_->mutex);
+  while (!issued.finished()) {
     if (!running_ && head_) {
       run_front(lock);
     } else {
-      changed_.wait(lock);
+      signal_->changed.wait(lock);
     }
   }
 }
 
-bool CallQueue::finished(const IssuedCall& issued) const {
-  const std::lock_guard lock(mutex_);
-  return issued.finished_;
-}
-
-std::exception_ptr CallQueue::error(const IssuedCall& issued) const {
-  const std::lock_guard lock(mutex_);
-  return issued.error_;
-}
-
-int64_t CallQueue::ended(const IssuedCall& issued) const {
-  const std::lock_guard lock(mutex_);
-  return issued.ended_;
-}
-
 void CallQueue::work() {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(signal_->mutex);
   for (;;) {
     if (!running_ && head_) {
       run_front(lock);
     } else if (closing_ && !head_) {
       return;
     } else {
-      changed_.wait(lock);
+      signal_->changed.wait(lock);
     }
   }
 }
 
 void CallQueue::close() {
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(signal_->mutex);
     closing_ = true;
-    changed_.notify_all();
+    signal_->changed.notify_all();
     while (running_ || head_) {
       if (!running_) {
         run_front(lock);
       } else {
-        changed_.wait(lock);
+        signal_->changed.wait(lock);
       }
     }
   }

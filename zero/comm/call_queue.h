@@ -1,44 +1,35 @@
-// The queue of a backend's collectives: issued in order, run in order, by whoever is there first.
+// A backend's queue of collectives, which run in order, on whichever thread is there first.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 
-#include "zero/comm/flight.h"
+#include "zero/comm/call_work.h"
 #include "zero/comm/shm_collectives.h"
 
 namespace zero::comm {
 
 class CallQueue;
 
-/// A call that has been issued: what c10d's users wait on.
-class IssuedCall final : public c10d::Work, public KnowsItsEnd {
+/// A call that has been issued; users of c10d wait on it.
+class IssuedCall final : public CallWork {
  public:
   IssuedCall(Call call, std::shared_ptr<CallQueue> queue);
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  /// Blocks until the call has run, helping with it and those before it. `timeout` is not used: the
-  /// call has its own.
+  /// Waits, and runs this call and those before it meanwhile.
   bool wait(std::chrono::milliseconds timeout) override;
   Call& call() { return call_; }
-  int64_t ended() const override;
 
  private:
   friend class CallQueue;
   Call call_;
   std::shared_ptr<CallQueue> queue_;
-  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the queue's mutex, as are those below
-  bool finished_ = false;
-  int64_t ended_ = 0;
-  std::exception_ptr error_;
+  c10::intrusive_ptr<IssuedCall> next_;  // guarded by the signal's mutex
 };
 
 /// Runs calls one at a time, in order: on its worker thread, or on a thread that waits for one and
@@ -51,15 +42,12 @@ class CallQueue {
   CallQueue& operator=(const CallQueue&) = delete;
   ~CallQueue() { close(); }
 
-  /// Appends a call; with `wake` the worker (made on first need) runs it even if nobody waits for
-  /// it.
+  /// Appends a call. With `wake` the worker (made on first need) runs it even if nobody waits.
   void push(c10::intrusive_ptr<IssuedCall> issued, bool wake);
   /// Blocks until `issued` has run.
   void finish(IssuedCall& issued);
-  bool finished(const IssuedCall& issued) const;
-  std::exception_ptr error(const IssuedCall& issued) const;
-  int64_t ended(const IssuedCall& issued) const;
-  /// Runs what is left and ends the worker.
+  const std::shared_ptr<Signal>& signal() const { return signal_; }
+  /// Runs the remaining calls and ends the worker.
   void close();
 
  private:
@@ -67,11 +55,10 @@ class CallQueue {
   void work();
 
   Run run_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();  // guards the queue
   c10::intrusive_ptr<IssuedCall> head_;
   IssuedCall* tail_ = nullptr;
-  bool running_ = false;  // someone runs a call
+  bool running_ = false;  // a thread runs a call
   bool closing_ = false;
   std::thread worker_;
 };

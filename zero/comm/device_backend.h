@@ -1,4 +1,4 @@
-// What carries tensors of a device between ranks, of the plugin for such devices.
+// The backend that carries a device's tensors between ranks; the plugin for the device has it.
 #pragma once
 
 #include <chrono>
@@ -7,11 +7,11 @@
 
 namespace zero::comm {
 
-/// For on_device. Loads the plugin (device/plugin.h), and throws ConfigError as that does.
+/// Returns the function that `on_device` makes backends with. Loads the plugin (device/plugin.h),
+/// and throws ConfigError as that does.
 MakeBackend backend_of_plugin(c10::DeviceType type, std::chrono::milliseconds timeout);
 
-/// The function that a plugin exports as kDeviceBackend: the backend of `ranks`, which it makes
-/// collectively.
+/// A plugin exports such a function as kDeviceBackend. It makes the backend of `ranks`. Collective.
 using MakeDeviceBackend = void(c10::intrusive_ptr<c10d::Backend>* made, Group* ranks,
                                int64_t timeout_ms);
 inline constexpr const char* kDeviceBackend = "zero_device_backend";

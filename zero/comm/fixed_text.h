@@ -1,4 +1,4 @@
-// A text that has room of its own, for records and for what must not allocate.
+// A text with room of its own, for records and for code that must not allocate.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace zero::comm {
 
-/// A text of at most N-1 bytes; longer ones are cut.
+/// A text of at most N-1 bytes; a longer one is cut.
 template <size_t N>
 struct FixedText {
   std::array<char, N> bytes{};

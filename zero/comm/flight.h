@@ -13,20 +13,20 @@
 
 namespace zero::comm {
 
-/// A call that has been counted in the traffic. Where nobody measures it is empty.
+/// A call that the traffic has counted. It is empty where nobody measures.
 class Flight {
  public:
   Flight() = default;
-  /// Starts now. `bytes`: as the traffic counts them.
+  /// Starts now. `bytes` are as the traffic counts them.
   Flight(const Accounts& accounts, const CallTime& call, int64_t bytes) {
     if (accounts.timeline->on() || accounts.calls->on()) begin(accounts, call, bytes);
   }
   explicit operator bool() const { return call_ != nullptr; }
-  /// What who waits for it waits for; of one that is not empty.
+  /// Returns what a thread that waits for the call waits for. The flight must not be empty.
   Activity waiting() const;
   Timeline& timeline() const;
   std::string_view label() const;
-  /// It is done, since `at`. Once; an empty one does nothing.
+  /// Says that the call was done at the time `at`. To be called once; an empty flight does nothing.
   void end(int64_t at);
   void end() {
     if (call_) end(Timeline::now());
@@ -41,16 +41,16 @@ class Flight {
   std::unique_ptr<Call, Delete> call_;
 };
 
-/// What a backend's work tells that knows when it was done.
+/// A backend's work that knows when it was done.
 class KnowsItsEnd {
  public:
   virtual ~KnowsItsEnd() = default;
-  /// Timeline::now() then. Of one that is done.
+  /// Returns the Timeline::now() of its end. The work must be done.
   virtual int64_t ended() const = 0;
 };
 
-/// Ends the flight of a work that has been waited for: when it was done where it knows that, else
-/// now.
+/// Ends the flight of a work that has been waited for: at the time when the work was done, if it
+/// knows that, otherwise now.
 void end_flight(Flight& flight, const c10d::Work& work);
 
 }  // namespace zero::comm

@@ -24,7 +24,7 @@ struct Header {
 
 constexpr uint32_t kMagic = 0x5a574100;  // the last byte is the kind
 constexpr size_t kMostUnsent = size_t{64} << 10;
-/// Follow every frame but beats, so that it exceeds what a receiver lets gather.
+/// So many beats follow every other frame: together they exceed what a receiver lets gather.
 constexpr size_t kPadding = FrameLink::kLetGather / sizeof(Header) + 1;
 
 }  // namespace
@@ -34,8 +34,8 @@ FrameLink::FrameLink(Descriptor socket) : socket_(std::move(socket)) {
   fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A link that fails for two seconds must not be silent for four, which is what repeats at doubled
-  // intervals can make of it. Systems that lack the first or the second are a little less patient.
+  // A link that fails for two seconds must not be silent for four because TCP doubles the interval
+  // at each repeat. Systems that lack the first or the second option are a little less patient.
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
   constexpr int kLongestRepeat = 44;  // TCP_RTO_MAX_MS, of Linux 6.15
   const int milliseconds = 1000;
@@ -70,7 +70,7 @@ void FrameLink::flush() {
     if (sent > 0) {
       unsent_.erase(0, static_cast<size_t>(sent));
     } else if (errno != EINTR) {
-      // A connection that is gone may still have something to be read: `receive` finds its end.
+      // A connection that is gone may still have bytes to read: `receive` finds its end.
       if (errno != EAGAIN) unsent_.clear();
       return;
     }
@@ -85,7 +85,8 @@ std::vector<Frame> FrameLink::receive() {
     const auto got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
     if (got > 0) {
       received_.append(bytes.data(), static_cast<size_t>(got));
-      if (static_cast<size_t>(got) < bytes.size()) break;  // its end wakes whoever polls
+      // the connection's end will wake whoever polls
+      if (static_cast<size_t>(got) < bytes.size()) break;
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       ended = true;
     } else if (errno == EAGAIN) {
@@ -116,7 +117,7 @@ std::vector<Frame> FrameLink::receive() {
 void FrameLink::close() {
   if (!socket_) return;
   shutdown(socket_.get(), SHUT_WR);
-  // What is left unread would make the system take back what is still on its way to the peer.
+  // Unread bytes would make the system take back bytes that are still on their way to the peer.
   std::array<char, 4096> bytes;
   while (recv(socket_.get(), bytes.data(), bytes.size(), 0) > 0) continue;
   socket_.close();

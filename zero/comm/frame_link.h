@@ -1,4 +1,4 @@
-// A TCP connection between two watches: short messages, and nobody ever blocks on it.
+// A TCP connection between two watches. It carries short messages, and nobody ever blocks on it.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace zero::comm {
 
 struct Frame {
   enum class Kind : uint32_t {
-    hello = 1,  ///< who connects, with the token that proves it
+    hello = 1,  ///< the sender connects, and sends the token that proves who it is
     beat,       ///< the sender lives
     report,     ///< the sender is in trouble; the origin is the rank that it blames
-    verdict,    ///< what everybody reports
+    verdict,    ///< the cause that all ranks report
     heard,      ///< the verdict has arrived
     leave,      ///< the sender ends in order
   };
@@ -33,20 +33,21 @@ class FrameLink {
   explicit FrameLink(Descriptor socket);
 
   int socket() const { return socket_.get(); }
-  /// The peer's end is gone, or what it sent was no frame. What came before has been received.
+  /// True if the peer is gone or has sent bytes that are no frame. Earlier frames have been
+  /// received.
   bool closed() const { return closed_; }
   bool has_unsent() const { return !unsent_.empty(); }
 
-  /// From now on poll wakes for other frames and for the end, but not for each beat: who receives
-  /// many looks for them by the clock.
+  /// From now on poll wakes for other frames and for the end, but not for each beat: a receiver of
+  /// many connections looks for beats by the clock.
   void let_beats_gather();
-  /// Sends what the system takes at once and keeps the rest for `flush`. Longer texts are cut. What
-  /// a peer that takes nothing leaves behind is bounded: then beats are dropped, and later all.
+  /// Sends what the system takes at once and keeps the rest for `flush`. Cuts longer texts. If a
+  /// peer takes nothing it drops beats when too much is kept, and later all frames.
   void send(Frame::Kind kind, int origin = 0, std::string_view text = {});
   void flush();
-  /// The frames that have arrived.
+  /// Returns the frames that have arrived.
   std::vector<Frame> receive();
-  /// Ends the connection after what has been sent.
+  /// Ends the connection after all that has been sent.
   void close();
 
  private:

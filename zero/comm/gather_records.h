@@ -1,4 +1,4 @@
-// A small record of every rank, for reports and agreements.
+// Small records that all ranks exchange, for reports and agreements.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -15,8 +15,8 @@
 
 namespace zero::comm {
 
-/// Every rank's `mine`, in rank order. Counted as control; in a group of one nothing is. Blocks.
-/// Collective.
+/// Returns every rank's `mine`, in rank order. Collective; blocks. Its bytes count as control; in a
+/// group of one there are none.
 template <class Record>
 std::vector<Record> gather_records(Group& group, const Record& mine, std::string_view label) {
   static_assert(std::is_trivially_copyable_v<Record>);
@@ -31,12 +31,17 @@ std::vector<Record> gather_records(Group& group, const Record& mine, std::string
   return all;
 }
 
-/// The first rank that says `failed`, if one does. Collective, as above.
+/// Returns the first rank that says `failed`, if one does. Collective; blocks.
 inline std::optional<int> first_failure(Group& group, bool failed, std::string_view label) {
   const auto all = gather_records(group, static_cast<uint8_t>(failed), label);
   const auto found = std::find(all.begin(), all.end(), uint8_t{1});
   if (found == all.end()) return std::nullopt;
   return static_cast<int>(found - all.begin());
+}
+
+/// Returns whether any rank says `yes`. Collective; blocks.
+inline bool any_rank(Group& group, bool yes, std::string_view label) {
+  return first_failure(group, yes, label).has_value();
 }
 
 }  // namespace zero::comm

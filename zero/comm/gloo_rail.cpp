@@ -2,6 +2,7 @@
 
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/version.h>
@@ -16,7 +17,6 @@
 #include "zero/base/broken_pipe.h"
 #include "zero/base/error.h"
 #include "zero/comm/agreement.h"
-#include "zero/comm/backend_rail.h"
 #include "zero/comm/job.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kTransportVariable = "GLOO_DEVICE_TRANSPORT";
 
-// Gloo's classes are compiled into this file as that LibTorch's headers have them.
+// This file compiles Gloo's classes as that LibTorch's headers declare them.
 void check_release() {
   const auto settings = at::show_config();
   constexpr std::string_view kKey = "TORCH_VERSION=";
@@ -48,7 +48,7 @@ void check_release() {
 // Note [No encryption by Gloo]
 // Gloo has a transport TCP_TLS, reads the certificates, and then makes its connections with the
 // function that only its plain transport has overridden: with LibTorch 2.11.0 every byte goes over
-// the network as it is, and a certificate of a stranger is accepted. Whoever asks for encryption
+// the network as it is, and a certificate of a stranger is accepted. A user who asks for encryption
 // must not get that.
 void check_transport() {
   const auto value = environment_variable(kTransportVariable).value_or("");
@@ -60,33 +60,32 @@ void check_transport() {
         "ZERO_INTERFACE.",
         kTransportVariable));
   }
-  throw ConfigError(fmt::format("{} is '{}'; rails know TCP alone.", kTransportVariable, value));
+  throw ConfigError(fmt::format("{} is '{}'; rails use TCP only.", kTransportVariable, value));
 }
 
-// A receive that nothing is ever sent for: what has become of it says what has become of the
-// connection.
+// A receive for which no message is ever sent. Its state tells the state of the connection.
 class Canary {
  public:
   Canary(c10d::Backend& gloo, int host) : byte_(at::empty({1}, at::kByte)) {
-    constexpr int kTag = 0x7fffffff;  // no piece has it
+    constexpr int kTag = 0x7fffffff;  // no piece has this tag
     std::vector<at::Tensor> tensors{byte_};
     work_ = gloo.recv(tensors, host, kTag);
   }
-  // Why the connection is broken, if it is.
+  // Returns why the connection is broken, if it is.
   std::optional<std::string> trouble() {
     try {
-      work_->abort();  // so that the wait does not
+      work_->abort();  // an aborted wait does not run out of time
       work_->wait(milliseconds(1));
     } catch (...) {
       return message_of(std::current_exception());
     }
     return std::nullopt;
   }
-  // Gloo closes all connections of a kind where a wait for one of them runs out of time.
+  // Gloo closes all connections of a kind when a wait for one of them runs out of time.
   void close() {
     try {
       work_->wait(milliseconds(1));
-    } catch (const std::exception&) {  // so it should be
+    } catch (const std::exception&) {  // its time has run out, as intended
     }
   }
 
@@ -95,14 +94,30 @@ class Canary {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-// One channel: connections of its own, so that its messages wait for no other channel's.
+class GlooPiece final : public Piece {
+ public:
+  explicit GlooPiece(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+  bool wait(milliseconds timeout) override { return work_->wait(timeout); }
+  void abort() override { work_->abort(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+// Wraps a piece of memory as c10d takes it, which only reads it to send it.
+std::vector<at::Tensor> tensors_of(std::span<const std::byte> bytes) {
+  return {at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())},
+                        at::kByte)};
+}
+
+// One channel has connections of its own, so that its messages wait for no other channel's.
 class Line {
  public:
   Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
        const std::string& address, milliseconds timeout) {
-    const BrokenPipeScope survives;  // Gloo's thread, too
+    const BrokenPipeScope survives;  // the thread that Gloo starts inherits it
     auto options = c10::make_intrusive<ProcessGroupGloo::Options>(timeout);
-    options->threads = 0;  // they would run collectives
+    options->threads = 0;  // Gloo's threads would run collectives
     options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(address, false));
     gloo_ = c10::make_intrusive<ProcessGroupGloo>(store, host, hosts, options);
     canaries_.resize(static_cast<size_t>(hosts));
@@ -112,12 +127,12 @@ class Line {
     }
   }
 
-  // Posts under a lock: Gloo counts its calls without one.
+  // Posts under a lock, since Gloo counts its calls without one.
   template <class Post>
   std::unique_ptr<Piece> post(const Post& post) {
     const BrokenPipeScope survives;
     const std::lock_guard lock(posting_);
-    return post(*gloo_);
+    return std::make_unique<GlooPiece>(post(*gloo_));
   }
   std::optional<std::string> trouble(int host) {
     const std::lock_guard lock(asking_);
@@ -127,7 +142,7 @@ class Line {
     const BrokenPipeScope survives;
     const std::lock_guard lock(asking_);
     for (const auto& canary : canaries_) {
-      if (canary) canary->close();  // one that is broken already closes no other
+      if (canary) canary->close();  // a connection that is broken already closes no other
     }
   }
 
@@ -150,11 +165,13 @@ class GlooCarrier final : public Carrier {
 
   std::unique_ptr<Piece> send(int host, Channel channel, int tag,
                               std::span<const std::byte> bytes) override {
-    return line(channel).post([&](auto& gloo) { return send_piece(gloo, host, tag, bytes); });
+    auto tensors = tensors_of(bytes);
+    return line(channel).post([&](auto& gloo) { return gloo.send(tensors, host, tag); });
   }
   std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
                                  std::span<std::byte> bytes) override {
-    return line(channel).post([&](auto& gloo) { return receive_piece(gloo, host, tag, bytes); });
+    auto tensors = tensors_of(bytes);
+    return line(channel).post([&](auto& gloo) { return gloo.recv(tensors, host, tag); });
   }
   bool watches() const override { return true; }
   std::optional<std::string> trouble(int host, Channel channel) override {
@@ -188,7 +205,7 @@ std::vector<std::string> exchange_addresses(c10d::Store& store, int host, int ho
       try {
         store.wait({key(peer)}, std::max(left, milliseconds(1)));
       } catch (const std::exception&) {
-        if (!store.check({key(peer)})) {  // throws where it is the store that does not answer
+        if (!store.check({key(peer)})) {  // throws if the store does not answer
           missing.push_back(peer);
           continue;
         }
@@ -233,8 +250,7 @@ std::unique_ptr<Rail> gloo_rail(c10::intrusive_ptr<c10d::Store> store, int host,
     throw CommError(fmt::format(
         "Host {} cannot connect to the others by gloo over {}: {} The hosts are at {}. Set "
         "ZERO_INTERFACE to the interface that joins them (`ip address` lists them), and see that "
-        "no "
-        "firewall stands between them.",
+        "no firewall stands between them.",
         host, listens, message_of(std::current_exception()), fmt::join(all, ", ")));
   }
   return piece_rail(std::move(carrier), host, hosts, options);

@@ -31,46 +31,37 @@
 namespace zero::comm {
 namespace {
 
-// Keeps a tensor that the caller does not know of alive until the transport is done with it.
-class HoldingWork final : public c10d::Work {
+// A sum over another backend, which takes one dtype, the wider of two. Keeps a converted input
+// alive, and rounds the sum into `output` where they are two tensors.
+class ConvertingWork final : public c10d::Work {
  public:
-  HoldingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor held)
-      : work_(std::move(work)), held_(std::move(held)) {}
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
-
- private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  at::Tensor held_;
-};
-
-// A sum that another backend makes in one dtype, the wider one, and that goes on rounded.
-class RoundingWork final : public c10d::Work {
- public:
-  RoundingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor sum, at::Tensor output)
-      : work_(std::move(work)), sum_(std::move(sum)), output_(std::move(output)) {}
-  bool isCompleted() override { return work_->isCompleted() && !sum_.defined(); }
+  ConvertingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor input, at::Tensor sum,
+                 at::Tensor output)
+      : work_(std::move(work)),
+        input_(std::move(input)),
+        sum_(std::move(sum)),
+        output_(std::move(output)) {}
+  bool isCompleted() override { return work_->isCompleted() && sum_.is_same(output_); }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = work_->wait(timeout);
     const c10::InferenceMode no_autograd;
-    if (done && sum_.defined()) output_.copy_(std::exchange(sum_, at::Tensor()));
+    if (done && !sum_.is_same(output_)) output_.copy_(std::exchange(sum_, output_));
     return done;
   }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor input_;
   at::Tensor sum_;
   at::Tensor output_;
 };
 
 int64_t size_in_bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// What a group of one does. Without operators where it can, as the other transports: their outputs'
-// version counters do not move.
+// Copies values for a group of one, without operators where it can: as with the other transports,
+// the outputs' version counters do not move.
 void copy_slice(const at::Tensor& output, const at::Tensor& input) {
   if (input.numel() == 0) return;
   const bool plain = input.device().is_cpu() && output.device().is_cpu() && input.is_contiguous() &&
@@ -98,11 +89,11 @@ struct Group::Impl {
   int rank = 0;
   int size = 1;
   Topology topology;
-  std::mutex issue;                    // an announcement and its call belong together
+  std::mutex issue;                    // held over an announcement and its call
   std::vector<at::Tensor> one_tensor;  // guarded by `issue`; c10d takes some arguments as vectors
 
-  // Issues a collective of an array of `message` bytes, by `issue_call`. Nothing is waited for
-  // under the lock: control calls are awaited by their callers, right after.
+  // Issues a collective of an array of `message` bytes by `issue_call`. It waits for nothing under
+  // the lock; the callers of control calls wait right after.
   template <class Issue>
   Work run(const char* what, Collective counted, int64_t logical_bytes, int64_t message,
            std::string_view label, Issue issue_call, std::optional<LinkWire> wire = {}) {
@@ -126,14 +117,14 @@ struct Group::Impl {
     }
   }
 
-  // Of a group of one.
+  // Counts a call of a group of one, which is done already.
   Work done(Collective collective, std::string_view label, int64_t message) const {
     accounts.traffic->add(collective, 0, 0);
     Flight(accounts, {.collective = collective, .label = label, .message = message}, 0).end();
     return {};
   }
 
-  // Whether the backend of such calls is libzero's own.
+  // Returns true if the backend of such calls is libzero's own.
   bool ours(Collective collective) const {
     return transport.announcements != nullptr &&
            (transport.device.is_cpu() || collective == Collective::control);
@@ -169,7 +160,7 @@ struct Group::Impl {
                                 c10::toString(output.scalar_type())));
   }
 
-  // What a call's wire must be. None is left where nothing crosses between hosts.
+  // Checks a call's wire, and drops it where nothing crosses between hosts.
   void check_wire(const char* what, std::optional<LinkWire>& wire, at::ScalarType dtype) const {
     if (!wire || topology.hosts == 1) {
       wire.reset();
@@ -234,12 +225,12 @@ Group::Group(Transport transport, GroupOptions options, Accounts accounts)
 Group::Group(c10::intrusive_ptr<c10d::Backend> backend, GroupOptions options)
     : Group(Transport{.data = std::move(backend)}, options) {}
 
-// What a forked child has is a copy: threads and peers are its parent's.
+// A forked child has a copy: threads and peers are its parent's, so it ends nothing.
 Group::~Group() {
   if (!impl_->owner.here()) (void)impl_.release();
 }
 
-// Over another backend the ranks tell each other which host they are on.
+// The ranks tell each other which host they are on, over another backend than libzero's.
 Topology Group::Impl::find_topology() const {
   if (size == 1) return {};
   auto own = at::empty({1}, at::kLong);
@@ -292,7 +283,7 @@ Work Group::Impl::all_gather(Collective collective, at::Tensor output, at::Tenso
   check_wire("all_gather", wire, input.scalar_type());
   if (wire && wire->error.defined()) {
     throw CommError(fmt::format(
-        "all_gather on rank {}: what a message loses is not added to a later one.", rank));
+        "all_gather on rank {}: an all-gather keeps no LinkWire::error; sums alone do.", rank));
   }
   const auto bytes = (size - 1) * static_cast<int64_t>(input.nbytes());
   return run(
@@ -358,14 +349,13 @@ Work Group::reduce_scatter(at::Tensor output, at::Tensor input, std::string_view
             input.scalar_type() == output.scalar_type()) {
           return impl_->transport.data->_reduce_scatter_base(output, input, call);
         }
-        if (sent != output.scalar_type()) {
-          auto sum = at::empty(output.sizes(), output.options().dtype(sent));
-          auto work = impl_->transport.data->_reduce_scatter_base(sum, input, call);
-          return c10::make_intrusive<RoundingWork>(std::move(work), std::move(sum), output);
-        }
         auto converted = input.to(sent);
-        auto work = impl_->transport.data->_reduce_scatter_base(output, converted, call);
-        return c10::make_intrusive<HoldingWork>(std::move(work), std::move(converted));
+        auto sum = sent == output.scalar_type()
+                       ? output
+                       : at::empty(output.sizes(), output.options().dtype(sent));
+        auto work = impl_->transport.data->_reduce_scatter_base(sum, converted, call);
+        return c10::make_intrusive<ConvertingWork>(std::move(work), std::move(converted),
+                                                   std::move(sum), output);
       },
       std::move(wire));
 }
@@ -464,7 +454,8 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
   }
   auto options = impl_->options;
   if (const int block = std::exchange(options.block, 0); block > 0) {
-    // Those of the first one among them: so they add as the same ranks of several hosts.
+    // The first block's members among `ranks` are the new block: so the ranks add as those of
+    // several hosts do.
     options.block = static_cast<int>(std::ranges::count_if(
         ranks, [&](int rank) { return rank / block == ranks.front() / block; }));
   }
@@ -482,8 +473,8 @@ double Group::wait_ms() const {
 
 namespace {
 
-// Ends a backend that a plugin has made, when its group goes: what is under way on the device is
-// completed, unless the group has failed, where it might never be.
+// Ends a backend that a plugin has made, when its group goes. It completes what is under way on the
+// device, unless the group has failed, since then that might never be complete.
 class DeviceBackendEnd {
  public:
   DeviceBackendEnd(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<Liveness> liveness)
@@ -494,7 +485,7 @@ class DeviceBackendEnd {
     const bool failed = std::uncaught_exceptions() > 0 || (liveness_ && liveness_->failed());
     try {
       failed ? backend_->abort() : backend_->shutdown();
-    } catch (const std::exception&) {  // nothing is left to be ended
+    } catch (const std::exception&) {  // the backend has ended already
     }
   }
 
@@ -505,7 +496,7 @@ class DeviceBackendEnd {
 
 class DeviceSubgroups final : public Subgroups {
  public:
-  /// `make` and `end` as of the group itself; each may be null.
+  /// `make` and `end` are those of the group itself; each may be null.
   DeviceSubgroups(std::shared_ptr<Group> host, c10::Device device, MakeBackend make,
                   std::unique_ptr<DeviceBackendEnd> end)
       : host_(std::move(host)), device_(device), make_(std::move(make)), end_(std::move(end)) {}
@@ -543,7 +534,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
   }
   const auto options = host->impl_->options;
   const auto accounts = host->accounts();
-  // Holds the host's group, too, whose roles these are.
+  // The subgroups hold the host's group too, since its roles are used here.
   transport.subgroups =
       std::make_shared<DeviceSubgroups>(std::move(host), device, std::move(make), std::move(end));
   return std::make_shared<Group>(std::move(transport), options, accounts);

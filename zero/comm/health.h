@@ -1,4 +1,4 @@
-// Whether a rank's group still works; one failure ends it for good.
+// Tells if a rank's group still works. One failure ends it for good.
 #pragma once
 
 #include <exception>
@@ -13,7 +13,8 @@
 
 namespace zero::comm {
 
-/// Thread-safe. The first failure stands: it is told to the peers, and every later call throws it.
+/// A group's health on one host. The first failure stands: peers and later calls get it.
+/// Thread-safe.
 class Health final : public Liveness {
  public:
   explicit Health(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
@@ -24,7 +25,7 @@ class Health final : public Liveness {
   /// Records an exception that a call ended with.
   void fail(const std::exception_ptr& error) noexcept;
   void abandon(std::string_view why) override;
-  /// A rank that has died or failed, if there is one.
+  /// Returns a rank that has died or failed, if there is one.
   std::optional<Peers::Trouble> trouble() const { return peers_->trouble(); }
 
  private:

@@ -3,8 +3,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -33,6 +31,7 @@
 #include "zero/base/thread.h"
 #include "zero/comm/frame_link.h"
 #include "zero/comm/peers.h"
+#include "zero/comm/socket.h"
 #include "zero/comm/token.h"
 #include "zero/comm/watched_store.h"
 
@@ -42,22 +41,16 @@ namespace {
 using std::chrono::milliseconds;
 using Kind = Frame::Kind;
 
-constexpr const char* kThreadName = "zero watch";  // as top -H and debuggers show it
+constexpr const char* kThreadName = "zero watch";  // top -H and debuggers show it
 constexpr size_t kLongestName = 255;
-/// A suspicion waits for as long for somebody who knows better.
+/// A suspicion waits so long for a rank that knows better.
 constexpr milliseconds kSuspicion{500};
-/// A connection that does not say whose it is.
+/// A connection must say within this time whose it is.
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
 constexpr milliseconds kRefusedTime{1000};
-// That a store which does not answer gets beyond the time in which all must have come.
-constexpr milliseconds kLastAnswer{1000};
 
-std::string seconds(milliseconds time) {
-  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
-}
-
-/// Names go into lists divided by blanks.
+/// Makes one word of a name, since names go into lists divided by blanks.
 std::string one_word(std::string name) {
   for (char& c : name) {
     if (std::isgraph(static_cast<unsigned char>(c)) == 0) c = '_';
@@ -66,13 +59,13 @@ std::string one_word(std::string name) {
   return name.substr(0, kLongestName);
 }
 
-/// "a", "a and b", "a, b and c"
+/// Returns "a", "a and b", or "a, b and c".
 std::string in_words(const std::vector<std::string>& names) {
   if (names.size() == 1) return names[0];
   return fmt::format("{} and {}", fmt::join(names.begin(), names.end() - 1, ", "), names.back());
 }
 
-/// "rank 3", "ranks 0-1, 4"; `ranks` in order.
+/// Returns "rank 3" or "ranks 0-1, 4". `ranks` are in ascending order.
 std::string rank_ranges(const std::vector<int>& ranks) {
   std::vector<std::string> parts;
   for (size_t i = 0; i < ranks.size();) {
@@ -85,69 +78,9 @@ std::string rank_ranges(const std::vector<int>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(parts, ", "));
 }
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-Addresses find_addresses(const std::string& host, uint16_t port, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (status != 0) reason = gai_strerror(status);
-  return {status == 0 ? found : nullptr, freeaddrinfo};
-}
-
-Descriptor stream_socket(int family) {
-  return Descriptor(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-}
-
-/// A socket that listens on a free port of `address` alone; which one goes to `port`.
-Descriptor listen_on(const std::string& address, uint16_t& port) {
-  std::string reason = "it has no address";
-  const auto found = find_addresses(address, 0, reason);
-  for (const auto* at = found.get(); at != nullptr; at = at->ai_next) {
-    auto listener = stream_socket(at->ai_family);
-    sockaddr_storage bound{};
-    socklen_t length = sizeof bound;
-    if (listener && bind(listener.get(), at->ai_addr, at->ai_addrlen) == 0 &&
-        listen(listener.get(), SOMAXCONN) == 0 &&
-        getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
-      port =
-          ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
-                                            : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-      return listener;
-    }
-    reason = std::strerror(errno);
-  }
-  throw CommError(fmt::format(
-      "The watch of this rank cannot listen on '{}': {}. Is that an address of this host?", address,
-      reason));
-}
-
-/// A connection, or none and the `reason`. Takes a second at most.
-Descriptor connect_to(const std::string& address, uint16_t port, std::string& reason) {
-  const auto found = find_addresses(address, port, reason);
-  for (const auto* at = found.get(); at != nullptr; at = at->ai_next) {
-    auto connection = stream_socket(at->ai_family);
-    if (!connection) continue;
-    int error = connect(connection.get(), at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd writable{connection.get(), POLLOUT, 0};
-      socklen_t size = sizeof error;
-      if (poll(&writable, 1, 1000) != 1) {
-        error = ETIMEDOUT;
-      } else {
-        getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-    if (error == 0) return connection;
-    reason = std::strerror(error);
-  }
-  return Descriptor();
-}
-
 }  // namespace
 
-// The thread holds it too: whoever hears of trouble on that thread may let the watch go there.
+// The thread shares it, since `on_trouble`, which runs on that thread, may destroy the watch.
 class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(Settings settings, OnTrouble on_trouble, Look look);
@@ -160,33 +93,33 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   std::optional<Verdict> verdict() const;
   void leave();
   std::string who(int rank) const;
-  /// The same where it begins a sentence.
+  /// Returns the same words for the beginning of a sentence.
   std::string who_first(int rank) const { return "R" + who(rank).substr(1); }
   std::string self() const { return who(settings_.rank); }
   int rank() const { return settings_.rank; }
-  /// This rank goes no further: a judge that it has not met is not waited for.
+  /// Ends this rank's wait for judges that it has not met.
   std::string give_up(const std::string& why);
-  /// Whether a judge can hear this rank.
+  /// Returns true if a judge can hear this rank.
   bool heard_by_a_judge() const { return connected_ || is_judge(); }
 
  private:
   enum class State : uint8_t { absent, present, left, dead };
-  /// What is known of a rank.
+  /// This watch's knowledge of a rank.
   struct Contact {
     State state = State::absent;
     int host = 0;
     int64_t pid = 0;
-    std::string name{};  ///< of its host
+    std::string name{};  ///< its host's
     Clock::time_point heard{};
-    bool knows = false;  ///< the verdict
+    bool knows = false;  ///< it knows the verdict
   };
   struct Link {
     FrameLink frames;
-    int rank = -1;  ///< not known before it has said hello
+    int rank = -1;  ///< -1 before it has said hello
     bool to_judge = false;
     Clock::time_point since = Clock::now();
   };
-  /// Where a judge listens.
+  /// The place where a judge listens.
   struct Place {
     std::string token, address;
     uint16_t port = 0;
@@ -202,12 +135,12 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   bool known(int rank) const { return rank >= 0 && rank < settings_.size; }
   void wake() const;
 
-  // Of the meeting, on the caller's thread.
+  // Used by the caller's thread, while the watches meet.
   Place place_of(WatchedStore& store, const std::string& key, int judge) const;
   Descriptor connect(const Place& place, int judge) const;
   void check_time(Clock::time_point deadline, const std::function<std::string()>& complaint) const;
 
-  // Of the watch's thread.
+  // Used by the watch's thread.
   void run();
   void take_orders();
   void beat();
@@ -222,7 +155,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   bool welcome(Link& link, const Frame& frame) const;
   void accept_links();
   void drop_closed(Clock::time_point now);
-  void settle(Verdict verdict);
+  void conclude(Verdict verdict);
 
   bool silent(int rank, Clock::time_point now, milliseconds limit) const;
   int acting_judge(Clock::time_point now) const;
@@ -236,29 +169,30 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   const Look look_;
   const Clock::time_point started_ = Clock::now();
   std::vector<int> judges_;
-  std::string token_;  ///< for those who connect to this judge
+  std::string token_;  ///< must be shown by those that connect to this judge
   uint16_t port_ = 0;
-  bool connected_ = false;  ///< to a judge; of the caller's thread
+  bool connected_ = false;  ///< to a judge; the caller's thread uses it
   Descriptor listener_;
   Descriptor wake_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Verdict> verdict_;  // these by the mutex
+  std::optional<Verdict> verdict_;  // guarded by the mutex, as the fields below are
   std::vector<Verdict> reports_;
   std::vector<std::pair<Contact, std::unique_ptr<Link>>> arrived_;
   bool leave_asked_ = false;
   bool gave_up_ = false;
   bool ended_ = false;
 
-  std::vector<Contact> contacts_;  // of the thread alone, but for this rank's own
+  // the thread's alone, but for this rank's own; so are the fields below
+  std::vector<Contact> contacts_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<pollfd> polled_;
   std::vector<int> deaths_;       ///< in the order in which they were noticed
   std::vector<Verdict> pending_;  ///< reports that wait for a judge
-  int told_ = -1;                 ///< the judge who has the first of them
-  bool settled_ = false;
-  bool meeting_ = true;  ///< judges who have not come are awaited
+  int told_ = -1;                 ///< the judge that has the first of them
+  bool concluded_ = false;
+  bool meeting_ = true;  ///< judges that have not come are still awaited
   bool accepting_ = true;
   std::optional<Clock::time_point> judge_lost_;
   std::optional<Clock::time_point> leaving_;
@@ -279,7 +213,14 @@ HostWatch::Impl::Impl(Settings settings, OnTrouble on_trouble, Look look)
                              Clock::now()};
   if (std::find(judges_.begin(), judges_.end(), settings_.rank) != judges_.end()) {
     token_ = random_token();
-    listener_ = listen_on(settings_.address, port_);
+    auto listener = listen_at(settings_.address, 0);
+    if (!listener.socket) {
+      throw CommError(fmt::format(
+          "The watch of this rank cannot listen on '{}': {}. Is that an address of this host?",
+          settings_.address, listener.reason));
+    }
+    listener_ = std::move(listener.socket);
+    port_ = own_port(listener_);
   }
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) {
@@ -337,7 +278,7 @@ Descriptor HostWatch::Impl::connect(const Place& place, int judge) const {
   std::string reason;
   for (;;) {
     if (auto connection = connect_to(place.address, place.port, reason)) return connection;
-    // It listened before it said so: whoever refuses has ended since.
+    // The judge listened before it said so, so if it refuses it has ended since.
     const auto patience = reason == refused ? kRefusedTime : kConnectTime;
     check_time(begin + std::min(settings_.arrival, patience), [&] {
       return fmt::format(
@@ -370,7 +311,7 @@ void HostWatch::Impl::meet(const c10::intrusive_ptr<c10d::Store>& of_job) {
     store.set(key(settings_.rank), fmt::format("{} {} {} {} {} {}", token_, settings_.address,
                                                port_, self.host, self.pid, self.name));
   }
-  // Whichever judge is there first hears of this rank, and names the other if he does not come.
+  // The judge that is there first hears of this rank, and names the other if that does not come.
   auto awaited = judges_;
   std::erase(awaited, settings_.rank);
   while (!awaited.empty()) {
@@ -399,14 +340,14 @@ void HostWatch::Impl::meet(const c10::intrusive_ptr<c10d::Store>& of_job) {
 // --- What other threads ask for ---
 
 Verdict HostWatch::Impl::report(int origin, const std::string& message) {
-  if (!known(origin)) origin = settings_.rank;  // what shared memory said
+  if (!known(origin)) origin = settings_.rank;  // shared memory said it
   std::unique_lock lock(mutex_);
   const auto answered = [&] { return verdict_ || ended_; };
   if (origin != settings_.rank) changed_.wait_for(lock, kSuspicion, answered);
   if (!answered()) {
     reports_.push_back({origin, message});
     wake();
-    // A judge who does not answer is given up after `silence`, and there are two.
+    // A judge that does not answer is given up after `silence`, and there are two judges.
     changed_.wait_for(lock, 3 * settings_.silence, answered);
   }
   return verdict_.value_or(Verdict{origin, message});
@@ -432,7 +373,7 @@ void HostWatch::Impl::leave() {
   }
   wake();
   if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // it ends by itself when it comes back
+    thread_.detach();  // the thread ends by itself when it comes back
   } else if (thread_.joinable()) {
     thread_.join();
   }
@@ -448,7 +389,7 @@ void HostWatch::Impl::run() {
   for (;;) {
     take_orders();
     const auto now = Clock::now();
-    // It was stopped, and so missed the others' words.
+    // This process was stopped, and so missed the others' words.
     if (now - last > settings_.silence / 2) forgive(now);
     last = now;
     if (now >= next_look) {
@@ -495,7 +436,7 @@ void HostWatch::Impl::beat() {
 void HostWatch::Impl::look(Clock::time_point now) {
   accepting_ = true;
   for (auto& link : links_) read_from(*link, now);
-  if (settled_ || leaving_ || !look_) return;
+  if (concluded_ || leaving_ || !look_) return;
   if (auto seen = look_(); seen && known(seen->origin)) pending_.push_back(std::move(*seen));
 }
 
@@ -508,7 +449,7 @@ bool HostWatch::Impl::silent(int rank, Clock::time_point now, milliseconds limit
          now - contact(rank).heard >= limit;
 }
 
-/// The first judge who is not gone; -1 where there is none.
+/// Returns the first judge that is not gone, or -1 where there is none.
 int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;
@@ -522,25 +463,25 @@ int HostWatch::Impl::acting_judge(Clock::time_point now) const {
 }
 
 void HostWatch::Impl::decide(Clock::time_point now) {
-  if (settled_) return;
+  if (concluded_) return;
   for (int r = 0; r < settings_.size; ++r) {
     if (!silent(r, now, settings_.silence)) continue;
-    for (auto& link : links_) read_from(*link, now);  // what has gathered unread
-    if (settled_) return;
+    for (auto& link : links_) read_from(*link, now);  // words may have gathered unread
+    if (concluded_) return;
     break;
   }
   const int acting = acting_judge(now);
   if (acting == settings_.rank) {
-    if (auto trouble = find_trouble(now)) settle(std::move(*trouble));
+    if (auto trouble = find_trouble(now)) conclude(std::move(*trouble));
     return;
   }
   auto lost = lost_judge(acting, now);
   if (acting < 0) {
-    if (!pending_.empty()) return settle(pending_.front());
-    if (lost) settle(std::move(*lost));
+    if (!pending_.empty()) return conclude(pending_.front());
+    if (lost) conclude(std::move(*lost));
     return;
   }
-  // The next judge sees for himself that the first is gone; unless that is so for this rank alone.
+  // The next judge sees for itself that the first is gone, unless only this rank has lost it.
   if (!lost) {
     judge_lost_.reset();
   } else if (!judge_lost_) {
@@ -559,8 +500,8 @@ void HostWatch::Impl::decide(Clock::time_point now) {
     return true;
   };
   if (tell(acting) || meeting_) return;
-  // This rank could not connect to him: whoever could is told, and a judge says it himself.
-  if (is_judge()) return settle(pending_.front());
+  // This rank could not connect to the acting judge, so it tells any judge that it reaches.
+  if (is_judge()) return conclude(pending_.front());
   for (const int judge : judges_) {
     if (tell(judge)) return;
   }
@@ -586,7 +527,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   int first = 0;
   while (first < settings_.size && !silent(first, now, settings_.silence)) ++first;
   if (first == settings_.size) return std::nullopt;
-  // What stopped together was not heard of last at quite the same moment.
+  // Ranks that stopped together were not last heard at quite the same moment.
   const auto nearly = settings_.silence - 3 * settings_.beat / 2;
   const auto wholly_silent = [&](int host) {
     for (int r = 0; r < settings_.size; ++r) {
@@ -626,7 +567,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   return Verdict{ranks.front(), std::move(message)};
 }
 
-/// What this rank says where a judge before the judge `before` is gone without having left.
+/// Returns this rank's report where a judge before the judge `before` is gone without having left.
 std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point now) const {
   std::optional<int> first;
   std::vector<std::string> silent_hosts;
@@ -641,8 +582,7 @@ std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point
   if (!first) return std::nullopt;
   if (silent_hosts.size() == judges_.size()) {
     return Verdict{*first,
-                   fmt::format("Host {} has heard nothing from hosts {} for {}: is its link "
-                               "cut?",
+                   fmt::format("Host {} has heard nothing from hosts {} for {}: is its link cut?",
                                contact(settings_.rank).name, in_words(silent_hosts),
                                seconds(settings_.silence))};
   }
@@ -652,7 +592,7 @@ std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point
   return Verdict{*first, fmt::format("{} {}.", who_first(*first), what)};
 }
 
-/// A report, with what the judge knows about the rank that it blames.
+/// Adds to a report what the judge knows about the rank that it blames.
 Verdict HostWatch::Impl::improved(Verdict report) const {
   if (report.origin != settings_.rank && contact(report.origin).state == State::left) {
     report.message = fmt::format("{} left the job while others went on. {}",
@@ -661,9 +601,9 @@ Verdict HostWatch::Impl::improved(Verdict report) const {
   return report;
 }
 
-void HostWatch::Impl::settle(Verdict verdict) {
+void HostWatch::Impl::conclude(Verdict verdict) {
   verdict.message = verdict.message.substr(0, FrameLink::kLongestText);
-  settled_ = true;
+  concluded_ = true;
   const auto tell = [&](bool to_judges) {
     for (auto& link : links_) {
       if (link->rank >= 0 && is_judge() && judges(link->rank) == to_judges) {
@@ -671,7 +611,7 @@ void HostWatch::Impl::settle(Verdict verdict) {
       }
     }
   };
-  tell(true);  // who goes on with it if this process dies now
+  tell(true);  // the other judge goes on with it if this process dies now
   tell(false);
   {
     const std::lock_guard lock(mutex_);
@@ -681,7 +621,7 @@ void HostWatch::Impl::settle(Verdict verdict) {
   if (on_trouble_) on_trouble_(verdict);
 }
 
-/// Whether nobody needs this watch any more.
+/// Returns true if nobody needs this watch any more.
 bool HostWatch::Impl::may_go(Clock::time_point now) {
   const auto waited = now - *leaving_;
   const auto rank_order = [&](int rank) {
@@ -692,21 +632,21 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
     if (!is_judge() || link->rank < 0) return false;
     const auto& there = contact(link->rank);
     if (there.state != State::present || now - there.heard >= settings_.silence / 2) return false;
-    // Judges go in the order of their places, the last one first: each waits for those behind it.
-    return settled_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
+    // Judges go in the reverse order of their places: each waits for those behind it.
+    return concluded_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
-  // Who is still on his way would find the door shut, and nobody to say why.
-  const bool all_came = !settled_ || !is_judge() ||
+  // A rank that is still on its way would find nobody to tell it why.
+  const bool all_came = !concluded_ || !is_judge() ||
                         std::none_of(contacts_.begin(), contacts_.end(),
                                      [](auto& there) { return there.state == State::absent; });
   if ((awaited || !all_came) && waited < settings_.linger) return false;
-  if (!settled_) {
+  if (!concluded_) {
     for (auto& link : links_) link->frames.send(Kind::leave, settings_.rank);
   }
   return true;
 }
 
-/// When silence may be noticed next, and what else is not announced by a word.
+/// Returns when a silence may be noticed next, or anything else that no word announces.
 Clock::time_point HostWatch::Impl::next_silence(Clock::time_point now) const {
   if (leaving_) return now + milliseconds(20);
   auto next = now + settings_.beat;
@@ -774,13 +714,13 @@ void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_poin
     case Kind::beat:
       return;
     case Kind::report:
-      if (!link.to_judge && !settled_) pending_.push_back({frame.origin, frame.text});
+      if (!link.to_judge && !concluded_) pending_.push_back({frame.origin, frame.text});
       return;
     case Kind::verdict:
       if (!judges(link.rank)) return;
       there.knows = true;
       link.frames.send(Kind::heard, settings_.rank);
-      if (!settled_) settle({frame.origin, frame.text});
+      if (!concluded_) conclude({frame.origin, frame.text});
       return;
     case Kind::heard:
       there.knows = true;
@@ -791,7 +731,7 @@ void HostWatch::Impl::take_word(Link& link, const Frame& frame, Clock::time_poin
   }
 }
 
-/// Whether a hello is of a rank of this job that has not come yet.
+/// Returns true for the hello of a rank of this job that has not come yet.
 bool HostWatch::Impl::welcome(Link& link, const Frame& frame) const {
   if (frame.kind != Kind::hello || !known(frame.origin) || frame.origin == settings_.rank) {
     return false;
@@ -813,7 +753,7 @@ void HostWatch::Impl::accept_links() {
   for (;;) {
     Descriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection) {
-      // No descriptor is left, say: again at the next beat.
+      // The process may have no descriptor left; the watch tries again at the next beat.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
       return;
     }
@@ -849,9 +789,8 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
     impl_->meet(c10::intrusive_ptr<c10d::Store>::reclaim_copy(&store));
     return;
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
     failure = fmt::format("Rank {} lost the job's store while the watches met: {}.", rank,
-                          text.substr(0, text.find('\n')));
+                          first_line(error));
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -862,7 +801,7 @@ HostWatch::HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble
 
 HostWatch::~HostWatch() {
   if (!owner_.here()) {
-    // The thread and the connections are the parent's.
+    // The thread and the connections belong to the parent.
     static_cast<void>(new std::shared_ptr<Impl>(std::move(impl_)));
     return;
   }

@@ -30,7 +30,7 @@ std::exception_ptr HostsHealth::failure() const {
   return failure_;
 }
 
-// Whether this is the first.
+// Returns true if this failure is the first.
 bool HostsHealth::record(const std::exception_ptr& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return false;
@@ -55,9 +55,9 @@ std::exception_ptr HostsHealth::fail(const std::exception_ptr& error) noexcept {
       std::rethrow_exception(error);
     } catch (const PeerError& known) {
       if (report_) stands = std::make_exception_ptr(report_(known));
-      if (!record(stands)) stands = failure();  // it has been heard of meanwhile
+      if (!record(stands)) stands = failure();  // another failure has been heard of meanwhile
     } catch (const std::exception& own) {
-      // Its own words are this rank's; the others get them with its number.
+      // This rank throws its own words; the others get them with its number.
       const auto cause = fmt::format("Rank {} failed: {}", rank_, own.what());
       if (!record(error)) {
         stands = failure();
@@ -85,12 +85,12 @@ void HostsHealth::abandon(std::string_view why) {
 // --- The place ---
 
 struct HostsPlace {
-  std::shared_ptr<void> lasting;  // first: all else may report to it
+  std::shared_ptr<void> lasting;  // first, since all else may report to it
   Topology topology;
   std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
   Accounts accounts;
-  std::shared_ptr<Peers> peers;  // of this host; null where it has one rank
+  std::shared_ptr<Peers> peers;  // this host's; null where it has one rank
   std::shared_ptr<Arena> arena;
   std::vector<std::unique_ptr<Collectives>> local;  // by channel
   std::shared_ptr<HostsHealth> health;
@@ -123,13 +123,13 @@ struct HostsPlace {
   }
 
   int rank() const { return topology.host * topology.local_size + topology.local_rank; }
-  // Among the ranks of the job.
+  // This rank's number in the job.
   int number() const { return numbers.empty() ? rank() : numbers[static_cast<size_t>(rank())]; }
   int size() const { return topology.hosts * topology.local_size; }
   Collectives* on_channel(int channel) const {
     return local.empty() ? nullptr : local[static_cast<size_t>(channel)].get();
   }
-  // For what passes through on its way.
+  // Makes an array through which data pass on their way.
   at::Tensor make_array(int64_t bytes) const {
     return arena ? shared_tensor(arena, bytes, at::kByte, accounts.ledger, Category::communication)
                  : private_tensor(bytes, at::kByte, accounts.ledger, Category::communication);
@@ -141,43 +141,16 @@ struct HostsPlace {
 
 // --- Data ---
 
-/// A call that has been issued: what c10d's users wait on.
-class HostsBackend::Pending final : public c10d::Work, public KnowsItsEnd {
+/// A call that has been issued; users of c10d wait on it.
+class HostsBackend::Pending final : public CallWork {
  public:
-  Pending(Call call, std::shared_ptr<Signal> signal) : signal_(std::move(signal)) {
+  Pending(Call call, std::shared_ptr<Signal> signal) : CallWork(std::move(signal)) {
     call_.call = std::move(call);
-  }
-  bool isCompleted() override {
-    const std::lock_guard lock(signal_->mutex);
-    return finished_;
-  }
-  bool isSuccess() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return finished_ && !error_;
-  }
-  std::exception_ptr exception() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return error_;
-  }
-  /// Blocks until the call has run. `timeout` is not used: the call has its own.
-  bool wait(std::chrono::milliseconds /*timeout*/) override {
-    std::unique_lock lock(signal_->mutex);
-    signal_->changed.wait(lock, [&] { return finished_; });
-    if (error_) std::rethrow_exception(error_);
-    return true;
-  }
-  int64_t ended() const override {
-    const std::lock_guard lock(signal_->mutex);
-    return ended_;
   }
 
  private:
   friend class HostsBackend;
-  std::shared_ptr<Signal> signal_;
   HostsCall call_;
-  bool finished_ = false;  // guarded by the signal's mutex, as are the next
-  int64_t ended_ = 0;
-  std::exception_ptr error_;
 };
 
 HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
@@ -225,7 +198,7 @@ c10::intrusive_ptr<c10d::Work> HostsBackend::gather_to_host(const Published& wha
                true, false);
 }
 
-// With the signal's mutex held.
+// The caller holds the signal's mutex.
 void HostsBackend::start_threads() {
   const auto start = [&](Phase& phase, const char* what, void (HostsBackend::*run)()) {
     if (!phase.thread.joinable())
@@ -239,7 +212,7 @@ void HostsBackend::start_threads() {
   }
 }
 
-// What `body` ends with, after everybody has been told.
+// Runs `body`. If it fails, tells everybody and returns the failure that stands.
 std::exception_ptr HostsBackend::run(const std::function<void()>& body) noexcept {
   try {
     place_->health->check();
@@ -282,21 +255,18 @@ void HostsBackend::run_homeward() {
     const auto error = run([&] { collectives_.homeward(call); });
     if (error) {
       try {
-        call.sending.wait();  // until the other phase has left the call alone
+        call.sending.wait();  // the other phase leaves the call alone from then on
       } catch (...) {         // it has failed too
       }
-      HostsCollectives::settle(call);
+      HostsCollectives::drain(call);
     }
     if (!error && call.call.then) call.call.then();
-    // What it uses is released as soon as the call is done, not when the last Work goes.
+    // Releases the tensors as soon as the call is done; the last Work may live for long.
     call.call.input.reset();
     call.call.output.reset();
     call.call.then = nullptr;
     const std::lock_guard lock(signal_->mutex);
-    pending->finished_ = true;
-    pending->ended_ = Timeline::now();
-    pending->error_ = error;
-    signal_->changed.notify_all();
+    pending->finish(error);
   }
 }
 
@@ -318,7 +288,7 @@ HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milli
       collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(2),
                    place_->on_channel(2), true, place_->maker(), place_->accounts.traffic) {}
 
-/// Runs its call where it is waited for: what other threads issue meanwhile is not kept up.
+/// Runs its call where it is waited for, so that it does not hold up other threads' calls.
 class HostsControl::Pending final : public c10d::Work {
  public:
   Pending(Call call, c10::intrusive_ptr<HostsControl> control)
@@ -353,7 +323,7 @@ void HostsControl::run(Call call) {
     collectives_.homeward(two_phases);
   } catch (...) {
     const auto stands = place_->health->fail(std::current_exception());
-    HostsCollectives::settle(two_phases);
+    HostsCollectives::drain(two_phases);
     std::rethrow_exception(stands);
   }
 }

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "zero/comm/accounts.h"
 #include "zero/comm/arena.h"
 #include "zero/comm/call_backend.h"
+#include "zero/comm/call_work.h"
 #include "zero/comm/group.h"
 #include "zero/comm/health.h"
 #include "zero/comm/hosts_collectives.h"
@@ -27,25 +27,26 @@
 
 namespace zero::comm {
 
-/// What a rank's group on several hosts is made of.
+/// The parts of a rank's group on several hosts.
 struct HostsParts {
   Topology topology;
-  std::vector<int> numbers{};  ///< of the group's ranks in the job, for messages; empty: the same
+  /// the group's ranks by their numbers in the job, for messages; empty where those are the same
+  std::vector<int> numbers{};
   std::shared_ptr<Rail> rail;
   /// The ranks of this host; without memory where it has one rank.
   Meeting local{};
-  /// Tells all ranks that rank `origin` is in trouble, and returns the first word on it in the job,
-  /// which may be another's. May be empty: then every host finds out by itself.
+  /// Tells all ranks that a rank is in trouble, and returns the job's first report of it, which may
+  /// be another's. May be empty: then every host finds out by itself.
   std::function<PeerError(const PeerError& trouble)> report{};
-  /// Kept until both backends are gone: what `report` needs. It does not hold that itself, for the
-  /// watch's own thread may be the last to let go of what holds `report`.
+  /// `report` needs this, and it is kept until both backends are gone. `report` does not hold it
+  /// itself, since the watch's own thread may be the last to let go of `report`.
   std::shared_ptr<void> lasting{};
 };
 
-/// Whether a rank's group still works; one failure ends it for good. Thread-safe.
+/// Tells if a rank's group still works; one failure ends it for good. Thread-safe.
 class HostsHealth final : public Liveness {
  public:
-  /// `rank`: among the ranks of the job.
+  /// `rank` is this rank's number in the job.
   HostsHealth(int rank, std::shared_ptr<Rail> rail, std::shared_ptr<Health> local,
               std::function<PeerError(const PeerError& trouble)> report);
   /// Throws the failure, if there was one.
@@ -54,10 +55,9 @@ class HostsHealth final : public Liveness {
   bool failed() const override {
     return failure() != nullptr || (local_ != nullptr && local_->failed());
   }
-  /// Records what a call ended with, tells everybody, and aborts what is under way. Returns the
-  /// failure that stands.
+  /// Records a call's error, tells everybody and aborts all calls. Returns the failure that stands.
   std::exception_ptr fail(const std::exception_ptr& error) noexcept;
-  /// The same for what others say, who know it already.
+  /// Records another rank's trouble, which all have been told already.
   void hear(const PeerError& trouble) noexcept;
   void abandon(std::string_view why) override;
 
@@ -73,10 +73,10 @@ class HostsHealth final : public Liveness {
   std::exception_ptr failure_;
 };
 
-/// What both backends of a rank use; leaves the group in order when it goes.
+/// Holds what both backends of a rank use, and leaves the group in order when it goes.
 struct HostsPlace;
 
-/// Collectives of tensors: each call passes two threads, a phase each (Note [Two phases]).
+/// Runs collectives of tensors: each call passes two threads, one a phase (Note [Two phases]).
 class HostsBackend final : public CallBackend {
  public:
   HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout);
@@ -84,17 +84,12 @@ class HostsBackend final : public CallBackend {
   const std::string getBackendName() const override { return "zero_hosts"; }
   void abort() override;
 
-  /// An all-gather whose output, (N * n), is one array of all ranks of this host. Asynchronous.
-  /// `then` runs once this rank has put into it what comes to its place.
+  /// Starts an all-gather whose output, (N * n), is one array of all ranks of this host.
+  /// Asynchronous. Calls `then` once this rank has put into it what comes to its place.
   c10::intrusive_ptr<c10d::Work> gather_to_host(const Published& what, std::function<void()> then);
 
  private:
   class Pending;
-  /// What Works, which may outlive the backend, look at.
-  struct Signal {
-    std::mutex mutex;
-    std::condition_variable changed;
-  };
   /// A phase's queue and thread.
   struct Phase {
     std::deque<c10::intrusive_ptr<Pending>> calls;
@@ -104,7 +99,7 @@ class HostsBackend final : public CallBackend {
   void start_threads();
   void run_outward();
   void run_homeward();
-  /// Null once there is nothing more to come.
+  /// Waits for the next call. Returns null once there are no more.
   c10::intrusive_ptr<Pending> take(Phase& phase, const bool& last);
   std::exception_ptr run(const std::function<void()>& body) noexcept;
   void close();
@@ -114,12 +109,12 @@ class HostsBackend final : public CallBackend {
   std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();  // guards the phases
   Phase outward_;
   Phase homeward_;
-  bool closing_ = false;         // nothing more is issued
-  bool outward_closed_ = false;  // nothing more comes to the second phase
+  bool closing_ = false;         // no more calls are issued
+  bool outward_closed_ = false;  // no more calls come to the second phase
   OwnerProcess owner_;
 };
 
-/// Scalars, checks and barriers: by the calling thread, beside the tensors.
+/// Runs scalars, checks and barriers on the calling thread, beside the tensors.
 class HostsControl final : public CallBackend {
  public:
   HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout);
@@ -135,10 +130,10 @@ class HostsControl final : public CallBackend {
   std::mutex mutex_;
 };
 
-/// Data, control, memory and liveness of a group on several hosts.
+/// The roles of a group on several hosts: data, control, memory and liveness.
 struct HostsTransport {
   Transport transport;
-  c10::intrusive_ptr<HostsBackend> data;  ///< the same as the transport's
+  c10::intrusive_ptr<HostsBackend> data;  ///< the transport's `data`
   std::shared_ptr<HostsHealth> health;
   std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
 };

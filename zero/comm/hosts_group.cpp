@@ -30,14 +30,14 @@ PeerError error_of(const Verdict& verdict) {
   return {verdict.origin, verdict.message, verdict.message};
 }
 
-// What the groups of a rank hear of the job's watch, and it of them.
+// Passes word of trouble between the job's watch and the groups of a rank.
 class Ear {
  public:
   struct Member {
-    std::function<void(const PeerError&)> hear;           // of trouble elsewhere
-    std::function<std::optional<Peers::Trouble>()> look;  // for trouble here; may be empty
+    std::function<void(const PeerError&)> hear;           // told of trouble elsewhere
+    std::function<std::optional<Peers::Trouble>()> look;  // finds trouble here; may be empty
   };
-  // A group that is told of trouble while `alive` lives.
+  // Tells a group of trouble while `alive` lives.
   void add(std::weak_ptr<void> alive, Member member) {
     std::optional<Verdict> known;
     {
@@ -101,7 +101,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     Transport transport;
     try {
       if (members.topology.hosts == 1) {
-        // All of the job meet in the store itself: what is not there cannot be waited for.
+        // The whole job meets in the store itself, where a wait does not hear of trouble.
         const bool all = ranks.size() == static_cast<size_t>(job_.size);
         const auto store = all ? store_ : part_of(keys_of(ranks), "host");
         transport = on_one_host(members, *store, options, accounts);
@@ -128,7 +128,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
   }
 
  private:
-  // Groups of a group's ranks, by their numbers there.
+  // Makes groups of a group's ranks, by their numbers there.
   class Within final : public Subgroups {
    public:
     Within(std::shared_ptr<JobGroups> job, std::vector<int> ranks)
@@ -145,7 +145,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     std::vector<int> ranks_;
   };
 
-  // One window on each host of a group, of its own ranks there.
+  // Makes a window on each host of a group, for its ranks there.
   class HostWindows final : public Windows {
    public:
     HostWindows(std::shared_ptr<JobGroups> job, std::vector<int> local,
@@ -175,9 +175,9 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
   };
 
   struct Members {
-    int rank = 0;            // of this one among them
-    Topology topology;       // of the members
-    std::vector<int> local;  // those of this host, as ranks of the job
+    int rank = 0;            // this rank's place among them
+    Topology topology;       // the members'
+    std::vector<int> local;  // the members on this host, by their numbers in the job
   };
 
   Members members_of(std::span<const int> ranks) const {
@@ -189,7 +189,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     members.topology = Topology::of(hosts, members.rank);
     if (!members.topology.regular) {
       throw CommError(
-          fmt::format("A group of {} ranks from rank {} on has not as many on each host.",
+          fmt::format("A group of {} ranks from rank {} on must have equally many on each host.",
                       ranks.size(), ranks.front()));
     }
     for (size_t i = 0; i < ranks.size(); ++i)
@@ -197,7 +197,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return members;
   }
 
-  // The keys of a group in the store; the same ranks may make several, one after the other.
+  // Returns the keys of a group in the store, which differ for groups of the same ranks.
   std::string keys_of(std::span<const int> ranks) {
     const auto name = fmt::format("zero/group/{}", fmt::join(ranks, "."));
     const auto generation = part_of(name, "generation")->add(std::to_string(job_.rank), 1);
@@ -261,7 +261,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     return std::move(made.transport);
   }
 
-  // Of the keys of a group; who waits there for others hears of trouble.
+  // Returns a store for a part of a group's keys. A rank that waits in it hears of trouble.
   c10::intrusive_ptr<c10d::Store> part_of(const std::string& keys, const std::string& name) const {
     const auto prefix = fmt::format("{}/{}", keys, name);
     if (!watch_) return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);

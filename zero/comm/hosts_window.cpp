@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/comm/link_codec.h"
 #include "zero/comm/wait_clock.h"
 
 namespace zero::comm {
@@ -37,10 +38,9 @@ void HostsWindow::publish(int64_t slot, uint64_t epoch, const Published& what) {
   const auto bytes = static_cast<int64_t>(what.slice.nbytes());
   const int64_t others = topology_.hosts - 1;
   accounts_.traffic->add(Collective::all_gather, others * bytes, 0);
-  accounts_.traffic->add_link(
-      Collective::all_gather,
-      others * (what.wire ? link_bytes(*what.wire, what.slice.scalar_type(), what.slice.numel())
-                          : bytes));
+  const auto codec = make_codec(what.wire, what.slice.scalar_type());
+  accounts_.traffic->add_link(Collective::all_gather,
+                              others * codec->message_bytes(what.slice.numel()));
   auto flight =
       std::make_shared<Flight>(accounts_,
                                CallTime{.collective = Collective::all_gather,
@@ -64,7 +64,7 @@ void HostsWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view 
   local_->wait(slot, place, epoch, label);
 }
 
-// What this rank's own exchange of `slot` brings.
+// Waits for this rank's own exchange of `slot`.
 void HostsWindow::await(int64_t slot) {
   Coming coming;
   std::string label;
@@ -73,7 +73,7 @@ void HostsWindow::await(int64_t slot) {
     const std::lock_guard lock(mutex_);
     coming = coming_[static_cast<size_t>(slot)];
     if (!coming.work) return;
-    if (*coming.flight) {  // which another thread that waits may end
+    if (*coming.flight) {  // another thread that waits may end it
       label = coming.flight->label();
       activity = coming.flight->waiting();
     }

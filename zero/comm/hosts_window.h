@@ -1,5 +1,4 @@
-// The window of a group on several hosts: that of this host's ranks, into which the other hosts'
-// slices come.
+// The window of a group on several hosts: this host's window, into which all hosts' slices come.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -20,7 +19,7 @@ namespace zero::comm {
 
 class HostsWindow final : public Window {
  public:
-  /// `host`: the group of this host's ranks, and `local` its window; `backend`: of all ranks.
+  /// `host` is the group of this host's ranks, `local` its window, `backend` that of all ranks.
   HostsWindow(std::shared_ptr<Group> host, std::unique_ptr<Window> local, int64_t slots,
               c10::intrusive_ptr<HostsBackend> backend, const Topology& topology,
               Accounts accounts);
@@ -30,7 +29,7 @@ class HostsWindow final : public Window {
   void discard() override { local_->discard(); }
   void publish(int64_t slot, uint64_t epoch, const Published& what) override;
   void settle() override;
-  /// What rank (h, r) has published comes here through this host's rank r.
+  /// The slices of rank (h, r) come here through this host's rank r.
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 
  private:
@@ -46,7 +45,7 @@ class HostsWindow final : public Window {
     std::shared_ptr<Flight> flight;
   };
   std::mutex mutex_;            // several threads of a rank may use units that share a page
-  std::vector<Coming> coming_;  // by slot, to this rank's place
+  std::vector<Coming> coming_;  // by slot: what is on its way to this rank's place
 };
 
 }  // namespace zero::comm

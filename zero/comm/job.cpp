@@ -17,14 +17,14 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {
 namespace {
 
-/// Reads whole numbers from environment variables, in the words of the launcher that should have
-/// set them.
+/// Reads whole numbers from environment variables. Errors name the launcher that should set them.
 class Variables {
  public:
   Variables(const Lookup& lookup, std::string launcher)
@@ -32,7 +32,7 @@ class Variables {
 
   bool has(const std::string& name) const { return lookup_(name).has_value(); }
 
-  /// The variable `name`, which must be there because `partner` is.
+  /// Returns the variable `name`, which must be there because `partner` is.
   std::string text(const std::string& name, const std::string& partner) const {
     const auto value = lookup_(name);
     if (!value) {
@@ -53,7 +53,7 @@ class Variables {
     return value ? parse(name, *value, least, most) : otherwise;
   }
 
-  /// Both or neither: the rank must be below the size.
+  /// Reads both variables or neither; the rank must be below the size.
   std::pair<int, int> rank_and_size(const std::string& rank, const std::string& size) const {
     const int n = number(size, rank, 1, kMost);
     const int r = number(rank, size, 0, kMost);
@@ -86,22 +86,20 @@ class Variables {
   std::string launcher_;
 };
 
-/// What a launcher knows of where the ranks can meet, where nobody has said it.
+/// A place where the ranks can meet, as the launcher knows it.
 struct Meeting {
-  std::vector<std::string> addresses{};  ///< of rank 0's host, the likeliest first
-  std::string id{};                      ///< the same on all hosts, for this job alone
+  std::vector<std::string> addresses{};  ///< rank 0's host, the likeliest address first
+  std::string id{};                      ///< this job's alone, and the same on all hosts
 };
 
-/// A port of the job's own, below those that the system gives to clients.
+/// Returns a port of the job's own, below those that the system gives to clients.
 uint16_t port_of(std::string_view id) {
   constexpr uint16_t kFirst = 20'000, kPorts = 12'000;
-  uint64_t hash = 14'695'981'039'346'656'037U;  // FNV-1a: the same on every host
-  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 1'099'511'628'211U;
-  return static_cast<uint16_t>(kFirst + hash % kPorts);
+  return static_cast<uint16_t>(kFirst + Hash().add(id).value() % kPorts);
 }
 
-/// MASTER_ADDR and MASTER_PORT where they are set; what is missing, from the launcher, if the job
-/// needs an address at all. `how` says how the launcher passes variables on.
+/// Reads MASTER_ADDR and MASTER_PORT where they are set, and takes what is missing from the
+/// launcher, if the job needs an address at all. `how` says how the launcher passes variables on.
 void read_address(const Variables& variables, const Meeting& known, std::string_view how,
                   Job& job) {
   if (!known.id.empty()) job.prefix = "zero/" + known.id;
@@ -138,7 +136,7 @@ void read_local(const Variables& variables, const std::string& rank, const std::
 }
 
 Job torchrun_job(const Lookup& lookup) {
-  // Not where torchrun has been started by it.
+  // A torchrun that `zero launch` has started inherits that variable.
   const bool own =
       lookup(kLauncherVariable) == kOwnLauncher && !lookup("TORCHELASTIC_RUN_ID").has_value();
   const std::string launcher = own ? kOwnLauncher : "torchrun";
@@ -149,19 +147,19 @@ Job torchrun_job(const Lookup& lookup) {
   if (job.size > 1 && !variables.has("MASTER_ADDR") && !variables.has("MASTER_PORT")) {
     throw ConfigError(fmt::format(
         "The environment variables MASTER_ADDR and MASTER_PORT are not set, but WORLD_SIZE is {}. "
-        "torchrun and "
-        "`zero launch` set them; by hand, give the host of rank 0 and a free port there.",
+        "torchrun and `zero launch` set them; by hand, give the host of rank 0 and a free port "
+        "there.",
         job.size));
   }
   read_address(variables, {}, "", job);
   job.launcher_hosts_store = lookup("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  // Not with TORCHELASTIC_RESTART_COUNT: each agent counts its own, and see Note [Roll call].
+  // It has no TORCHELASTIC_RESTART_COUNT, which each agent counts for itself: see Note [Roll call].
   job.prefix = "zero";
   if (const auto token = lookup(kTokenVariable)) {
     if (!is_token(*token)) {
       throw ConfigError(fmt::format(
-          "The environment variable {} has {} characters that are not a token; it should "
-          "be the 32 hexadecimal digits that `zero launch` sets. Unset it.",
+          "The environment variable {} has {} characters that are not a token; it should be the 32 "
+          "hexadecimal digits that `zero launch` sets. Unset it.",
           kTokenVariable, token->size()));
     }
     job.prefix += "/" + *token;
@@ -169,12 +167,12 @@ Job torchrun_job(const Lookup& lookup) {
   return job;
 }
 
-/// The addresses in a URI of OpenMPI's: "1234.0;tcp://10.0.0.1,10.1.0.1:5678".
+/// Returns the addresses in a URI of OpenMPI's: "1234.0;tcp://10.0.0.1,10.1.0.1:5678".
 std::vector<std::string> addresses_in(std::string_view uri) {
   const auto begin = uri.find("://");
   if (begin == std::string_view::npos) return {};
   uri.remove_prefix(begin + 3);
-  uri = uri.substr(0, uri.find(';'));   // of the first transport
+  uri = uri.substr(0, uri.find(';'));   // the first transport's
   uri = uri.substr(0, uri.rfind(':'));  // without the port
   std::vector<std::string> addresses;
   for (size_t at = 0; at <= uri.size();) {
@@ -189,7 +187,7 @@ std::vector<std::string> addresses_in(std::string_view uri) {
   return addresses;
 }
 
-/// The host in the name that mpirun of OpenMPI 5 gives a job: "prterun-node-1-4711@1" is of node-1.
+/// Returns the host in a job's name by mpirun of OpenMPI 5: node-1 for "prterun-node-1-4711@1".
 std::optional<std::string> host_in(std::string_view name) {
   const auto begin = name.find('-');
   const auto end = name.rfind('-');
@@ -199,7 +197,7 @@ std::optional<std::string> host_in(std::string_view name) {
   return std::string(name.substr(begin + 1, end - begin - 1));
 }
 
-/// The first name in a list of Slurm's: "node[07-09,12],gpu1" is node07 and others.
+/// Returns the first name in a list of Slurm's: "node[07-09,12],gpu1" begins with node07.
 std::string first_node(std::string_view list) {
   std::string name;
   for (size_t at = 0; at < list.size() && list[at] != ','; ++at) {
@@ -215,8 +213,8 @@ std::string first_node(std::string_view list) {
   return name;
 }
 
-/// Where a Slurm step or allocation has its first rank, and who asked for it: under sbatch that is
-/// the same host.
+/// Returns the host where a Slurm step or allocation has its first rank, and the host that asked
+/// for it: under sbatch they are the same.
 void add_slurm_addresses(const Lookup& lookup, std::vector<std::string>& addresses) {
   for (const char* nodes : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const auto list = lookup(nodes);
@@ -238,7 +236,7 @@ Job open_mpi_job(const Lookup& lookup) {
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (const auto id = lookup(name); id && job.key.empty()) known.id = job.key = "ompi-" + *id;
   }
-  // mpirun's host, where rank 0 is unless hosts were given that leave it out.
+  // Rank 0 is on mpirun's host, unless hosts were given that leave it out.
   if (const auto uri = lookup("OMPI_MCA_orte_hnp_uri")) known.addresses = addresses_in(*uri);
   if (const auto name = lookup("PMIX_NAMESPACE")) {
     if (auto host = host_in(*name)) known.addresses.push_back(std::move(*host));
@@ -249,7 +247,7 @@ Job open_mpi_job(const Lookup& lookup) {
   return job;
 }
 
-/// The nearest ancestor of this process of that name, or 0. The kernel keeps the first 15 letters.
+/// Returns the nearest ancestor process of that name, or 0. The kernel keeps 15 letters.
 pid_t ancestor(std::string_view name) {
   for (pid_t pid = getppid(); pid > 1;) {
     std::ifstream file(fmt::format("/proc/{}/stat", pid));
@@ -272,7 +270,7 @@ Job mpich_job(const Lookup& lookup) {
   read_local(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job);
   read_address(variables, {},
                ": mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 passes them on", job);
-  // The one of this host that has started its ranks, be it through scripts that stay in between.
+  // Finds the process of this host that has started its ranks, also where scripts stay in between.
   if (const auto helper = ancestor("hydra_pmi_proxy"); helper != 0)
     job.key = fmt::format("hydra-{}", helper);
   return job;
@@ -300,15 +298,14 @@ Job slurm_job(const Lookup& lookup) {
   return job;
 }
 
-/// A batch script also has SLURM_PROCID, but only the tasks that srun starts are ranks: those have
-/// a step.
+/// A batch script has SLURM_PROCID too, but only srun's tasks are ranks, and those have a step.
 bool is_slurm_step(const Lookup& lookup) {
   return lookup("SLURM_PROCID") && (lookup("SLURM_STEP_ID") || !lookup("SLURM_JOB_ID"));
 }
 
-/// Whether mpiexec of MPICH started this rank: inside a Slurm allocation it has srun start its own
-/// helpers, of which the SLURM_* variables then speak. srun --mpi=pmi2 sets PMI_* too, but not
-/// these.
+/// Returns true if mpiexec of MPICH started this rank. Inside a Slurm allocation mpiexec has srun
+/// start its own helpers, and the SLURM_* variables speak of those. srun --mpi=pmi2 sets PMI_* too,
+/// but not these.
 bool of_hydra(const Lookup& lookup) {
   return lookup("PMI_RANK") && lookup("MPI_LOCALRANKID").has_value();
 }

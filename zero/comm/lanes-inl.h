@@ -1,5 +1,4 @@
-// Loads and stores of arrays as vectors of what is computed with; included once per instruction set
-// by the kernels.
+// Loads and stores arrays as vectors to compute with; included once for each instruction set.
 
 // Highway's per-target include guard.
 #if defined(ZERO_COMM_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,7 +17,7 @@ namespace zero::comm::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How the lanes of an element type are loaded, and made into what is stored.
+// Loads lanes of an element type, and makes them into what is stored.
 template <class T>
 struct PlainLanes {
   using Element = T;
@@ -36,7 +35,7 @@ struct Bfloat16Lanes {
     const hn::RebindToUnsigned<Tag> du;
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(StoredTag(), from))));
   }
-  // To nearest, ties to even; every NaN becomes the one that c10::BFloat16 makes.
+  // Rounds to nearest, ties to even; every NaN becomes the one that c10::BFloat16 makes.
   static HWY_INLINE hn::Vec<StoredTag> stored(Tag, hn::Vec<Tag> v) {
     const hn::RebindToUnsigned<Tag> du;
     const auto bits = hn::BitCast(du, v);
@@ -44,8 +43,7 @@ struct Bfloat16Lanes {
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
     const auto is_nan = hn::RebindMask(du, hn::Ne(v, v));
     const auto result = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0), rounded);
-    // The values fit in 16 bits, but the only demotion there is takes them as signed and saturates:
-    // so sign-extend first.
+    // The only demotion to 16 bits saturates as signed, so the values are sign-extended first.
     const hn::RebindToSigned<Tag> di;
     const hn::Rebind<int16_t, Tag> narrow;
     const auto extended = hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(result)));
@@ -53,7 +51,7 @@ struct Bfloat16Lanes {
   }
 };
 
-#if HWY_TARGET <= HWY_AVX2  // with conversions in hardware, which keep subnormals
+#if HWY_TARGET <= HWY_AVX2  // these sets convert in hardware, which keeps subnormals
 struct HalfLanes {
   using Element = uint16_t;
   using Tag = hn::ScalableTag<float>;

@@ -59,8 +59,8 @@ Descriptor open_file(const std::filesystem::path& path, int flags) {
 }
 
 /// Passes text on to a descriptor of the launcher as its reader takes it, and never waits for the
-/// reader: what it does not take yet is kept. Where there is no reader any more, the text is
-/// dropped.
+/// reader: it keeps what the reader does not take yet. It drops the text if there is no reader any
+/// more.
 class Sink {
  public:
   explicit Sink(int fd) : fd_(fd) {
@@ -69,15 +69,15 @@ class Sink {
     socket_ = S_ISSOCK(status.st_mode);
     waits_ = S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode);
     if (!waits_) return;
-    // A description of its own: O_NONBLOCK on the launcher's would also be that of the ranks, and
-    // of the shell's terminal.
+    // Opens the file anew, since O_NONBLOCK on the launcher's own description would also apply to
+    // the ranks and to the shell's terminal.
     own_ = Descriptor(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
                              O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   }
 
   int fd() const { return own_ ? own_.get() : fd_; }
   bool pending() const { return !text_.empty(); }
-  /// Whether its ranks should wait until the reader has taken more.
+  /// Returns true if its ranks should wait until the reader has taken more.
   bool full() const { return text_.size() >= kMost; }
 
   void put(std::string_view text) {
@@ -104,7 +104,7 @@ class Sink {
  private:
   ssize_t write_some(std::string_view text) const {
     if (socket_) return send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (waits_ && !own_) {  // it cannot be opened again, but says when a little fits
+    if (waits_ && !own_) {  // a descriptor that cannot be opened anew says if a little fits
       pollfd writable{fd_, POLLOUT, 0};
       if (poll(&writable, 1, 0) == 0) {
         errno = EAGAIN;
@@ -136,11 +136,10 @@ class LineRelay {
   }
   bool open() const { return static_cast<bool>(source_); }
   int fd() const { return source_.get(); }
-  /// Whether more can be passed on; a rank whose reader does not keep up waits in its pipe.
+  /// Returns true if it takes more; a rank whose reader does not keep up waits in its pipe.
   bool ready() const { return open() && !sink_->full(); }
 
-  /// Passes on the lines that are complete, at least of all that the pipe holds now. A line without
-  /// end is cut, lest it fill the memory.
+  /// Passes on the complete lines that the pipe holds now. Cuts a line without end.
   void pump() {
     std::array<char, 16384> buffer;
     for (int chunk = 0; chunk < 16;
@@ -187,11 +186,12 @@ class LineRelay {
   std::string pending_;
 };
 
-/// Blocks signals for this thread and those that it starts, and reads them from a descriptor. Those
-/// that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE and SIGXFSZ
-/// are ignored too: the job goes on when nobody reads its output any more, or when the file that it
-/// goes to may not grow. SIGCHLD is not: a parent that ignored it would have handed that on, and
-/// the system would then not keep how a rank ended. All is restored at the end.
+/// Blocks signals for this thread and those that it starts, and reads them from a descriptor.
+/// Signals that the process ignores (nohup, a shell's background jobs) stay ignored. SIGPIPE and
+/// SIGXFSZ are ignored too: the job goes on when nobody reads its output any more, or when the file
+/// that it goes to may not grow. SIGCHLD gets its default: a parent that ignored it would have
+/// handed that on, and the system would then not keep how a rank ended. The destructor restores
+/// everything.
 class SignalScope {
  public:
   SignalScope() {
@@ -223,7 +223,7 @@ class SignalScope {
   }
 
   int fd() const { return descriptor_.get(); }
-  /// What was before, but for SIGCHLD: a rank too may wait for the programs that it starts.
+  /// A rank starts with the signals of before, but for SIGCHLD: it may wait for its own children.
   void restore_for_rank() const {
     sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
     sigaction(SIGXFSZ, &file_limit_before_, nullptr);
@@ -243,7 +243,7 @@ class SignalScope {
   Descriptor descriptor_;
 };
 
-/// This process's environment with some variables set, in the form that execve takes.
+/// This process's environment with some variables set, as execve takes it.
 class Environment {
  public:
   Environment() {
@@ -267,8 +267,7 @@ class Environment {
   std::vector<std::string> entries_;
 };
 
-/// Where the ranks meet, and the launchers of several hosts: this launcher's store, or that of
-/// node 0's.
+/// The store in which ranks and launchers of several hosts meet. Node 0's launcher hosts it.
 class JobStore {
  public:
   explicit JobStore(const LaunchOptions& options)
@@ -288,7 +287,7 @@ class JobStore {
   const std::string& address() const { return address_; }
   uint16_t port() const { return port_; }
 
-  /// This launcher's ranks have ended.
+  /// Says that this launcher's ranks have ended.
   void leave() {
     constexpr std::chrono::seconds kPatience(1);
     if (nodes_ == 1) return;
@@ -303,7 +302,7 @@ class JobStore {
     } catch (const std::exception&) {  // node 0 has ended before, or is stopped
     }
   }
-  /// Whether ranks of other hosts may still need the store that is hosted here.
+  /// Returns true if ranks of other hosts may still need the store that is hosted here.
   bool needed() const { return nodes_ > 1 && hosted_here_ && store_->add(kEnded, 0) < nodes_; }
 
  private:
@@ -347,8 +346,7 @@ struct RankProcess {
   Descriptor pidfd;
   std::optional<siginfo_t> end;  ///< once the process has ended
 
-  /// Whether it has ended by now. It stays a zombie, so that its number (and its group's) is nobody
-  /// else's.
+  /// Returns true if it has ended. It stays a zombie, so that nobody else gets its number.
   bool look() {
     siginfo_t info{};
     if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
@@ -367,7 +365,7 @@ struct RankProcess {
                        killed() ? "was killed by " + signal_name(end->si_status)
                                 : fmt::format("exited with status {}", end->si_status));
   }
-  /// To the rank and the processes that it has started.
+  /// Sends a signal to the rank and the processes that it has started.
   void signal(int number) const { kill(-pid, number); }
 };
 
@@ -379,7 +377,8 @@ class Supervisor {
   Supervisor& operator=(const Supervisor&) = delete;
   ~Supervisor() {
     for (const auto& process : processes_) {
-      if (failed_ || !process.ended()) process.signal(SIGKILL);  // it, or what it started
+      // kills the rank, or the processes that it left behind
+      if (failed_ || !process.ended()) process.signal(SIGKILL);
       waitpid(process.pid, nullptr, 0);
     }
   }
@@ -389,7 +388,7 @@ class Supervisor {
     if (options_.nnodes > 1) announce(store);
     for (int local = 0; local < options_.nproc; ++local) start(local, store);
     while (running() > 0) wait_for_events();
-    for (auto& relay : relays_) {  // what the last ranks said before they ended
+    for (auto& relay : relays_) {  // the last ranks' last words
       if (relay.open()) relay.pump();
       if (relay.open()) relay.finish();
     }
@@ -421,8 +420,7 @@ class Supervisor {
     Descriptor null = open_file("/dev/null", O_RDWR);
     Descriptor log;
     Streams streams;
-    // One reader of a terminal or file is enough; a rank that is not in the foreground may not read
-    // a terminal at all.
+    // One rank reads the terminal or file. A rank in the background may not read a terminal at all.
     if (local_rank > 0 || isatty(STDIN_FILENO)) streams.in = null.get();
     std::vector<Descriptor> pipes;
     const auto relay = [&](Sink& sink) {
@@ -454,7 +452,7 @@ class Supervisor {
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
     auto environment = rank_environment(options_, local_rank, store);
-    // Other hosts' launchers do not know it: there rank 0 makes one.
+    // Rank 0 makes a token for several hosts, since their launchers do not know this one.
     if (options_.nnodes == 1) environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();
     auto words = options_.command;
@@ -469,7 +467,7 @@ class Supervisor {
       [[maybe_unused]] const ssize_t told = write(report.write.get(), &error, sizeof(error));
       _exit(127);
     }
-    setpgid(pid, pid);  // the child does it too: whoever comes first
+    setpgid(pid, pid);  // the child does it too: one of the two comes first
     processes_.push_back(
         {rank, pid, Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), {}});
     if (!processes_.back().pidfd) fail("watch a process (pidfd_open)");
@@ -485,12 +483,12 @@ class Supervisor {
     }
   }
 
-  /// In the child. Returns only where the command cannot be run, with errno set.
+  /// Runs in the child. Returns only where the command cannot be run, with errno set.
   void become_rank(pid_t launcher, const Streams& streams, char** arguments, char** variables) {
     setpgid(0,
-            0);  // so that a terminal's Ctrl-C reaches the launcher alone, which passes it on once
+            0);  // a terminal's Ctrl-C then reaches the launcher alone, which passes it on once
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != launcher) _exit(1);  // it died before the line above
+    if (getppid() != launcher) _exit(1);  // the launcher died before the line above
     signals_.restore_for_rank();
     if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
     if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
@@ -553,7 +551,7 @@ class Supervisor {
     }
   }
 
-  /// Of what the ranks said; not longer than until somebody wants the job to end.
+  /// Passes on what the ranks said, but only until somebody wants the job to end.
   void wait_for_reader() {
     while (!interrupted_by_ && (output_.pending() || errors_.pending())) {
       std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
@@ -587,8 +585,8 @@ class Supervisor {
     RankProcess* failed = nullptr;
     for (auto& process : processes_) {
       if (process.ended() || !process.look() || !process.failed() || obeyed(process)) continue;
-      // Of those that ended since the last look, one that was killed is the cause, one that
-      // complains the consequence.
+      // If several ranks have ended since the last look, one that was killed is the cause, and one
+      // that complains the consequence.
       if (failed == nullptr || (process.killed() && !failed->killed())) failed = &process;
     }
     if (failed == nullptr || failed_) return;
@@ -598,8 +596,7 @@ class Supervisor {
         Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
   }
 
-  /// Whether a rank ended because the launcher passed a signal on: its peers then have the time
-  /// they need.
+  /// Returns true if the rank obeyed a signal that was passed on: its peers then have their time.
   bool obeyed(const RankProcess& process) const {
     return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
                                            process.exit_status() == 128 + SIGINT));
@@ -624,7 +621,7 @@ class Supervisor {
     return 0;
   }
 
-  /// Why a rank may have been killed, where the kernel says so.
+  /// Says why a rank may have been killed, where the kernel tells.
   std::string reason(const RankProcess& process) const {
     if (!process.killed() || process.end->si_status != SIGKILL ||
         kills_for_memory() == kills_before_)
@@ -668,8 +665,8 @@ int launch(const LaunchOptions& options) {
   }
   if (options.nnodes > 1 && options.master_addr.empty()) {
     throw ConfigError(
-        "A job over several nodes needs the name or address of node 0 (--master-addr), the same "
-        "on every node.");
+        "A job over several nodes needs the name or address of node 0 (--master-addr), the same on "
+        "every node.");
   }
   if (options.command.empty()) throw ConfigError("There is no program to launch.");
   if (options.logs == RankLogs::files) {

@@ -1,5 +1,5 @@
 // Starts the ranks of a job on this host and looks after them until the last has ended. A job over
-// several hosts has a launcher on each.
+// several hosts has a launcher on each host.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace zero::comm {
 
-/// What becomes of the ranks' output.
+/// Says where the ranks' output goes.
 enum class RankLogs {
   rank0,   ///< rank 0 keeps the launcher's stdout, the other ranks' stdout is dropped; stderr as in
            ///< `prefix`
@@ -23,41 +23,42 @@ struct LaunchOptions {
   /// The program, found through PATH, and its arguments.
   std::vector<std::string> command{};
   RankLogs logs = RankLogs::rank0;
-  /// For RankLogs::files; made if absent.
+  /// The folder of RankLogs::files; made if absent.
   std::filesystem::path log_dir{};
-  /// Between SIGTERM and SIGKILL, once a rank has failed.
+  /// The time between SIGTERM and SIGKILL, once a rank has failed.
   std::chrono::milliseconds grace = std::chrono::seconds(2);
 
-  // Of a job over several hosts, whose launchers are all given the same, but for the node's rank.
+  // A job over several hosts: its launchers are all given the same, but for the node's rank.
   int nnodes = 1;
-  int node_rank = 0;          ///< this host's: it has the ranks from node_rank * nproc on
-  std::string master_addr{};  ///< of node 0, whose launcher hosts the store of all ranks
+  int node_rank = 0;  ///< this host has the ranks from node_rank * nproc on
+  /// the address of node 0, whose launcher hosts the store of all ranks
+  std::string master_addr{};
   uint16_t master_port = 29500;
 };
 
 /// Runs `nproc` copies of the command with the environment that zero::init() and torchrun's
-/// programs read, and hosts their store. Blocks until all have ended; returns 0, or the status of
-/// the rank that failed first (128 + N for signal N), whose name and fate are the last line on
-/// stderr.
+/// programs read, and hosts their store. Blocks until all have ended. Returns 0, or the status of
+/// the rank that failed first (128 + N for signal N); the last line on stderr names that rank and
+/// says how it ended.
 ///
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
 /// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
 /// may take its time to end; a second SIGINT kills them. The ranks die with this process.
 ///
-/// Where the job is over several hosts, each launcher looks after its own ranks. Those of a host
-/// where one has failed are first left a second to tell the other hosts, and the launcher of node 0
+/// If the job is over several hosts, each launcher looks after its own ranks. If one of them
+/// fails, the others on its host first get a second to tell the other hosts. The launcher of node 0
 /// keeps the store open until the other launchers have ended: five seconds after a failure, else
 /// five minutes.
 ///
-/// Output is passed on as its reader takes it. While the reader does not, signals and failures are
-/// looked after all the same, up to 1 MiB is kept, and ranks that write more wait; at the end it
-/// waits for the reader, unless one of those signals has come. What nobody can read any more is
-/// dropped, and the job goes on.
+/// Output is passed on as its reader takes it. If the reader takes none, the launcher still handles
+/// signals and failures, keeps up to 1 MiB, and lets ranks that write more wait; at the end it
+/// waits for the reader, unless one of those signals has come. Output that nobody can read any more
+/// is dropped, and the job goes on.
 ///
 /// Call it from the main thread of a process that has no other threads: while it runs it blocks the
-/// three signals, ignores SIGPIPE and SIGXFSZ, and has SIGCHLD's default, which the ranks get
-/// too. Throws ConfigError
-/// where the command cannot be run, and CommError where the system gives no process, pipe or port.
+/// three signals, ignores SIGPIPE and SIGXFSZ, and has SIGCHLD's default, which the ranks get too.
+/// Throws ConfigError where the command cannot be run, and CommError where the system gives no
+/// process, pipe or port.
 int launch(const LaunchOptions& options);
 
 }  // namespace zero::comm

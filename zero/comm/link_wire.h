@@ -1,4 +1,4 @@
-// How one call's array crosses between hosts in fewer bits than it has.
+// Says how one call's array crosses between hosts in fewer bytes than it has.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,23 +10,19 @@
 
 namespace zero::comm {
 
-/// Note [Quantised messages] in quantise_kernels.h. The same on all ranks, but for `error`.
+/// All ranks must pass the same, but for `error`. By default values are quantised: see Note
+/// [Quantised messages] in quantise_kernels.h.
 struct LinkWire {
   Quantisation quantisation{};
-  /// Of a sum: what each message loses is added to the next one (pack_with_feedback), by `beta`.
-  /// 1-D, Byte, Group::feedback_bytes() of them, zeros at first; its owner keeps it from call to
-  /// call of arrays of one size, and does not touch it while one is under way. Undefined: nothing
-  /// is added.
+  /// For sums with feedback (quantise_with_feedback, with `beta`): each message loses a little,
+  /// which is kept here and added to the next message. 1-D, Byte, with Group::feedback_bytes()
+  /// elements, zeros at first. Its owner keeps it from call to call of arrays of one size, and does
+  /// not touch it while a call is under way. Undefined: there is no feedback.
   at::Tensor error{};
   float beta = 0;
-  /// Instead, with all its bits: Note [Packed exponents] in packed_exponents.h. Nothing above
-  /// counts.
+  /// If true, exponents are packed instead, and no bit is lost (Note [Packed exponents] in
+  /// packed_exponents.h). The fields above are ignored.
   bool packed = false;
 };
-
-/// The bytes of the message of `numel` elements of `dtype`.
-inline int64_t link_bytes(const LinkWire& wire, at::ScalarType dtype, int64_t numel) {
-  return wire.packed ? packed_bytes(dtype, numel) : wire_bytes(wire.quantisation, numel);
-}
 
 }  // namespace zero::comm

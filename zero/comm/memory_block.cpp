@@ -37,7 +37,7 @@ at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at:
 at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
                           const std::shared_ptr<Ledger>& ledger, Category category) {
   if (numel == 0) return at::empty({0}, dtype);
-  // More than there is would be granted by a system that overcommits, and end the process later.
+  // A system that overcommits would grant more than there is, and end the process later.
   const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   if (bytes > physical_memory()) {
     throw OutOfMemory(fmt::format("Cannot allocate {} for {}; this machine has {} of memory.",

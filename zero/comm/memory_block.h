@@ -1,4 +1,4 @@
-// Blocks of memory that free themselves and are on the ledger while they live.
+// Blocks of memory that free themselves. The ledger counts them while they live.
 #pragma once
 
 #include <torch/types.h>
@@ -18,7 +18,7 @@ class SharedBlock {
  public:
   /// `bytes` > 0. Throws OutOfMemory.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes);
-  /// Charged as they are, without the rounding to pages.
+  /// Charges `bytes` as they are, without the rounding to pages.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes, const std::shared_ptr<Ledger>& ledger,
               Category category);
   SharedBlock(const SharedBlock&) = delete;
@@ -33,11 +33,11 @@ class SharedBlock {
   Charge charge_;
 };
 
-/// A 1-D tensor in a new block of the shared memory. Throws OutOfMemory.
+/// Returns a 1-D tensor in a new block of the shared memory. Throws OutOfMemory.
 at::Tensor shared_tensor(const std::shared_ptr<Arena>& arena, int64_t numel, at::ScalarType dtype,
                          const std::shared_ptr<Ledger>& ledger, Category category);
 
-/// Gives such tensors.
+/// Gives tensors in the shared memory.
 class ArenaMemory final : public Memory {
  public:
   ArenaMemory(std::shared_ptr<Arena> arena, std::shared_ptr<Ledger> ledger)
@@ -51,8 +51,8 @@ class ArenaMemory final : public Memory {
   std::shared_ptr<Ledger> ledger_;
 };
 
-/// The same in memory of this process alone, zero-filled, and on huge pages from 2 MiB on: a disk
-/// takes what lies in small ones in several requests.
+/// Returns a zero-filled tensor in memory of this process alone. From 2 MiB on it lies on huge
+/// pages, since a disk takes memory on small ones in several requests.
 at::Tensor private_tensor(int64_t numel, at::ScalarType dtype,
                           const std::shared_ptr<Ledger>& ledger, Category category);
 

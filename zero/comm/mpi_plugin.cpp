@@ -1,11 +1,11 @@
-// Rails over MPI: libzero_rail_openmpi.so and libzero_rail_mpich.so are this file, each linked to
+// Rails over MPI. libzero_rail_openmpi.so and libzero_rail_mpich.so are this file, each linked to
 // one MPI.
 //
 // Note [MPI from one thread]
 // MPI moves bytes only while somebody calls it. So a thread of the plugin's own posts what the
-// ranks ask for and tests it every 50 us while anything is under way; computing threads need not
-// help, and none but this one calls MPI, which every MPI allows. It sleeps between two tests: a
-// thread inside MPI_Wait would take a core.
+// ranks ask for and tests it every 50 us while anything is under way. Computing threads need not
+// help, and only this thread calls MPI, which every MPI allows. It sleeps between two tests, since
+// a thread inside MPI_Wait would take a core.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
@@ -35,7 +35,7 @@ namespace {
 
 constexpr std::chrono::microseconds kInterval{50};
 
-// Throws what MPI says of a status that is not success.
+// Throws MPI's message for a status that is not success.
 void check(int status, const char* call) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -49,7 +49,7 @@ struct Line {
   int tag_bits = 0;
 };
 
-// Between post and release. `state` is guarded by the world's mutex.
+// One send or receive, from its post to its release. The world's mutex guards `state`.
 struct Operation {
   enum class State { under_way, over, failed };
   Line* line = nullptr;
@@ -63,7 +63,7 @@ struct Operation {
   std::condition_variable changed{};
 };
 
-// This process among those of MPI: MPI knows one of it, so there is one.
+// This process as MPI knows it. There is one, since MPI knows one.
 class World {
   static constexpr const char* kStopped = "the rails over MPI have been aborted in this process";
   struct Task {
@@ -72,7 +72,7 @@ class World {
   };
 
  public:
-  // It is never destroyed: where MPI's thread is stuck it goes on until the process has ended.
+  // It is never destroyed: if MPI's thread is stuck it goes on until the process has ended.
   static World& instance() {
     static World& world = *new World;
     static const Leaving at_exit(world);
@@ -82,7 +82,7 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Runs `body` on MPI's thread and returns when it has ended; rethrows.
+  // Runs `body` on MPI's thread and returns when it has ended; rethrows its error.
   void run(const std::function<void()>& body) {
     Task task{body, {}};
     auto ended = task.ended.get_future();
@@ -132,13 +132,13 @@ class World {
       const std::lock_guard lock(mutex_);
       under_way = owned->state == Operation::State::under_way;
     }
-    // Where MPI's thread is stuck it still has the operation: what it names must stay.
+    // If MPI's thread is stuck it still has the operation, whose memory must stay.
     if (under_way && !stop()) (void)owned.release();
   }
 
-  // Returns whether MPI touches no memory of a rail any more: nobody calls it. Not so where a rail
-  // is being opened, which may wait for ever for a rank that has died; until the process ends MPI
-  // may then still fill the memory of receives that were under way.
+  // Returns true if MPI touches no memory of a rail any more, since nobody calls it. Returns false
+  // while a rail is being opened, which may wait for ever for a rank that has died; until the
+  // process ends MPI may then still fill the memory of receives that were under way.
   bool stop() {
     std::unique_lock lock(mutex_);
     stopped_ = true;
@@ -147,7 +147,7 @@ class World {
     return ended_;
   }
 
-  // On MPI's thread: MPI is ready, or this throws.
+  // Runs on MPI's thread. Makes MPI ready, or throws.
   void initialise() {
     int done = 0, over = 0;
     MPI_Finalized(&over);
@@ -187,14 +187,15 @@ class World {
     {
       const std::lock_guard lock(mutex_);
       leaves_ = true;
-      if (runs_task_) return;  // that its caller has given up: MPI waits for a rank that has died
+      // the task's caller has given up, and MPI waits for a rank that has died
+      if (runs_task_) return;
     }
     wake_.notify_all();
     thread_.join();
   }
 
   void work() {
-    prctl(PR_SET_TIMERSLACK, 1000UL);  // or 50 us would be 100
+    prctl(PR_SET_TIMERSLACK, 1000UL);  // otherwise 50 us would be 100
     std::unique_lock lock(mutex_);
     while (!stopped_ && !(leaves_ && idle())) {
       if (idle()) {
@@ -212,7 +213,7 @@ class World {
       if (task != nullptr) {
         run_here(*task);
         lock.lock();
-        if (stopped_) {  // meanwhile: the memory of what was posted may be gone
+        if (stopped_) {  // it was stopped meanwhile, and the posted memory may be gone
           posted_.insert(posted_.end(), posted.begin(), posted.end());
           break;
         }
@@ -252,7 +253,7 @@ class World {
       error = std::current_exception();
     }
     {
-      // Before its caller goes on: that may leave at once, and MPI is not stuck.
+      // It is cleared first, since the caller may leave at once, and MPI is not stuck.
       const std::lock_guard lock(mutex_);
       runs_task_ = false;
     }
@@ -287,7 +288,7 @@ class World {
     under_way_.push_back(&operation);
   }
 
-  // Adds what is over to `ended`.
+  // Adds the operations that are over to `ended`.
   void test(std::vector<Operation*>& ended) {
     if (requests_.empty()) return;
     const int all = static_cast<int>(requests_.size());
@@ -324,16 +325,16 @@ class World {
   std::deque<Task*> tasks_;
   std::deque<Operation*> posted_;
   bool stopped_ = false, leaves_ = false, ended_ = false, runs_task_ = false;
-  // Of MPI's thread alone, until it has ended.
+  // MPI's thread alone uses these until it has ended.
   bool initialised_ = false;
   std::vector<MPI_Request> requests_;
   std::vector<Operation*> under_way_;  // by request
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-  std::thread thread_;  // last: it uses all of these
+  std::thread thread_;  // last, since it uses all of these
 };
 
-// Whether this process and the others are what libzero takes them for.
+// Checks that this process and the others have the numbers in MPI that libzero takes them to have.
 void check_places(const std::vector<int>& ranks, int host) {
   int processes = 0, own = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
@@ -380,7 +381,7 @@ void tell(const std::string& text, char* error, size_t size) {
   if (size > 0) std::snprintf(error, size, "%s", text.c_str());
 }
 
-// `body`, or `otherwise` with what it throws told.
+// Returns what `body` does; if that throws, returns `otherwise` and writes the message to `error`.
 template <class Result, class Body>
 Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   try {
@@ -433,7 +434,8 @@ void close(void* rail) {
     World::instance().run([&line] {
       for (auto& channel : line->channels) MPI_Comm_free(&channel);
     });
-  } catch (const std::exception&) {  // it was stopped: MPI is called no more, unless it is stuck
+    // MPI was stopped, and nobody calls it any more unless it is stuck
+  } catch (const std::exception&) {
     if (!World::instance().stop()) (void)line.release();
   }
 }
@@ -444,7 +446,8 @@ const char* library() {
     int size = 0;
     MPI_Get_library_version(text, &size);
     std::string whole(text);
-    // "Open MPI v4.1.4, package: ...", "MPICH Version:\t4.0.2\nMPICH Release date: ..."
+    // The text is, for example, "Open MPI v4.1.4, package: ..." or "MPICH Version:\t4.0.2
+    // MPICH Release date: ...".
     whole.erase(std::min({whole.find(','), whole.find('\n'), whole.size()}));
     std::replace(whole.begin(), whole.end(), '\t', ' ');
     return whole;

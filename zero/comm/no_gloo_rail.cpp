@@ -1,4 +1,4 @@
-// In the place of gloo_rail.cpp where the LibTorch at hand has no Gloo that libzero can use.
+// This file is built in place of gloo_rail.cpp where LibTorch has no Gloo that libzero can use.
 #include <fmt/format.h>
 #include <torch/version.h>
 

@@ -18,7 +18,7 @@ std::unique_ptr<Rail> open_rail(c10::intrusive_ptr<c10d::Store> store, const Rai
         "be: openmpi or mpich.");
   }
   if (transport != "gloo") {
-    // A store that knows that a rank has died throws. MPI itself needs none.
+    // The store throws when it knows that a rank has died. MPI itself needs no store.
     const auto check = [&] {
       if (store) (void)store->check({"rail"});
     };

@@ -13,7 +13,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-// What every instruction set uses, once.
+// All instruction sets share this part.
 #ifndef ZERO_COMM_PACKED_EXPONENTS_ONCE
 #define ZERO_COMM_PACKED_EXPONENTS_ONCE
 namespace zero::comm {
@@ -21,19 +21,19 @@ namespace {
 
 constexpr int64_t kBlock = kExponentBlock;
 constexpr uint32_t kOther = 15;   // the code of an exponent that is written in full
-constexpr uint32_t kWindow = 14;  // exponents with codes of their own
+constexpr uint32_t kWindow = 14;  // so many exponents have codes of their own
 constexpr auto kNotPacked = std::byte{255};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of the bits of an element, which are a sign, 8 of exponent, and `kMantissa` more.
+// Takes an element's bits apart: a sign, 8 bits of exponent, and `kMantissa` more.
 template <class Bits>
 struct Element {
   static constexpr int kMantissa = sizeof(Bits) == 2 ? 7 : 23;
   static uint32_t exponent(Bits bits) { return bits >> kMantissa & 0xFF; }
-  // The sign, and what of the mantissa goes into the byte with it.
+  // Returns a byte of the sign and the upper 7 bits of the mantissa.
   static uint8_t upper(Bits bits) {
-    constexpr int kBelow = kMantissa - 7;  // of the mantissa
+    constexpr int kBelow = kMantissa - 7;  // the mantissa's lower bits
     return static_cast<uint8_t>((bits >> (8 * sizeof(Bits) - 8) & 0x80) | (bits >> kBelow & 0x7F));
   }
   static Bits join(uint32_t exponent, uint8_t upper, uint16_t lower) {
@@ -45,7 +45,7 @@ struct Element {
   }
 };
 
-// Where the parts of a message are.
+// The places of a message's parts.
 template <class Bits>
 struct Places {
   int64_t numel;
@@ -73,8 +73,7 @@ uint32_t code_of(uint32_t exponent, uint32_t base) {
   return exponent < base ? kOther : exponent - base + 1;
 }
 
-// Writes the exponents of a block that have no code; where there is no room for one it is only
-// counted.
+// Writes those exponents of a block that have no code, if there is room, and counts them all.
 template <class Bits>
 int64_t add_others(std::byte* others, int64_t used, int64_t room, const Bits* values,
                    int64_t length, uint32_t base) {
@@ -139,7 +138,7 @@ const std::byte* unpack_block(Bits* values, const std::byte* message, const Plac
   return other;
 }
 
-// Only the exponents that a whole block has in full: the rest is there.
+// Puts in those exponents that a whole block has in full; its other bits are there already.
 template <class Bits>
 const std::byte* put_others(Bits* values, const std::byte* codes, const std::byte* other) {
   for (int64_t j = 0; j < kBlock; ++j) {
@@ -180,7 +179,7 @@ HWY_INLINE hn::Vec<Tag<Bits>> codes(hn::Vec<Tag<Bits>> exponent, hn::Vec<Tag<Bit
   return hn::IfThenElse(hn::Eq(exponent, zero), zero, code);
 }
 
-// The lower byte of each lane.
+// Stores the lower byte of each lane.
 template <class Bits>
 HWY_INLINE void store_bytes(hn::Vec<Tag<Bits>> values, std::byte* to) {
   const ByteTag<Bits> bytes;
@@ -193,7 +192,7 @@ HWY_INLINE hn::Vec<Tag<Bits>> load_bytes(const std::byte* from) {
   return hn::PromoteTo(Tag<Bits>(), hn::LoadU(bytes, reinterpret_cast<const uint8_t*>(from)));
 }
 
-// Sign and mantissa of the elements from `i` on.
+// Stores sign and mantissa of the elements from `i` on.
 template <class Bits>
 HWY_INLINE void store_mantissas(hn::Vec<Tag<Bits>> bits, std::byte* message, const Places<Bits>& at,
                                 int64_t i) {
@@ -217,8 +216,8 @@ HWY_INLINE hn::Vec<Tag<Bits>> load_elements(hn::Vec<Tag<Bits>> code, hn::Vec<Tag
   const Tag<Bits> d;
   constexpr int kMantissa = Element<Bits>::kMantissa;
   const auto zero = hn::Zero(d);
-  // What code 15 would stand for is put in later. Below the base of infinities it is 256, which
-  // must not reach the sign.
+  // The exponents with code 15 are put in later. With the base of infinities this code counts as
+  // 256, which must not reach the sign.
   const auto counted = hn::And(hn::Add(code, below_base), hn::Set(d, 0xFF));
   const auto exponent = hn::IfThenElse(hn::Eq(code, zero), zero, counted);
   const auto both = load_bytes<Bits>(message + at.upper() + i);
@@ -233,8 +232,8 @@ HWY_INLINE hn::Vec<Tag<Bits>> load_elements(hn::Vec<Tag<Bits>> code, hn::Vec<Tag
   return hn::Or(sign, hn::Or(hn::ShiftLeft<kMantissa>(exponent), mantissa));
 }
 
-// Whole blocks; returns how many. Of the exponents in full `used` are counted, those within the
-// room are written.
+// Packs whole blocks and returns how many. Counts all exponents in full in `used`, and writes those
+// that have room.
 template <class Bits>
 int64_t pack_blocks(std::byte* message, const Bits* values, int64_t numel, int64_t& used) {
   const Tag<Bits> d;
@@ -269,7 +268,7 @@ int64_t pack_blocks(std::byte* message, const Bits* values, int64_t numel, int64
   return blocks;
 }
 
-// The same back; `other` is the next of the exponents in full.
+// Unpacks whole blocks and returns how many; `other` is the next of the exponents in full.
 template <class Bits>
 int64_t unpack_blocks(Bits* values, const std::byte* message, int64_t numel,
                       const std::byte*& other) {
@@ -341,7 +340,7 @@ int64_t vector_unpack(uint32_t* values, const std::byte* message, int64_t numel,
   return HWY_DYNAMIC_DISPATCH(UnpackBlocks32)(values, message, numel, other);
 }
 
-// As they are: what fits behind the first byte.
+// Returns how many bytes of the values fit behind the first byte of a message that is not packed.
 int64_t whole_bytes(int64_t message_bytes, int64_t value_bytes) {
   return std::min(message_bytes - 1, value_bytes);
 }

@@ -28,32 +28,32 @@
 
 namespace zero::comm {
 
-/// Elements that share a base. Messages of the parts of an array have together the bytes of that of
-/// the whole, where parts begin at multiples of it.
+/// So many elements share a base. If the parts of an array begin at multiples of it, their messages
+/// have together the bytes of the message of the whole.
 inline constexpr int64_t kExponentBlock = 128;
 
-/// BFloat16 and Float.
+/// Returns true for BFloat16 and Float.
 bool can_pack_exponents(c10::ScalarType dtype);
 
-/// The bytes of the message of `numel` elements.
+/// Returns the bytes of the message of `numel` elements.
 int64_t packed_bytes(c10::ScalarType dtype, int64_t numel);
 
-/// What of the elements as they are does not go into such a message.
+/// Returns the bytes of the elements that do not fit into a message that is not packed.
 int64_t rest_bytes(c10::ScalarType dtype, int64_t numel);
 
-/// message = values. False where there was no room: then the last `rest_bytes` bytes of the values
-/// are to be sent too. Pointers to values need the alignment of their elements, messages none; they
-/// may not overlap. Serial; vectorised with run-time dispatch; every instruction set gives the same
-/// bytes, of which those of unused room are any.
+/// message = values. Returns false where there was no room: then the last `rest_bytes` bytes of the
+/// values are to be sent too. Pointers to values need the alignment of their elements, messages
+/// none; they may not overlap. Serial; vectorised with run-time dispatch. Every instruction set
+/// gives the same bytes, but for those of unused room.
 bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel);
 
-/// Whether `pack_exponents` has found room.
+/// Returns true if `pack_exponents` has found room.
 bool is_packed(const std::byte* message, int64_t numel);
 
-/// values = message; where it is not packed all but the last `rest_bytes` bytes of them.
+/// values = message; all but their last `rest_bytes` bytes where the message is not packed.
 void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel);
 
-/// The same two in plain loops: what they are tested against.
+/// Plain loops that do the same; the two functions above are tested against them.
 bool pack_exponents_reference(std::byte* message, const void* values, c10::ScalarType dtype,
                               int64_t numel);
 void unpack_exponents_reference(void* values, c10::ScalarType dtype, const std::byte* message,

@@ -27,7 +27,7 @@
 namespace zero::comm {
 namespace {
 
-std::string first_line(const std::string& path) {
+std::string line_of(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
@@ -38,7 +38,7 @@ std::string first_line(const std::string& path) {
 std::string host_name() {
   const char* said = std::getenv(kHostVariable);
   auto name = said != nullptr && *said != '\0' ? std::string(said)
-                                               : first_line("/proc/sys/kernel/hostname");
+                                               : line_of("/proc/sys/kernel/hostname");
   for (char& c : name) {
     if (std::isgraph(static_cast<unsigned char>(c)) == 0) c = '_';
   }
@@ -56,7 +56,7 @@ int usable_cores() {
 std::optional<uint64_t> start_time(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto name_end = text.rfind(')');  // the name may hold anything, line ends too
+  const auto name_end = text.rfind(')');  // the name may hold anything, also line ends
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(name_end + 1));
   char state = 0;
@@ -73,7 +73,7 @@ Process Process::self() {
   self.pid = getpid();
   self.start_time = comm::start_time(self.pid).value_or(0);
   self.host = host_name();
-  self.machine = first_line("/proc/sys/kernel/random/boot_id") + " " + self.host;
+  self.machine = line_of("/proc/sys/kernel/random/boot_id") + " " + self.host;
   // A process of another process-id namespace cannot be watched, and one of another network
   // namespace cannot be handed the memory.
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {

@@ -3,9 +3,9 @@
 //
 // Note [Waiting]
 // A rank sleeps on a futex in the slot of the peer that it waits for, and wakes at least every 100
-// ms to look whether a peer has died (its pidfd becomes readable as soon as the process ends, even
-// while it is a zombie), has left or has failed, and whether the time is up. Ranks spin for some
-// microseconds first only where every rank has a core of its own.
+// ms. It then looks if a peer has died (its pidfd becomes readable as soon as the process ends,
+// even while it is a zombie), has left or has failed, and if the time is up. Ranks spin for some
+// microseconds first, but only where every rank has a core of its own.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +27,12 @@
 
 namespace zero::comm {
 
-/// When a process started, in clock ticks since boot; nothing where there is none, or one that has
-/// ended and whose parent has not asked yet (a zombie).
+/// Returns when a process started, in clock ticks since boot; nothing where there is none, or one
+/// that has ended and whose parent has not asked yet (a zombie).
 std::optional<uint64_t> start_time(int64_t pid);
 
-/// The environment variable that names this process's host in place of the host name: ranks that
-/// name different hosts share no memory, be they on one machine. For tests of several hosts.
+/// This environment variable names this process's host in place of the host name. Ranks that name
+/// different hosts share no memory, even on one machine. For tests of several hosts.
 inline constexpr const char* kHostVariable = "ZERO_HOST";
 
 /// A process as its peers know it. The start time tells it from a later process with the same
@@ -40,9 +40,9 @@ inline constexpr const char* kHostVariable = "ZERO_HOST";
 struct Process {
   int64_t pid = 0;
   uint64_t start_time = 0;
-  std::string host;     ///< host name, or what kHostVariable says
+  std::string host;     ///< the host name, or the value of kHostVariable
   std::string machine;  ///< boot id, host, process-id and network namespace: equal on one host
-  /// This process.
+  /// Returns this process.
   static Process self();
   bool operator==(const Process&) const = default;
 };
@@ -60,7 +60,7 @@ class Watch {
   Descriptor pidfd_;
 };
 
-/// A CommError that began with the job's rank `origin`; `cause()` is the message without what this
+/// A CommError that began with the job's rank `origin`. `cause()` is the message without what this
 /// rank was doing, so that others can pass it on.
 class PeerError : public CommError {
  public:
@@ -77,41 +77,40 @@ class PeerError : public CommError {
 using Clock = std::chrono::steady_clock;
 using Describe = std::function<std::string()>;
 
-/// A timeout beyond a year is a year: the end of a longer one may be no time that a clock knows,
-/// and then it would be over at once.
+/// Limits a timeout to a year: the end of a longer one may be beyond any clock, and so be over.
 inline std::chrono::milliseconds within_a_year(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
 
-/// Now and `timeout`, within a year.
+/// Returns the end of `timeout` from now, within a year.
 inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
   return Clock::now() + within_a_year(timeout);
 }
 
 class Peers {
  public:
-  /// `numbers`: what these are among the ranks of the job, as messages name them; empty: the same.
+  /// `numbers` are the ranks' in their job, for messages; empty where they are the same.
   Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
-  /// From now on the states of the ranks are known too.
+  /// Lets this object know the ranks' states, which are in the memory.
   void attach(std::shared_ptr<Mapping> mapping);
-  /// The same ranks, which run another sequence of calls beside this one. Once attached.
+  /// Returns these ranks for another sequence of calls beside this one. To follow `attach`.
   Peers on_channel(int channel) const;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(known_->processes.size()); }
-  /// What `rank` is among the ranks of the job.
+  /// Returns the number of `rank` in the job.
   int number(int rank) const {
     return known_->numbers.empty() ? rank : known_->numbers[static_cast<size_t>(rank)];
   }
-  /// Its calls on this channel.
+  /// Returns the slot of a rank's calls on this channel.
   RankSlot& slot(int rank) const;
   RankSlot& own() const { return slot(rank_); }
-  /// Whether it is there, active, gone: one for all channels.
+  /// Returns the slot, one for all channels, that says if a rank is there, active or gone.
   RankSlot& being(int rank) const;
 
-  /// Blocks until `look` returns nothing; otherwise it returns the value that it saw in the word at
-  /// `word`, which `peer` changes and wakes. `doing` says what this rank is doing, for errors.
-  /// Throws CommError (see Note [Waiting]).
+  /// Blocks until `look` returns nothing. Until then `look` returns the value that it saw in the
+  /// word at `word`; `peer` changes that word and wakes its sleepers. `doing` says what this rank
+  /// is doing, for errors. Throws CommError (see Note [Waiting]).
   template <class Look>
   void wait(int peer, const void* word, Look look, Clock::time_point deadline,
             const Describe& doing) const {
@@ -129,34 +128,33 @@ class Peers {
       if (now < next_check && now < deadline && !troubled()) continue;
       next_check = now + kCheckInterval;
       auto trouble = find_trouble(peer);
-      if (!look()) return;  // it did its part before it ended
+      if (!look()) return;  // the peer did its part before it ended
       if (trouble) fail(*trouble, doing);
       if (now >= deadline) fail_timeout(peer, doing);
     }
   }
 
   struct Trouble {
-    int origin = 0;  ///< among the ranks of the job
+    int origin = 0;  ///< its number in the job
     std::string message{};
   };
-  /// A rank that has died or failed, if there is one. Does not block.
+  /// Returns a rank that has died or failed, if there is one. Does not block.
   std::optional<Trouble> trouble() const { return find_trouble(std::nullopt); }
 
-  /// Throws if a rank has failed. For the moment after a wait: a peer that gave up may already
-  /// reuse its memory.
+  /// Throws if a rank has failed. To follow a wait: such a peer may already reuse its memory.
   void check_failed(const Describe& doing) const;
 
-  /// This rank gives up because of `origin`, a rank of the job (often itself): every rank that
+  /// Gives this rank up because of `origin`, a rank of the job (often itself): every rank that
   /// waits, this one too, gets `message`. The first message stands.
   void post_failure(int origin, std::string_view message) const noexcept;
-  /// This rank is done with the group.
+  /// Says that this rank is done with the group.
   void post_left() const noexcept;
 
-  /// "rank 2 (pid 4711, host h)"
+  /// Returns "rank 2 (pid 4711, host h)".
   std::string who(int rank) const;
-  /// What a rank was last seen doing.
+  /// Says what a rank was last seen doing.
   std::string last_seen(int rank) const;
-  /// Where this rank shows what it does. Once attached.
+  /// Returns the slot in which this rank shows what it does. To be called after `attach`.
   std::shared_ptr<ActivitySlot> own_activity() const;
 
  private:
@@ -168,7 +166,7 @@ class Peers {
   [[noreturn]] void fail(const Trouble& trouble, const Describe& doing) const;
   [[noreturn]] void fail_timeout(int awaited, const Describe& doing) const;
 
-  /// What all channels share.
+  /// The channels share this.
   struct Known {
     std::vector<Process> processes;
     std::vector<Watch> watches;

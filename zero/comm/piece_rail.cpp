@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 
 constexpr int kCounterBits = 16;
 
-// What a transport says, for a person: its first sentence, without the file and line that it begins
-// with and the address of a socket.
+// Shortens a transport's message for a person: its first sentence, without the file and line that
+// it begins with and the address of a socket.
 std::string in_short(std::string text) {
   if (text.starts_with('[')) {
     const auto end = text.find("] ");
@@ -40,12 +40,12 @@ std::string reason_of(const std::exception_ptr& error) { return in_short(message
 
 class Message;
 
-// What a rail and its messages share: a message may outlive the rail.
+// A rail and its messages share this, since a message may outlive the rail.
 struct Shared {
   std::mutex mutex;
   bool aborted = false;
-  std::string why;  // it was aborted, where the rail itself did it
-  // Why a host's channel is lost, or "".
+  std::string why;  // the reason, if the rail aborted itself
+  // The reason why a host's channel is lost, or "".
   std::vector<std::array<std::string, kChannels>> lost;
   std::unordered_set<Message*> under_way;
   std::unique_ptr<Carrier> carrier;
@@ -58,7 +58,7 @@ struct Shared {
   }
 };
 
-// What happens to a message, for errors.
+// Says what happens to a message, for errors.
 struct Title {
   bool sends;
   int peer;
@@ -72,7 +72,7 @@ struct Title {
   }
 };
 
-// With the mutex held.
+// The caller holds the mutex.
 [[noreturn]] void throw_aborted(const Shared& shared, const Title& title) {
   throw CommError(fmt::format("The rail of host {} ({}) was aborted{}{} while {}.", shared.host,
                               shared.carrier->describe(), shared.why.empty() ? "" : ", since ",
@@ -99,7 +99,7 @@ class Message final : public Passage {
   void add(std::unique_ptr<Piece> piece) { pieces_.push_back(std::move(piece)); }
   const Title& title() const { return title_; }
 
-  // With the mutex held.
+  // The caller holds the mutex.
   void abort_pieces() {
     for (const auto& piece : pieces_) piece->abort();
   }
@@ -117,7 +117,7 @@ class Message final : public Passage {
     if (!is_aborted()) {
       try {
         done = piece.wait(shared_->options.timeout);
-        // It may have arrived before the host was lost.
+        // The piece may have arrived before the host was lost.
         if (!done && !is_aborted()) done = piece.wait(milliseconds(1));
       } catch (...) {
         error = std::current_exception();
@@ -178,7 +178,7 @@ void Shared::abort(std::string_view reason) {
   carrier->close();
 }
 
-// Pieces of one direction between two hosts, channel by channel.
+// Counts the pieces of one direction between two hosts, channel by channel.
 struct Counters {
   std::array<uint64_t, kChannels> next{};
 };
@@ -262,13 +262,13 @@ class PieceRail final : public Rail {
     }
     const std::lock_guard lock(shared_->mutex);
     shared_->under_way.insert(message.get());
-    // It may have been noticed meanwhile: the wait will say so.
+    // If the trouble was noticed meanwhile, the wait will say so.
     if (shared_->aborted || !shared_->lost_at(title.peer, title.channel).empty())
       message->abort_pieces();
     return message;
   }
 
-  // Throws where the rail, or the host's channel, is no more.
+  // Throws if the rail was aborted or the host's channel is lost.
   void check(const Title& title) const {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->aborted) throw_aborted(*shared_, title);
@@ -287,12 +287,12 @@ class PieceRail final : public Rail {
   }
 
   // Note [Lost hosts]
-  // Gloo tells of a broken connection those whose pieces have not begun; a piece of which some
+  // Gloo reports a broken connection only to pieces that have not begun; a piece of which some
   // bytes have gone would be waited for until the time is up. So the rail asks a few times a
-  // second, and wakes them. It asks channel by channel: a rank that leaves after its last call
+  // second, and wakes the waits. It asks channel by channel: a rank that leaves after its last call
   // closes all its connections at once, and the end of an idle one overtakes the bytes that the
-  // system still has to send on another, which its peers are right to wait for. Who dies closes
-  // them all too; what no connection tells, a link that is cut, is the watch's business
+  // system still has to send on another, which its peers are right to wait for. A rank that dies
+  // closes them all too. The watch notices a link that is cut, which no connection tells
   // (host_watch.h).
   void watch() {
     constexpr milliseconds kInterval{200};
@@ -305,7 +305,7 @@ class PieceRail final : public Rail {
     }
   }
 
-  // With the mutex held.
+  // The caller holds the mutex.
   void look_at(int host, Channel channel) {
     auto& lost = shared_->lost_at(host, channel);
     if (!lost.empty()) return;

@@ -1,4 +1,4 @@
-// A rail over whatever carries single pieces of memory from host to host.
+// A rail over a carrier of single pieces of memory between hosts.
 //
 // Note [Pieces]
 // A message is cut into pieces, all of which are posted at once, so that the carrier always has the
@@ -24,10 +24,10 @@ namespace zero::comm {
 class Piece {
  public:
   virtual ~Piece() = default;
-  /// Blocks until the piece has left this rank's memory, or is in it. False where it was aborted;
-  /// throws anything where it failed or the time is up.
+  /// Blocks until the piece has left this rank's memory, or is in it. Returns false if it was
+  /// aborted; throws any exception if it failed or the time is up.
   virtual bool wait(std::chrono::milliseconds timeout) = 0;
-  /// A wait under way, or else the next one, returns false. Thread-safe.
+  /// Makes the wait under way, or else the next one, return false. Thread-safe.
   virtual void abort() = 0;
 };
 
@@ -37,40 +37,38 @@ class Piece {
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  /// Tags that it tells apart: 2^bits, at least 2^14 beside the channels.
+  /// It tells 2^bits tags apart, at least 2^14 beside the channels.
   virtual int tag_bits() const { return 28; }
-  /// Post a piece of at least one byte. Throw anything.
+  /// Post a piece of at least one byte. They may throw any exception.
   virtual std::unique_ptr<Piece> send(int host, Channel channel, int tag,
                                       std::span<const std::byte> bytes) = 0;
   virtual std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
                                          std::span<std::byte> bytes) = 0;
-  /// Whether `trouble` can tell anything, and is to be asked a few times a second.
+  /// Returns true if `trouble` can tell anything. It is then asked a few times a second.
   virtual bool watches() const { return false; }
-  /// Why nothing more of `channel` will come from `host`, if that is known: see Note [Lost hosts].
-  /// Does not block.
+  /// Returns why no more of `channel` will come from `host`, if known: Note [Lost hosts].
   virtual std::optional<std::string> trouble(int /*host*/, Channel /*channel*/) {
     return std::nullopt;
   }
-  /// Ends all connections; pieces under way touch their memory no more. Thread-safe.
+  /// Ends all connections. Pieces under way touch their memory no more. Thread-safe.
   virtual void close() = 0;
-  /// As Rail::describe.
+  /// See Rail::describe.
   virtual std::string describe() const = 0;
 };
 
 struct PieceOptions {
-  /// What moves not at all for so long is reported.
+  /// A piece that does not move at all for so long is reported.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// A message is cut into pieces of so many bytes; the same on all hosts. With smaller ones the
   /// threads of two hosts wake each other more often, which costs a fast link a tenth.
   size_t piece_bytes = size_t{4} << 20;
-  /// The number of the first piece; the same on all hosts. For tests of what happens when the
-  /// numbers begin again.
+  /// The first piece's number, the same on all hosts; tests let numbers begin again.
   uint64_t first_piece = 0;
 };
 
-/// The rail of `host`, one of `hosts`, over `carrier`. A message of no bytes is not sent, and both
-/// its ends are over at once. A passage that is dropped before it has been waited for aborts the
-/// rail: its message would stop all that come after it.
+/// Returns the rail of `host`, one of `hosts`, over `carrier`. A message of no bytes is not sent,
+/// and both its ends are over at once. A passage that is dropped before it has been waited for
+/// aborts the rail, since its message would stop all that come after it.
 std::unique_ptr<Rail> piece_rail(std::unique_ptr<Carrier> carrier, int host, int hosts,
                                  PieceOptions options);
 

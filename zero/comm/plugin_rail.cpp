@@ -22,8 +22,8 @@ std::string file_name(const std::string& name) { return fmt::format("libzero_rai
 
 const ZeroRailPlugin& load(const std::string& name) {
   const auto file = file_name(name);
-  // It stays: an MPI's library cannot be unloaded. Its symbols are seen by all, since the parts
-  // that an MPI loads by itself look for them.
+  // The library stays, since an MPI's cannot be unloaded. Its symbols are visible to all, because
+  // the parts that an MPI loads by itself look for them.
   std::string why;
   void* library = load_beside(file, why);
   if (library == nullptr) {
@@ -45,7 +45,7 @@ const ZeroRailPlugin& load(const std::string& name) {
   return *plugin;
 }
 
-// The text that a plugin's function may write.
+// Room for the text that a plugin's function may write.
 struct Reason {
   std::array<char, 512> text{};
   std::string str() const { return text.data(); }

@@ -15,8 +15,8 @@
 #include "zero/base/error.h"
 
 // The vector code below is compiled once for each instruction set; Highway includes this file again
-// for each. Compiled without contraction (CMakeLists.txt): the feedback's sums are not exact, and
-// must not depend on the instruction set.
+// for each. It is compiled without contraction (CMakeLists.txt): the feedback's sums are not exact,
+// and must not depend on the instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/comm/quantise_kernels.cpp"
 #include <hwy/foreach_target.h>
@@ -24,13 +24,13 @@
 
 #include "zero/comm/lanes-inl.h"
 
-// What every instruction set uses, once.
+// All instruction sets share this part.
 #ifndef ZERO_COMM_QUANTISE_KERNELS_ONCE
 #define ZERO_COMM_QUANTISE_KERNELS_ONCE
 namespace zero::comm {
 namespace {
 
-// Where the parts of a message are.
+// The places of a message's parts.
 struct Message {
   int64_t numel;
   int64_t block;
@@ -57,16 +57,16 @@ float load_scale(const std::byte* at) {
   return scale;
 }
 
-// `largest`: the greatest of the bits of the magnitudes, in which NaN is more than infinity, and
-// that more than any number.
+// Returns the scale of a block. `largest` has the greatest bits of its magnitudes; NaN's are
+// greater than infinity's, and those greater than any number's.
 float scale_of(int32_t largest, float greatest_code) {
   constexpr int32_t kInfinity = 0x7F800000;
   if (largest >= kInfinity) return std::numeric_limits<float>::quiet_NaN();
-  // 17 significant bits of 24: a code has at most 7.
+  // The scale keeps 17 of 24 significant bits, since a code has at most 7.
   constexpr uint32_t kLower = 0x7F;
   const auto exact = std::bit_cast<uint32_t>(std::bit_cast<float>(largest) / greatest_code);
   const auto rounded = (exact + kLower / 2 + (exact >> 7 & 1)) & ~kLower;
-  // Beyond the second, the greatest code would stand for infinity.
+  // With a scale beyond the second bound the greatest code would mean infinity.
   const auto most = std::bit_cast<uint32_t>(std::numeric_limits<float>::max() / greatest_code);
   return std::clamp(std::bit_cast<float>(rounded), 0x1p-117F, std::bit_cast<float>(most & ~kLower));
 }
@@ -90,7 +90,7 @@ using ByteTag = hn::Rebind<uint8_t, Tag>;
 using Values = hn::Vec<Tag>;
 using Codes = hn::Vec<IntTag>;  // each in the lower bits, others are zero
 
-// Whole numbers of `kBits` bits.
+// Codes of whole numbers of `kBits` bits.
 template <int kBits>
 struct Integers {
   static HWY_INLINE Codes encode(Values scaled) {
@@ -143,10 +143,10 @@ HWY_INLINE void store_codes(Codes codes, uint8_t* to) {
   hn::StoreU(hn::DemoteTo(ByteTag(), codes), ByteTag(), to);
 }
 
-// A block whose codes are a byte each.
+// Stores and loads the codes of a block, a byte each.
 template <class Code>
 struct Bytes {
-  // `source(i)`: elements i and on, divided by the scale.
+  // `source(i)` returns elements i and on, divided by the scale.
   template <class Source>
   static HWY_INLINE void encode(const Source& source, int64_t block, uint8_t* codes) {
     const auto lanes = static_cast<int64_t>(hn::Lanes(Tag()));
@@ -160,7 +160,7 @@ struct Bytes {
   }
 };
 
-// The same where they are half a byte.
+// Stores and loads the codes of a block, half a byte each.
 template <class Code>
 struct Nibbles {
   template <class Source>
@@ -194,10 +194,10 @@ struct Fp8 : Bytes<Floats8> {
   static constexpr auto kFormat = WireFormat::fp8;
 };
 
-// Block `b` of a message, which is a whole one. Returns its scale.
+// Quantises block `b` of a message, which is a whole one. Returns its scale.
 template <class Format, class In>
-HWY_INLINE float pack_block(std::byte* bytes, const Message& message, int64_t b,
-                            const typename In::Element* from) {
+HWY_INLINE float quantise_block(std::byte* bytes, const Message& message, int64_t b,
+                                const typename In::Element* from) {
   const Tag d;
   const IntTag di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -224,8 +224,8 @@ HWY_INLINE float pack_block(std::byte* bytes, const Message& message, int64_t b,
 
 // `sink(i, values)` takes the block's elements i and on.
 template <class Format, class Sink>
-HWY_INLINE void unpack_block(const std::byte* bytes, const Message& message, int64_t b,
-                             const Sink& sink) {
+HWY_INLINE void dequantise_block(const std::byte* bytes, const Message& message, int64_t b,
+                                 const Sink& sink) {
   const auto scale = hn::Set(Tag(), load_scale(bytes + message.scale_at(b)));
   const auto scaled = [&](int64_t i, Values codes) __attribute__((always_inline)) {
     sink(i, hn::Mul(codes, scale));
@@ -235,18 +235,18 @@ HWY_INLINE void unpack_block(const std::byte* bytes, const Message& message, int
 }
 
 template <class Format, class In>
-void pack_blocks(std::byte* bytes, const Message& message, const typename In::Element* values,
-                 BlockRange range) {
+void quantise_blocks(std::byte* bytes, const Message& message, const typename In::Element* values,
+                     BlockRange range) {
   for (int64_t b = range.begin; b < range.end; ++b)
-    pack_block<Format, In>(bytes, message, b, values + b * message.block);
+    quantise_block<Format, In>(bytes, message, b, values + b * message.block);
 }
 
 template <class Format, class Out>
-void unpack_blocks(typename Out::Element* values, const std::byte* bytes, const Message& message,
-                   BlockRange range) {
+void dequantise_blocks(typename Out::Element* values, const std::byte* bytes,
+                       const Message& message, BlockRange range) {
   for (int64_t b = range.begin; b < range.end; ++b) {
     auto* to = values + b * message.block;
-    unpack_block<Format>(
+    dequantise_block<Format>(
         bytes, message, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
           hn::StoreU(Out::stored(Tag(), of), typename Out::StoredTag(), to + i);
         });
@@ -254,11 +254,11 @@ void unpack_blocks(typename Out::Element* values, const std::byte* bytes, const 
 }
 
 template <class Format>
-void unpack_add_blocks(float* sum, const std::byte* bytes, const Message& message,
-                       BlockRange range) {
+void dequantise_add_blocks(float* sum, const std::byte* bytes, const Message& message,
+                           BlockRange range) {
   for (int64_t b = range.begin; b < range.end; ++b) {
     auto* to = sum + b * message.block;
-    unpack_block<Format>(
+    dequantise_block<Format>(
         bytes, message, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
           hn::StoreU(hn::Add(hn::LoadU(Tag(), to + i), of), Tag(), to + i);
         });
@@ -267,7 +267,7 @@ void unpack_add_blocks(float* sum, const std::byte* bytes, const Message& messag
 
 template <class Format, class In>
 void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
-                     const Message& kept, const typename In::Element* values, float beta,
+                     const Message& error_message, const typename In::Element* values, float beta,
                      BlockRange range) {
   const Tag d;
   const auto keep = hn::Set(d, beta), take = hn::Set(d, 1 - beta);
@@ -275,20 +275,20 @@ void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
   HWY_ALIGN float errors[kLargestBlock];
   for (int64_t b = range.begin; b < range.end; ++b) {
     const auto* from = values + b * message.block;
-    unpack_block<Int8>(
-        error, kept, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
+    dequantise_block<Int8>(
+        error, error_message, b, [&](int64_t i, Values of) __attribute__((always_inline)) {
           hn::StoreU(of, d, errors + i);
           hn::StoreU(hn::Add(In::load(d, from + i), of), d, wanted + i);
         });
-    const float scale = pack_block<Format, PlainLanes<float>>(bytes, message, b, wanted);
+    const float scale = quantise_block<Format, PlainLanes<float>>(bytes, message, b, wanted);
     if (std::isnan(scale)) continue;
-    unpack_block<Format>(
+    dequantise_block<Format>(
         bytes, message, b, [&](int64_t i, Values said) __attribute__((always_inline)) {
           const auto lost = hn::Sub(hn::LoadU(d, wanted + i), said);
           const auto before = hn::LoadU(d, errors + i);
           hn::StoreU(hn::Add(hn::Mul(keep, before), hn::Mul(take, lost)), d, errors + i);
         });
-    pack_block<Int8, PlainLanes<float>>(error, kept, b, errors);
+    quantise_block<Int8, PlainLanes<float>>(error, error_message, b, errors);
   }
 }
 
@@ -329,40 +329,41 @@ HWY_INLINE bool with_lanes(c10::ScalarType dtype, const Work& work) {
   }
 }
 
-bool PackVectors(std::byte* bytes, const Message& message, const void* values,
-                 c10::ScalarType dtype, WireFormat format, BlockRange range) {
+bool QuantiseVectors(std::byte* bytes, const Message& message, const void* values,
+                     c10::ScalarType dtype, WireFormat format, BlockRange range) {
   return with_lanes(dtype, [&]<class In>(In) {
     with_format(format, [&]<class Format>(Format) {
-      pack_blocks<Format, In>(bytes, message, static_cast<const typename In::Element*>(values),
-                              range);
+      quantise_blocks<Format, In>(bytes, message, static_cast<const typename In::Element*>(values),
+                                  range);
     });
   });
 }
 
-bool UnpackVectors(void* values, c10::ScalarType dtype, const std::byte* bytes,
-                   const Message& message, WireFormat format, BlockRange range) {
+bool DequantiseVectors(void* values, c10::ScalarType dtype, const std::byte* bytes,
+                       const Message& message, WireFormat format, BlockRange range) {
   return with_lanes(dtype, [&]<class Out>(Out) {
     with_format(format, [&]<class Format>(Format) {
-      unpack_blocks<Format, Out>(static_cast<typename Out::Element*>(values), bytes, message,
-                                 range);
+      dequantise_blocks<Format, Out>(static_cast<typename Out::Element*>(values), bytes, message,
+                                     range);
     });
   });
 }
 
-bool UnpackAddVectors(float* sum, const std::byte* bytes, const Message& message, WireFormat format,
-                      BlockRange range) {
+bool DequantiseAddVectors(float* sum, const std::byte* bytes, const Message& message,
+                          WireFormat format, BlockRange range) {
   if (!vectors_fit()) return false;
-  with_format(format,
-              [&]<class Format>(Format) { unpack_add_blocks<Format>(sum, bytes, message, range); });
+  with_format(format, [&]<class Format>(Format) {
+    dequantise_add_blocks<Format>(sum, bytes, message, range);
+  });
   return true;
 }
 
 bool FeedbackVectors(std::byte* bytes, const Message& message, std::byte* error,
-                     const Message& kept, const void* values, c10::ScalarType dtype,
+                     const Message& error_message, const void* values, c10::ScalarType dtype,
                      WireFormat format, float beta, BlockRange range) {
   return with_lanes(dtype, [&]<class In>(In) {
     with_format(format, [&]<class Format>(Format) {
-      feedback_blocks<Format, In>(bytes, message, error, kept,
+      feedback_blocks<Format, In>(bytes, message, error, error_message,
                                   static_cast<const typename In::Element*>(values), beta, range);
     });
   });
@@ -375,9 +376,9 @@ HWY_AFTER_NAMESPACE();
 namespace zero::comm {
 namespace {
 
-HWY_EXPORT(PackVectors);
-HWY_EXPORT(UnpackVectors);
-HWY_EXPORT(UnpackAddVectors);
+HWY_EXPORT(QuantiseVectors);
+HWY_EXPORT(DequantiseVectors);
+HWY_EXPORT(DequantiseAddVectors);
 HWY_EXPORT(FeedbackVectors);
 
 uint8_t encode(WireFormat format, float scaled) {
@@ -393,7 +394,7 @@ float decode(WireFormat format, uint8_t code) {
   return static_cast<float>(format == WireFormat::int4 && whole >= 8 ? whole - 16 : whole);
 }
 
-// Element `i` of the codes of a block of `length` elements, of which `nibbles` has half a byte.
+// Returns element `i` of the codes of a block of `length` elements, where two share a byte.
 uint8_t code_at(const uint8_t* codes, int64_t length, bool nibbles, int64_t i) {
   if (!nibbles) return codes[i];
   const int64_t half = (length + 1) / 2;
@@ -409,10 +410,10 @@ void put_code(uint8_t* codes, int64_t length, bool nibbles, int64_t i, uint8_t c
   }
 }
 
-// `value(i)`: the block's element i. Returns the scale.
+// `value(i)` returns the block's element i. Returns the scale.
 template <class Value>
-float pack_block(std::byte* bytes, const Message& message, WireFormat format, int64_t b,
-                 const Value& value) {
+float quantise_block(std::byte* bytes, const Message& message, WireFormat format, int64_t b,
+                     const Value& value) {
   const int64_t length = message.length(b);
   int32_t largest = 0;
   for (int64_t i = 0; i < length; ++i)
@@ -430,8 +431,8 @@ float pack_block(std::byte* bytes, const Message& message, WireFormat format, in
 
 // `sink(i, value)` takes the block's elements.
 template <class Sink>
-void unpack_block(const std::byte* bytes, const Message& message, WireFormat format, int64_t b,
-                  const Sink& sink) {
+void dequantise_block(const std::byte* bytes, const Message& message, WireFormat format, int64_t b,
+                      const Sink& sink) {
   const float scale = load_scale(bytes + message.scale_at(b));
   const auto* codes = reinterpret_cast<const uint8_t*>(bytes + message.codes_at(b));
   const int64_t length = message.length(b);
@@ -451,59 +452,61 @@ void with_type(c10::ScalarType dtype, const Work& work) {
   }
 }
 
-void pack_plain(std::byte* bytes, const Message& message, const void* values, c10::ScalarType dtype,
-                WireFormat format, BlockRange range) {
+void quantise_plain(std::byte* bytes, const Message& message, const void* values,
+                    c10::ScalarType dtype, WireFormat format, BlockRange range) {
   with_type(dtype, [&]<class T>(T) {
     for (int64_t b = range.begin; b < range.end; ++b) {
       const auto* from = static_cast<const T*>(values) + b * message.block;
-      pack_block(bytes, message, format, b, [&](int64_t i) { return static_cast<float>(from[i]); });
+      quantise_block(bytes, message, format, b,
+                     [&](int64_t i) { return static_cast<float>(from[i]); });
     }
   });
 }
 
-void unpack_plain(void* values, c10::ScalarType dtype, const std::byte* bytes,
-                  const Message& message, WireFormat format, BlockRange range) {
+void dequantise_plain(void* values, c10::ScalarType dtype, const std::byte* bytes,
+                      const Message& message, WireFormat format, BlockRange range) {
   with_type(dtype, [&]<class T>(T) {
     for (int64_t b = range.begin; b < range.end; ++b) {
       auto* to = static_cast<T*>(values) + b * message.block;
-      unpack_block(bytes, message, format, b,
-                   [&](int64_t i, float value) { to[i] = static_cast<T>(value); });
+      dequantise_block(bytes, message, format, b,
+                       [&](int64_t i, float value) { to[i] = static_cast<T>(value); });
     }
   });
 }
 
-void unpack_add_plain(float* sum, const std::byte* bytes, const Message& message, WireFormat format,
-                      BlockRange range) {
+void dequantise_add_plain(float* sum, const std::byte* bytes, const Message& message,
+                          WireFormat format, BlockRange range) {
   for (int64_t b = range.begin; b < range.end; ++b) {
     auto* to = sum + b * message.block;
-    unpack_block(bytes, message, format, b, [&](int64_t i, float value) { to[i] += value; });
+    dequantise_block(bytes, message, format, b, [&](int64_t i, float value) { to[i] += value; });
   }
 }
 
-void feedback_plain(std::byte* bytes, const Message& message, std::byte* error, const Message& kept,
-                    const void* values, c10::ScalarType dtype, WireFormat format, float beta,
-                    BlockRange range) {
+void feedback_plain(std::byte* bytes, const Message& message, std::byte* error,
+                    const Message& error_message, const void* values, c10::ScalarType dtype,
+                    WireFormat format, float beta, BlockRange range) {
   std::array<float, kLargestBlock> wanted{}, errors{};
   const auto at = [](const auto& array, int64_t i) { return array[static_cast<size_t>(i)]; };
   with_type(dtype, [&]<class T>(T) {
     for (int64_t b = range.begin; b < range.end; ++b) {
       const auto* from = static_cast<const T*>(values) + b * message.block;
-      unpack_block(error, kept, WireFormat::int8, b, [&](int64_t i, float value) {
+      dequantise_block(error, error_message, WireFormat::int8, b, [&](int64_t i, float value) {
         errors[static_cast<size_t>(i)] = value;
         wanted[static_cast<size_t>(i)] = static_cast<float>(from[i]) + value;
       });
       const float scale =
-          pack_block(bytes, message, format, b, [&](int64_t i) { return at(wanted, i); });
+          quantise_block(bytes, message, format, b, [&](int64_t i) { return at(wanted, i); });
       if (std::isnan(scale)) continue;
-      unpack_block(bytes, message, format, b, [&](int64_t i, float said) {
+      dequantise_block(bytes, message, format, b, [&](int64_t i, float said) {
         errors[static_cast<size_t>(i)] = beta * at(errors, i) + (1 - beta) * (at(wanted, i) - said);
       });
-      pack_block(error, kept, WireFormat::int8, b, [&](int64_t i) { return at(errors, i); });
+      quantise_block(error, error_message, WireFormat::int8, b,
+                     [&](int64_t i) { return at(errors, i); });
     }
   });
 }
 
-// Blocks that there are; those of them that are whole.
+// Limits a range to the blocks that there are; `whole_of` limits it to those that are whole.
 BlockRange clamp(const Message& message, BlockRange range) {
   return {range.begin, std::min(range.end, message.blocks())};
 }
@@ -511,7 +514,7 @@ BlockRange whole_of(const Message& message, BlockRange range) {
   return {range.begin, std::min(range.end, message.numel / message.block)};
 }
 
-// `vectors(range)` does blocks that are whole, unless it returns false; `plain(range)` any.
+// `vectors(range)` does whole blocks, unless it returns false; `plain(range)` does any.
 template <class Vectors, class Plain>
 void run(const Message& message, BlockRange range, const Vectors& vectors, const Plain& plain) {
   range = clamp(message, range);
@@ -551,80 +554,82 @@ Quantisation feedback_quantisation(const Quantisation& quantisation) {
   return {WireFormat::int8, quantisation.block};
 }
 
-void pack(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-          const Quantisation& quantisation, BlockRange range) {
+void quantise(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
+              const Quantisation& quantisation, BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
   const auto format = quantisation.format;
   run(
       parts, range,
       [&](BlockRange whole) {
-        return HWY_DYNAMIC_DISPATCH(PackVectors)(message, parts, values, dtype, format, whole);
+        return HWY_DYNAMIC_DISPATCH(QuantiseVectors)(message, parts, values, dtype, format, whole);
       },
-      [&](BlockRange rest) { pack_plain(message, parts, values, dtype, format, rest); });
+      [&](BlockRange rest) { quantise_plain(message, parts, values, dtype, format, rest); });
 }
 
-void unpack(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-            const Quantisation& quantisation, BlockRange range) {
-  const auto parts = message_of(quantisation, numel, dtype);
-  const auto format = quantisation.format;
-  run(
-      parts, range,
-      [&](BlockRange whole) {
-        return HWY_DYNAMIC_DISPATCH(UnpackVectors)(values, dtype, message, parts, format, whole);
-      },
-      [&](BlockRange rest) { unpack_plain(values, dtype, message, parts, format, rest); });
-}
-
-void unpack_add(float* sum, const std::byte* message, int64_t numel,
+void dequantise(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
                 const Quantisation& quantisation, BlockRange range) {
+  const auto parts = message_of(quantisation, numel, dtype);
+  const auto format = quantisation.format;
+  run(
+      parts, range,
+      [&](BlockRange whole) {
+        return HWY_DYNAMIC_DISPATCH(DequantiseVectors)(values, dtype, message, parts, format,
+                                                       whole);
+      },
+      [&](BlockRange rest) { dequantise_plain(values, dtype, message, parts, format, rest); });
+}
+
+void dequantise_add(float* sum, const std::byte* message, int64_t numel,
+                    const Quantisation& quantisation, BlockRange range) {
   const auto parts = message_of(quantisation, numel);
   const auto format = quantisation.format;
   run(
       parts, range,
       [&](BlockRange whole) {
-        return HWY_DYNAMIC_DISPATCH(UnpackAddVectors)(sum, message, parts, format, whole);
+        return HWY_DYNAMIC_DISPATCH(DequantiseAddVectors)(sum, message, parts, format, whole);
       },
-      [&](BlockRange rest) { unpack_add_plain(sum, message, parts, format, rest); });
+      [&](BlockRange rest) { dequantise_add_plain(sum, message, parts, format, rest); });
 }
 
-void pack_with_feedback(std::byte* message, std::byte* error, const void* values,
-                        c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
-                        float beta, BlockRange range) {
+void quantise_with_feedback(std::byte* message, std::byte* error, const void* values,
+                            c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
+                            float beta, BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
-  const auto kept = message_of(feedback_quantisation(quantisation), numel);
+  const auto error_message = message_of(feedback_quantisation(quantisation), numel);
   const auto format = quantisation.format;
   run(
       parts, range,
       [&](BlockRange whole) {
-        return HWY_DYNAMIC_DISPATCH(FeedbackVectors)(message, parts, error, kept, values, dtype,
-                                                     format, beta, whole);
+        return HWY_DYNAMIC_DISPATCH(FeedbackVectors)(message, parts, error, error_message, values,
+                                                     dtype, format, beta, whole);
       },
       [&](BlockRange rest) {
-        feedback_plain(message, parts, error, kept, values, dtype, format, beta, rest);
+        feedback_plain(message, parts, error, error_message, values, dtype, format, beta, rest);
       });
 }
 
-void pack_reference(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-                    const Quantisation& quantisation, BlockRange range) {
+void quantise_reference(std::byte* message, const void* values, c10::ScalarType dtype,
+                        int64_t numel, const Quantisation& quantisation, BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
-  pack_plain(message, parts, values, dtype, quantisation.format, clamp(parts, range));
+  quantise_plain(message, parts, values, dtype, quantisation.format, clamp(parts, range));
 }
 
-void unpack_reference(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-                      const Quantisation& quantisation, BlockRange range) {
+void dequantise_reference(void* values, c10::ScalarType dtype, const std::byte* message,
+                          int64_t numel, const Quantisation& quantisation, BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
-  unpack_plain(values, dtype, message, parts, quantisation.format, clamp(parts, range));
+  dequantise_plain(values, dtype, message, parts, quantisation.format, clamp(parts, range));
 }
 
-void unpack_add_reference(float* sum, const std::byte* message, int64_t numel,
-                          const Quantisation& quantisation, BlockRange range) {
+void dequantise_add_reference(float* sum, const std::byte* message, int64_t numel,
+                              const Quantisation& quantisation, BlockRange range) {
   const auto parts = message_of(quantisation, numel);
-  unpack_add_plain(sum, message, parts, quantisation.format, clamp(parts, range));
+  dequantise_add_plain(sum, message, parts, quantisation.format, clamp(parts, range));
 }
 
-void pack_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
-                                  c10::ScalarType dtype, int64_t numel,
-                                  const Quantisation& quantisation, float beta, BlockRange range) {
+void quantise_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
+                                      c10::ScalarType dtype, int64_t numel,
+                                      const Quantisation& quantisation, float beta,
+                                      BlockRange range) {
   const auto parts = message_of(quantisation, numel, dtype);
   feedback_plain(message, parts, error, message_of(feedback_quantisation(quantisation), numel),
                  values, dtype, quantisation.format, beta, clamp(parts, range));

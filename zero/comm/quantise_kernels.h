@@ -40,61 +40,61 @@ struct Quantisation {
 
 inline constexpr int64_t kLargestBlock = 256;
 
-/// Whether arrays of this dtype can be quantised: Float, BFloat16 and Half.
+/// Returns true for the dtypes that can be quantised: Float, BFloat16 and Half.
 bool can_quantise(c10::ScalarType dtype);
 
-/// The blocks of an array of `numel` elements.
+/// Returns the number of blocks of an array of `numel` elements.
 int64_t blocks_of(const Quantisation& quantisation, int64_t numel);
 
-/// The bytes of its message: 4 a block, and 1 (int8, fp8) or 1/2 (int4) an element.
+/// Returns the bytes of its message: 4 a block, and 1 (int8, fp8) or 1/2 (int4) an element.
 int64_t wire_bytes(const Quantisation& quantisation, int64_t numel);
 
 /// A part of a message, so that several threads can share one.
 struct BlockRange {
   int64_t begin = 0;
-  int64_t end = std::numeric_limits<int64_t>::max();  ///< at most as many as there are count
+  int64_t end = std::numeric_limits<int64_t>::max();  ///< a greater one means the last block's
 };
 
-// All below: `numel` elements of the whole message, of which those in `range` are read and written;
-// `values`, `sum` and `message` are the beginnings of the whole, of which only the range is
-// touched. Pointers need the alignment of their elements only, messages none. No two may overlap.
-// Serial; vectorised with run-time dispatch; every instruction set gives the same bits, but for
-// which NaN a NaN becomes in bf16 and fp16.
+// The functions below take the whole message of `numel` elements, and read and write only the
+// blocks in `range`; `values`, `sum` and `message` point to the beginnings of the whole. Pointers
+// need the alignment of their elements only, messages none. No two may overlap. Serial; vectorised
+// with run-time dispatch. Every instruction set gives the same bits, except for which NaN a NaN
+// becomes in bf16 and fp16.
 
 /// message = values, quantised.
-void pack(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-          const Quantisation& quantisation, BlockRange range = {});
+void quantise(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
+              const Quantisation& quantisation, BlockRange range = {});
 
 /// values = what the message says, rounded to `dtype` (to nearest, ties to even).
-void unpack(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-            const Quantisation& quantisation, BlockRange range = {});
-
-/// sum += what the message says, in fp32.
-void unpack_add(float* sum, const std::byte* message, int64_t numel,
+void dequantise(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
                 const Quantisation& quantisation, BlockRange range = {});
 
-/// What `pack_with_feedback` keeps from one message to the next is a message too, of int8 and the
-/// same block: 1 byte an element and 4 a block.
+/// sum += what the message says, in fp32.
+void dequantise_add(float* sum, const std::byte* message, int64_t numel,
+                    const Quantisation& quantisation, BlockRange range = {});
+
+/// Returns the quantisation of the errors that `quantise_with_feedback` keeps from one message to
+/// the next. They are a message too, of int8 and the same block: 1 byte an element and 4 a block.
 Quantisation feedback_quantisation(const Quantisation& quantisation);
 
 /// LoCo (2407.04480, section 3; DeepSpeed's zeropp_loco_param): message = values + e, quantised;
 /// then e = beta e + (1 - beta) (values + e - what the message says), all in fp32. `error` holds e
-/// as a message of `feedback_quantisation`; zero bytes are an e of zeros, as it begins. A block of
-/// which the message is NaN leaves its e as it was.
-void pack_with_feedback(std::byte* message, std::byte* error, const void* values,
-                        c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
-                        float beta, BlockRange range = {});
+/// as a message of `feedback_quantisation`; zero bytes are an e of zeros, as it begins. If a
+/// block's message is NaN, its e stays as it was.
+void quantise_with_feedback(std::byte* message, std::byte* error, const void* values,
+                            c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
+                            float beta, BlockRange range = {});
 
-/// The same four in plain loops: what they are tested against.
-void pack_reference(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-                    const Quantisation& quantisation, BlockRange range = {});
-void unpack_reference(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-                      const Quantisation& quantisation, BlockRange range = {});
-void unpack_add_reference(float* sum, const std::byte* message, int64_t numel,
-                          const Quantisation& quantisation, BlockRange range = {});
-void pack_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
-                                  c10::ScalarType dtype, int64_t numel,
-                                  const Quantisation& quantisation, float beta,
-                                  BlockRange range = {});
+/// Plain loops that do the same; the four functions above are tested against them.
+void quantise_reference(std::byte* message, const void* values, c10::ScalarType dtype,
+                        int64_t numel, const Quantisation& quantisation, BlockRange range = {});
+void dequantise_reference(void* values, c10::ScalarType dtype, const std::byte* message,
+                          int64_t numel, const Quantisation& quantisation, BlockRange range = {});
+void dequantise_add_reference(float* sum, const std::byte* message, int64_t numel,
+                              const Quantisation& quantisation, BlockRange range = {});
+void quantise_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
+                                      c10::ScalarType dtype, int64_t numel,
+                                      const Quantisation& quantisation, float beta,
+                                      BlockRange range = {});
 
 }  // namespace zero::comm

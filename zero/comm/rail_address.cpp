@@ -5,9 +5,7 @@
 #include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -16,22 +14,11 @@
 #include <optional>
 #include <set>
 
-#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
+#include "zero/comm/socket.h"
 
 namespace zero::comm {
 namespace {
-
-std::string text_of(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address->sa_family == AF_INET) {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
-  } else if (address->sa_family == AF_INET6) {
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text,
-              sizeof text);
-  }
-  return text;
-}
 
 bool is_link_local(const sockaddr* address) {
   return address->sa_family == AF_INET6 &&
@@ -46,30 +33,25 @@ std::string set_variable(const char* name) {
 }  // namespace
 
 std::string address_towards(const std::string& peer) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  constexpr const char* kAnyPort = "9";  // connecting a datagram socket sends nothing
-  if (const int status = getaddrinfo(peer.c_str(), kAnyPort, &hints, &found); status != 0) {
+  constexpr uint16_t kAnyPort = 9;  // connecting a datagram socket sends nothing
+  std::string reason;
+  const auto all = find_addresses(peer, kAnyPort, reason, SOCK_DGRAM);
+  if (!all) {
     throw CommError(
-        fmt::format("This host cannot find the address of '{}', where the ranks meet: "
-                    "{}. Give an address that every host knows.",
-                    peer, gai_strerror(status)));
+        fmt::format("This host cannot find the address of '{}', where the ranks meet: {}. Give an "
+                    "address that every host knows.",
+                    peer, reason));
   }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(found, freeaddrinfo);
-  int reason = 0;
   for (const auto* one = all.get(); one != nullptr; one = one->ai_next) {
     const Descriptor socket(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    if (socket && connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0 &&
-        getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0) {
-      return text_of(reinterpret_cast<const sockaddr*>(&own));
+    if (socket && connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
+      const auto own = own_address(socket);
+      return text_of(reinterpret_cast<const sockaddr&>(own));
     }
-    reason = errno;
+    reason = std::strerror(errno);
   }
   throw CommError(fmt::format("No route leads from this host to '{}', where the ranks meet: {}.",
-                              peer, std::strerror(reason)));
+                              peer, reason));
 }
 
 std::string address_of_interface(const std::string& interface, const std::string& variable) {
@@ -85,7 +67,7 @@ std::string address_of_interface(const std::string& interface, const std::string
       if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
       if ((one->ifa_flags & IFF_UP) == 0 || is_link_local(one->ifa_addr)) continue;
       names.insert(one->ifa_name);
-      if (interface == one->ifa_name) return text_of(one->ifa_addr);
+      if (interface == one->ifa_name) return text_of(*one->ifa_addr);
     }
   }
   throw ConfigError(

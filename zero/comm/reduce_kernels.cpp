@@ -35,10 +35,10 @@ constexpr bool kCanStream = true;
 constexpr bool kCanStream = false;
 #endif
 
-// Whole vectors of [from, numel); returns where they end. Four vectors at a time keep the loads of
-// one array together, so that each array is read as a stream. `kInputs` is their number where it is
-// small and they are one block: with the pointers in registers two arrays are summed in 20 % less
-// time. 0: any number.
+// Sums whole vectors of [from, numel), and returns where they end. Four vectors at a time keep the
+// loads of one array together, so that each array is read as a stream. `kInputs` is the number of
+// inputs where it is small and they are one block: with the pointers in registers two arrays are
+// summed in 20 % less time. 0 allows any number.
 template <class In, class Out, bool kStream, size_t kInputs>
 int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_t from,
                     int64_t numel, size_t inputs_a_block) {
@@ -75,7 +75,7 @@ int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_
     c = In::load(d, first + 2 * lanes);
     e = In::load(d, first + 3 * lanes);
   };
-  // The others of the block that begins at input `begin`.
+  // Adds the other inputs of the block that begins at input `begin`.
   const auto add_others = [&](size_t begin, Sum & a, Sum & b, Sum & c, Sum & e)
       __attribute__((always_inline)) {
     for (size_t k = begin + 1; k < std::min(begin + block, count); ++k) {
@@ -192,7 +192,7 @@ namespace {
 
 HWY_EXPORT(SumVectors);
 
-// `Sum` is what the elements are added in.
+// Elements are added as `Sum`.
 template <class In, class Sum, class Out>
 void sum_plain(Outputs outputs, std::span<const void* const> inputs, int64_t from, int64_t numel,
                size_t block) {
@@ -274,7 +274,7 @@ void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* co
          c10::ScalarType input_dtype, int64_t numel, bool stream, int64_t block) {
   ensure(can_sum(input_dtype, output_dtype), "a sum of a dtype that has none");
   const auto inputs_a_block = static_cast<size_t>(std::max<int64_t>(block, 0));
-  // Streaming needs aligned stores; the elements before the first aligned one are added plainly.
+  // Streaming needs aligned stores, so the elements before the first aligned one are added plainly.
   const auto width = static_cast<int64_t>(c10::elementSize(output_dtype));
   const auto misaligned = [](const void* output) {
     return static_cast<int64_t>(reinterpret_cast<uintptr_t>(output) % 64);

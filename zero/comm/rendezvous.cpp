@@ -3,10 +3,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +24,7 @@
 #include "zero/comm/hosts_group.h"
 #include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
+#include "zero/comm/socket.h"
 #include "zero/comm/token.h"
 #include "zero/comm/watched_store.h"
 
@@ -36,10 +33,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Between two looks at something that another rank will do.
+/// The pause between two looks at something that another rank will do.
 constexpr auto kPause = std::chrono::milliseconds(20);
-/// That a store which does not answer gets beyond the time in which all must have come.
-constexpr auto kLastAnswer = std::chrono::seconds(1);
 
 // --- The file in which rank 0 says where it listens ---
 
@@ -55,13 +50,13 @@ class StoreFile {
 
   const fs::path& path() const { return path_; }
 
-  /// What it says: where rank 0 listens, and the token that its keys begin with.
+  /// The file's content: the port where rank 0 listens, and the token that its keys begin with.
   struct Word {
     uint16_t port = 0;
     std::string token;
   };
 
-  /// Replaces whatever is there in one step.
+  /// Replaces the file in one step.
   void write(const Word& word) const {
     const auto temporary = path_.string() + fmt::format(".{}", getpid());
     std::ofstream file(temporary, std::ios::trunc);
@@ -71,8 +66,8 @@ class StoreFile {
     if (!file || std::rename(temporary.c_str(), path_.c_str()) != 0) {
       std::remove(temporary.c_str());
       throw CommError(fmt::format(
-          "Cannot write {}, where the ranks of this job meet: {}. Set TMPDIR to a folder "
-          "that can be written.",
+          "Cannot write {}, where the ranks of this job meet: {}. Set TMPDIR to a folder that can "
+          "be written.",
           path_.string(), std::strerror(errno)));
     }
   }
@@ -89,7 +84,7 @@ class StoreFile {
     }
   }
 
-  /// What it says, if the process that wrote the file still runs.
+  /// Returns the file's content, if the process that wrote it still runs.
   std::optional<Word> read() const {
     std::ifstream file(path_);
     Word word;
@@ -112,53 +107,6 @@ class StoreFile {
 
 // --- The store ---
 
-/// c10d's messages carry a stack trace; its first line is the message.
-std::string first_line(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  return text.substr(0, text.find('\n'));
-}
-
-std::string seconds(std::chrono::milliseconds time) {
-  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
-}
-
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-/// The addresses of `host`; where it has none, null, and `reason` says why.
-Addresses find_addresses(const std::string& host, uint16_t port, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  reason = status != 0 ? gai_strerror(status) : "it has no address";
-  return {status == 0 ? found : nullptr, freeaddrinfo};
-}
-
-/// One attempt to connect, of at most a second: the reason why it failed, or "" where someone
-/// listens.
-std::string try_to_connect(const std::string& host, uint16_t port) {
-  std::string reason;
-  const auto addresses = find_addresses(host, port, reason);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) continue;
-    int error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd writable{fd, POLLOUT, 0};
-      socklen_t size = sizeof(error);
-      if (poll(&writable, 1, 1000) != 1) {
-        error = ETIMEDOUT;
-      } else {
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-    close(fd);
-    if (error == 0) return "";
-    reason = std::strerror(error);
-  }
-  return reason;
-}
-
 /// A store, and where this rank reaches it.
 struct OpenStore {
   c10::intrusive_ptr<c10d::Store> store{};
@@ -166,7 +114,7 @@ struct OpenStore {
   uint16_t port = 0;
 };
 
-/// "10.0.0.1:29500", or several with "or".
+/// Returns "10.0.0.1:29500", or several with "or".
 std::string places(const std::vector<std::string>& addresses, uint16_t port) {
   std::string text;
   for (const auto& address : addresses) {
@@ -179,12 +127,12 @@ c10::intrusive_ptr<c10d::Store> client_of(const std::string& host, uint16_t port
                                           std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
-  options.waitWorkers = false;  // the roll call waits, and knows names
+  options.waitWorkers = false;  // the roll call waits instead, and names who is missing
   options.timeout = timeout;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-/// At the first of `addresses` where somebody listens.
+/// Connects to the store at the first of `addresses` where somebody listens.
 OpenStore connect_store(const Job& job, const std::vector<std::string>& addresses, uint16_t port,
                         std::chrono::milliseconds timeout) {
   const auto give_up = [&](const std::string& reason) {
@@ -194,21 +142,20 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
         job.launcher_hosts_store
             ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
             : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
-              "between, or MASTER_ADDR be a name that means another address here."));
+              "between, or MASTER_ADDR may be a name that means another address here."));
   };
   // c10d would wait as well, but it logs a stack trace where it fails.
   const auto deadline = deadline_after(timeout);
   for (;;) {
     std::string reason;
     for (const auto& host : addresses) {
-      reason = try_to_connect(host, port);
-      if (!reason.empty()) continue;
+      if (!connect_to(host, port, reason)) continue;
       try {
         const auto store =
             answer_to([host, port, timeout] { return client_of(host, port, timeout); },
                       [&] {
                         if (Clock::now() >= deadline + kLastAnswer)
-                          give_up("what listens there does not answer");
+                          give_up("a program listens there, but does not answer");
                       });
         return {store, host, port};
       } catch (const c10::Error& error) {
@@ -220,55 +167,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
   }
 }
 
-bool on_loopback(const sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    const auto& inet = reinterpret_cast<const sockaddr_in&>(address);
-    return ntohl(inet.sin_addr.s_addr) >> 24 == 127;
-  }
-  return address.sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-}
-
-/// Whether whoever wrote `host` meant the loopback interface, as tests of several hosts do.
-bool means_loopback(const std::string& host) { return host == "localhost" || is_loopback(host); }
-
-/// A socket that listens on one address alone; where it is empty, why.
-struct Listener {
-  Descriptor socket{};
-  std::string reason{};
-  bool taken = false;  // by another socket
-};
-
-/// On the first address of `host` that is this machine's; c10d would listen on all of the
-/// machine's. A host's own name may mean its loopback interface (Debian's /etc/hosts), where no
-/// other host can come: then it is not this one that is looked for, where ranks are `across` hosts.
-Listener listen_at(const std::string& host, uint16_t port, bool across) {
-  Listener result;
-  const auto addresses = find_addresses(host, port, result.reason);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (across && on_loopback(*address->ai_addr) && !means_loopback(host)) {
-      result.reason =
-          "on this host the name means the loopback interface, which no other host can reach "
-          "(/etc/hosts); give an address in digits";
-      continue;
-    }
-    Descriptor listener(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int on = 1;  // connections of an earlier job may linger on the port
-    if (listener && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        bind(listener.get(), address->ai_addr, address->ai_addrlen) == 0 &&
-        listen(listener.get(), SOMAXCONN) == 0) {
-      result.socket = std::move(listener);
-      break;
-    }
-    const int error = errno;
-    result.reason = std::strerror(error);
-    result.taken = error == EADDRINUSE;
-    if (result.taken) break;  // at the next address the ranks would not look first
-  }
-  return result;
-}
-
-/// At the first of `addresses` that is this host's.
+/// Hosts a store at the first of `addresses` that is this host's.
 OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port, bool across,
                         std::chrono::milliseconds timeout) {
   std::string reasons;
@@ -293,7 +192,7 @@ OpenStore host_store_at(const std::vector<std::string>& addresses, uint16_t port
     if (listener.socket) {
       options.masterListenFd = listener.socket.release();  // the server closes it
     }
-    // c10d knows whether it is this process that has the port; if not, it cannot listen either.
+    // c10d knows if this process has the port; if not, c10d cannot listen either, and throws.
     try {
       return {c10::make_intrusive<c10d::TCPStore>(host, options), host, port};
     } catch (const c10::Error& error) {
@@ -313,8 +212,8 @@ StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
     if (Clock::now() >= deadline) {
       throw CommError(
           fmt::format("Rank {} waited {} for rank 0, which never said in {} where it listens. Did "
-                      "rank 0 start, on this host "
-                      "and with the same TMPDIR? Across hosts, set MASTER_ADDR and MASTER_PORT.{}",
+                      "rank 0 start, on this host and with the same TMPDIR? Across hosts, set "
+                      "MASTER_ADDR and MASTER_PORT.{}",
                       job.rank, seconds(timeout), file.path().string(),
                       job.key.starts_with(kParentKey)
                           ? " Ranks of one parent process are taken for one job: a script that "
@@ -325,7 +224,7 @@ StoreFile::Word wait_for_word(const StoreFile& file, const Job& job,
   }
 }
 
-/// "rank 2" or "ranks 1, 3".
+/// Returns "rank 2" or "ranks 1, 3".
 std::string rank_list(const std::vector<int>& ranks) {
   if (ranks.empty()) return "the word of rank 0";
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
@@ -339,7 +238,7 @@ std::string encode(const Attendant& rank) {
                      rank.machine);
 }
 
-/// Nothing where no rank wrote it.
+/// Returns nothing if no rank wrote the text.
 std::optional<Attendant> decode(const std::string& text) {
   if (text.size() > kLongestEntry) return std::nullopt;
   Attendant rank;
@@ -352,20 +251,20 @@ std::optional<Attendant> decode(const std::string& text) {
   return rank;
 }
 
-/// See Note [Roll call]. `store` is for the job's keys alone.
+/// Holds the roll call (Note [Roll call]). `store` is for the job's keys alone.
 class RollCall {
  public:
   RollCall(c10d::Store& store, const Job& job, std::chrono::milliseconds timeout)
       : store_(store), job_(job), timeout_(timeout), deadline_(deadline_after(timeout)) {}
 
   struct Result {
-    std::string meeting{};  ///< with which its keys begin
-    std::string token{};    ///< that rank 0 has made for those who were there
+    std::string meeting{};  ///< its keys begin with it
+    std::string token{};    ///< rank 0 has made it for the ranks that were there
     std::vector<Attendant> ranks{};
   };
 
-  /// Blocks until all ranks are there, of which this is `own`; rank 0 calls `all_arrived` before it
-  /// lets the others go on. Throws c10::Error where the store is lost.
+  /// Blocks until all ranks are there; `own` is this one. Rank 0 calls `all_arrived` before it lets
+  /// the others go on. Throws c10::Error if the store is lost.
   Result hold(const Attendant& own, const std::function<void()>& all_arrived) {
     if (job_.rank != 0) return attend(own);
     meeting_ = random_token();
@@ -389,7 +288,7 @@ class RollCall {
     }
   }
 
-  /// The newest that is not over and that this rank has not given up.
+  /// Waits for the newest meeting that is not over and that this rank has not given up.
   void find_meeting() {
     const auto last = std::exchange(meeting_, "");
     std::string over;
@@ -406,9 +305,9 @@ class RollCall {
     }
   }
 
-  /// Returns false where there is a newer meeting.
+  /// Returns false if there is a newer meeting.
   bool wait_for_completion() {
-    constexpr int kLooks = 5;  // for each at what is current, which seldom changes
+    constexpr int kLooks = 5;  // to one look at `current`, which seldom changes
     for (int look = 1;; ++look, pause()) {
       if (store_.check({of_meeting(kComplete)})) return true;
       // Rank 0 may have completed this one meanwhile, and begun the next.
@@ -427,7 +326,7 @@ class RollCall {
     return keys;
   }
 
-  /// What rank 0 says: the token, and a line for each rank.
+  /// Reads rank 0's verdict: the token, and a line for each rank.
   Result read(const std::string& verdict) const {
     Result result{.meeting = meeting_};
     std::istringstream lines(verdict);
@@ -445,7 +344,7 @@ class RollCall {
                     job_.rank, verdict.size()));
   }
 
-  /// Between two looks. c10d's own wait logs warnings when the time is up.
+  /// Sleeps between two looks. c10d's own wait would log warnings when the time is up.
   void pause() {
     if (Clock::now() >= deadline_) report_missing();
     std::this_thread::sleep_for(kPause);
@@ -457,12 +356,11 @@ class RollCall {
     for (int rank = 0; rank < job_.size && !meeting_.empty(); ++rank) {
       if (!store_.check({here(rank)})) missing.push_back(rank);
     }
-    // Rank 0 may host the store: the others get a moment to ask it the same question.
+    // Rank 0 may host the store, so it gives the others a moment to ask it the same question.
     if (job_.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     throw CommError(
         fmt::format("Rank {} waited {} for the {} ranks of this job, but {} never arrived. Did all "
-                    "start, and do all "
-                    "still run?",
+                    "start, and do all still run?",
                     job_.rank, seconds(timeout_), job_.size, rank_list(missing)));
   }
 
@@ -475,7 +373,7 @@ class RollCall {
   std::string meeting_;
 };
 
-/// The store of `job`; its keys begin with `prefix`, to which the file's token is added.
+/// Opens the store of `job`. Its keys begin with `prefix`, to which the file's token is added.
 OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::milliseconds timeout,
                      std::string& prefix) {
   const bool host_it = job.rank == 0 && !job.launcher_hosts_store;
@@ -496,7 +394,7 @@ OpenStore open_store(const Job& job, const StoreFile& file, std::chrono::millise
   return {local.store, kLoopback, local.port};
 }
 
-/// The place of each rank's host among the hosts, in the order of their first ranks.
+/// Returns the place of each rank's host among the hosts, in the order of their first ranks.
 std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
   std::vector<std::string> machines;
   std::vector<int64_t> places;
@@ -508,7 +406,7 @@ std::vector<int64_t> places_of(const std::vector<Attendant>& ranks) {
   return places;
 }
 
-/// What mends ranks that are not `each` a host, in order.
+/// Says how to start `each` ranks on every host, in order.
 std::string remedy(const std::string& launcher, const std::string& each) {
   if (launcher == "torchrun") return fmt::format("--nproc-per-node {} on every node", each);
   if (launcher == "zero launch") return fmt::format("-n {} on every node", each);
@@ -517,7 +415,7 @@ std::string remedy(const std::string& launcher, const std::string& each) {
   return fmt::format("srun --ntasks-per-node={} --distribution=block", each);
 }
 
-/// Empty where there is none, of which the rail will say more.
+/// Returns "" if the address is not known; the rail will say more.
 std::string known_address_towards(const std::string& host) {
   try {
     return address_towards(host);
@@ -526,7 +424,7 @@ std::string known_address_towards(const std::string& host) {
   }
 }
 
-/// Rank 0 may host the store: it stays until all know what it knows, or time is up.
+/// Rank 0 may host the store, so it stays until all know what it knows, or time is up.
 void leave_together(c10d::Store& store, const Job& job) {
   constexpr const char* kLeft = "left";
   store.add(kLeft, 1);
@@ -536,7 +434,7 @@ void leave_together(c10d::Store& store, const Job& job) {
   }
 }
 
-/// Names the ranks of each host, and what mends it.
+/// Names the ranks of each host, and says what mends it.
 [[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
                                    const std::string& launcher) {
   const auto places = places_of(ranks);
@@ -556,13 +454,13 @@ void leave_together(c10d::Store& store, const Job& job) {
   const auto each =
       size % topology.hosts == 0 ? std::to_string(size / topology.hosts) : std::string("N");
   throw CommError(fmt::format(
-      "The {} ranks of this job are {} over {} hosts: {}. Every host must have as many, and those "
-      "of a host must follow one another: {}.",
+      "The {} ranks of this job are {} over {} hosts: {}. Every host must have equally many ranks, "
+      "which follow one another: {}.",
       size, even ? "in no order" : "spread unevenly", topology.hosts, table,
       remedy(launcher, each)));
 }
 
-/// The ranks of one transport cannot reach those of another: each would wait for its own.
+/// Ranks with different transports cannot reach each other: each would wait for its own.
 [[noreturn]] void refuse_transports(const std::vector<Attendant>& ranks,
                                     const std::string& launcher) {
   std::map<std::string, std::vector<int>> of_transport;
@@ -593,16 +491,16 @@ fs::path rendezvous_folder() {
   struct stat status {};
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     throw ConfigError(fmt::format(
-        "Cannot make {}, where the ranks of a job meet: {}. Set TMPDIR to a folder that "
-        "can be written.",
+        "Cannot make {}, where the ranks of a job meet: {}. Set TMPDIR to a folder that can be "
+        "written.",
         folder.string(), std::strerror(errno)));
   }
-  // Whoever can write here can lead the ranks astray.
+  // Anybody who can write here can lead the ranks astray.
   if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
       status.st_uid != geteuid() || (status.st_mode & 0022) != 0) {
     throw ConfigError(fmt::format(
-        "{} should be a folder of this user that nobody else can write. Remove it, or set "
-        "TMPDIR to another folder.",
+        "{} should be a folder of this user that nobody else can write. Remove it, or set TMPDIR "
+        "to another folder.",
         folder.string()));
   }
   return folder;
@@ -662,7 +560,7 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
     try {
       return attempt(timeout);
     } catch (const c10::Error&) {
-      // Rank 0 may have closed the store of an earlier group, which this rank had found still open.
+      // Rank 0 may have closed the store of an earlier group that this rank had found still open.
       return attempt(std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(5)));
     }
   } catch (const c10::Error& error) {
@@ -677,15 +575,11 @@ Joined join_store(const Job& job, std::chrono::milliseconds timeout, const fs::p
 }
 
 LocalStore host_local_store(std::chrono::milliseconds timeout) {
-  auto listener = listen_at(kLoopback, 0, false);
-  sockaddr_in address{};
-  socklen_t length = sizeof(address);
-  if (!listener.socket ||
-      getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+  auto listener = listen_at(kLoopback, 0);
+  if (!listener.socket)
     throw CommError(fmt::format("Cannot listen on {}: {}.", kLoopback, listener.reason));
-  }
   LocalStore local;
-  local.port = ntohs(address.sin_port);
+  local.port = own_port(listener.socket);
   c10d::TCPStoreOptions options;
   options.port = local.port;
   options.isServer = true;
@@ -709,12 +603,13 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& address, uint16_t 
 c10::intrusive_ptr<c10d::Store> reach_store(const std::string& address, uint16_t port,
                                             std::chrono::milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
-  while (!try_to_connect(address, port).empty()) {
+  std::string reason;
+  while (!connect_to(address, port, reason)) {
     if (Clock::now() >= deadline) return nullptr;
     std::this_thread::sleep_for(kPause);
   }
   try {
-    // A process that is stopped takes connections too.
+    // A process that is stopped accepts connections too.
     return answer_to([=] { return client_of(address, port, timeout); },
                      [&] {
                        if (Clock::now() >= deadline) throw CommError("The store does not answer.");

@@ -27,12 +27,11 @@ ShmBackend::ShmBackend(Meeting meeting, const GroupOptions& options, const Accou
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
 
 ShmBackend::~ShmBackend() {
-  if (!owner_.here()) {  // a forked child, without the queue's thread, which it would wait for
+  if (!owner_.here()) {  // a forked child does not have the queue's thread, and would wait for it
     (void)std::make_unique<std::shared_ptr<CallQueue>>(std::move(queue_)).release();
     return;
   }
-  // While an exception passes, what is still queued would wait for peers that this rank is about to
-  // leave.
+  // While an exception passes, queued calls would wait for peers that this rank is about to leave.
   if (std::uncaught_exceptions() > 0) health_->abandon("it left because of an exception");
   queue_->close();
   peers_->post_left();

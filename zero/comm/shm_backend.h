@@ -41,7 +41,7 @@ class ShmBackend final : public CallBackend {
  private:
   c10::intrusive_ptr<c10d::Work> issue(Call call, bool asynchronous, bool wake) override;
   c10::intrusive_ptr<IssuedCall> push(Call call, bool asynchronous, bool wake);
-  /// What the queue runs: a failure poisons the group and is returned.
+  /// Runs a queued call. A failure poisons the group and is returned.
   std::exception_ptr run(Call& call) noexcept;
 
   std::shared_ptr<Peers> peers_;
@@ -53,7 +53,7 @@ class ShmBackend final : public CallBackend {
   OwnerProcess owner_;
 };
 
-/// All roles but subgroups, by the ranks that have met.
+/// Returns a transport with all roles but subgroups, of the ranks that have met.
 Transport shared_memory_transport(Meeting meeting, const GroupOptions& options,
                                   const Accounts& accounts);
 

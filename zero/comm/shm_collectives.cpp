@@ -33,6 +33,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"
+#include "zero/comm/array_views.h"
 #include "zero/comm/copy_kernels.h"
 #include "zero/comm/reduce_kernels.h"
 
@@ -49,19 +50,18 @@ int64_t input_bytes(const Call& call) {
 int64_t output_bytes(const Call& call) {
   return call.output.defined() ? static_cast<int64_t>(call.output.nbytes()) : 0;
 }
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
-// From the first byte of the input to the last.
-int64_t span_of(const CallRecord& record, int ranks) {
+// Returns the bytes from the first of the input to the last.
+int64_t stretch_of(const CallRecord& record, int ranks) {
   if (record.slice_distance == 0) return record.input_bytes;
   return record.slice_distance * (ranks - 1) + record.input_bytes / ranks;
 }
 int64_t element_bytes(const at::Tensor& tensor) { return tensor.element_size(); }
 
-// Of each array in a reduction; some more than threads, so that all end together.
+// A rank's share of an array in a reduction is cut into so many pieces; some more than threads, so
+// that all end together.
 int64_t pieces(int64_t bytes) { return at::ceil_div(bytes, kGrain); }
 
-// Bytes of each rank's slice that fit in half a staging buffer beside those of the other ranks'
-// slices.
+// Returns how much of each rank's slice fits in half a staging buffer beside the others'.
 int64_t slice_chunk(int ranks) { return std::max<int64_t>(64, kHalf / ranks / 64 * 64); }
 
 }  // namespace
@@ -103,7 +103,7 @@ void Collectives::run(Call& call) {
     default:
       break;
   }
-  // These two read nothing of a peer's, and records alternate, so their opening is enough.
+  // These two read no peer's memory, and records alternate, so one synchronisation is enough.
   if (call.op != Op::barrier && call.op != Op::window) sync();
   peers_->own().finished.store(sequence_, std::memory_order_release);
   traffic_->add_copied(call.counted, copied_);
@@ -137,7 +137,7 @@ void Collectives::begin(Call& call) {
     if (read_by_peers) {
       own_.slice_distance = call.slice_distance;
       own_.data_offset =
-          arena_->mapping()->offset_of(call.input.data_ptr(), span_of(own_, peers_->size()));
+          arena_->mapping()->offset_of(call.input.data_ptr(), stretch_of(own_, peers_->size()));
       staged_ = own_.data_offset < 0 ||
                 (call.op == Op::all_reduce && own_.input_bytes <= kSmallAllReduce);
       if (staged_) {
@@ -213,7 +213,7 @@ void Collectives::check_place(int rank, std::string_view what, int64_t offset, i
   distrust(rank, fmt::format("that its {} is {} bytes at {}", what, bytes, offset));
 }
 
-// Of peers' records, which match this rank's, the places that it will read and write.
+// Checks the places in peers' matching records that this rank will read and write.
 void Collectives::check_places(const Call& call) const {
   const int n = peers_->size();
   for (int r = 0; r < n; ++r) {
@@ -229,11 +229,11 @@ void Collectives::check_places(const Call& call) const {
     const bool read = record.input_bytes > 0 && (call.op != Op::broadcast || call.root == r);
     if (!read) continue;
     if (record.data_offset >= 0) {
-      check_place(r, "input", record.data_offset, span_of(record, n), 0, n);
+      check_place(r, "input", record.data_offset, stretch_of(record, n), 0, n);
     } else {
       check_place(r, "staging buffer", record.staging_offset, 2 * kHalf, r, r + 1);
     }
-    // Where nothing is staged, an all-reduce writes every rank's tensor.
+    // If nothing is staged, an all-reduce writes every rank's tensor.
     const bool written = call.op == Op::all_reduce && record.data_offset >= 0;
     if (record.output_offset >= 0 || written)
       check_place(r, "output", record.output_offset, record.output_bytes, 0, n);
@@ -247,7 +247,7 @@ const std::byte* Collectives::peer_bytes(int rank, int64_t offset_in_place, int 
   return arena_->mapping()->at(record.staging_offset + half * kHalf + offset_in_half);
 }
 
-// Of a peer; null where this rank cannot write it.
+// Returns a peer's output, or null if this rank cannot write it.
 std::byte* Collectives::output_of(int rank) const {
   const auto offset = records_[static_cast<size_t>(rank)].output_offset;
   return offset < 0 ? nullptr : arena_->mapping()->at(offset);
@@ -298,14 +298,14 @@ void Collectives::add_together(const Call& call, const std::function<Share(int)>
   const int n = peers_->size();
   const auto own = share_of(peers_->rank());
   const int64_t mine = own.bytes;
-  // Whoever does it: of each array but one, to each but one.
+  // Any rank that adds this slice reads and writes all but one of the arrays of other ranks.
   copied_ += (n + static_cast<int64_t>(own.outputs.size()) - 2) * mine;
   at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), pieces(mine)), 1, [&](auto, auto) {
     for (int i = 0; i < n; ++i) {
       const int r = (peers_->rank() + i) % n;
       const auto share = share_of(r);
       if (share.outputs.empty()) continue;
-      // Nothing is begun once a rank has given up: its memory may soon be something else's.
+      // No piece is begun once a rank has given up, since its memory may soon serve something else.
       while (all_active()) {
         const int64_t piece = peers_->slot(r).claimed.fetch_add(1, std::memory_order_relaxed);
         if (piece >= pieces(share.bytes)) break;
@@ -391,13 +391,13 @@ void Collectives::reduce_scatter(const Call& call) {
   }
 }
 
-// Each element is summed once, and in the arena written to every rank at once: what a rank sums it
-// need not read again elsewhere. Else every rank sums its own share, then fetches the other shares.
+// Each element is summed once, and in the arena written to every rank at once, so that no rank
+// needs to fetch it. Otherwise every rank sums its own share, then fetches the other shares.
 void Collectives::all_reduce(const Call& call) {
   const int n = peers_->size();
   const auto total = own_.input_bytes;
   auto* data = bytes_of(call.output);
-  // Of `bytes` that `owner` sums, in whole cache lines.
+  // Returns the bytes that `owner` sums, in whole cache lines.
   const auto begin_of = [&](int64_t bytes, int owner) {
     return std::min(bytes, owner * (bytes / n / 64 + 1) * 64);
   };
@@ -438,7 +438,7 @@ void Collectives::all_reduce(const Call& call) {
   }
 }
 
-// Every rank sums everything: cheaper than a second round where there is little.
+// Every rank sums everything: for few bytes that is cheaper than a second round.
 void Collectives::small_all_reduce(const Call& call) {
   if (own_.input_bytes == 0) return;
   Share all{.outputs = {bytes_of(call.output)}, .bytes = own_.input_bytes};

@@ -25,7 +25,7 @@ namespace zero::comm {
 /// Runs calls, one at a time, from any one thread at a time.
 class Collectives {
  public:
-  /// `block`: see GroupOptions::block.
+  /// For `block` see GroupOptions::block.
   Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
               std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic, int block = 0);
   /// Blocks until this rank may use the outputs and overwrite the inputs. Throws CommError,
@@ -33,11 +33,11 @@ class Collectives {
   void run(Call& call);
 
  private:
-  /// What a rank adds up in a reduction: one array of every rank's, to one or all of them.
+  /// A rank's share of a reduction: it adds one array of every rank, for one rank or for all.
   struct Share {
     c10::SmallVector<std::byte*, 8> outputs{};
     c10::SmallVector<const std::byte*, 8> inputs{};
-    int64_t bytes = 0;  ///< of an input
+    int64_t bytes = 0;  ///< an input's
   };
   void begin(Call& call);
   void stage_first(const Call& call);

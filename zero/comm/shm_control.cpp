@@ -23,7 +23,7 @@ std::string_view name(Op op) {
 }
 
 namespace {
-constexpr int64_t kBlockStep = 64;  // of which blocks have 1 to 4
+constexpr int64_t kBlockStep = 64;  // blocks have 1 to 4 such steps
 constexpr uint8_t kPacked = 255;
 }  // namespace
 

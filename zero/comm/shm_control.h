@@ -1,8 +1,9 @@
-// The control region of the shared-memory group: what each rank tells the others, without locks.
+// The control region of the shared-memory group: each rank tells the others what it does, without
+// locks.
 //
 // Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
 // (a torn text can only spoil the wording of an error). A rank writes its own slot alone, but for
-// `claimed`. Whoever reads another's slot checks what he reads before he uses it.
+// `claimed`. A rank that reads another's slot checks the values before it uses them.
 #pragma once
 
 #include <array>
@@ -33,15 +34,15 @@ enum class Op : uint8_t {
 };
 std::string_view name(Op op);
 
-/// 0 where there is none; others differ where messages do.
+/// Returns 0 for no wire; different wires, whose messages differ, have different codes.
 uint8_t wire_code(const std::optional<LinkWire>& wire);
 
-/// What a rank calls, for its peers to compare and to read from.
+/// A rank's call, for its peers to compare and to read from.
 struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
-  uint64_t digest = 0;          ///< of that one
+  uint64_t digest = 0;          ///< the hash of that collective's record
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
   int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
@@ -50,25 +51,24 @@ struct CallRecord {
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
   int8_t input_dtype = 0;
   int8_t output_dtype = 0;
-  uint8_t wire = 0;  ///< `wire_code` of how it crosses between hosts
+  uint8_t wire = 0;  ///< `wire_code` of its wire between hosts
   int32_t root = 0;
   FixedText<72> label;
 
-  /// Whether `other` is the same collective of the same sizes and dtypes on behalf of the same
-  /// label.
+  /// Returns true if `other` is the same collective, with sizes, dtypes and label.
   bool matches(const CallRecord& other) const;
-  /// "reduce_scatter #45 'unit 3' (1024 -> 512 bytes, Float)"
+  /// Returns "reduce_scatter #45 'unit 3' (1024 -> 512 bytes, Float)".
   std::string describe() const;
 };
 
-/// Throws a CommError that lists who calls what: rank `number(i)` of the job called `records[i]`,
-/// and they do not match, as rank `reporter` has seen.
+/// Throws a CommError that lists who calls what. Rank `number(i)` of the job called `records[i]`;
+/// rank `reporter` has seen that these do not match.
 [[noreturn]] void refuse_mismatch(std::span<const CallRecord> records,
                                   const std::function<int(int)>& number, int reporter);
 
 enum class RankState : uint32_t { active, left, failed };
 
-/// Why a rank gave up. `origin` is the rank of the job that the trouble began with.
+/// Says why a rank gave up. The trouble began with the job's rank `origin`.
 struct Failure {
   int64_t origin = -1;
   FixedText<2040> message;
@@ -82,13 +82,12 @@ struct alignas(64) RankSlot {
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
   ActivitySlot activity;                         ///< between calls
-  /// Pieces of this rank's share of a reduction that somebody adds up or has added; peers count
-  /// too.
+  /// The pieces of this rank's share of a reduction that somebody has begun; peers count too.
   alignas(64) std::atomic<int64_t> claimed{0};
-  /// Synchronisation points passed; the futex that peers sleep on, on a cache line of its own.
+  /// The synchronisation points passed. Peers sleep on it, so it has a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 
-  /// A rank whose word is none of the three counts as active: whoever waits for it finds out.
+  /// A word that is none of the three means active; a rank that waits for this one will find out.
   RankState current_state() const {
     const auto word = state.load(std::memory_order_acquire);
     return word <= static_cast<uint32_t>(RankState::failed) ? static_cast<RankState>(word)
@@ -99,8 +98,7 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-/// Sequences of calls that the same ranks may run side by side; one host needs one, several hosts
-/// three (hosts_backend.h).
+/// Ranks may run so many sequences of calls side by side; several hosts need three.
 inline constexpr int kLocalChannels = 3;
 
 constexpr int64_t control_bytes(int ranks) {

@@ -45,7 +45,7 @@ Registry& registry() {
   return registry;
 }
 
-// An abstract unix socket's address: no file, gone with its descriptor. The nonce is a token.
+// Makes an abstract unix socket's address: no file, gone with its descriptor. The nonce is a token.
 std::pair<sockaddr_un, socklen_t> socket_address(const std::string& nonce) {
   const auto name = "libzero-" + nonce;
   ensure(name.size() < sizeof(sockaddr_un::sun_path), "a unix socket's name is too long");
@@ -74,11 +74,11 @@ void send_descriptor(int socket, int fd) {
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  // A peer that has died meanwhile is noticed by its absence.
+  // If a peer has died meanwhile, its absence shows it.
   [[maybe_unused]] const auto sent = sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-// The descriptor that came, or none if the message brought none or several.
+// Receives a descriptor; returns none if the message brought none or several.
 Descriptor receive_descriptor(int socket) {
   char byte = 0;
   iovec data{.iov_base = &byte, .iov_len = 1};
@@ -100,7 +100,7 @@ Descriptor receive_descriptor(int socket) {
   return other || (message.msg_flags & MSG_CTRUNC) != 0 ? Descriptor() : std::move(file);
 }
 
-// Who is at the other end of a unix socket, as the kernel says.
+// Asks the kernel who is at the other end of a unix socket.
 ucred peer_of(int socket) {
   ucred peer{.pid = -1, .uid = static_cast<uid_t>(-1), .gid = static_cast<gid_t>(-1)};
   socklen_t length = sizeof peer;
@@ -108,13 +108,13 @@ ucred peer_of(int socket) {
   return peer;
 }
 
-// What a rank posts about itself.
+// A rank posts this about itself.
 std::string encode(const Process& process) {
   return fmt::format("{}\n{}\n{}\n{}", process.pid, process.start_time, process.host,
                      process.machine);
 }
 
-constexpr size_t kLongestName = 1024;  // of a host or a machine
+constexpr size_t kLongestName = 1024;  // the longest name of a host or a machine
 
 Process decode(const std::string& text, int rank) {
   Process process;
@@ -162,7 +162,7 @@ class Meeter {
   }
 
  private:
-  // Of the job, for messages.
+  // A rank's number in the job, for messages.
   int number(int rank) const {
     return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)];
   }
@@ -190,7 +190,7 @@ class Meeter {
     return text;
   }
 
-  // One look at the others while this rank waits for `awaited` in the store.
+  // Looks once at the others while this rank waits for `awaited` in the store.
   void check_others(const std::string& awaited) {
     if (const auto dead = dead_known(); !dead.empty()) {
       throw CommError(
@@ -210,7 +210,7 @@ class Meeter {
     }
   }
 
-  // The value of a key that another rank sets.
+  // Waits for the value of a key that another rank sets.
   std::string wait_for(const std::string& which, const std::string& awaited) {
     auto next_check = Clock::now() + milliseconds(100);
     for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(20))) {
@@ -261,9 +261,8 @@ class Meeter {
     if (differ) {
       throw CommError(
           fmt::format("The shared-memory group needs all its ranks on one host, in one process-id "
-                      "namespace, but they are: {}. "
-                      "Start all ranks on "
-                      "one host, or use another backend.",
+                      "namespace, but they are: {}. Start all ranks on one host, or use another "
+                      "backend.",
                       table));
     }
   }
@@ -355,20 +354,19 @@ class Meeter {
     return meeting;
   }
 
-  // Whether the process at the other end is a rank that has the memory still to come.
+  // Returns true if the process at the other end is a rank that has not got the memory yet.
   bool is_joiner(const ucred& peer) const {
     return peer.uid == geteuid() && peer.pid != getpid() &&
            std::any_of(processes_.begin(), processes_.end(),
                        [&](const auto& entry) { return entry.second.pid == peer.pid; });
   }
 
-  // Nothing is taken from anybody but rank 0.
+  // Only rank 0's message is taken.
   void check_host(const ucred& peer, const std::string& nonce) const {
     if (peer.uid == geteuid() && peer.pid == processes_.at(0).pid) return;
     throw CommError(fmt::format(
-        "Rank {} found process {} of user {} at the socket of rank {}, which is "
-        "process {} of user {} (abstract socket libzero-{}); it takes no memory from "
-        "there.",
+        "Rank {} found process {} of user {} at the socket of rank {}, which is process {} of user "
+        "{} (abstract socket libzero-{}); it takes no memory from there.",
         number(rank_), peer.pid, peer.uid, number(0), processes_.at(0).pid, geteuid(), nonce));
   }
 
@@ -401,8 +399,8 @@ class Meeter {
     }
   }
 
-  // check_others, of which nothing counts once all have joined: ranks then go on, and may end, and
-  // the store with them, before this one looks.
+  // Calls check_others, whose result does not count once all have joined: ranks then go on, and may
+  // end, and the store with them, before this one looks.
   void check_joining(const Peers& peers, const std::string& missing) {
     try {
       check_others(missing);
@@ -411,7 +409,7 @@ class Meeter {
     }
   }
 
-  // The ranks that have not mapped the memory yet, for a message; empty when all have.
+  // Returns the ranks that have not mapped the memory yet, for a message; empty when all have.
   std::string not_joined(const Peers& peers) const {
     std::string missing;
     for (int r = 0; r < size_; ++r) {

@@ -50,8 +50,7 @@ ShmWindow::ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> healt
       timeout_(timeout),
       clock_(std::move(clock)) {}
 
-// A fresh block is zero, which is what an atomic zero is in memory; peers may look before the owner
-// gets here.
+// A fresh block is zero, as atomic zeros are. Peers may look before the owner gets here.
 std::atomic<uint64_t>& ShmWindow::epoch_of(int rank, int64_t slot) const {
   auto* first = reinterpret_cast<std::atomic<uint64_t>*>(
       mapping_->at(offsets_[static_cast<size_t>(rank)] + shape_.epochs_offset(rank)));
@@ -89,7 +88,7 @@ void ShmWindow::wait(int64_t slot, int rank, uint64_t epoch, std::string_view la
     return static_cast<uint32_t>(now);
   };
   const ClockedScope clocked(*clock_);
-  if (!look()) return;  // also when the group has failed since: the bytes are there
+  if (!look()) return;  // also if the group has failed since, for the bytes are there
   health_->check();
   try {
     peers_->wait(rank, &theirs, look, deadline_after(timeout_), [&] {

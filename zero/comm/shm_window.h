@@ -1,4 +1,4 @@
-// Window over the shared-memory group: see Note [Epochs] in group.h.
+// A window over the shared-memory group: see Note [Epochs] in group.h.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class ShmWindow final : public Window {
     int64_t epochs_bytes() const;
     int64_t block_bytes(int rank) const { return epochs_offset(rank) + epochs_bytes(); }
   };
-  /// `offsets`: the ranks' blocks. `charges`: this rank's share of the array, and its epochs.
+  /// `offsets` are the ranks' blocks'; `charges` are for this rank's share, and for its epochs.
   ShmWindow(std::shared_ptr<Peers> peers, std::shared_ptr<Health> health,
             std::shared_ptr<Mapping> mapping, std::unique_ptr<SharedBlock> own,
             std::vector<int64_t> offsets, Shape shape, std::array<Charge, 2> charges,
@@ -56,7 +56,7 @@ class ShmWindow final : public Window {
   std::shared_ptr<WaitClock> clock_;
 };
 
-/// The window of a group of one: private memory, which the view is too.
+/// The window of a group of one: private memory, which is its own view.
 class SingleWindow final : public Window {
  public:
   SingleWindow(int64_t bytes, int64_t slots, const std::shared_ptr<Ledger>& ledger,

@@ -1,4 +1,4 @@
-// Ranks as threads of one process.
+// Runs ranks as threads of one process.
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -24,7 +24,7 @@
 namespace zero::comm {
 namespace {
 
-// The failure that run_as_threads rethrows: the first that did not come from another rank.
+// Keeps the failure that run_as_threads rethrows: the first that did not come from another rank.
 class FirstFailure {
  public:
   void report(std::exception_ptr error, bool own) {
@@ -43,7 +43,7 @@ class FirstFailure {
   bool own_ = false;
 };
 
-// Whether `error` began with this rank, and is not what another's failure has led to.
+// Returns true if `error` began with this rank, and another's failure has not caused it.
 bool is_own(const std::exception_ptr& error, int rank) {
   try {
     std::rethrow_exception(error);
@@ -109,7 +109,7 @@ void run_as_hosts(int hosts, int local_size,
       if (group) group->abandon(message_of(error));
     }
   };
-  // They begin when all are there: a rank whose thread is refused would be waited for.
+  // Ranks begin when all threads are there, since others would wait for a thread that is refused.
   std::promise<bool> all_there;
   const auto begin = all_there.get_future().share();
   std::vector<std::thread> threads;

@@ -14,10 +14,10 @@
 namespace zero::comm {
 namespace {
 
-// What the ends of a rail share.
+// The ends of a rail share this.
 struct Exchange {
   struct Message {
-    std::byte* memory = nullptr;  // of the end that came first
+    std::byte* memory = nullptr;  // the memory of the end that came first
     size_t bytes = 0;
     bool arrived = false;
   };
@@ -59,7 +59,7 @@ class ThreadRail final : public Rail {
     const std::lock_guard lock(exchange_->mutex);
     sent_ += static_cast<int64_t>(bytes.size());
     auto& way = exchange_->ways[{host_, host, channel}];
-    // It is only read.
+    // The bytes are only read.
     return post(way.receives, way.sends, const_cast<std::byte*>(bytes.data()), bytes.size(), true);
   }
 
@@ -84,7 +84,7 @@ class ThreadRail final : public Rail {
  private:
   using Queue = std::deque<std::shared_ptr<Exchange::Message>>;
 
-  // With the mutex held.
+  // The caller holds the mutex.
   std::unique_ptr<Passage> post(Queue& others, Queue& own, std::byte* memory, size_t bytes,
                                 bool sends) {
     if (exchange_->aborted) throw CommError("The rail between threads was aborted.");

@@ -1,4 +1,4 @@
-// Rails between hosts that are threads of one process: for tests and experiments.
+// Rails between hosts that are threads of one process, for tests and experiments.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace zero::comm {
 
-/// The ends of one rail, by host. Bytes are copied by whoever comes second, sender or receiver. An
-/// abort of one end aborts all.
+/// Returns the ends of one rail, by host. The end that comes second, sender or receiver, copies the
+/// bytes. An abort of one end aborts all.
 std::vector<std::shared_ptr<Rail>> thread_rail(int hosts);
 
 }  // namespace zero::comm

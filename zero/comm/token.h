@@ -6,13 +6,13 @@
 
 namespace zero::comm {
 
-/// The environment variable in which a local launcher gives all ranks of a job the same token.
+/// In this environment variable a local launcher gives all ranks of a job the same token.
 inline constexpr const char* kTokenVariable = "ZERO_JOB_TOKEN";
 
-/// 128 random bits of the kernel's, as 32 hexadecimal digits in lower case.
+/// Returns 128 random bits of the kernel's, as 32 hexadecimal digits in lower case.
 std::string random_token();
 
-/// Whether `text` could be a token: exactly as many digits, and nothing else.
+/// Returns true if `text` could be a token: so many digits, and nothing else.
 bool is_token(std::string_view text);
 
 }  // namespace zero::comm

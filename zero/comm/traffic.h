@@ -22,9 +22,10 @@ std::string_view name(Collective collective);
 /// Logical bytes are what the collective is defined to send per rank, whatever the transport does:
 /// with N ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all (N-1)/N S,
 /// all-reduce 2 (N-1)/N S, broadcast S on the root and 0 elsewhere. Copied bytes are those that
-/// were really copied or read for this rank, mostly by it; complete once the call's Work has been
-/// waited for. A transport that does not tell counts its logical bytes as copied. Link bytes are
-/// those that this rank has sent to other hosts, whatever for: none where all ranks are on one.
+/// were really copied or read for this rank, mostly by it; the count is complete once the call's
+/// Work has been waited for. A transport that does not count copied bytes counts its logical bytes
+/// as copied. Link bytes are all that this rank has sent to other hosts; there are none where all
+/// ranks are on one host.
 struct TrafficCount {
   int64_t calls = 0;
   int64_t logical_bytes = 0;
@@ -37,14 +38,14 @@ struct TrafficCount {
 
 class Traffic {
  public:
-  /// One call.
+  /// Counts one call.
   void add(Collective collective, int64_t logical_bytes, int64_t copied_bytes);
-  /// Bytes that a call which is already counted has copied.
+  /// Counts bytes that a call which is already counted has copied.
   void add_copied(Collective collective, int64_t copied_bytes);
-  /// The same of bytes that leave for another host.
+  /// Counts bytes of such a call that leave for another host.
   void add_link(Collective collective, int64_t link_bytes);
   TrafficCount count(Collective collective) const;
-  /// Sum over all collectives except control.
+  /// Returns the sum over all collectives except control.
   TrafficCount total() const;
   void reset();
 

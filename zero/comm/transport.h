@@ -1,4 +1,4 @@
-// What carries a group: six roles, of which a transport fills those that it can.
+// A transport carries a group. It has six roles, and fills those that it can.
 #pragma once
 
 #include <torch/types.h>
@@ -29,7 +29,7 @@ class Window;
 struct Accounts;
 struct GroupOptions;
 
-/// Memory on which collectives work in place.
+/// Gives memory on which collectives work in place.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -37,7 +37,7 @@ class Memory {
   virtual at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category) = 0;
 };
 
-/// Arrays that the ranks share.
+/// Makes arrays that the ranks share.
 class Windows {
  public:
   virtual ~Windows() = default;
@@ -45,18 +45,18 @@ class Windows {
   virtual std::unique_ptr<Window> make(int64_t bytes, int64_t slots, Category category) = 0;
 };
 
-/// Whether the ranks are well, as they tell each other.
+/// Knows if the ranks are well, as they tell each other.
 class Liveness {
  public:
   virtual ~Liveness() = default;
-  /// This rank gives up: its peers get a CommError with `why`, and so does every later call of its
+  /// Gives this rank up: its peers get a CommError with `why`, and so does every later call of its
   /// own.
   virtual void abandon(std::string_view why) = 0;
-  /// Whether the group has failed, or a rank of it, as far as is known here. Does not block.
+  /// Returns true if this rank knows that the group, or a rank of it, has failed. Does not block.
   virtual bool failed() const = 0;
 };
 
-/// Groups of some of the ranks.
+/// Makes groups of some of the ranks.
 class Subgroups {
  public:
   virtual ~Subgroups() = default;
@@ -65,22 +65,22 @@ class Subgroups {
                                       const Accounts& accounts) = 0;
 };
 
-/// What a backend's next call is for, which c10d's interface does not say.
+/// Says what a backend's next call is for, which c10d's interface has no room for.
 struct Announcement {
   FixedText<72> label{};
-  std::optional<Collective> counted{};  ///< where its copied bytes are counted
-  bool awaited = false;  ///< by its caller at once: no other thread need be woken to run it
-  std::optional<LinkWire> wire{};  ///< of what crosses between hosts, where not its own dtype
+  std::optional<Collective> counted{};  ///< its copied bytes are counted there
+  bool awaited = false;  ///< its caller waits at once, so no other thread need be woken to run it
+  std::optional<LinkWire> wire{};  ///< how its array crosses between hosts, if not as it is
 };
 
-/// From the group to a backend of ours. Thread-safe.
+/// Passes announcements from the group to a backend of ours. Thread-safe.
 class Announcements {
  public:
   void announce(const Announcement& next) {
     const std::lock_guard lock(mutex_);
     next_ = next;
   }
-  /// It serves one call, be that issued or refused.
+  /// Returns the announcement, which serves one call, be that issued or refused.
   Announcement take() {
     const std::lock_guard lock(mutex_);
     return std::exchange(next_, {});
@@ -91,27 +91,27 @@ class Announcements {
   Announcement next_;
 };
 
-/// A role that is null is left to the group: memory of its own, no windows, no word to the peers.
-/// Without a backend it is a group of one.
+/// The group replaces a role that is null: it has memory of its own, no windows, and does not tell
+/// the peers. Without a backend it is a group of one.
 struct Transport {
   c10::intrusive_ptr<c10d::Backend> data{};     ///< collectives of tensors
-  c10::intrusive_ptr<c10d::Backend> control{};  ///< scalars, checks, barriers; null: as `data`
+  c10::intrusive_ptr<c10d::Backend> control{};  ///< scalars, checks, barriers; null means `data`
   std::shared_ptr<Memory> memory{};
   std::shared_ptr<Windows> windows{};
   std::shared_ptr<Liveness> liveness{};
   std::shared_ptr<Subgroups> subgroups{};
-  /// Where the ranks can meet, under keys that nobody else uses; called by all of them together.
+  /// Makes a store in which the ranks can meet, under keys that nobody else uses. Collective.
   std::function<c10::intrusive_ptr<c10d::Store>()> store{};
-  std::shared_ptr<ActivitySlot> activity{};  ///< where others see what this rank does
-  /// Of both backends (of `control` alone where `device` is not the CPU), which then count the
-  /// bytes that they copy.
+  std::shared_ptr<ActivitySlot> activity{};  ///< here others see what this rank does
+  /// Tells both backends (`control` alone where `device` is not the CPU) of their calls. They then
+  /// count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
-  /// Where the ranks are; null: all on one host if the backends are libzero's own, else they tell
-  /// each other.
+  /// Says which ranks share a host. If it is not set, all are on one host if the backends are
+  /// libzero's own, else the ranks tell each other.
   std::optional<Topology> topology{};
-  /// Of the tensors that `data` carries; those of `control` are the CPU's.
+  /// The device of the tensors that `data` carries; those of `control` are on the CPU.
   c10::Device device{c10::kCPU};
-  /// What this rank is among the ranks of its job; null: the same as in the group.
+  /// This rank's number in its job, if it is another than in the group.
   std::optional<int> number{};
 };
 

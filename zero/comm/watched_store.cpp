@@ -14,6 +14,15 @@
 
 namespace zero::comm {
 
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{:g} s", static_cast<double>(time.count()) / 1000);
+}
+
+std::string first_line(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
 void WatchedStore::set(const std::string& key, const std::vector<uint8_t>& value) {
   check_();
   answer_to([below = store_, key = joinKey(key), value] { below->set(key, value); }, check_);

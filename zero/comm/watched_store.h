@@ -1,6 +1,7 @@
-// A store whose waits end when the watch has found somebody missing.
+// A store whose waits end when the watch has found that somebody is missing.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
@@ -17,10 +18,19 @@
 
 namespace zero::comm {
 
-/// What `operation` returns or throws. It runs on a thread of its own, and `check` again and again
-/// beside it: where that throws, the operation is left to itself, and must keep alive what it uses.
-/// For what c10d or Gloo waits for and nothing can end: the word of a store that has been stopped
-/// or is another program, the connection of a rank that has died.
+/// A store that does not answer gets so much more time than the ranks have to come.
+inline constexpr std::chrono::milliseconds kLastAnswer{1000};
+
+/// Returns "2.5 s", for messages.
+std::string seconds(std::chrono::milliseconds time);
+
+/// Returns the message of an error of c10d's, without the stack trace that follows it.
+std::string first_line(const c10::Error& error);
+
+/// Runs `operation` on a thread of its own, and returns or throws what it does. Meanwhile calls
+/// `check` again and again. If `check` throws, the operation is left to itself, and must keep alive
+/// what it uses. For operations of c10d and Gloo that nothing can end: the answer of a store that
+/// has been stopped or is another program, the connection of a rank that has died.
 template <class Operation>
 auto answer_to(Operation operation, const std::function<void()>& check) {
   std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));
@@ -36,9 +46,9 @@ auto answer_to(Operation operation, const std::function<void()>& check) {
   return answer.get();
 }
 
-/// A part of another store, for who would wait there for a rank that is dead: all its waits call
-/// `check`, which throws where there is no point in waiting; those for the store's own answers,
-/// too.
+/// A part of another store. All its waits, also those for the store's own answers, call `check`,
+/// which throws if there is no point in waiting: a rank that waits for a dead one would wait for
+/// ever.
 class WatchedStore final : public c10d::PrefixStore {
  public:
   WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store,
@@ -51,7 +61,7 @@ class WatchedStore final : public c10d::PrefixStore {
   std::vector<uint8_t> get(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;
-  /// Throws c10::DistStoreError, as every store, when the time is up.
+  /// Throws c10::DistStoreError when the time is up, as every store does.
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 

@@ -47,7 +47,7 @@ void Work::wait() {
   } catch (...) {
     rethrow_named(call_);
   }
-  waiting.reset();  // whose label is the flight's
+  waiting.reset();  // the flight keeps the label
   end_flight(flight_, *work_);
 }
 

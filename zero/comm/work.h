@@ -1,4 +1,4 @@
-// What an asynchronous collective returns.
+// An asynchronous collective returns a Work.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -17,8 +17,8 @@ struct CallName {
   int rank = 0;
 };
 
-/// In a handler: rethrows an Error as it is, and whatever else a c10d backend throws as a CommError
-/// that names the call.
+/// To be called in a handler. Rethrows an Error as it is, and any other exception of a c10d backend
+/// as a CommError that names the call.
 [[noreturn]] void rethrow_named(const CallName& call);
 
 /// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the
@@ -31,7 +31,7 @@ class Work {
   Work(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<WaitClock> clock, CallName call,
        Flight flight = {});
   void wait();
-  /// True once `wait` would return at once.
+  /// Returns true once `wait` would return at once.
   bool done() const;
 
  private:

@@ -29,11 +29,11 @@ constexpr c10::ScalarType dtype_of(DtypeName name) {
                                    : c10::ScalarType::Float;
 }
 
-/// Where states live. none: on the device; cpu: in host memory, from where they are copied to the
-/// device (Note [Tiers] in store/tier.h); nvme: in files on disk.
+/// The place where states live. none: on the device; cpu: in host memory, from where they are
+/// copied to the device (Note [Tiers] in store/tier.h); nvme: in files on disk.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
-/// Where parameters live between their uses: DeepSpeed's `offload_param` section. Stage 3.
+/// The place of parameters between their uses: DeepSpeed's `offload_param` section. Stage 3.
 struct OffloadParam {
   OffloadDevice device = OffloadDevice::none;
   /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
@@ -46,11 +46,11 @@ struct OffloadParam {
   bool operator==(const OffloadParam&) const = default;
 };
 
-/// Where master weights and optimizer states live: DeepSpeed's `offload_optimizer` section.
+/// The place of master weights and optimizer states: DeepSpeed's `offload_optimizer` section.
 struct OffloadOptimizer {
   OffloadDevice device = OffloadDevice::none;
-  /// As in OffloadParam. Where both are on disk, a rank's states are striped over the folders of
-  /// both.
+  /// A folder, as in OffloadParam. Where both are on disk, a rank's states are striped over the
+  /// folders of both.
   std::string nvme_path{};
   /// Blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
@@ -67,7 +67,7 @@ struct OffloadOptimizer {
   bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
 };
 
-/// How files are read and written: DeepSpeed's `aio` section.
+/// The manner in which files are read and written: DeepSpeed's `aio` section.
 struct Aio {
   int64_t block_size = 1 << 20;  ///< bytes of one transfer
   int64_t queue_depth = 32;      ///< transfers under way at a time
@@ -76,16 +76,16 @@ struct Aio {
   bool operator==(const Aio&) const = default;
 };
 
-/// What a quantised gradient has lost is added to the next one: LoCo (2407.04480), DeepSpeed's
+/// The loss of a quantised gradient is added to the next one: LoCo (2407.04480), DeepSpeed's
 /// `zeropp_loco_param` section.
 struct ErrorFeedback {
-  /// What is added is e = beta e + (1 - beta) (what was lost), which begins with 0.
+  /// The sum that is added is e = beta e + (1 - beta) (what was lost), which begins with 0.
   double beta = 0.8;
   int64_t reset_every = 1024;  ///< updates after which e is 0 again
   bool operator==(const ErrorFeedback&) const = default;
 };
 
-/// What crosses between hosts in fewer bits than it has: ZeRO++'s qwZ and qgZ (2306.10209),
+/// Numbers that cross between hosts in fewer bits: ZeRO++'s qwZ and qgZ (2306.10209),
 /// DeepSpeed's `zero_quantized_...` keys. Stage 3. Inside a host nothing is quantised. See Note
 /// [Quantised messages] in comm/quantise_kernels.h.
 struct QuantisedLinks {
@@ -100,9 +100,9 @@ struct QuantisedLinks {
   bool operator==(const QuantisedLinks&) const = default;
 };
 
-/// What resources do in a second, by which the distance is chosen at which stage 3 gathers units
-/// ahead of their use: Note [Prefetch distance] in paging/simulation.h. Bytes but for `compute`;
-/// 0: it takes no time.
+/// The speeds of a machine, by which stage 3 chooses how far ahead of their use it gathers units:
+/// Note [Prefetch distance] in paging/simulation.h. They are bytes a second but for `compute`; 0:
+/// it takes no time.
 struct PrefetchSpeeds {
   double compute = 0;  ///< FLOPs of a rank; 0: no distance is chosen
   double link = 0;     ///< that a rank, or between hosts a host, sends
@@ -111,7 +111,7 @@ struct PrefetchSpeeds {
   bool operator==(const PrefetchSpeeds&) const = default;
 };
 
-/// In what autocast computes.
+/// The dtype in which autocast computes.
 enum class AutocastDtype : uint8_t { bf16, fp16 };
 
 /// torch.autocast: DeepSpeed's section torch_autocast.
@@ -121,7 +121,7 @@ struct AutocastSettings {
   bool operator==(const AutocastSettings&) const = default;
 };
 
-/// What the engine uses. zero/config/settings.h has what a model and `zero train` take beside it.
+/// The settings of the engine. zero/config/settings.h has those of a model and of `zero train`.
 struct Config {
   /// ZeRO stage: 0 (plain data parallelism), 1 (optimizer states sharded), 2 (and gradients), 3
   /// (and parameters).
@@ -136,9 +136,9 @@ struct Config {
   /// Parameters and gradients in bf16 (buffers keep their dtype), with fp32 master weights in the
   /// optimizer states.
   bool bf16 = false;
-  /// Of those only the lower halves are kept, beside bf16 parameters that are the upper ones: Note
-  /// [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then need the
-  /// same place, or states on disk.
+  /// Only the lower halves of master weights are kept, beside bf16 parameters that are the upper
+  /// ones: Note [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then
+  /// need the same place, or states on disk.
   bool split_master_weights = false;
   /// A step in bf16 with a gradient that is infinite or NaN is left out, as one in fp32 or fp16
   /// always is. False: it updates the weights all the same.
@@ -146,11 +146,11 @@ struct Config {
   /// bf16 parameters are their own master weights, rounded stochastically (Note [Stochastic
   /// rounding] in zero/optim/narrow.h), and gradients of several micro-batches add up in bf16.
   bool bf16_master_weights_and_grads = false;
-  /// With that: the optimizer's states of bf16 parameters in bf16 too.
+  /// With bf16_master_weights_and_grads: the optimizer's states of bf16 parameters are in bf16 too.
   bool bf16_optimizer_states = false;
-  /// What the optimizer's states besides master weights are kept in, whatever parameters are: fp32,
+  /// The format of the optimizer's states besides master weights, whatever parameters are: fp32,
   /// or bf16 or 8 bits an element (Note [States in 8 bits] in zero/optim/state_format.h), rounded
-  /// stochastically. Of optimizers that update elements by themselves.
+  /// stochastically. For optimizers that update elements by themselves.
   optim::StateFormat optimizer_states = optim::StateFormat::fp32;
   /// Parameters and gradients in fp16, with fp32 master weights, and with the loss scaled as
   /// `loss_scaling` says.
@@ -161,13 +161,14 @@ struct Config {
   /// says.
   AutocastSettings autocast{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
-  /// What gradients are sent and added over ranks in. None: as they are collected, which is in the
-  /// parameters' dtype at stages 2 and 3, and in that of their sums at 0 and 1 and with
-  /// layer_major_accumulation. Sums are added up in fp32 and rounded once, whatever it is.
+  /// The dtype in which gradients are sent and added over ranks. None: that in which they are
+  /// collected, which is in the parameters' dtype at stages 2 and 3, and in that of their sums at 0
+  /// and 1 and with layer_major_accumulation. Sums are added up in fp32 and rounded once, whatever
+  /// it is.
   std::optional<DtypeName> communication_dtype{};
   /// Each rank divides its gradients by the number of ranks before they are added, and not the sum.
   bool prescale_gradients = false;
-  /// Else: each divides by this before, and the sum by the rest.
+  /// Otherwise each rank divides its gradients by this before, and the sum is divided by the rest.
   double gradient_predivide_factor = 1;
   /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
   /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that
@@ -191,7 +192,7 @@ struct Config {
   /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
   /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
   int64_t prefetch_bucket_size = 50'000'000;
-  /// Where `compute` is given: after the first update the engine gathers ahead no more, within
+  /// If `compute` is given, after the first update the engine gathers ahead no more, within
   /// `prefetch_bucket_size`, than makes the step shorter by these speeds. Results are the same.
   PrefetchSpeeds prefetch_speeds{};
   /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
@@ -236,30 +237,30 @@ struct Config {
   /// serves the batch rule: train_batch_size == train_micro_batch_size_per_gpu x
   /// gradient_accumulation_steps x world_size.
   static Config load(const std::string& path, int world_size, const ReadOptions& options = {});
-  /// The same from text; `origin` names it in errors.
+  /// Reads the same from text; `origin` names it in errors.
   static Config parse(std::string_view text, int world_size,
                       std::string_view origin = "configuration", const ReadOptions& options = {});
   /// The configuration in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
-  /// The dtype that fp32 parameters are given: Float, BFloat16 or Half; and its bytes.
+  /// Returns the dtype that fp32 parameters are given: Float, BFloat16 or Half.
   c10::ScalarType parameter_dtype() const {
     return fp16 ? c10::ScalarType::Half : bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   }
-  /// Of autocast; none where it is off.
+  /// Returns the dtype of autocast; none where it is off.
   std::optional<c10::ScalarType> autocast_dtype() const {
     if (!autocast.enabled) return std::nullopt;
     return autocast.dtype == AutocastDtype::fp16 ? c10::ScalarType::Half
                                                  : c10::ScalarType::BFloat16;
   }
-  /// Gradients pass through fp16: backward begins with the loss scale.
+  /// Returns whether gradients pass through fp16, so that backward begins with the loss scale.
   bool scales_loss() const { return fp16 || autocast_dtype() == c10::ScalarType::Half; }
   int64_t parameter_bytes() const {
     return static_cast<int64_t>(c10::elementSize(parameter_dtype()));
   }
-  /// By what each rank's gradients are divided before they are added over `ranks`. Where sums are
-  /// rounded to fp16 and nothing says otherwise, by the ranks: then they stay within its range
-  /// where the mean does. `sharded`: gradients are, so that each micro-batch's are added over
-  /// ranks.
+  /// Returns the number by which each rank divides its gradients before they are added over
+  /// `ranks`. Where sums are rounded to fp16 and nothing says otherwise, it is the number of ranks:
+  /// sums then stay within fp16's range where the mean does. `sharded`: gradients are sharded, so
+  /// that each micro-batch's are added over ranks.
   double gradient_predivisor(int64_t ranks, bool sharded) const {
     if (!prescale_gradients && gradient_predivide_factor != 1) return gradient_predivide_factor;
     // In fp16 micro-batches that are reduced one by one are added up in fp32 afterwards.
@@ -268,17 +269,17 @@ struct Config {
         (fp16 && !accumulates_fp32()) || (communication_dtype == DtypeName::fp16 && !adds_after);
     return prescale_gradients || rounds_to_fp16 ? static_cast<double>(ranks) : 1;
   }
-  /// What the states of parameters of `dtype` are kept in.
+  /// Returns the format of the states of parameters of `dtype`.
   optim::StateFormat states_of(c10::ScalarType dtype) const {
     return bf16_optimizer_states && dtype == c10::ScalarType::BFloat16 ? optim::StateFormat::bf16
                                                                        : optimizer_states;
   }
-  /// Gradients of several micro-batches add up in fp32.
+  /// Returns whether gradients of several micro-batches add up in fp32.
   bool accumulates_fp32() const {
     return gradient_accumulation_steps > 1 && accumulation_dtype == AccumulationDtype::fp32 &&
            !bf16_master_weights_and_grads;
   }
-  /// The folders that the sections with device nvme name, each once.
+  /// Returns the folders that the sections with device nvme name, each once.
   std::vector<std::string> nvme_folders() const;
   /// Throws ConfigError where a value is out of range.
   void validate() const;

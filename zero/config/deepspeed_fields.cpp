@@ -1,6 +1,6 @@
-// What files written for DeepSpeed have beside the keys that act: of its documentation from 0.3 to
-// 0.19. A section that is switched off says nothing; one that is switched on and is not here is an
-// error, or has no effect where the results are the same without it.
+// The keys of DeepSpeed's documentation, from 0.3 to 0.19, that do not act here. A section that is
+// switched off says nothing. One that is switched on is an error, or has no effect where the
+// results are the same without it.
 #include <initializer_list>
 #include <string>
 
@@ -12,17 +12,17 @@ namespace {
 
 using List = std::vector<Json>;
 
-/// The rows of one section, of which none acts.
+/// Adds the rows of a section in which no key acts.
 class Section {
  public:
   Section(All& all, std::string name) : rows_(all, Part::engine, std::move(name)) {}
 
-  /// `why` the keys that follow have no effect.
+  /// Says `why` the keys that follow have no effect.
   Section& without_effect(std::string_view why, List holds = {}) {
     about_ = {.sentence = "Accepted, without effect", .details = why, .holds = std::move(holds)};
     return *this;
   }
-  /// What there is `instead` of what the keys that follow ask for.
+  /// Refuses the keys that follow, and says what to use `instead`.
   Section& refused(std::string_view instead, List holds = {}) {
     about_ = {.sentence = "Not here", .holds = std::move(holds), .refused = instead};
     return *this;
@@ -32,7 +32,7 @@ class Section {
     rows_.template accept<Value>(keys, about_);
     return *this;
   }
-  /// A key "enabled" that switches the section around this one too.
+  /// Adds a key "enabled" that switches the section around this one too.
   Section& switches_parent() {
     auto about = about_;
     about.off = {false};
@@ -40,7 +40,7 @@ class Section {
     rows_.template accept<bool>({"enabled"}, about);
     return *this;
   }
-  /// A switch with this name, which is "enabled" elsewhere.
+  /// Adds a switch with this name, which is "enabled" elsewhere.
   template <class Value>
   Section& switched_by(const char* key, Json off) {
     auto about = about_;
@@ -59,13 +59,19 @@ void add_reports(All& all) {
   Section(all, "comet")
       .without_effect(
           "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
-          "step's numbers, and validations, memory and traffic; `tensorboard`, `wandb` and "
-          "`csv_monitor` act.")
+          "step's numbers, and validations, memory and traffic; `tensorboard` and `csv_monitor` "
+          "act.")
       .keys<bool>({"enabled"})
       .keys<double>({"samples_log_interval"})
       .keys<std::string>(
           {"project", "workspace", "api_key", "experiment_name", "experiment_key", "mode"})
       .keys<bool>({"online"});
+  Section(all, "wandb")
+      .without_effect(
+          "libzero writes no run for Weights & Biases. Switch on the section `tensorboard` "
+          "(--tensorboard DIR): `wandb sync DIR` sends its event files.")
+      .keys<bool>({"enabled"})
+      .keys<std::string>({"output_path", "group", "team", "project"});
   Section(all, "timers")
       .without_effect("Throughput is always measured.", {true, false})
       .keys<bool>({"throughput.enabled", "throughput.synchronized"});

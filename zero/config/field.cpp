@@ -125,7 +125,7 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
     const auto& word = value.get_ref<const std::string&>();
     if (word.size() <= kLongestKey) hint = did_you_mean(word, spec.choices);
   }
-  // Of numbers that 64 bits do not hold.
+  // A number may exceed 64 bits.
   const bool integer = spec.kind == Kind::integer || spec.kind == Kind::bytes;
   if (integer && value.is_number() && value.get<double>() >= 9.2e18)
     hint = fmt::format(" The greatest whole number is {}.", std::numeric_limits<int64_t>::max());
@@ -133,12 +133,12 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
       fmt::format("{} is {}; it must be {}.{}", name, show(value), spec.wanted(of_file), hint));
 }
 
-/// People's notes, which JSON has no other place for.
+/// Returns whether a key is a note of people, for which JSON has no other place.
 bool is_note(std::string_view key) {
   return key.starts_with("_") || key.starts_with("#") || key.starts_with("//");
 }
 
-/// Whether `key` is one that `pattern` means, whose parts may be "*".
+/// Returns whether `pattern`, whose parts may be "*", means `key`.
 bool matches(std::string_view pattern, std::string_view key) {
   while (true) {
     const auto wanted = pattern.substr(0, pattern.find('.'));
@@ -180,7 +180,7 @@ bool is_switch(const Spec& spec) {
   return !spec.about.off.empty() || spec.key.ends_with(".enabled");
 }
 
-/// Whether a switch's value switches its section off.
+/// Returns whether a switch's value switches its section off.
 bool is_off(const Spec& spec, const Json& value) {
   const auto& off = spec.about.off;
   return off.empty() ? value == false : std::find(off.begin(), off.end(), value) != off.end();

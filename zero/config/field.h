@@ -1,4 +1,4 @@
-// What a row of a table of settings is made of: Note [Table of settings] in settings.h. Private: it
+// The rows of a table of settings: Note [Table of settings] in settings.h. Private: it
 // includes nlohmann-json.
 //
 // Note [What becomes of a key]
@@ -26,19 +26,22 @@
 
 namespace zero::fields {
 
-/// Whose a field is: Settings has a struct for each.
+/// The part of Settings that a field belongs to.
 enum class Part { engine, model, program };
 
-/// What values are; `bytes` also as "6GB", `pair` is an array of two numbers, `list` any array.
+/// The kind of a value. `bytes` may be written as "6GB", `pair` is an array of two numbers, `list`
+/// any array.
 enum class Kind { boolean, integer, bytes, number, pair, text, choice, section, list, anything };
 
-/// What a row says of its field beside the key and the member.
+/// The properties of a field beside its key and its member.
 struct About {
   std::string_view sentence;       ///< in --help and in docs/config.md
   std::string_view details = {};   ///< in docs/config.md, behind the sentence
   std::string_view option = {};    ///< of `zero train`: "--stage"
-  std::string_view argument = {};  ///< what stands for its value in --help, where not the type
-  /// What the option's words mean, where they are not the values: "bf16" is true.
+  bool common = false;             ///< `zero train --help` shows the option; --help-all shows all
+  std::string_view argument = {};  ///< its value in --help, where the type does not stand for it
+  /// The words that the option takes where they are not the values, with their meanings: "bf16" is
+  /// true.
   std::vector<std::pair<std::string_view, bool>> words = {};
   bool alone = false;   ///< the option may stand without its value, which is empty then
   Json by_option = {};  ///< its value wherever the option is given, whatever that says; null: none
@@ -57,16 +60,16 @@ struct About {
   std::string_view replaced_by = {};  ///< what there is in place of a key that is gone
   /// Bytes, time or accuracy, for --explain; empty where there is none to speak of.
   std::string_view cost = {};
-  /// Of a key that changes nothing, values that ask for nothing or for what is so anyway.
+  /// The values of a key without effect that ask for nothing, or for what is so anyway.
   std::vector<Json> holds = {};
-  /// What to use instead of what a value other than those of `holds` asks for.
+  /// The remedy for values other than those of `holds`, which are refused.
   std::string_view refused = {};
   /// The values with which the row switches its section off; none: it is no switch.
   std::vector<Json> off = {};
   bool on_by_default = false;  ///< of a switch: its section is on where the key is left out
   int off_levels = 1;          ///< how far up the section is that the switch is of
   bool acts_alone = false;     ///< also where its section is off
-  /// Of a choice: other words for its values, which then are taken in any case.
+  /// Other words for the values of a choice, which then are taken in any case.
   std::vector<std::pair<std::string_view, std::string_view>> spellings = {};
   /// The key of another row that an old name stands for, and its value where that is another one.
   std::string_view stands_for = {};
@@ -85,14 +88,14 @@ struct Spec {
   std::vector<std::string> choices = {};  ///< Kind::choice
   Part part = Part::engine;
 
-  /// What a value must be, for errors and documents: "a whole number, at least 1".
+  /// Says what a value must be, for errors and documents: "a whole number, at least 1".
   std::string wanted(bool of_file = true) const;
-  /// `value` as it is kept: whole numbers as int64, bytes as numbers, none as null. Throws
+  /// Returns `value` as it is kept: whole numbers as int64, bytes as numbers, none as null. Throws
   /// ConfigError naming `name` where it is none that the field takes.
   Json normalize(const Json& value, std::string_view name) const;
   /// Throws where a value of the struct is none that the field takes.
   void verify(const Json& value) const;
-  /// The same of the text of the option.
+  /// Returns the value that the text of the option means. Throws as `normalize`.
   Json from_option(std::string_view text) const;
   /// Is set by the option's presence alone.
   bool is_flag() const {
@@ -108,11 +111,11 @@ class Report {
       : lenient_(lenient), collects_(collects) {}
 
   void add(Finding finding) { findings_.push_back(std::move(finding)); }
-  /// Of an unknown key or a value that cannot be used. Throws ConfigError unless it collects.
+  /// Refuses an unknown key, or a value that cannot be used. Throws ConfigError unless it collects.
   void refuse(std::string key, std::string text);
-  /// Of a key that is not known: a warning where lenient, or where the key does no harm.
+  /// Refuses a key that is not known, or warns of it where lenient, or where the key does no harm.
   void unknown(std::string key, std::string text, bool harmless);
-  /// What has been found of `section` (which ends in no dot) does not act: `text` says why.
+  /// Says that no key of `section` (which ends in no dot) acts after all: `text` says why.
   void pass_over(const std::string& section, Effect effect, std::string text);
   /// Runs `body`, whose ConfigError is about `key`.
   void guard(const std::string& key, const std::function<void()>& body);
@@ -128,7 +131,7 @@ class Report {
   std::vector<Finding> findings_;
 };
 
-/// What sets a value of `Root` to a normalized one. That of a section may take the report too.
+/// Sets a value of `Root` to a normalized one. The setter of a section may take the report too.
 template <class Root>
 class Setter {
  public:
@@ -274,7 +277,7 @@ class Keys {
   void check(const Json& object, const std::string& path, const std::string& prefix, Report& report,
              const std::function<bool(const std::string& section)>& passes_over) const;
   const Place* place(const std::string& name) const;
-  /// What may have been meant by `key` of the section `path`.
+  /// Says what may have been meant by `key` of the section `path`.
   std::string hint(const std::string& key, const std::string& path) const;
   std::vector<Place> places_;
   std::vector<std::string> foreign_;
@@ -292,8 +295,8 @@ std::vector<std::string> names_of(const Spec& spec);
 Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix,
                         Report& report);
 
-/// Whether the section of the key `name` is off: a switch in `file` says so, or, unless it must be
-/// `said`, one that is not on by default is left out.
+/// Returns whether the section of the key `name` is off: a switch in `file` says so, or, unless it
+/// must be `said`, one that is not on by default is left out.
 bool is_switched_off(const Json& file, const std::vector<const Spec*>& rows,
                      const std::string& name, bool said);
 

@@ -65,7 +65,7 @@ const std::vector<std::pair<std::string_view, std::string_view>> kDtypes{
     {"float16", "fp16"},     {"half", "fp16"},     {"torch.float16", "fp16"},
     {"torch.half", "fp16"}};
 
-/// The same of optimizer states.
+/// Other words for formats of optimizer states.
 const std::vector<std::pair<std::string_view, std::string_view>> kStateFormats{
     {"float32", "fp32"},     {"float", "fp32"},      {"torch.float32", "fp32"},
     {"torch.float", "fp32"}, {"bfloat16", "bf16"},   {"torch.bfloat16", "bf16"},
@@ -79,6 +79,7 @@ void add_zero_optimization(All& all) {
       {.sentence = "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 "
                    "parameters too",
        .option = "--stage",
+       .common = true,
        .most = 3,
        .cost = "Stages 0 to 2 send 2 Psi (N-1)/N elements a step, stage 3 up to 3 Psi (N-1)/N. "
                "In bf16 a rank holds 16 bytes a parameter at stage 0, 4 + 12/N at 1, "
@@ -325,6 +326,7 @@ void add_offload(All& all) {
                   "gradients are copied down as they are reduced (stages 0 and 1: once a step), "
                   "new parameters up in small blocks.",
        .option = "--offload-optimizer",
+       .common = true,
        .cost = "12 bytes a parameter and rank share (bf16) leave the device. \"cpu\": 2 bytes a "
                "parameter down and 2 up a step. \"nvme\": each state is read and written once a "
                "step, 24 bytes a parameter in bf16.",
@@ -519,8 +521,8 @@ void add_batch(All& all) {
               {.sentence = "Sequences or samples that a rank passes at a time",
                .details = "`zero train`: 8 where nothing says it.",
                .option = "--micro-batch",
-               .least = 1,
-               .zero_is_none = true},
+               .common = true,
+               .least = 1},
               &ProgramSettings::micro_batch_size);
   engine.add("gradient_accumulation_steps",
              {.sentence = "Micro-batches of a rank whose gradients are added before an update",
@@ -625,6 +627,7 @@ void add_dtypes(All& all) {
            {.sentence = "Parameters and gradients in bf16, with fp32 master weights in the "
                         "optimizer states",
             .option = "--dtype",
+            .common = true,
             .words = {{"fp32", false}, {"bf16", true}, {"fp16", false}}},
            &Config::bf16);
   bf16.add(
@@ -670,6 +673,7 @@ void add_fp16(All& all) {
            {.sentence = "Parameters and gradients in fp16, with fp32 master weights in the "
                         "optimizer states and a scaled loss",
             .option = "--dtype",
+            .common = true,
             .words = {{"fp32", false}, {"bf16", false}, {"fp16", true}}},
            &Config::fp16);
   fp16.accept<bool>({"auto_cast"},
@@ -800,11 +804,13 @@ void add_program(All& all) {
             {.sentence = "Sizes of the model, whose initial weights are random: gpt2, gpt2-medium, "
                          "gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face config.json",
              .option = "--model",
+             .common = true,
              .not_empty = true},
             &Program::model);
   train.add("data",
             {.sentence = "Text or token file, or a folder made by `zero data prepare`",
-             .option = "--data"},
+             .option = "--data",
+             .common = true},
             &Program::data);
   train.add("val_data",
             {.sentence = "File or folder to validate on; without it the validation split of --data",
@@ -813,6 +819,7 @@ void add_program(All& all) {
   train.add("out",
             {.sentence = "Folder of log.jsonl, model.safetensors and config.json",
              .option = "--out",
+             .common = true,
              .not_empty = true},
             &Program::out);
   train.add("vocab_size",
@@ -820,9 +827,11 @@ void add_program(All& all) {
              .option = "--vocab-size",
              .zero_is_none = true},
             &Program::vocab_size);
-  train.add("seq", {.sentence = "Tokens of a sequence", .option = "--seq", .least = 1},
+  train.add("seq",
+            {.sentence = "Tokens of a sequence", .option = "--seq", .common = true, .least = 1},
             &Program::seq);
-  train.add("steps", {.sentence = "Updates of the weights", .option = "--steps", .least = 1},
+  train.add("steps",
+            {.sentence = "Updates of the weights", .option = "--steps", .common = true, .least = 1},
             &Program::steps);
   train.add("min_lr",
             {.sentence = "Rate at the last step; a tenth of --lr where it is left out",
@@ -867,7 +876,8 @@ void add_program(All& all) {
              .details = "cuda: each rank of a host takes the device of its number there, and NCCL "
                         "carries their tensors. any: that, where there is such a device and "
                         "libzero's plugin for it; else the CPU, and a line says why.",
-             .option = "--device"},
+             .option = "--device",
+             .common = true},
             &Program::device);
   train.add("eval_every",
             {.sentence = "Steps between validations; 0: at the end only",
@@ -948,6 +958,7 @@ void add_program(All& all) {
   train.add("save_every",
             {.sentence = "Steps between checkpoints for --resume; 0: none",
              .option = "--save-every",
+             .common = true,
              .zero_is_none = true},
             &Program::save_every);
   train.add("sample_tokens",
@@ -971,10 +982,11 @@ void add_program(All& all) {
             &Program::decay_all);
   train.add("overwrite", {.sentence = "Replace an earlier run in --out", .option = "--overwrite"},
             &Program::overwrite);
-  train.add(
-      "resume",
-      {.sentence = "Continue the run in --out from its last checkpoint", .option = "--resume"},
-      &Program::resume);
+  train.add("resume",
+            {.sentence = "Continue the run in --out from its last checkpoint",
+             .option = "--resume",
+             .common = true},
+            &Program::resume);
 }
 
 /// The section has rows of its own, by optimizer.

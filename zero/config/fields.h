@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "zero/config/field.h"
-#include "zero/config/optimizer_rows.h"
+#include "zero/config/optimizers/params.h"
 #include "zero/config/settings.h"
 
 namespace zero::fields {
@@ -15,7 +15,7 @@ namespace zero::fields {
 /// One row a key, in the order of docs/config.md.
 const std::vector<Field<Settings>>& settings();
 
-/// Whether `option` of `zero train` sets the parameter `key` of an optimizer.
+/// Returns whether `option` of `zero train` sets the parameter `key` of an optimizer.
 bool stands_for_parameter(std::string_view option, std::string_view key);
 
 /// The rows of `zeropp_loco_param`, a section whose presence is a choice.
@@ -47,7 +47,7 @@ Json write_schedule(const optim::Schedule& schedule);
 /// The tables of docs/config.md.
 std::string markdown();
 
-/// What the key is, for people: values, default, cost. It may be an old name, an option of `zero
+/// Explains a key to people: values, default, cost. It may be an old name, an option of `zero
 /// train`, or the last part of a key that no other section has. Throws ConfigError for one that is
 /// not known, with the nearest.
 std::string explain(std::string_view key);

@@ -1,4 +1,4 @@
-// What becomes of what a configuration file says.
+// Findings say what becomes of the keys of a configuration file.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ struct Finding {
 struct ReadOptions {
   /// Top-level keys that belong to the caller and are passed over.
   std::span<const std::string> foreign{};
-  /// What is refused since libzero does not have it, and keys that nobody knows, are warnings.
+  /// True: features that libzero does not have, and keys that nobody knows, are warnings and not
+  /// errors.
   bool lenient = false;
   /// Gets each warning, a complete sentence or several lines. Empty: they go to stderr, where no
   /// launcher says that this process is another rank than the first.

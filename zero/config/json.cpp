@@ -64,7 +64,10 @@ Json parse_json(std::string_view text, std::string_view origin) {
   try {
     return zero::parse_json(plain_json(text));
   } catch (const Error& error) {
-    throw ConfigError(fmt::format("{} {}.", origin, error.what()));
+    throw ConfigError(fmt::format(
+        "{} {}. A configuration is a JSON object, as {{\"train\": {{\"steps\": 100}}}}; "
+        "comments and a comma behind the last value are allowed.",
+        origin, error.what()));
   }
 }
 
@@ -86,7 +89,7 @@ std::string read_text(const std::string& path) {
 }
 
 std::string show(const Json& value) {
-  // As people write it: -1, where JSON has -1.0; and NaN, which JSON has not.
+  // Numbers are shown as people write them: -1, where JSON has -1.0; and NaN, which JSON has not.
   if (value.is_number_float()) return fmt::format("{}", value.get<double>());
   return excerpt(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }

@@ -192,7 +192,7 @@ std::string markdown() {
   text.pop_back();
   optim::for_each_algorithm([&](const auto& kind) {
     using Chosen = std::remove_cvref_t<decltype(kind)>;
-    const auto& first = Chosen::algorithm().names.front();
+    const auto& first = optimizer_section<Chosen>().names.front();
     text += fmt::format(
         "\n## `optimizer.params` of {}\n{}", first.name,
         table(lines_of(hyper_parameters<Chosen>(), first.defaults), "optimizer.params."));

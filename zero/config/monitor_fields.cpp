@@ -94,26 +94,13 @@ void add_comms_logger(All& all) {
   all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };
 }
 
-void add_wandb(All& all) {
-  Rows rows(all, Part::program, "wandb", &Settings::program, &ProgramSettings::wandb);
-  rows.add("enabled",
-           {.sentence = "Write an offline run for Weights & Biases to this folder",
-            .details = "`wandb sync` of its package sends it; nothing is sent here. The metrics "
-                       "are TensorBoard's.",
-            .option = "--wandb",
-            .argument = "DIR",
-            .by_option = true},
-           &WandbSettings::enabled);
-  rows.add("output_path",
-           {.sentence = "Folder of the offline run; empty: `wandb` in the run's (`train.out`)",
-            .details = "DeepSpeed has no such key: its package writes to `wandb` where it is "
-                       "started. The folder is of one run, as TensorBoard's.",
-            .option = "--wandb"},
-           &WandbSettings::output_path);
-  rows.add("group", {.sentence = "Group of runs that it is one of"}, &WandbSettings::group);
-  rows.add("team", {.sentence = "Team (entity) that it is to belong to; empty: who sends it"},
-           &WandbSettings::team);
-  rows.add("project", {.sentence = "Project that it is to belong to"}, &WandbSettings::project);
+/// `zero train` wrote runs for Weights & Biases itself once; the option says what to do instead.
+void add_wandb_option(All& all) {
+  all.push_back(accepted<Settings, std::string>(
+      "", {.sentence = "Write a run for Weights & Biases",
+           .option = "--wandb",
+           .replaced_by = "--tensorboard DIR: `wandb sync DIR` sends the event files there"}));
+  all.back().part = Part::program;
 }
 
 void add_flops_profiler(All& all) {
@@ -170,7 +157,7 @@ void add_monitors(All& all) {
   add_files(all, &ProgramSettings::csv_monitor, "csv_monitor", "--csv",
             "Write a CSV file for each number of a step to this folder",
             "With DeepSpeed's names and columns.");
-  add_wandb(all);
+  add_wandb_option(all);
   add_flops_profiler(all);
 }
 

@@ -1,4 +1,4 @@
-// The rows of the section `optimizer`, from the tables of the optimizers' own files.
+// The rows of the section `optimizer`. Its `params` have theirs in the folder optimizers.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -28,12 +28,12 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-/// Every name of every optimizer.
+/// Returns every name of every optimizer.
 std::vector<std::string> known_names() {
   std::vector<std::string> names;
   optim::for_each_algorithm([&](const auto& kind) {
     using T = std::remove_cvref_t<decltype(kind)>;
-    for (const auto& each : T::algorithm().names) names.emplace_back(each.name);
+    for (const auto& each : optimizer_section<T>().names) names.emplace_back(each.name);
   });
   return names;
 }
@@ -53,7 +53,7 @@ std::vector<std::string> known_names() {
 }
 
 template <class T>
-T read_as(const optim::Name<T>& name, const Json& params, Report& report) {
+T read_as(const OptimizerName<T>& name, const Json& params, Report& report) {
   auto optimizer = name.defaults;
   read(optimizer, hyper_parameters<T>(), params, "optimizer.params.", report);
   if (name.settle != nullptr) name.settle(optimizer);
@@ -84,7 +84,7 @@ Optimizer read_optimizer(const Json& section, Report& report) {
   std::optional<Optimizer> found;
   optim::for_each_algorithm([&](const auto& kind) {
     using T = std::remove_cvref_t<decltype(kind)>;
-    for (const auto& name : T::algorithm().names) {
+    for (const auto& name : optimizer_section<T>().names) {
       if (lower(name.name) == lower(named.type)) found = read_as<T>(name, named.params, report);
     }
   });

@@ -53,8 +53,8 @@ class Rows {
 void add_scheduler(All& all);
 /// The sections of monitors that act, and `flops_profiler`.
 void add_monitors(All& all);
-/// What files written for DeepSpeed have beside: sections and keys that need no choice here, that
-/// are not here, and old names.
+/// The other keys of files written for DeepSpeed: those that need no choice here, those of features
+/// that libzero does not have, and old names.
 void add_deepspeed(All& all);
 
 }  // namespace zero::fields

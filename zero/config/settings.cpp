@@ -130,7 +130,7 @@ void check_offload(const Config& engine) {
   }
 }
 
-/// What concerns several hosts.
+/// Checks the keys that concern several hosts.
 void check_hosts(const Config& engine) {
   const auto& quantised = engine.quantised;
   const auto of_stage3 = [&](bool chosen, std::string_view key, std::string_view value) {
@@ -265,7 +265,7 @@ void check_reduction(const Config& engine) {
   }
 }
 
-/// What ranges alone do not say.
+/// Checks rules between keys, which ranges alone do not say.
 void check_rules(const Config& engine) {
   if (engine.split_master_weights && !engine.bf16) {
     throw ConfigError(
@@ -297,7 +297,23 @@ void check_rules(const ModelSettings& model, const Config& engine) {
   }
 }
 
-/// A schedule of its own leaves the program's shorter form nothing to say.
+[[noreturn]] void refuse_option(std::string_view key, std::string_view value,
+                                std::string_view wanted) {
+  throw ConfigError(fmt::format("The option '{}' is {}; it should be {}.", key, value, wanted));
+}
+
+void check_rules(const ProgramSettings& program) {
+  if (program.warmup.value_or(0) > program.steps) {
+    refuse_option("warmup", fmt::format("{}", *program.warmup),
+                  fmt::format("at most the number of steps, {}", program.steps));
+  }
+  if (program.prompt.empty() && program.sample_tokens != 0)
+    refuse_option("prompt", "empty", "a text to continue, or 'sample_tokens' 0");
+  if (program.overwrite && program.resume)
+    refuse_option("overwrite", "given together with resume", "one of the two");
+}
+
+/// Refuses keys of the program's shorter form beside a section `scheduler`.
 void check_scheduler(const Settings& settings) {
   if (!settings.scheduler) return;
   optim::check(*settings.scheduler);
@@ -352,9 +368,8 @@ void leave_out_defaults(Json& file, std::initializer_list<const char*> sections)
 
 std::string text_of(Json file) {
   leave_out_defaults(
-      file,
-      {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
-       "/activation_checkpointing", "/tensorboard", "/csv_monitor", "/wandb", "/flops_profiler"});
+      file, {"/zero_optimization/offload_param", "/zero_optimization/offload_optimizer", "/aio",
+             "/activation_checkpointing", "/tensorboard", "/csv_monitor", "/flops_profiler"});
   // A path need not be UTF-8.
   return file.dump(2, ' ', false, Json::error_handler_t::replace);
 }
@@ -396,7 +411,7 @@ std::vector<const fields::Spec*> all_rows() {
   return rows;
 }
 
-/// What is of no use with the rest of a file, as it is in DeepSpeed.
+/// Passes over keys that are of no use with the rest of a file, as DeepSpeed does.
 void pass_over_useless(Settings& settings, fields::Report& report) {
   auto& engine = settings.engine;
   auto& param = engine.offload_param;
@@ -448,7 +463,7 @@ void warn(const ReadOptions& options, const std::vector<Finding>& findings,
     if (options.warn) {
       options.warn(warning);
     } else if (is_first_rank()) {
-      // Not fmt::print, which throws where nobody reads any more.
+      // fmt::print would throw where nobody reads any more.
       std::fputs(fmt::format("zero: warning: {}\n", warning).c_str(), stderr);
     }
   }
@@ -575,6 +590,7 @@ void Settings::validate() const {
   check_ranges(*this, {Part::engine, Part::model, Part::program});
   check_rules(engine);
   check_rules(model, engine);
+  check_rules(program);
   check_scheduler(*this);
   check_spikes(*this);
 }
@@ -586,18 +602,10 @@ void Config::validate() const {
 
 void ProgramSettings::validate() const {
   check_ranges({.program = *this}, {Part::program});
-  const auto require = [](bool holds, std::string_view key, std::string_view value,
-                          std::string_view wanted) {
-    if (!holds)
-      throw ConfigError(fmt::format("The option '{}' is {}; it should be {}.", key, value, wanted));
-  };
-  require(!data.empty(), "data", "empty",
-          "a text or token file, or a folder made by `zero data prepare`");
-  require(warmup.value_or(0) <= steps, "warmup", fmt::format("{}", warmup.value_or(0)),
-          fmt::format("at most the number of steps, {}", steps));
-  require(!prompt.empty() || sample_tokens == 0, "prompt", "empty",
-          "a text to continue, or 'sample_tokens' 0");
-  require(!(overwrite && resume), "overwrite", "given together with resume", "one of the two");
+  if (data.empty()) {
+    refuse_option("data", "empty", "a text or token file, or a folder made by `zero data prepare`");
+  }
+  check_rules(*this);
 }
 
 std::vector<std::string> Config::nvme_folders() const {

@@ -1,5 +1,5 @@
-// All that a configuration file with DeepSpeed's keys says: of the engine, of the model that a
-// program builds, and of the program (`zero train`).
+// The settings of a configuration file with DeepSpeed's keys: those of the engine, of the model
+// that a program builds, and of the program (`zero train`).
 //
 //   const auto settings = zero::Settings::load("ds_config.json", group->size());
 //   zero::tile_linears(*model, settings.model.tile_elements.value_or(0));
@@ -36,7 +36,7 @@ struct ActivationCheckpointing {
   bool operator==(const ActivationCheckpointing&) const = default;
 };
 
-/// What a program does to the model before the engine takes it.
+/// The changes that a program makes to the model before the engine takes it.
 struct ModelSettings {
   ActivationCheckpointing activation_checkpointing{};
   /// Linear layers whose weight has more elements are split into tiles of at most as many, each a
@@ -45,7 +45,7 @@ struct ModelSettings {
   bool operator==(const ModelSettings&) const = default;
 };
 
-/// Whether a monitor writes, and where: DeepSpeed's sections `tensorboard` and `csv_monitor`.
+/// A monitor that writes files: DeepSpeed's sections `tensorboard` and `csv_monitor`.
 struct MonitorSettings {
   bool enabled = false;
   std::string output_path{};  ///< empty: the run's folder
@@ -63,17 +63,7 @@ struct CommsLogger {
   bool operator==(const CommsLogger&) const = default;
 };
 
-/// Whether files for Weights & Biases are written, and where: DeepSpeed's section `wandb`.
-struct WandbSettings {
-  bool enabled = false;
-  std::string output_path{};  ///< empty: the folder `wandb` in the run's
-  std::string group{};
-  std::string team{};
-  std::string project = "deepspeed";
-  bool operator==(const WandbSettings&) const = default;
-};
-
-/// Whether a step's FLOPs are counted, and how they are told: DeepSpeed's section `flops_profiler`.
+/// Counts a step's FLOPs and reports them: DeepSpeed's section `flops_profiler`.
 struct FlopsProfilerSettings {
   bool enabled = false;
   int64_t profile_step = 1;  ///< steps of the run before the one that is counted
@@ -85,10 +75,11 @@ struct FlopsProfilerSettings {
   bool operator==(const FlopsProfilerSettings&) const = default;
 };
 
-/// Where a run's model lies: `any` is CUDA where there is such a device, else the CPU.
+/// The device on which a run's model lies: `any` is CUDA where there is such a device, else the
+/// CPU.
 enum class TrainingDevice : uint8_t { cpu, cuda, any };
 
-/// What `zero train` alone uses: the section `train`, the micro-batch, and what reports.
+/// The settings that `zero train` alone uses: the section `train`, the micro-batch, and monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
@@ -137,7 +128,6 @@ struct ProgramSettings {
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};
-  WandbSettings wandb{};
   FlopsProfilerSettings flops_profiler{};
 
   /// Throws ConfigError naming the key, its value and what it must be.
@@ -155,11 +145,11 @@ struct Settings {
 
   /// Reads a JSON file, as Config::load does.
   static Settings load(const std::string& path, int world_size, const ReadOptions& options = {});
-  /// The same from text; `origin` names it in errors.
+  /// Reads the same from text; `origin` names it in errors.
   static Settings parse(std::string_view text, int world_size,
                         std::string_view origin = "configuration", const ReadOptions& options = {});
-  /// What becomes of each key of the text: which act, which have no effect and why, and all that is
-  /// refused, where `parse` throws. Throws ConfigError for text that is no JSON.
+  /// Returns what becomes of each key of the text: which act, which have no effect and why, and
+  /// which are refused, where `parse` throws. Throws ConfigError for text that is no JSON.
   static std::vector<Finding> check(std::string_view text, int world_size,
                                     std::string_view origin = "configuration",
                                     const ReadOptions& options = {});

@@ -174,7 +174,7 @@ Dataset split(const fs::path& path, const SplitOptions& options) {
   return dataset;
 }
 
-// What `zero data prepare` says about the files beside it.
+// The record that `zero data prepare` writes beside the files.
 void read_meta(const fs::path& folder, Dataset& dataset) {
   const auto path = folder / "meta.json";
   const auto refuse = [&](const std::string& why) {

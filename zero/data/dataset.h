@@ -34,7 +34,8 @@ struct Dataset {
   int64_t vocab_size = 0;
   /// The sentencepiece model that made the tokens; empty for bytes or when unknown.
   std::filesystem::path tokenizer;
-  /// Whether tokens are bytes, so that the loss is nats per byte and text needs no tokenizer model.
+  /// True where tokens are bytes: the loss is then in nats per byte, and text needs no tokenizer
+  /// model.
   bool by_bytes = false;
 };
 

@@ -12,7 +12,7 @@ class Permutation {
  public:
   /// `size` must be positive.
   Permutation(int64_t size, uint64_t seed, uint64_t epoch);
-  /// Where `index` of [0, size) goes.
+  /// Returns the place to which `index` of [0, size) goes.
   int64_t operator()(int64_t index) const;
 
  private:

@@ -213,7 +213,7 @@ void write_file(const fs::path& path, std::string_view bytes) {
 // then has neither a piece nor a fallback to bytes is lost, and refused.
 constexpr std::string_view kKeepText{"\x1A\x10\x0A\x08identity\x12\0\x18\0\x20\0", 18};
 
-// What models normalise: blanks and line ends, and characters with a compatible one.
+// A text of what models normalise: blanks, line ends, and characters with a compatible one.
 constexpr std::string_view kProbe =
     " two  blanks\t and a tab \n\n  indented \xEF\xBC\xA1\xEF\xAC\x81\xC2\xA0\n";
 

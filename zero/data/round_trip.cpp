@@ -12,14 +12,14 @@ namespace {
 constexpr size_t kContext = 24;  // bytes that a message shows on each side
 constexpr std::string_view kBlank = "\xE2\x96\x81";
 
-// Without the rest of a character at its beginning.
+// Returns the text without the rest of a character at its beginning.
 std::string_view whole_from(std::string_view text) {
   while (!text.empty() && (static_cast<unsigned char>(text.front()) & 0xC0) == 0x80)
     text.remove_prefix(1);
   return text;
 }
 
-// Without the beginning of a character at its end, unless it is all.
+// Returns the text without the beginning of a character at its end, unless that is all of it.
 std::string_view whole_to(std::string_view text) {
   const size_t good = valid_utf8(text);
   return good > 0 && text.size() - good < 4 ? text.substr(0, good) : text;

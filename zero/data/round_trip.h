@@ -1,4 +1,4 @@
-// Whether tokens say the text that they were made from.
+// Checks that tokens decode to the text that they were made from.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,7 @@ class Tokens {
   size_t files() const { return files_.size(); }
   /// The number of tokens.
   int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
-  /// As TokenFile's.
+  /// See TokenFile.
   int64_t vocab_limit() const { return files_.front()->vocab_limit(); }
   int64_t read(int64_t begin, std::span<int64_t> out) const;
   void will_need(int64_t begin, int64_t count) const;

@@ -26,8 +26,8 @@ void check(const LoaderOptions& options) {
   ensure(options.rank >= 0 && options.rank < options.world_size, "a rank within the world");
 }
 
-// Whether nobody but `tensor` itself can see its values; autograd may hold the tensor or a view of
-// it.
+// Returns whether nobody but `tensor` itself can see its values; autograd may hold the tensor or a
+// view of it.
 bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }

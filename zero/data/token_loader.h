@@ -20,12 +20,12 @@
 
 namespace zero {
 
-/// Where a run is in its data. It fits any number of ranks and any micro-batch.
+/// The position of a run in its data. It fits any number of ranks and any micro-batch.
 struct LoaderState {
-  int64_t sample = 0;     ///< samples that all ranks have consumed together
-  int64_t sequence = 0;   ///< T, and
-  int64_t sequences = 0;  ///< S, of the run, since a sample means something else at another length
-                          ///< or with other data
+  int64_t sample = 0;    ///< samples that all ranks have consumed together
+  int64_t sequence = 0;  ///< T of the run
+  int64_t sequences =
+      0;  ///< S of the run: at another length or with other data a sample means something else
   uint64_t seed = 0;
 
   std::string to_json() const;

@@ -1,4 +1,4 @@
-// What the program zero-sentencepiece says to this one, which trusts none of it.
+// Reads what the program zero-sentencepiece writes, and trusts none of it.
 #pragma once
 
 #include <cstdint>

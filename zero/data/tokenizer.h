@@ -30,8 +30,8 @@ class Tokenizer {
   bool by_bytes() const { return model_.empty(); }
 
   std::vector<int64_t> encode(std::string_view text) const;
-  /// The same for text that comes and tokens that go piece by piece; `text` runs on a thread of its
-  /// own.
+  /// Encodes text that comes piece by piece into tokens that go piece by piece; `text` runs on a
+  /// thread of its own.
   void encode(const std::function<std::string_view()>& text,
               const std::function<void(std::span<const uint32_t>)>& tokens) const;
   /// The bytes that a token of the vocabulary stands for.

@@ -87,7 +87,7 @@ DeviceMemory device_memory(c10::Device device) {
   const auto stats = allocator->getDeviceStats(index);
   memory.tensors = {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
   memory.reserved = stats.reserved_bytes[kAll].current;
-  const auto ask = [&](auto& of) {  // which allocators know since LibTorch 2.10
+  const auto ask = [&](auto& of) {  // allocators know it since LibTorch 2.10
     if constexpr (requires { of.getMemoryInfo(index); }) {
       const auto [free, total] = of.getMemoryInfo(index);
       memory.free = static_cast<int64_t>(free);
@@ -141,8 +141,8 @@ void StreamMemory::release() noexcept {
     last_uses_.wait();
     memory_ = at::Tensor();
   } catch (const std::exception&) {
-    // The device has failed, and the caller most likely unwinds for that. Nobody may have memory
-    // whose last users have perhaps not ended: it stays taken.
+    // The device has failed, and the caller most likely unwinds for that. The memory stays taken,
+    // since its last users may not have ended.
     (void)memory_.unsafeReleaseTensorImpl();
   }
 }

@@ -24,12 +24,12 @@ void load_device_plugin(c10::DeviceType type) {
     const bool absent = why.starts_with(file + ":");
     throw ConfigError(fmt::format(
         "The plugin for CUDA devices cannot be loaded: {}. {}", why,
-        absent ? "Build libzero where a CUDA toolkit is installed (ZERO_BUILD_CUDA=ON "
-                 "says what else is missing), and install the plugin beside libzero.so."
-               : "It needs a LibTorch with CUDA of the release that libzero was built "
-                 "with, whole, with the CUDA libraries that pip installs beside it: set "
-                 "LIBTORCH_ROOT to one, or start the program with the folder of its "
-                 "libtorch_cuda.so in LD_LIBRARY_PATH."));
+        absent ? "Build libzero where a CUDA toolkit is installed (ZERO_BUILD_CUDA=ON says what "
+                 "else is missing), and install the plugin beside libzero.so."
+               : "It needs a LibTorch with CUDA of the release that libzero was built with, whole, "
+                 "with the CUDA libraries that pip installs beside it: set LIBTORCH_ROOT to one, "
+                 "or start the program with the folder of its libtorch_cuda.so in "
+                 "LD_LIBRARY_PATH."));
   }
   const auto* device = c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
   if (device == nullptr || device->deviceCount() == 0) {

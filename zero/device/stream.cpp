@@ -51,7 +51,7 @@ void StreamMark::wait_on_host() const {
 
 namespace {
 
-// The stream of before is marked, and the thread's is the side's from then on.
+// The scope marks the stream that was current, and from then on the thread's stream is `side`.
 std::optional<c10::Stream> marked(const std::optional<c10::Stream>& side, StreamMark& mark) {
   if (side) mark.record(side->device());
   return side;

@@ -1,4 +1,4 @@
-// What one number, the bytes that a rank may hold, decides.
+// A budget: one number, the bytes that a rank may hold, decides how many units stay gathered.
 //
 // Note [Memory budget]
 // States are known before anything is allocated: a budget that they exceed is refused at once, with
@@ -111,7 +111,7 @@ OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {
 
 namespace {
 
-/// What leaves this rank the least memory, and how many ranks of the group share it.
+/// The limit that leaves this rank the least memory, and how many ranks of the group share it.
 struct MemoryShare {
   MemoryLimit limit;
   int ranks = 1;
@@ -214,7 +214,8 @@ bool Engine::Impl::spends_budget() const {
   return config.memory_budget > 0 || config.device_memory > 0;
 }
 
-// Of a device with memory of its own: what it has left beside the most that a step has taken.
+// A device with memory of its own gives gathered units all that it has left beside the most that a
+// step has taken.
 void Engine::Impl::spend_device() {
   auto* pages = gather->pager();
   if (pages == nullptr) return;

@@ -48,22 +48,22 @@ bool publishes(const PlannedStep& step) {
   return step.sharded.optimizer && (!step.sharded.parameters || step.kept_on_hosts);
 }
 
-Message all_gather(const partition::Cluster& cluster, int64_t numel, const partition::Wire& inside,
-                   const partition::Wire& across) {
+MessageBytes all_gather(const partition::Cluster& cluster, int64_t numel,
+                        const partition::Wire& inside, const partition::Wire& across) {
   return {partition::share_sent(inside.bytes(numel), cluster.ranks()),
           all_gather_link_bytes(cluster, numel, across) / cluster.ranks_a_host};
 }
 
-Message reduce_scatter(const partition::Cluster& cluster, int64_t numel,
-                       const partition::Wire& inside, const partition::Wire& across) {
+MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
+                            const partition::Wire& inside, const partition::Wire& across) {
   return {partition::share_sent(inside.bytes(numel), cluster.ranks()),
           reduce_scatter_link_bytes(cluster, numel, across) / cluster.ranks_a_host};
 }
 
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
-// What an update of a unit moves between device and host. An update on the device fetches fp32
-// parameters from the host, unless it hides the new ones: then it has those of before.
+// Adds the bytes that an update of a unit moves between device and host. An update on the device
+// fetches fp32 parameters from the host, unless it hides the new ones: then it has those of before.
 void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
   if (!plan.crosses()) return;
   const int64_t slice = plan.owned.size() * bytes(plan.dtype);
@@ -107,7 +107,7 @@ void add_update(const PlannedStep& step, const UnitPlan& plan, const DiskTier::U
 paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier::Unit& on_disk) {
   const auto& plan = plan_of(step, unit);
   const auto messages = unit_messages(step, unit);
-  const auto link = [&](const Message& message) {
+  const auto link = [&](const MessageBytes& message) {
     return step.grid.hosts > 1 ? message.leaves * step.grid.ranks_a_host : message.sent;
   };
   paging::UnitCosts costs{.bytes = step.layout.unit(unit).bytes(), .trainable = plan.trainable};
@@ -127,7 +127,7 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   return costs;
 }
 
-void add(const Message& message, int64_t times, int64_t& sent, int64_t& leaves) {
+void add(const MessageBytes& message, int64_t times, int64_t& sent, int64_t& leaves) {
   sent += times * message.sent;
   leaves += times * message.leaves;
 }
@@ -178,7 +178,8 @@ void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMes
 }  // namespace
 
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
-                         const Config& config, const partition::RankGrid& grid) {
+                         const ModelShape& model, const Config& config,
+                         const partition::RankGrid& grid) {
   const auto sharded = sharded_states(config, grid.shards);
   return {.layout = layout,
           .units = units,
@@ -187,7 +188,9 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
           .timing = UpdateTiming::of(config, sharded),
           .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
           .kept_on_hosts = config.hpz_partition_size > 1 && grid.block().hosts > 1,
-          .feedback = config.quantised.feedback.has_value()};
+          .feedback = config.quantised.feedback.has_value(),
+          .pass_batches = batch_passes(layout, units, model, grid.shards,
+                                       sharded.optimizer && grid.shards > 1)};
 }
 
 partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
@@ -234,7 +237,7 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
         sum.padding -= unit.parameters - content / step.layout.world_size();
       }
     }
-    // What quantised sums have lost, for the next ones.
+    // The losses of quantised sums are kept for the next ones.
     const auto& link = plan.gradients.link;
     if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == Tier::device)
       sum.gradients +=
@@ -320,9 +323,11 @@ TrafficFormula step_traffic(const PlannedStep& step, bool updated) {
   }
   if (!updated) return sum;
   const partition::Wire byte{.bits = 8};
-  for (const int64_t gathered : step.gathered_between_passes)
-    add(all_gather(step.grid.block(), gathered, byte, byte), 1, sum.all_gather,
-        sum.all_gather_link);
+  for (const auto& batch : step.pass_batches) {
+    for (const int64_t gathered : batch.gathered_bytes)
+      add(all_gather(step.grid.block(), gathered, byte, byte), 1, sum.all_gather,
+          sum.all_gather_link);
+  }
   return sum;
 }
 

@@ -1,4 +1,4 @@
-// What a step costs on one rank: memory by state and tier, messages by collective and link, bytes
+// The costs of a step on one rank: memory by state and tier, messages by collective and link, bytes
 // between device, host and disk. All of it is computed from numbers: a layout, the units' plans and
 // a grid of ranks, for one rank or thousands, without an Engine, a Group or a tensor. The engine's
 // formulas, the simulated timeline and whoever plans a run call the same functions.
@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "zero/config/config.h"
+#include "zero/engine/model_shape.h"
+#include "zero/engine/pass_batches.h"
 #include "zero/engine/traffic_formula.h"
 #include "zero/engine/unit_plan.h"
 #include "zero/engine/update_timing.h"
@@ -45,15 +47,15 @@ struct PlannedStep {
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
-  /// Bytes of the arrays that are gathered between the two passes of updates
-  /// (TwoPasses::gathered_bytes).
-  std::vector<int64_t> gathered_between_passes{};
+  /// The exchanges of updates in two passes.
+  std::vector<PassBatch> pass_batches{};
 };
 
-/// The step of `units`, which plan_units has made with the same configuration and grid. On a device
-/// parameters are gathered by copying (`in_place` is false).
+/// The step of `units`, which plan_units has made of the same model, configuration and grid. On a
+/// device parameters are gathered by copying (`in_place` is false).
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
-                         const Config& config, const partition::RankGrid& grid);
+                         const ModelShape& model, const Config& config,
+                         const partition::RankGrid& grid);
 
 /// Bytes of this rank's states on one tier, the device or the host, with padding: what the ledger
 /// shows, byte for byte.
@@ -62,7 +64,7 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier);
 int64_t disk_bytes(const PlannedStep& step);
 
 /// One message of a unit, as this rank sends it.
-struct Message {
+struct MessageBytes {
   int64_t sent = 0;    ///< bytes to all other ranks
   int64_t leaves = 0;  ///< bytes of this rank that leave its host
 };
@@ -71,13 +73,13 @@ struct Message {
 /// ones.
 struct UnitMessages {
   /// All-gather of the parameters over the ranks that shard, and over those of one host.
-  Message gather;
-  Message gather_in_host;
+  MessageBytes gather;
+  MessageBytes gather_in_host;
   /// Reduce-scatter of the gradients over the ranks that shard; at stage 0 the all-reduce.
-  std::array<Message, 2> reduce;
+  std::array<MessageBytes, 2> reduce;
   /// The sum of a slice over replicas: its reduce-scatter, and the all-gather that follows.
-  std::array<Message, 2> reduce_over_replicas;
-  std::array<Message, 2> gather_over_replicas;
+  std::array<MessageBytes, 2> reduce_over_replicas;
+  std::array<MessageBytes, 2> gather_over_replicas;
 };
 UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
 

@@ -198,12 +198,9 @@ void Engine::Impl::make_table() {
   table = std::make_unique<StateTable>(
       layout, plans, placement, link, make_disk(plans, config, timing, group()),
       StateTable::Options{
-          .hides = timing.hides(),
-          .undoes = timing.undoes,
-          .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host),
-          .apart = [&](int64_t unit) {
-            return !one_host && plans[static_cast<size_t>(unit)].parameter_link.quantised();
-          }});
+          .keeps_old_parameters = timing.hides(),
+          .keeps_old_states = timing.undoes,
+          .in_place = kept_on_hosts() || (config.one_sided_gather && shares && one_host)});
 }
 
 void Engine::Impl::make_factored() {
@@ -214,18 +211,14 @@ void Engine::Impl::make_gather() {
   const int64_t slice_bytes = config.unit_bytes / placement.shards->size();
   gather = std::make_unique<GatherFlow>(
       layout, *table, placement,
-      GatherFlow::Options{
-          .live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
-          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
-          .read_ahead_bytes = config.offload_param.buffer_count * slice_bytes,
-          .slice_bytes = slice_bytes,
-          .complete = [this](int64_t unit,
-                             bool beforehand) { return schedule->complete(unit, beforehand); },
-          .rethrow = model.rethrow(),
-          .touched =
-              [this] {
-                if (recorder) recorder->touched();
-              }});
+      GatherFlow::Options{.live_bytes = spends_budget() ? 0 : bytes_of(config.max_live_parameters),
+                          .prefetch_bytes = bytes_of(config.prefetch_bucket_size),
+                          .disk = {.ahead_bytes = config.offload_param.buffer_count * slice_bytes,
+                                   .slice_bytes = slice_bytes},
+                          .rethrow = model.rethrow(),
+                          .touched = [this] {
+                            if (recorder) recorder->touched();
+                          }});
 }
 
 void Engine::Impl::make_reduce() {
@@ -242,16 +235,11 @@ void Engine::Impl::make_reduce() {
 }
 
 void Engine::Impl::make_updates() {
-  update =
-      std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
-                                   with_rates(model.optimizers()), config.gradient_clipping_value);
-  schedule = std::make_unique<UpdateSchedule>(
-      layout, *table, *update, *reduce, model.names().size(),
-      UpdateSchedule::Options{
-          .timing = timing,
-          .mean_scale = [this] { return mean_scale(); },
-          .refuse_writes = [this](std::string_view when) { refuse_writes(when); },
-          .publish = [this](int64_t unit) { publish(unit); }});
+  update = std::make_unique<UpdateFlow>(layout, *table, model, placement, *factored,
+                                        with_rates(model.optimizers()), planned().pass_batches,
+                                        config.gradient_clipping_value);
+  schedule = std::make_unique<UpdateSchedule>(layout, *table, *update, *reduce,
+                                              model.names().size(), timing, *this);
   reduce->hand_over_to(*schedule);
 }
 
@@ -262,7 +250,7 @@ void Engine::Impl::move_in() {
     const auto& plan = table->plan(u);
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
-    if (plan.own_master()) table->set_master(i, original);
+    if (plan.own_master()) table->write_master(i, original);
     if (parameter.scalar_type() != plan.dtype) parameter.set_data(table->narrowed(u, parameter));
     gather->take(i, parameter);
   };
@@ -279,7 +267,7 @@ void Engine::Impl::move_in() {
     }
     if (failed) std::rethrow_exception(failed);
     model.tie();
-    for (int64_t u = 0; u < layout.unit_count(); ++u) table->follow(u);
+    for (int64_t u = 0; u < layout.unit_count(); ++u) table->reset_new_parameters(u);
   };
   if (table->disk() == nullptr) {
     move();
@@ -289,7 +277,7 @@ void Engine::Impl::move_in() {
 }
 
 void Engine::Impl::start() {
-  gather->start(model.parameters());
+  gather->start(model.parameters(), *schedule);
   pass = std::make_unique<BackwardPass>(*reduce, std::make_unique<Passes>(*this));
   model.settle(gather->pager() != nullptr, *pass);
   // What the construction held is not what a step holds: the memory of the tensors as they were
@@ -490,7 +478,7 @@ StepResult Engine::step(bool update) {
     impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
   const bool updates = update && (finite || (config().bf16 && !config().check_grad_overflow));
   if (!updates && impl.timing.undoes) {
-    impl.schedule->undo();
+    impl.schedule->take_back_updates();
   } else if (!updates && impl.timing.in_backward) {
     throw NotFinite(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "
@@ -558,11 +546,8 @@ void Engine::zero_grad() {
 void Engine::drop_gradients() {
   auto& impl = *impl_;
   bool any = impl.passed;
-  if (impl.reduce->drops_together()) {
-    const auto drops = comm::gather_records(
-        impl.group(), static_cast<uint8_t>(any || impl.reduce->has_begun()), "passes to drop");
-    any = std::ranges::count(drops, uint8_t{1}) > 0;
-  }
+  if (impl.reduce->drops_together())
+    any = comm::any_rank(impl.group(), any || impl.reduce->has_begun(), "passes to drop");
   if (any) zero_grad();
 }
 

@@ -21,6 +21,7 @@
 #include "zero/engine/plan.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/shown_operators.h"
+#include "zero/engine/state_source.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/step_recorder.h"
 #include "zero/engine/update.h"
@@ -30,10 +31,10 @@
 
 namespace zero {
 
-struct Engine::Impl {
+struct Engine::Impl final : UpdateHost {
   Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
        std::shared_ptr<comm::Group> group);
-  ~Impl();
+  ~Impl() override;
 
   OwnerProcess owner{};
   std::unique_ptr<ShownOperators> shown{};  // on the thread that made this
@@ -53,7 +54,7 @@ struct Engine::Impl {
 
   /// All ranks. Arrays are gathered over `placement.shards`.
   comm::Group& group() const { return *placement.all; }
-  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in gather.h.
+  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in window_units.cpp.
   bool kept_on_hosts() const {
     return config.hpz_partition_size > 1 && placement.shards->topology().hosts > 1;
   }
@@ -65,7 +66,7 @@ struct Engine::Impl {
   /// What gradients are multiplied by as the loss is: 1, or the loss scale over the micro-batches.
   double loss_factor() const;
   /// What makes a sum over ranks and micro-batches, of scaled losses, the mean.
-  double mean_scale() const;
+  double mean_scale() const override;
 
   // The step (engine.cpp).
   class Passes;  ///< what the engine does with backward passes
@@ -78,12 +79,12 @@ struct Engine::Impl {
   void commit_writes();
   /// Throws Error, on every rank, naming a trainable parameter that a rank's user wrote since the
   /// last step; once for each write. Collective.
-  void refuse_writes(std::string_view when);
+  void refuse_writes(std::string_view when) override;
   /// Gathered units are about to be out of date. Throws Error where one is pinned.
   void invalidate();
   /// Shows the owned elements of a unit to all, where this step changes them: of a frozen one
   /// where a user has written to it.
-  void publish(int64_t unit);
+  void publish(int64_t unit) override;
   /// By unit, whether this rank's user has written to it since the last step.
   std::vector<uint8_t> written_units() const;
   /// Completes an update under way. Collective.
@@ -107,11 +108,18 @@ struct Engine::Impl {
   /// (update_in_backward): no state is that of a step then.
   void check_between_steps(std::string_view what) const;
 
-  // Cells by parameter (state_access.cpp).
-  /// The full array of which every rank holds `owned`: gathers it where it is sharded. Collective.
+  // Saving and loading (state_io.cpp), and states by parameter (state_access.cpp).
+  StateParts parts();
+  Progress progress() const;
+  /// Opens a source, which checks it on every rank, and puts its states in place of the engine's.
+  /// Collective.
+  void load_states(std::string_view label,
+                   const std::function<std::unique_ptr<StateSource>()>& open);
+  /// Returns the full array of which every rank holds `owned`: gathers it where it is sharded.
+  /// Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned);
-  /// Writes the owned part of a parameter's full values (storage order) to a cell's array.
-  void write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values);
+  /// Writes the part that this rank owns of a parameter's full values (storage order).
+  void write_owned(int64_t index, State state, const at::Tensor& values);
 
   // Formulas and the memory budget (formulas.cpp, budget.cpp).
   /// The step of this engine as costs.h takes it.

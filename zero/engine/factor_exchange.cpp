@@ -8,13 +8,6 @@
 
 namespace zero {
 
-namespace {
-
-// Messages of bytes are whole words.
-constexpr int64_t kWord = 8;
-
-}  // namespace
-
 FactorExchange::FactorExchange(comm::Group& group, const partition::Layout& layout,
                                const StateTable& table, FactoredStates& states)
     : group_(group), layout_(layout), table_(table), states_(states) {}
@@ -35,27 +28,17 @@ optim::Interval FactorExchange::owned(const Matrix& matrix) const {
   return {part.begin - segment.offset, part.end - segment.offset};
 }
 
-void FactorExchange::add_batch(const std::vector<int64_t>& units, bool sliced) {
-  Batch batch;
-  for (const int64_t u : units) {
+void FactorExchange::add_batch(const PassBatch& planned) {
+  Batch batch{.message = planned.factor_message};
+  for (const int64_t u : planned.units) {
+    if (planned.reach != optim::Reach::factors) break;
     for (const auto& segment : layout_.unit(u).segments) {
       const auto& factors = states_.factors(segment.parameter);
       batch.matrices.push_back({segment.parameter, batch.count});
       batch.count += factors.rows() + factors.columns();
     }
   }
-  for (int rank = 0; sliced && rank < group_.size(); ++rank) {
-    int64_t count = 0;
-    for_each_part(batch, rank, [&](int64_t /*offset*/, int64_t numel) { count += numel; });
-    batch.message = std::max(batch.message, (count + kWord - 1) / kWord * kWord);
-  }
   batches_.push_back(std::move(batch));
-}
-
-std::vector<int64_t> FactorExchange::gathered_bytes(size_t batch) const {
-  const int64_t count = batches_[batch].message * group_.size();
-  if (count == 0) return {};
-  return {count, count * static_cast<int64_t>(sizeof(double))};
 }
 
 // Calls put(offset, numel) for what the slice of a rank meets, in the order of its message: ranges

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/engine/factored_states.h"
+#include "zero/engine/pass_batches.h"
 #include "zero/engine/state_table.h"
 #include "zero/optim/passes.h"
 #include "zero/partition/layout.h"
@@ -22,11 +23,8 @@ class FactorExchange {
   FactorExchange(comm::Group& group, const partition::Layout& layout, const StateTable& table,
                  FactoredStates& states);
 
-  /// Decides how a batch of units is exchanged; `sliced`: they lie in slices. Batches are numbered
-  /// from 0 on.
-  void add_batch(const std::vector<int64_t>& units, bool sliced);
-  /// Bytes of the arrays that are gathered of it, in order.
-  std::vector<int64_t> gathered_bytes(size_t batch) const;
+  /// Takes a batch. Batches are numbered from 0 on; those of another reach have nothing here.
+  void add_batch(const PassBatch& planned);
 
   /// An update of a parameter under way.
   struct Turn {
@@ -43,12 +41,12 @@ class FactorExchange {
  private:
   struct Matrix {
     int64_t parameter = 0;
-    int64_t offset = 0;  ///< of its rows in arrays of the batch; its columns follow
+    int64_t offset = 0;  ///< its rows in arrays of the batch; its columns follow
   };
   struct Batch {
-    std::vector<Matrix> matrices;
+    std::vector<Matrix> matrices{};
     int64_t count = 0;    ///< rows and columns
-    int64_t message = 0;  ///< of them, that a rank sends; 0: nothing is exchanged
+    int64_t message = 0;  ///< how many of them a rank sends; 0: nothing is exchanged
   };
   // Elements of a parameter that are in the slice of a rank.
   optim::Interval of_rank(const Matrix& matrix, int rank) const;

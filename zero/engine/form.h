@@ -54,9 +54,9 @@ struct LinkForm {
   comm::Quantisation quantisation{};
 
   bool quantised() const { return coding == Coding::quantised; }
-  /// What a collective is told; nothing where the array crosses as it is.
+  /// Returns what a collective is told: nothing where the array crosses as it is.
   std::optional<comm::LinkWire> wire() const;
-  /// What the formulas count for an array of this dtype.
+  /// Returns what the formulas count for an array of this dtype.
   partition::Wire counted(at::ScalarType dtype) const;
 };
 
@@ -78,12 +78,12 @@ struct GradientForm {
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
   int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
 
-  // Each of these is about the `first` pass of a step, or about a later one.
-  /// The sum over ranks, before it is added to that of earlier passes.
+  // Each of these is about the first pass of a step (`first`), or about a later one.
+  /// The dtype of the sum over ranks, before it is added to that of earlier passes.
   at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
-  /// What a rank sends of the array.
+  /// The dtype in which a rank sends the array to its block.
   at::ScalarType sent(bool first) const { return sent_in_block[first ? 0 : 1]; }
-  /// What a rank sends of a block's sum to the replicas.
+  /// The dtype in which a rank sends a block's sum to the replicas.
   at::ScalarType sent_on(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
 
   std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
@@ -98,9 +98,9 @@ struct GradientForm {
 
 /// The form of each state of a unit.
 struct Form {
-  at::ScalarType dtype = at::kFloat;           ///< of the parameters
-  at::ScalarType gradient_dtype = at::kFloat;  ///< of the sums that the update reads
-  /// Of bf16 parameters only the lower halves of master weights are kept: Note [Split master
+  at::ScalarType dtype = at::kFloat;           ///< dtype of the parameters
+  at::ScalarType gradient_dtype = at::kFloat;  ///< dtype of the sums that the update reads
+  /// Master weights of bf16 parameters are kept as their lower halves only: Note [Split master
   /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
   /// states on disk.
   bool split = false;
@@ -109,7 +109,7 @@ struct Form {
   /// The format of the optimizer's states besides master weights.
   optim::StateFormat moment_format = optim::StateFormat::fp32;
   LinkForm parameter_link;  ///< parameters between hosts
-  GradientForm gradients;   ///< of a unit that is trained
+  GradientForm gradients;   ///< used where the unit is trained
 
   at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
   at::ScalarType moment_dtype() const;
@@ -138,7 +138,7 @@ struct PlannedRanks {
   bool widens_to_replicas = false;
 };
 
-/// What the forms of all units depend on beside the configuration.
+/// The settings beside the configuration that the forms of all units depend on.
 struct FormSettings {
   PlannedRanks ranks{};
   partition::Placement sharded{};

@@ -1,12 +1,11 @@
-// What this engine costs by formula: the functions of costs.h, with its own numbers.
+// The costs of this engine by formula: it calls the functions of costs.h with its own numbers.
 #include "zero/engine/engine_impl.h"
 
 namespace zero {
 
 PlannedStep Engine::Impl::planned() const {
-  auto step = planned_step(layout, plans, config, placement.planned().grid);
+  auto step = planned_step(layout, plans, model.shape(), config, placement.planned().grid);
   step.in_place = gather && gather->in_place();
-  if (update) step.gathered_between_passes = update->passes().gathered_bytes();
   return step;
 }
 

@@ -34,7 +34,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
     impl_->parameters.push_back(*found);
     units.insert(engine.impl_->layout.unit_of(impl_->parameters.back()));
   }
-  // What is written here must not be overwritten by an update that began before.
+  // An update that began before must not overwrite the writes of this scope.
   if (access == Access::write) {
     engine.impl_->check_between_steps("A write in zero::Gathered");
     engine.impl_->complete_update("zero::Gathered");

@@ -18,6 +18,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/base/hash.h"
 #include "zero/base/host_allocator.h"
 #include "zero/device/stream.h"
 #include "zero/engine/flat.h"
@@ -29,12 +30,6 @@ namespace zero {
 using torch::autograd::PostAccumulateGradHook;
 
 namespace {
-
-// FNV-1a: an order-sensitive fingerprint that is the same in every process.
-uint64_t hash(uint64_t seed, std::string_view text) {
-  for (const char c : text) seed = (seed ^ static_cast<uint8_t>(c)) * 1099511628211ULL;
-  return seed;
-}
 
 bool dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
@@ -363,9 +358,9 @@ void Model::agree(const Config& config, comm::Group& group) const {
                                 fmt::join(buffer.sizes(), ", ")));
   }
   auto mine = at::empty({2}, at::kLong);
-  uint64_t all_lines = 14695981039346656037ULL;
-  for (const auto& line : lines) all_lines = hash(all_lines, line);
-  mine[0] = static_cast<int64_t>(all_lines);
+  Hash all_lines;
+  for (const auto& line : lines) all_lines.add(line);
+  mine[0] = static_cast<int64_t>(all_lines.value());
   mine[1] = size();
   auto all = at::empty({2 * group.size()}, at::kLong);
   group.all_gather_control(all, mine, "the model's plan");

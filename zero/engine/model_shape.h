@@ -16,7 +16,7 @@ namespace zero {
 struct ParameterShape {
   std::string name;
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;       ///< of a dense tensor
+  std::vector<int64_t> strides;       ///< those of a dense tensor
   at::ScalarType dtype = at::kFloat;  ///< as the model gives it
   bool trainable = true;
   /// Its module computes in fp32, whatever the configuration says: Note [Buffers] in model.h.
@@ -25,6 +25,8 @@ struct ParameterShape {
   Optimizer optimizer = AdamW{};
 
   int64_t numel() const;
+  /// Its rows follow each other in the order of their elements.
+  bool is_contiguous() const;
 };
 
 /// Returns the matrices of a parameter whose optimizer keeps second moments by rows and columns;

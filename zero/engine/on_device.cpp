@@ -29,7 +29,7 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
                      const comm::Topology& topology) {
   const auto device = model.device();
   if (!is_asynchronous(device)) return;
-  // Where it cannot be loaded the error says why, before anything of the model has changed.
+  // The error says why a plugin cannot be loaded, before anything of the model has changed.
   if (!optim::has_kernels(device.type())) load_device_plugin(device.type());
   const auto refuse = [&](bool asked, std::string_view key, std::string_view remedy) {
     if (!asked) return;

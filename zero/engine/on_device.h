@@ -1,4 +1,4 @@
-// What an engine needs where its model is on a device, and what it does not do there.
+// The group and the checks of an engine whose model is on a device.
 #pragma once
 
 #include <memory>

@@ -6,7 +6,7 @@ namespace zero {
 
 namespace {
 
-const void* storage_of(const at::Tensor& tensor) {
+const void* storage_address(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
@@ -16,7 +16,7 @@ void ParameterNames::add(const std::vector<std::pair<std::string, at::Tensor>>& 
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     const int64_t begin = tensor.storage_offset();
-    auto& all = stretches_[storage_of(tensor)];
+    auto& all = stretches_[storage_address(tensor)];
     const bool tied = std::any_of(all.begin(), all.end(),
                                   [&](const Stretch& other) { return other.begin == begin; });
     if (tied) continue;
@@ -27,7 +27,7 @@ void ParameterNames::add(const std::vector<std::pair<std::string, at::Tensor>>& 
 
 std::optional<size_t> ParameterNames::find(const at::Tensor& tensor) const {
   if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
-  const auto found = stretches_.find(storage_of(tensor));
+  const auto found = stretches_.find(storage_address(tensor));
   if (found == stretches_.end()) return std::nullopt;
   const int64_t offset = tensor.storage_offset();
   for (const auto& stretch : found->second) {

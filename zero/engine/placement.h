@@ -31,11 +31,12 @@ struct Placement {
   std::shared_ptr<comm::Group> shards = all;
   std::shared_ptr<comm::Group> replicas = comm::single();
 
-  /// The same as numbers.
+  /// Returns the same as numbers, which is all that the plan and the costs need.
   PlannedRanks planned() const;
   /// The ranks whose gradients add up.
   int ranks() const { return all->size(); }
-  /// Of the slice that this rank and its replicas hold, what this one adds up for the others.
+  /// Returns the part of a slice, which this rank and its replicas hold, that this rank adds up for
+  /// the others.
   at::Tensor part_of(const at::Tensor& slice) const {
     const int64_t numel = slice.numel() / replicas->size();
     return slice.narrow(0, replicas->rank() * numel, numel);

@@ -107,7 +107,7 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
     plan.states_at = states_at.of_next(plan.owned.size());
     plan.own_memory = model.own_memory;
-    // To the host they go with what they update; to a disk they need not.
+    // Gradients go to the host with the states that they update; to a disk they need not.
     const bool to_host =
         plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
     plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;

@@ -1,5 +1,5 @@
-// What is decided before anything is allocated: the layout of the model's units, and for each unit
-// a row of the table.
+// The plan, which is made before anything is allocated: the layout of the model's units, and for
+// each unit a row of the table.
 #pragma once
 
 #include <cstdint>

@@ -154,9 +154,7 @@ void ReduceFlow::detach() {
 void ReduceFlow::join_begun() {
   const std::lock_guard lock(mutex_);
   if (!drops_together() || finished_) return;
-  const auto begun =
-      comm::gather_records(*placement_.all, static_cast<uint8_t>(has_begun()), "gradients dropped");
-  if (std::ranges::count(begun, uint8_t{1}) > 0) reduction_->join_begun();
+  if (comm::any_rank(*placement_.all, has_begun(), "gradients dropped")) reduction_->join_begun();
 }
 
 void ReduceFlow::clear() {

@@ -7,17 +7,17 @@
 #include <algorithm>
 #include <span>
 
+#include "zero/base/hash.h"
 #include "zero/engine/engine_impl.h"
-#include "zero/store/hash.h"
 
 namespace zero {
 
 namespace {
 
-int64_t hash_of(const at::Tensor& values) {
+int64_t hash_of_values(const at::Tensor& values) {
   const auto here = values.cpu();
   return static_cast<int64_t>(
-      store::hash_of({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()}));
+      zero::hash_of({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()}));
 }
 
 /// `mine` of each rank, by rank. Collective.
@@ -67,7 +67,7 @@ std::vector<Divergence> Engine::diverged_parameters() {
     return sharded ? impl.table->read(unit, State::parameters) : impl.table->whole(unit);
   };
   std::vector<int64_t> hashes;
-  for (int64_t u = 0; u < layout.unit_count(); ++u) hashes.push_back(hash_of(held(u)));
+  for (int64_t u = 0; u < layout.unit_count(); ++u) hashes.push_back(hash_of_values(held(u)));
   const auto all = gathered(impl.group(), hashes, "checksums of units");
   const auto differing = [&](const at::Tensor& numbers, int64_t index) {
     std::vector<int> ranks;
@@ -89,7 +89,8 @@ std::vector<Divergence> Engine::diverged_parameters() {
       const auto part = sharded ? partition::intersect(segment.range(), owned) : segment.range();
       const int64_t begin = sharded ? owned.begin : 0;
       parameters.push_back(segment.parameter);
-      parts.push_back(part.empty() ? 0 : hash_of(array.narrow(0, part.begin - begin, part.size())));
+      parts.push_back(
+          part.empty() ? 0 : hash_of_values(array.narrow(0, part.begin - begin, part.size())));
     }
   }
   std::vector<Divergence> found;

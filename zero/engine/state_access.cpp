@@ -14,8 +14,6 @@
 
 namespace zero {
 
-using partition::intersect;
-
 at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   const int64_t numel = layout.unit(unit).numel;
   auto slice = owned.to(table->device());
@@ -25,13 +23,13 @@ at::Tensor Engine::Impl::full(int64_t unit, const at::Tensor& owned) {
   return whole;
 }
 
-void Engine::Impl::write_owned(int64_t index, const at::Tensor& target, const at::Tensor& values) {
-  const auto& segment = layout.segment_of(index);
-  const auto owned = table->plan(layout.unit_of(index)).owned;
-  const auto mine = intersect(segment.range(), owned);
+void Engine::Impl::write_owned(int64_t index, State state, const at::Tensor& values) {
+  const int64_t u = layout.unit_of(index);
+  const auto mine = table->owned_part(index);
+  const int64_t first = table->plan(u).owned.begin;
   if (mine.empty()) return;
-  target.narrow(0, mine.begin - owned.begin, mine.size())
-      .copy_(values.narrow(0, mine.begin - segment.offset, mine.size()));
+  table->write(u, state, {mine.begin - first, mine.end - first},
+               values.narrow(0, mine.begin - layout.segment_of(index).offset, mine.size()));
 }
 
 namespace {
@@ -80,8 +78,8 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const auto values = flattened(value, like, at::kFloat);
   impl_->change_parameters("Engine::set_parameter",
                            [&] {
-                             impl_->table->write_parameter(i, values, Tier::device);
-                             if (impl_->model.trainable(i)) impl_->table->set_master(i, values);
+                             impl_->table->write_parameter(i, values);
+                             if (impl_->model.trainable(i)) impl_->table->write_master(i, values);
                            },
                            {u});
 }
@@ -173,9 +171,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const auto cell = impl_->table->find(u, state);
   if (!cell)
     throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'.", name, state));
-  const auto array = impl_->table->read(u, *cell);
-  impl_->write_owned(i, array, flattened(value, like, at::kFloat));
-  impl_->table->put(u, *cell, array);
+  impl_->write_owned(i, *cell, flattened(value, like, at::kFloat));
 }
 
 void Engine::visit_parameters(

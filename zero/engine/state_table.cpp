@@ -25,9 +25,9 @@ using store::DiskTier;
 
 namespace {
 
-// Elements of a block that crosses between device and host: it stays in a core's cache.
+// The elements of a block that crosses between device and host: it stays in a core's cache.
 constexpr int64_t kStagedNumel = 1 << 18;
-// Of such blocks, where the copies go on beside the update.
+// The number of such blocks where the copies go on beside the update.
 constexpr size_t kStagedAtOnce = 4;
 
 std::byte* at_byte(const at::Tensor& tensor, int64_t element) {
@@ -43,11 +43,12 @@ Category buffers_at(Tier tier) {
 }  // namespace
 
 std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan>& plans,
-                                                      bool hides, bool undoes) {
+                                                      bool keeps_old_parameters,
+                                                      bool keeps_old_states) {
   std::vector<DiskTier::Unit> units;
   for (const auto& plan : plans) {
     DiskTier::Unit unit{.numel = plan.owned.size(), .arrays = {}, .updated = plan.trainable};
-    const bool doubled = plan.trainable && hides;
+    const bool doubled = plan.trainable && keeps_old_parameters;
     for (const auto state : plan.columns_on_disk()) {
       DiskTier::Array array{.dtype = plan.dtype_of(state),
                             .entries = plan.entries(state, DiskTier::kEntryBlock)};
@@ -58,7 +59,7 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
         array.write = false;
         array.doubled = doubled;
       } else {
-        array.doubled = undoes;
+        array.doubled = keeps_old_states;
       }
       unit.arrays.push_back(array);
     }
@@ -75,14 +76,14 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
       group_(*placement.shards),
       ledger_(group_.ledger()),
       link_(link),
-      hides_(options.hides),
-      undoes_(options.undoes),
+      keeps_old_parameters_(options.keeps_old_parameters),
+      keeps_old_states_(options.keeps_old_states),
       device_(
           std::make_unique<store::MemoryTier>(Tier::device, link, layout.unit_count(), kStates)),
       host_(std::make_unique<store::MemoryTier>(Tier::host, link, layout.unit_count(), kStates)),
       disk_(std::move(disk)),
-      hidden_(plans_.size()),
-      unshown_(plans_.size(), 0) {
+      new_parameters_(plans_.size()),
+      updated_(plans_.size(), 0) {
   make_parameters(placement, options);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
   make_staging();
@@ -90,7 +91,7 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
 
 StateTable::~StateTable() {
   try {
-    settle();
+    wait_for_copies();
   } catch (const std::exception&) {  // the device has failed, and said so elsewhere
   }
 }
@@ -120,7 +121,9 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     if (plan.parameters_at == Tier::disk) continue;
     auto& owned = memory(u, State::parameters);
     const int64_t slice = layout_.slice_numel(u);
-    if (window_ && !(options.apart && options.apart(u))) {
+    // Between hosts a unit that crosses quantised lies in the window as the messages say it.
+    const bool rounded = group_.topology().hosts > 1 && plan.parameter_link.quantised();
+    if (window_ && !rounded) {
       owned = window_->memory()
                   .narrow(0, window_offset(u), unit.bytes())
                   .view(plan.dtype)
@@ -130,7 +133,7 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     } else if (sharded.parameters) {
       owned = group_.empty(slice, plan.dtype, Category::parameters).zero_();
     } else {
-      // Where the ranks gather into it, the array lies where the peers can read it.
+      // Peers gather into the array, so it lies where they can read it.
       whole_.push_back(sharded.optimizer
                            ? group_.empty(unit.numel, plan.dtype, Category::parameters).zero_()
                            : zeros(Tier::device, unit.numel, plan.dtype, Category::parameters));
@@ -143,9 +146,9 @@ void StateTable::make_optimizer(int64_t unit) {
   const auto& plan = this->plan(unit);
   if (!plan.trainable) return;
   const int64_t numel = plan.owned.size();
-  if (hides_ && plan.parameters_at != Tier::disk &&
+  if (keeps_old_parameters_ && plan.parameters_at != Tier::disk &&
       (!plan.copies_master() || plan.copies_from_disk())) {
-    hidden_[static_cast<size_t>(unit)] =
+    new_parameters_[static_cast<size_t>(unit)] =
         zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   }
   if (plan.states_at == Tier::disk) return;
@@ -163,10 +166,10 @@ void StateTable::make_optimizer(int64_t unit) {
   }
 }
 
-// Of the units whose new parameters leave the block in which they are made: master weights that are
-// the parameters are copied from where they are kept, unless that is a disk.
+// Returns whether new parameters are made in a block and copied from there. Master weights that are
+// the parameters are copied from where they lie, unless that is a disk.
 bool StateTable::is_staged(const UnitPlan& plan) const {
-  return plan.trainable && plan.crosses() && !hides_ &&
+  return plan.trainable && plan.crosses() && !keeps_old_parameters_ &&
          (!plan.copies_master() || plan.copies_from_disk());
 }
 
@@ -214,6 +217,11 @@ int64_t StateTable::number(int64_t unit, State state) const {
   return place_on_disk(unit, state).value_or(static_cast<int64_t>(held_as(unit, state)));
 }
 
+Range StateTable::entries(int64_t unit, State state, Range elements) const {
+  const auto& plan = this->plan(unit);
+  return {plan.entries(state, elements.begin), plan.entries(state, elements.end)};
+}
+
 std::string_view StateTable::name(int64_t unit, State state) const {
   switch (state) {
     case State::parameters:
@@ -242,79 +250,112 @@ std::optional<State> StateTable::find(int64_t unit, std::string_view name) const
   return static_cast<State>(static_cast<int64_t>(State::master) + (found - known.begin()));
 }
 
-at::Tensor StateTable::read_kept(int64_t unit, State state) const {
-  const auto held = held_as(unit, state);
-  if (plan(unit).tier(held) == Tier::host) settle();
-  return tier(unit, held).read(unit, number(unit, held));
-}
-
 optim::Sign StateTable::sign_of(int64_t unit, State state) const {
   return plan(unit).moment_signs[column(state) - column(State::first_moment)];
 }
 
-at::Tensor StateTable::read(int64_t unit, State state) const {
-  auto values = read_kept(unit, state);
+namespace {
+
+// The blocks of 8-bit codes that `elements` lie in.
+Range whole_blocks(Range elements) {
+  const int64_t size = optim::kCodedBlock;
+  return {elements.begin / size * size, at::round_up(elements.end, size)};
+}
+
+}  // namespace
+
+at::Tensor StateTable::read_stored(int64_t unit, State state, Range elements) const {
+  const auto held = held_as(unit, state);
+  ensure(!plan(unit).is_coded(held) || elements == whole_blocks(elements),
+         "8-bit states are read by whole blocks");
+  if (plan(unit).tier(held) == Tier::host) wait_for_copies();
+  return tier(unit, held).read(unit, number(unit, held), entries(unit, held, elements));
+}
+
+at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
   if (plan(unit).is_coded(state)) {
-    auto wide = at::empty({plan(unit).owned.size()}, at::kFloat);
-    optim::decode(static_cast<const std::byte*>(values.const_data_ptr()),
+    const auto blocks = whole_blocks(elements);
+    const auto codes = read_stored(unit, state, blocks);
+    auto wide = at::empty({blocks.size()}, at::kFloat);
+    optim::decode(static_cast<const std::byte*>(codes.const_data_ptr()),
                   wide.mutable_data_ptr<float>(), wide.numel(), sign_of(unit, state));
-    return wide;
+    return wide.narrow(0, elements.begin - blocks.begin, elements.size());
   }
-  if (state != State::master || !plan(unit).split) return values;
-  const auto upper = tier(unit, State::parameters).read(unit, number(unit, State::parameters));
-  auto joined = at::empty({values.numel()}, at::kFloat);
-  optim::join(halves_of(upper), halves_of(values), joined.mutable_data_ptr<float>(),
+  const auto stored = read_stored(unit, state, elements);
+  if (state != State::master || !plan(unit).split) return stored;
+  const auto upper =
+      tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements);
+  auto joined = at::empty({elements.size()}, at::kFloat);
+  optim::join(halves_of(upper), halves_of(stored), joined.mutable_data_ptr<float>(),
               joined.numel());
   return joined;
 }
 
-void StateTable::write(int64_t unit, State state, int64_t begin, const at::Tensor& values) {
+void StateTable::write(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  if (elements.empty()) return;
+  if (state == State::master && plan(unit).split) {
+    write_halves(unit, elements, values);
+  } else if (plan(unit).is_coded(state) && values.scalar_type() != at::kByte) {
+    write_codes(unit, state, elements, values);
+  } else {
+    write_stored(unit, state, elements, values);
+    if (held_as(unit, state) == State::parameters) reset_new_parameters(unit, elements);
+  }
+}
+
+void StateTable::write_stored(int64_t unit, State state, Range elements, const at::Tensor& values) {
   const auto held = held_as(unit, state);
   auto& at = tier(unit, held);
-  at.write(unit, number(unit, held), begin, values, at.tier());
+  at.write(unit, number(unit, held), entries(unit, held, elements), values, at.tier());
 }
 
-void StateTable::put_halves(int64_t unit, int64_t begin, const at::Tensor& values) {
-  const int64_t numel = values.numel();
+void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
   const auto whole = values.to(at::kFloat).contiguous();
-  const auto part = [&](State state) {
-    return on_disk(unit, state) ? at::empty({numel}, plan(unit).dtype_of(state))
-                                : memory(unit, state).narrow(0, begin, numel);
+  const auto half = [&](State state) {
+    return at::empty({elements.size()}, plan(unit).dtype_of(state));
   };
-  const auto upper = part(State::parameters);
-  const auto lower = part(State::master);
-  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), numel);
-  if (on_disk(unit, State::master)) write(unit, State::master, begin, lower);
-  if (on_disk(unit, State::parameters)) write(unit, State::parameters, begin, upper);
-  follow(unit, begin, numel);
+  const auto upper = half(State::parameters);
+  const auto lower = half(State::master);
+  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), whole.numel());
+  write_stored(unit, State::master, elements, lower);
+  write_stored(unit, State::parameters, elements, upper);
+  reset_new_parameters(unit, elements);
 }
 
-void StateTable::put(int64_t unit, State state, const at::Tensor& values) {
-  if (plan(unit).is_coded(state)) {
-    replace(unit, state, values);
-  } else if (state == State::master && plan(unit).split) {
-    put_halves(unit, 0, values);
-  } else if (on_disk(unit, held_as(unit, state))) {
-    write(unit, state, 0, values);
+// Encodes whole blocks; their elements outside the range keep their values.
+void StateTable::write_codes(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  const auto blocks = whole_blocks(elements);
+  auto wide = values.to(at::kFloat).contiguous();
+  if (blocks != elements) {
+    const auto all = read(unit, state, blocks);
+    all.narrow(0, elements.begin - blocks.begin, elements.size()).copy_(wide);
+    wide = all;
   }
+  const auto codes = at::zeros({plan(unit).entries(state, wide.numel())}, at::kByte);
+  optim::encode(wide.const_data_ptr<float>(), static_cast<std::byte*>(codes.data_ptr()),
+                wide.numel(), sign_of(unit, state));
+  write_stored(unit, state, blocks, codes);
 }
 
-void StateTable::replace(int64_t unit, State state, const at::Tensor& values) {
-  if (state == State::master && plan(unit).split) {
-    put_halves(unit, 0, values);
-    return;
-  }
-  const auto& plan = this->plan(unit);
-  if (plan.is_coded(state) && values.scalar_type() != at::kByte) {
-    const auto wide = values.to(at::kFloat).contiguous();
-    const auto codes = at::zeros({plan.entries(state, wide.numel())}, at::kByte);
-    optim::encode(wide.const_data_ptr<float>(), static_cast<std::byte*>(codes.data_ptr()),
-                  wide.numel(), sign_of(unit, state));
-    write(unit, state, 0, codes);
-    return;
-  }
-  write(unit, state, 0, values);
-  if (held_as(unit, state) == State::parameters) follow(unit);
+int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
+  const auto place = place_on_disk(unit, state);
+  return place ? disk_->whole_bytes(unit, *place) : 0;
+}
+
+store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {
+  return disk_->start_read(unit, place_on_disk(unit, state).value(), to);
+}
+
+store::Transfer StateTable::start_write(int64_t unit, State state, const void* from) {
+  return disk_->start_write(unit, place_on_disk(unit, state).value(), from);
+}
+
+void StateTable::wait(store::Transfer& transfer) {
+  if (disk_) disk_->wait(transfer);
+}
+
+void StateTable::exchange_copies(int64_t unit, State state) {
+  disk_->flip(unit, place_on_disk(unit, state).value());
 }
 
 // Parameters.
@@ -323,14 +364,33 @@ Range StateTable::owned_part(int64_t parameter) const {
   return intersect(layout_.segment_of(parameter).range(), plan(layout_.unit_of(parameter)).owned);
 }
 
-void StateTable::write_parameter(int64_t parameter, const at::Tensor& values, Tier from) {
+namespace {
+
+// The elements of `part` of a unit, counted from the first that `plan`'s rank owns.
+Range from_first_owned(Range part, const UnitPlan& plan) {
+  return {part.begin - plan.owned.begin, part.end - plan.owned.begin};
+}
+
+}  // namespace
+
+void StateTable::write_parameter(int64_t parameter, const at::Tensor& values,
+                                 std::optional<Tier> from) {
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
   const auto part =
       values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
-  tier(u, State::parameters)
-      .write(u, number(u, State::parameters), mine.begin - plan(u).owned.begin, part, from);
+  auto& at = tier(u, State::parameters);
+  at.write(u, number(u, State::parameters), from_first_owned(mine, plan(u)), part,
+           from.value_or(at.tier()));
+}
+
+void StateTable::write_parameter(int64_t parameter, const at::Tensor& values) {
+  write_parameter(parameter, values, std::nullopt);
+}
+
+void StateTable::write_from_device(int64_t parameter, const at::Tensor& values) {
+  write_parameter(parameter, values, Tier::device);
 }
 
 at::Tensor StateTable::narrowed(int64_t unit, const at::Tensor& parameter) const {
@@ -343,46 +403,36 @@ at::Tensor StateTable::narrowed(int64_t unit, const at::Tensor& parameter) const
   return made;
 }
 
-void StateTable::set_master(int64_t parameter, const at::Tensor& values) {
+void StateTable::write_master(int64_t parameter, const at::Tensor& values) {
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
-  const auto part =
-      values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
-  const int64_t begin = mine.begin - plan(u).owned.begin;
-  if (plan(u).split) {
-    put_halves(u, begin, part);
-    return;
-  }
-  write(u, State::master, begin, part);
-  if (!on_disk(u, held_as(u, State::master))) follow(u, begin, mine.size());
+  write(u, State::master, from_first_owned(mine, plan(u)),
+        values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size()));
 }
 
-void StateTable::follow(int64_t unit, int64_t begin, int64_t numel) {
+void StateTable::reset_new_parameters(int64_t unit, Range elements) {
   const auto& plan = this->plan(unit);
-  const auto& hidden = hidden_[static_cast<size_t>(unit)];
-  if (!hidden.defined() || (plan.own_master() && !plan.split)) return;
-  link_.copy(at_byte(hidden, begin), plan.updated_at(),
-             at_byte(memory(unit, State::parameters), begin), plan.parameters_at,
-             numel * hidden.element_size());
+  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
+  if (!fresh.defined() || (plan.own_master() && !plan.split)) return;
+  link_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
+             at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
+             elements.size() * fresh.element_size());
 }
-
-void StateTable::follow(int64_t unit) { follow(unit, 0, plan(unit).owned.size()); }
 
 void StateTable::refresh_master(int64_t parameter) {
   const int64_t u = layout_.unit_of(parameter);
   const auto& plan = this->plan(u);
-  const auto mine = owned_part(parameter);
-  if (mine.empty()) return;
-  const int64_t begin = mine.begin - plan.owned.begin;
-  follow(u, begin, mine.size());
+  const auto part = owned_part(parameter);
+  if (part.empty()) return;
+  const auto mine = from_first_owned(part, plan);
+  reset_new_parameters(u, mine);
   if (!plan.own_master()) return;
-  auto written = read(u, State::parameters).narrow(0, begin, mine.size());
+  auto written = read(u, State::parameters, mine);
   if (plan.split) {
-    const auto lower =
-        tier(u, State::master).read(u, number(u, State::master)).narrow(0, begin, mine.size());
+    const auto lower = read_stored(u, State::master, mine);
     optim::fit_lower(halves_of(written), halves_of(lower), mine.size());
-    if (on_disk(u, State::master)) write(u, State::master, begin, lower);
+    write_stored(u, State::master, mine, lower);
     return;
   }
   if (plan.crosses()) {
@@ -391,66 +441,70 @@ void StateTable::refresh_master(int64_t parameter) {
     link_.copy(here, to, written, plan.parameters_at);
     written = here;
   }
-  const auto whole = read(u, State::master);
-  auto master = whole.narrow(0, begin, mine.size());
-  master.copy_(
+  const auto master = read(u, State::master, mine);
+  write_stored(
+      u, State::master, mine,
       at::where(master.to(written.scalar_type()) == written, master, written.to(at::kFloat)));
-  put(u, State::master, whole);
 }
 
-void StateTable::show(int64_t unit) {
-  if (std::exchange(unshown_[static_cast<size_t>(unit)], uint8_t{0}) == 0 || !hides_) return;
+void StateTable::use_new_parameters(int64_t unit) {
+  const bool updated = std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) != 0;
+  if (!updated || !keeps_old_parameters_) return;
   const auto& plan = this->plan(unit);
-  if (undoes_ && plan.states_at == Tier::disk) {
+  if (keeps_old_states_ && plan.states_at == Tier::disk) {
     disk_->wait_written(unit);
-    for (const auto state : plan.optimizer_columns())
-      disk_->flip(unit, place_on_disk(unit, state).value());
+    for (const auto state : plan.optimizer_columns()) exchange_copies(unit, state);
   }
   if (plan.parameters_at == Tier::disk) {
     disk_->wait_written(unit);
-    disk_->flip(unit, place_on_disk(unit, State::parameters).value());
+    exchange_copies(unit, State::parameters);
     return;
   }
-  const auto& hidden = hidden_[static_cast<size_t>(unit)];
-  const auto& updated = hidden.defined() ? hidden : memory(unit, State::master);
-  link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at,
-             updated.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(updated.nbytes()),
-             &shown_);
+  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
+  const auto& from = fresh.defined() ? fresh : memory(unit, State::master);
+  link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at, from.const_data_ptr(),
+             plan.updated_at(), static_cast<int64_t>(from.nbytes()), &parameter_copies_);
 }
 
-void StateTable::undo(int64_t unit) {
-  if (std::exchange(unshown_[static_cast<size_t>(unit)], uint8_t{0}) == 0) return;
-  ensure(undoes_, "the states before an update are kept");
-  if (disk_ != nullptr) disk_->wait_written(unit);
-  follow(unit);
+void StateTable::take_back_update(int64_t unit) {
+  if (std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) == 0) return;
+  ensure(keeps_old_states_, "the states before an update are kept");
+  if (disk_) disk_->wait_written(unit);
+  reset_new_parameters(unit);
 }
 
-void StateTable::forget_hidden() { std::fill(unshown_.begin(), unshown_.end(), uint8_t{0}); }
+void StateTable::drop_new_parameters() { std::fill(updated_.begin(), updated_.end(), uint8_t{0}); }
+
+// Updates.
+
+void StateTable::run_updates_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming) {
+  if (disk_) disk_->run_beside(std::move(upcoming));
+}
+
+void StateTable::wait_for_written_states() {
+  if (disk_) disk_->settle();
+}
+
+void StateTable::end_updates() {
+  if (disk_) disk_->end_step();
+}
 
 // Blocks.
-
-HostTraffic StateTable::host_bytes(int64_t unit, int64_t passes) const {
-  const auto& plan = this->plan(unit);
-  if (!plan.crosses()) return {};
-  const int64_t bytes = plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype));
-  if (plan.updated_at() == Tier::host) return {.down = 0, .up = bytes};
-  return {.down = bytes, .up = plan.own_master() || hides_ ? 0 : passes * bytes};
-}
 
 void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
                                 const std::function<void(const Block&)>& update, Weights weights) {
   const auto& plan = this->plan(unit);
   const auto on_disk = plan.columns_on_disk();
   const auto optimizer = plan.optimizer_columns();
-  const auto& hidden = hidden_[static_cast<size_t>(unit)];
+  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
   const bool narrows = plan.own_master() && !plan.copies_master();
-  // The new parameters leave the block in which they were made for the other memory.
-  const bool crosses = plan.crosses() && !hides_;
+  // New parameters are copied from where they were made to the other memory.
+  const bool crosses = plan.crosses() && !keeps_old_parameters_;
   const bool staged = is_staged(plan);
   const bool parameters_on_disk = plan.parameters_at == Tier::disk;
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(plan.dtype));
   const bool updated = weights == Weights::updated;
-  if (updated) unshown_[static_cast<size_t>(unit)] = 1;
+  if (updated) updated_[static_cast<size_t>(unit)] = 1;
 
   const auto pass = [&](const DiskTier::Block& from_disk) {
     Block block{.begin = from_disk.begin, .end = from_disk.end};
@@ -459,12 +513,12 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
       block.at[column(on_disk[i])] = from_disk.arrays[i];
     auto& parameters = block.at[column(State::parameters)];
     auto* staging = staged ? &staging_[staged_++ % staging_.size()] : nullptr;
-    // One on the device is written behind the copies that read it.
+    // A block on the device is written on the stream, behind the copies that read it.
     if (staged && plan.updated_at() == Tier::host) staging->sent.wait_on_host();
     if (!parameters_on_disk) {
-      parameters = staged             ? static_cast<std::byte*>(staging->memory.data_ptr())
-                   : hidden.defined() ? at_byte(hidden, block.begin)
-                                      : at_byte(memory(unit, State::parameters), block.begin);
+      parameters = staged            ? static_cast<std::byte*>(staging->memory.data_ptr())
+                   : fresh.defined() ? at_byte(fresh, block.begin)
+                                     : at_byte(memory(unit, State::parameters), block.begin);
     }
     if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
     if (plan.states_at != Tier::disk) {
@@ -484,13 +538,13 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     auto* const place = parameters;
     if (!narrows) parameters = nullptr;
     block.fresh =
-        narrows && !plan.split && (parameters_on_disk || (updated && (hidden.defined() || staged)));
+        narrows && !plan.split && (parameters_on_disk || (updated && (fresh.defined() || staged)));
     update(block);
     if (!updated) return;
     if (plan.copies_from_disk()) std::memcpy(place, master, static_cast<size_t>(bytes));
     if (!crosses) return;
     link_.copy(at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at,
-               staged ? place : master, plan.updated_at(), bytes, &shown_);
+               staged ? place : master, plan.updated_at(), bytes, &parameter_copies_);
     if (staged) staging->sent.record(device());
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.

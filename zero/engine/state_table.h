@@ -1,13 +1,13 @@
-// The table: each state of each unit, on the tier that the configuration gives it.
+// The table holds each state of each unit, on the tier that the configuration gives it.
 //
 // Note [The table]
 // A row is a unit, a column a state (unit_plan.h). A cell is an array of the elements that this
 // rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to where
 // operators read them (gather.h), reduce brings gradients to the cells that the update reads
 // (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They ask the
-// table for cells and blocks. A plan says on which tier a cell lies, the table where on it; when an
-// update runs is known to UpdateSchedule alone. Saving, loading and reading by name are readers and
-// writers of cells.
+// table for ranges and blocks. A plan says on which tier a cell lies, and the table knows where on
+// that tier; no flow asks for a tier by name. UpdateSchedule alone knows when an update runs.
+// Saving, loading and reading by name are readers and writers of ranges.
 //
 // Note [Optimizer on the host]
 // Where master weights and moments lie in host memory the update runs there (ZeRO-Offload,
@@ -18,14 +18,21 @@
 // that. The other way round (parameters on the host, optimizer on the device) the blocks lie on the
 // device. Results are those of states on the device, bit for bit.
 //
+// Note [New parameters]
+// An update that runs beside a pass must leave the parameters that the pass uses as they are. It
+// writes new parameters to memory of their own, or to a second copy on disk, and
+// `use_new_parameters` puts them into force when the pass is over. Between updates the memory of
+// the new parameters equals the parameters, as far as an update starts from them: the update reads
+// them there, where nothing that the user writes meanwhile can get in.
+//
 // Note [Copies to a device]
-// Of a device with memory of its own the copies of an update are enqueued on the stream of who
-// updates, and the host goes on with the next block. It waits where it would write memory that a
-// copy may still read: a block of the ring, once that comes round again. Master weights that are
-// copied up themselves, and hidden parameters, are written again by the unit's next update only.
-// That one's gradient has come down from the device by then, on streams that follow these copies;
-// an update that is delayed has its gradient earlier, and waits (`settle`), as do reads of what
-// comes down.
+// On a device with memory of its own the copies of an update are enqueued on the stream of whoever
+// updates, and the host goes on with the next block. The host waits before it writes memory that a
+// copy may still read: a block of the ring waits until its last copy is done. Master weights that
+// are copied up themselves, and new parameters that wait to be used, are written again by the
+// unit's next update only. By then that update's gradient has come down from the device on streams
+// that follow these copies. A delayed update has its gradient earlier, so it waits
+// (`wait_for_copies`), and so do reads of memory that such copies write.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,124 +60,154 @@ namespace zero {
 class StateTable {
  public:
   struct Options {
-    /// Updates leave new parameters hidden until `show`: they run beside a pass that uses the old.
-    bool hides = false;
-    /// States on disk have two copies: an update that was not shown can be left out (`undo`).
-    bool undoes = false;
-    /// Stage 3: slices lie side by side in an array that the ranks of a host share, where there can
-    /// be one.
+    /// Updates leave the parameters in use as they are: Note [New parameters].
+    bool keeps_old_parameters = false;
+    /// States on disk have two copies, so that `take_back_update` can be called.
+    bool keeps_old_states = false;
+    /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, where
+    /// there can be one.
     bool in_place = false;
-    /// Whether a unit's slice is kept apart from that array, which has other values of it. May be
-    /// empty: none is.
-    std::function<bool(int64_t unit)> apart{};
   };
-  /// The arrays on disk of all units, for the DiskTier that a table of these plans is given.
+  /// Returns the arrays on disk of all units, for the DiskTier that a table of these plans is
+  /// given.
   static std::vector<store::DiskTier::Unit> units_on_disk(const std::vector<UnitPlan>& plans,
-                                                          bool hides, bool undoes);
+                                                          bool keeps_old_parameters,
+                                                          bool keeps_old_states);
 
-  /// `plans` has one a unit; `disk` is null where nothing lies there. `link` outlives this. Makes
-  /// all arrays, zero-filled, but those of gradients, which the flow that reduces them makes.
-  /// Collective where `in_place`.
+  /// `plans` has one for each unit; `disk` is null where no state lies on a disk. `link` must
+  /// outlive this. Makes all arrays, zero-filled, but those of gradients, which the flow that
+  /// reduces them makes. Collective where `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
              const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
-  /// Waits until nothing reads its memory any more.
+  /// Waits for copies that read its memory.
   ~StateTable();
   StateTable(const StateTable&) = delete;
   StateTable& operator=(const StateTable&) = delete;
 
   const UnitPlan& plan(int64_t unit) const { return plans_[static_cast<size_t>(unit)]; }
   bool trainable(int64_t unit) const { return plan(unit).trainable; }
-  bool on_disk(int64_t unit, State state) const { return plan(unit).tier(state) == Tier::disk; }
-  /// Null where every state is in memory.
-  store::DiskTier* disk() const { return disk_.get(); }
+  /// Returns the range of all elements of a row on this rank, counted from its first.
+  partition::Range all(int64_t unit) const { return {0, plan(unit).owned.size()}; }
   HostLink& link() const { return link_; }
-  /// Where the device tier lies.
+  /// Returns where the device tier lies.
   c10::Device device() const { return group_.device(); }
   c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
-  // Cells. Master weights of fp32 parameters that have none of their own are the parameters.
+  // Ranges of cells. Elements are counted from the first that this rank owns of the unit. fp32
+  // parameters that have no master weights of their own are their own master weights.
 
-  /// The column of a state by name, "master" or the optimizer's; none where the unit has no such.
+  /// Returns the column of a state by name ("master", or the optimizer's name for it), or none
+  /// where the unit has no such state.
   std::optional<State> find(int64_t unit, std::string_view name) const;
-  /// The names that `find` knows of a unit, "master" first; none of a frozen unit.
+  /// Returns the names that `find` knows of a unit, "master" first. A frozen unit has none.
   std::vector<std::string_view> names(int64_t unit) const;
   std::string_view name(int64_t unit, State state) const;
-  /// Its own elements of a state: master weights and 8-bit states in fp32, others in their dtype.
-  /// The memory itself where there is some; a copy where they lie on disk, in halves or in codes:
-  /// after changes call `put`.
-  at::Tensor read(int64_t unit, State state) const;
-  /// The array of a cell as it is kept: of split master weights the lower halves, of 8-bit states
-  /// the bytes of their blocks.
-  at::Tensor read_kept(int64_t unit, State state) const;
-  /// Puts what `read` gave, and the caller has changed, in its place.
-  void put(int64_t unit, State state, const at::Tensor& values);
-  /// Puts new values (1-D, all owned elements) in the place of a cell's. Hidden parameters follow.
-  /// Of 8-bit states also their bytes as `read_kept` gives them; others are rounded to nearest.
-  void replace(int64_t unit, State state, const at::Tensor& values);
-  /// The memory of a cell: undefined where it has none, or none now.
+  /// Returns elements of a state, 1-D: master weights and 8-bit states in fp32, others in their
+  /// dtype. The result is the memory itself where the state lies in memory as it is; a state on
+  /// disk, in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
+  at::Tensor read(int64_t unit, State state, partition::Range elements) const;
+  at::Tensor read(int64_t unit, State state) const { return read(unit, state, all(unit)); }
+  /// Returns the same as the cell stores it: the lower halves of split master weights, and the
+  /// bytes of whole blocks of 8-bit states (`elements` begin and end on multiples of kCodedBlock).
+  at::Tensor read_stored(int64_t unit, State state, partition::Range elements) const;
+  /// Writes elements of a state from 1-D `values` of any floating-point dtype, rounded to nearest,
+  /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
+  /// the master weights change with these, and new parameters change with the parameters.
+  void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  /// Returns the memory of a cell: undefined where it has none, or none now.
   at::Tensor& memory(int64_t unit, State state) const;
-  /// The number of a cell's array on disk; none where it is in memory.
+
+  // Asynchronous transfers of whole cells that lie on a disk.
+
+  /// Returns the bytes of memory that a transfer needs: a multiple of store::kAlignment; 0 where
+  /// the cell lies in memory, which no transfer is for.
+  int64_t transfer_bytes(int64_t unit, State state) const;
+  /// Starts to read a cell to `to`, which is aligned to store::kAlignment and lives until `wait`
+  /// returns.
+  store::Transfer start_read(int64_t unit, State state, void* to);
+  /// Starts to write a cell that the update only reads. All reads of it have ended.
+  store::Transfer start_write(int64_t unit, State state, const void* from);
+  /// Waits for a transfer, and counts the time as waiting for the disk.
+  void wait(store::Transfer& transfer);
+  /// Exchanges the two copies of a cell that has two: the update reads the one that was written,
+  /// and writing goes to the other.
+  void exchange_copies(int64_t unit, State state);
+
+  /// Returns the disk, for accounts of bytes and time; null where every state is in memory.
+  store::DiskTier* disk() const { return disk_.get(); }
+  /// Returns the number of a cell's array on disk, or none where it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
 
   // Parameters.
 
-  /// All elements of a unit, where parameters are replicated (stages 0 to 2).
+  /// Returns all elements of a unit, where parameters are replicated (stages 0 to 2).
   const at::Tensor& whole(int64_t unit) const { return whole_[static_cast<size_t>(unit)]; }
-  /// The shared array of stage 3 on one host; null elsewhere.
+  /// Returns the shared array of stage 3 on one host, else null.
   comm::Window* window() const { return window_.get(); }
-  /// Where a unit begins in it, bytes.
+  /// Returns where a unit begins in it, in bytes.
   int64_t window_offset(int64_t unit) const { return window_offset_[static_cast<size_t>(unit)]; }
-  /// Writes the owned part of a parameter's full values (1-D, storage order, any dtype, in memory
-  /// of tier `from`).
-  void write_parameter(int64_t parameter, const at::Tensor& values, Tier from);
-  /// A parameter as its unit's dtype has it, rounded as the update rounds it.
+  /// Returns the part of a parameter that this rank owns, in elements of its unit.
+  partition::Range owned_part(int64_t parameter) const;
+  /// Writes the owned part of a parameter's full values (1-D, storage order, any dtype). Master
+  /// weights and new parameters stay as they are.
+  void write_parameter(int64_t parameter, const at::Tensor& values);
+  /// Does the same with what operators left on the device, and counts bytes that cross to the host.
+  void write_from_device(int64_t parameter, const at::Tensor& values);
+  /// Returns a parameter in its unit's dtype, rounded as the update rounds it.
   at::Tensor narrowed(int64_t unit, const at::Tensor& parameter) const;
-  /// Sets the owned master weights of `parameter` from its full values in storage order; where they
-  /// are split, the parameters too.
-  void set_master(int64_t parameter, const at::Tensor& values);
-  /// After something else wrote the owned (low-precision) parameters: where the master no longer
-  /// rounds to the parameter, takes the parameter. Elements that were not written keep the master's
-  /// extra bits; where it is split, others too.
+  /// Writes the owned master weights of `parameter` from its full values in storage order.
+  void write_master(int64_t parameter, const at::Tensor& values);
+  /// Makes master weights follow after something else wrote the owned (low-precision) parameters:
+  /// where a master weight no longer rounds to the parameter, it takes the parameter's value.
+  /// Elements that were not written keep the master's extra bits; split masters keep them always.
   void refresh_master(int64_t parameter);
-  /// After all owned parameters of a unit were written elsewhere: hidden ones, from which an update
-  /// starts, become the same. (The functions that set or refresh one parameter do so themselves.)
-  void follow(int64_t unit);
-  /// Shows the parameters of a unit, if it was updated since the last call, where updates leave
-  /// them hidden. Nobody reads its parameters meanwhile.
-  void show(int64_t unit);
-  /// Takes an update that was not shown back, where the options say that this can be done.
-  void undo(int64_t unit);
-  /// Forgets what `show` would show.
-  void forget_hidden();
+  /// Makes the new parameters of a unit equal to the parameters, all of which were written
+  /// elsewhere. (Functions that write ranges or one parameter's masters do so themselves.)
+  void reset_new_parameters(int64_t unit) { reset_new_parameters(unit, all(unit)); }
+  /// Puts new parameters of a unit into force, if it was updated since the last call. Nobody reads
+  /// its parameters meanwhile.
+  void use_new_parameters(int64_t unit);
+  /// Takes an update back whose parameters are not in force yet. Needs `keeps_old_states`.
+  void take_back_update(int64_t unit);
+  /// Leaves out what `use_new_parameters` would put into force.
+  void drop_new_parameters();
   /// Blocks until new parameters have crossed between device and host.
-  void settle() const { shown_.wait_on_host(); }
+  void wait_for_copies() const { parameter_copies_.wait_on_host(); }
+
+  // Updates by whoever schedules them. Nothing happens where all states are in memory.
+
+  /// From now on updates run beside something else, in the order that `upcoming` names: see
+  /// store::DiskTier::run_beside.
+  void run_updates_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming);
+  /// Blocks until what updates wrote is on disk, while no unit is updated.
+  void wait_for_written_states();
+  /// The updates of a step are done: buffers that nothing can be read ahead into are given back.
+  void end_updates();
+  /// Returns the clock that counts waiting for states on disk, or null where there are none.
+  comm::WaitClock* wait_clock() const { return disk_ ? &disk_->clock() : nullptr; }
 
   // Blocks.
 
-  /// Elements [begin, end) of a row, where the update finds them and leaves them.
+  /// Elements [begin, end) of a row, and the addresses where the update reads and writes them.
   struct Block {
     int64_t begin = 0;
     int64_t end = 0;
-    /// By column: the address of element `begin`. Parameters: where new ones go (null: the master
-    /// is the parameter).
+    /// By column: the address of element `begin`. The parameters' is where new ones go; null where
+    /// the master is the parameter.
     std::array<std::byte*, kStates> at{};
-    /// New parameters are all to be written: their place does not hold the old ones.
+    /// The update writes new parameters for all elements: their place does not hold the old ones.
     bool fresh = false;
   };
   /// Passes the row of `unit` through `update` block by block; blocks on disk may come from several
-  /// threads at once. `gradient`: its owned elements, or undefined where they lie on disk.
-  /// With Weights::kept `update` leaves the weights as they are, and only writes what is fresh.
-  enum class Weights : uint8_t { updated, kept };
+  /// threads at once. `gradient` has the owned elements, or is undefined where they lie on disk.
+  /// With Weights::unchanged `update` leaves the weights as they are, and only writes what is
+  /// fresh.
+  enum class Weights : uint8_t { updated, unchanged };
   void for_each_block(int64_t unit, const at::Tensor& gradient,
                       const std::function<void(const Block&)>& update,
                       Weights weights = Weights::updated);
-
-  /// Bytes that an update of a unit in so many passes moves between device and host. One on the
-  /// device fetches fp32 parameters from the host, unless it hides the new ones: then it has those
-  /// of before.
-  HostTraffic host_bytes(int64_t unit, int64_t passes) const;
 
  private:
   void make_parameters(const Placement& placement, const Options& options);
@@ -184,33 +221,33 @@ class StateTable {
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
+  partition::Range entries(int64_t unit, State state, partition::Range elements) const;
   optim::Sign sign_of(int64_t unit, State state) const;
-  void write(int64_t unit, State state, int64_t begin, const at::Tensor& values);
-  void put_halves(int64_t unit, int64_t begin, const at::Tensor& values);
-  void follow(int64_t unit, int64_t begin, int64_t numel);
-  partition::Range owned_part(int64_t parameter) const;
+  void write_stored(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  void write_halves(int64_t unit, partition::Range elements, const at::Tensor& values);
+  void write_codes(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  void write_parameter(int64_t parameter, const at::Tensor& values, std::optional<Tier> from);
+  void reset_new_parameters(int64_t unit, partition::Range elements);
 
   const partition::Layout& layout_;
   std::vector<UnitPlan> plans_;
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
   HostLink& link_;
-  bool hides_;
-  bool undoes_;
+  bool keeps_old_parameters_;
+  bool keeps_old_states_;
   std::unique_ptr<store::MemoryTier> device_;
   std::unique_ptr<store::MemoryTier> host_;
   std::unique_ptr<store::DiskTier> disk_;
   std::vector<at::Tensor> whole_;  // by unit; empty where parameters are sharded
   std::unique_ptr<comm::Window> window_;
   std::vector<int64_t> window_offset_;
-  // By unit: where updates leave new parameters until `show`; undefined where they leave them in
-  // their place, on disk, or in fp32 master weights apart. Between updates it equals the
-  // parameters, as far as updates start from them: they do so here, where nothing that the user
-  // writes meanwhile can get in.
-  std::vector<at::Tensor> hidden_;
-  std::vector<uint8_t> unshown_;  // by unit
-  StreamMark shown_;              // copies of new parameters
-  // Blocks of parameters on their way, which take turns; none without need.
+  // By unit: Note [New parameters]. Undefined where updates leave new parameters in their place, on
+  // disk, or in fp32 master weights of their own.
+  std::vector<at::Tensor> new_parameters_;
+  std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
+  StreamMark parameter_copies_;   // from where updates make new parameters
+  // Blocks of parameters on their way, which take turns; none where no update needs them.
   struct Staging {
     at::Tensor memory;
     StreamMark sent;

@@ -14,8 +14,8 @@ namespace {
 
 std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
 
-// What a step needs beside the states: the largest parameter gathered, its gradient and its slice,
-// two buckets, staging, and the buffers of streams and reads from a disk.
+// Returns the bytes that a step needs beside the states: the largest parameter gathered, its
+// gradient and its slice, two buckets, staging, and the buffers of streams and reads from a disk.
 double work_of_step(const Config& config, const StepSize& size) {
   constexpr double kStaging = 4 << 20;
   const double largest =
@@ -79,7 +79,7 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   const bool is_master =
       config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
   const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;
-  // Of as many elements as any format has whole bytes for.
+  // Every format has whole bytes for this many elements.
   const auto moment_bytes =
       static_cast<int64_t>(arrays) *
       optim::state_bytes(config.states_of(config.parameter_dtype()), partition::kAlignment);
@@ -223,8 +223,9 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
     parameters.nvme_path = optimizer.nvme_path;
     others = 0;
   }
-  // What they leave keeps a part of the optimizer's: a byte of them saves two of the disk's a step,
-  // one read and one written. In twentieths, so that the choice reads well.
+  // The room that they leave keeps a part of the optimizer's states: a byte kept saves the disk two
+  // bytes a step, one read and one written. The part is in twentieths, so that the choice reads
+  // well.
   const double excess = states.optimizer > 0 ? 1 - (room - others) / states.optimizer : 1;
   optimizer.ratio = std::clamp(std::ceil(excess * 20) / 20, 0.05, 1.0);
 

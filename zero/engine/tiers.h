@@ -1,4 +1,4 @@
-// Which states go to disk, so that the rest fits into a memory budget.
+// The choice of the states that go to disk, so that the rest fits into a memory budget.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace zero {
 
-/// Of `ranks`, those over which states are sharded: `config.mics_shard_size`, or all.
+/// Returns the number of ranks over which states are sharded: `config.mics_shard_size`, or all
+/// `ranks`.
 int shard_ranks(const Config& config, int ranks);
 
 /// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
@@ -37,7 +38,7 @@ struct StepSize {
 /// The most that the states may be, to choose by. What Adafactor keeps is known: of matrices their
 /// rows and columns, whole on every rank.
 partition::StateMemory predicted_states(const Config& config, const StepSize& size);
-/// The same of a device: without what is in host memory.
+/// Returns the same for a device: without the states in host memory.
 partition::StateMemory predicted_device_states(const Config& config, const StepSize& size);
 
 struct TierChoice {
@@ -45,8 +46,8 @@ struct TierChoice {
   std::string reason;  ///< a sentence for people; empty where there was nothing to choose
 };
 
-/// Where `config` has a memory budget and names a folder for files (nvme_path) but puts nothing
-/// there: moves as little as needed to disk for the states to fit beside what a step needs. First
+/// Moves as little as needed to disk for the states to fit beside what a step needs, if `config`
+/// has a memory budget and names a folder for files (nvme_path) but puts nothing there. First come
 /// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; at stage 3 the
 /// parameters, too; of the optimizer's states what then still fits stays. What comes to disk first
 /// costs least: optimizer states move once a step, parameters with every gather. Results do not
@@ -59,7 +60,8 @@ TierChoice choose_tiers(Config config, const StepSize& size);
 /// before there is a model; with parts of states on disk, which are whole units, only the engine
 /// knows.
 void check_budget(const Config& config, int64_t parameters, int ranks);
-/// The same of states that are known. `total_at` says what a rank's would take at another stage.
+/// Does the same with states that are known. `total_at` returns the bytes of a rank's states at
+/// another stage.
 void check_budget(const Config& config, int ranks, const partition::StateMemory& states,
                   const std::function<double(int stage)>& total_at);
 

@@ -1,4 +1,4 @@
-// What the ranks tell each other between the two passes of an update: Note [Two passes] in
+// The exchange between ranks that separates the two passes of an update: Note [Two passes] in
 // zero/optim/passes.h.
 //
 // Note [Exchange between passes]
@@ -22,6 +22,7 @@
 #include "zero/engine/factor_exchange.h"
 #include "zero/engine/factored_states.h"
 #include "zero/engine/model.h"
+#include "zero/engine/pass_batches.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/state_table.h"
 #include "zero/optim/passes.h"
@@ -33,51 +34,34 @@ class TwoPasses {
  public:
   /// All outlive this. `in_force`: the optimizer of a parameter, as it suits it, in this update.
   TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-            const Placement& placement, FactoredStates& factored,
+            const Placement& placement, FactoredStates& factored, std::vector<PassBatch> batches,
             std::function<Optimizer(int64_t parameter)> in_force);
 
-  optim::Reach reach(int64_t unit) const { return reach_[static_cast<size_t>(unit)]; }
+  optim::Reach reach(int64_t unit) const { return table_.plan(unit).reach; }
   /// The units of two passes, in the order of their first ones; an `exchange` follows each batch.
-  const std::vector<std::vector<int64_t>>& batches() const { return batches_; }
+  const std::vector<PassBatch>& batches() const { return batches_; }
 
   /// The first pass of a unit begins: update `step` of those of its parameters that follow.
   void begin(int64_t unit);
   void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
-  /// What it is to find out about elements [begin, ...) of the owned ones, and what it has found of
-  /// a parameter there. From several threads at once.
+  /// Returns what a first pass is to find out about owned elements from `begin` on; `add` takes
+  /// what it has found of a parameter there. From several threads at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
   void add(int64_t parameter, const optim::Findings& found);
 
-  /// After the first passes of a batch. Collective over the ranks that shard.
-  void exchange(const std::vector<int64_t>& batch);
+  /// After the first passes of batch number `batch`. Collective over the ranks that shard.
+  void exchange(size_t batch);
 
-  /// What the second pass needs of a parameter and its owned elements from `begin` on.
+  /// The second pass needs these of a parameter, and of its owned elements from `begin` on.
   double ratio(int64_t parameter) const { return ratio_[static_cast<size_t>(parameter)]; }
   const float* direction(int64_t unit, int64_t begin) const;
   /// The second pass of a unit has ended.
   void end(int64_t unit) { directions_[static_cast<size_t>(unit)] = at::Tensor(); }
 
-  /// Bytes of the arrays that a step gathers, each once.
-  const std::vector<int64_t>& gathered_bytes() const { return gathered_bytes_; }
-
  private:
-  struct Matrix {
-    int64_t parameter = 0;
-    int64_t rows = 0;  ///< as the storage has them
-    int64_t columns = 0;
-    int owner = 0;
-    int64_t offset = 0;  ///< in what the owner sends
-  };
-  struct Deal {
-    std::vector<Matrix> matrices;
-    int64_t numel = 0;  ///< that an owner sends
-  };
-  std::vector<int64_t> find_shared(const std::vector<int64_t>& batch) const;
-  Deal deal(const std::vector<int64_t>& batch) const;
-  void make_batches();
   void exchange_norms(const std::vector<int64_t>& shared);
-  void exchange_matrices(const std::vector<int64_t>& batch, const Deal& deal);
-  at::Tensor matrix_of(const at::Tensor& unit, const Matrix& matrix) const;
+  void exchange_matrices(const PassBatch& batch);
+  at::Tensor matrix_of(const at::Tensor& unit, const PassBatch::Matrix& matrix) const;
 
   const partition::Layout& layout_;
   const StateTable& table_;
@@ -85,19 +69,14 @@ class TwoPasses {
   std::function<Optimizer(int64_t parameter)> in_force_;
   comm::Group& group_;                    // that shards
   bool sliced_;                           // units lie in slices on its ranks
-  std::vector<optim::Reach> reach_;       // by unit
   std::vector<uint8_t> keeps_direction_;  // by unit
-  std::vector<std::vector<int64_t>> batches_;
-  std::vector<Deal> deals_;                   // by batch
-  std::vector<std::vector<int64_t>> shared_;  // by batch: parameters in several slices
-  std::vector<size_t> factor_batch_;          // by batch: its number in factors_
+  std::vector<PassBatch> batches_;
   FactorExchange factors_;
-  std::vector<FactorExchange::Turn> turns_;  // by parameter; empty without need
-  std::vector<int64_t> gathered_bytes_;
+  std::vector<FactorExchange::Turn> turns_;   // by parameter; empty without need
   std::vector<optim::ParameterNorms> norms_;  // by parameter; empty without need
   std::vector<double> ratio_;                 // by parameter
   std::vector<at::Tensor> directions_;        // by unit, owned elements
-  std::mutex mutex_;                          // of the norms
+  std::mutex mutex_;                          // guards the norms
 };
 
 }  // namespace zero

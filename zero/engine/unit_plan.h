@@ -1,4 +1,4 @@
-// What is decided about a unit before anything is allocated: a row of the engine's table.
+// A row of the engine's table as it is planned: all decisions about a unit.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -28,12 +28,13 @@ struct UnitPlan : Form {
   Tier states_at = Tier::device;     ///< master weights and moments
   /// The device has memory of its own: what lies on a disk is updated on the host.
   bool own_memory = false;
-  /// What an element's update depends on. Beyond the element it takes two passes (two_passes.h).
+  /// How far the update of an element reaches: beyond the element it takes two passes
+  /// (two_passes.h).
   optim::Reach reach = optim::Reach::element;
   /// Names of the optimizer's states; none where it is not trainable.
   std::vector<std::string_view> moments;
-  std::array<optim::Sign, kStates> moment_signs{};  ///< of their values
-  /// Of factored states, which every rank has whole: Note [Factored states].
+  std::array<optim::Sign, kStates> moment_signs{};  ///< signs of their values
+  /// Bytes of factored states, which every rank has whole: Note [Factored states].
   int64_t factored_bytes = 0;
 
   Tier factored_at() const { return states_at == Tier::device ? Tier::device : Tier::host; }
@@ -81,14 +82,14 @@ struct UnitPlan : Form {
   bool comes_up() const {
     return parameters_at == Tier::host || (parameters_at == Tier::disk && own_memory);
   }
-  /// Where the update makes new parameters.
+  /// The tier on which the update makes new parameters.
   Tier updated_at() const {
     if (states_at != Tier::disk) return states_at;
     return own_memory ? Tier::host : parameters_at;
   }
   /// Master weights that are the new parameters themselves, for the device to copy.
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
-  /// The same where they are gone after the update: it leaves a copy for the device.
+  /// The same, and they are gone after the update: it leaves a copy for the device.
   bool copies_from_disk() const { return copies_master() && states_at == Tier::disk; }
 };
 

@@ -14,14 +14,15 @@ using partition::intersect;
 
 UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
                        const Placement& placement, FactoredStates& factored,
-                       std::vector<OptimizerGroup> groups, double gradient_limit)
+                       std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
+                       double gradient_limit)
     : layout_(layout),
       table_(table),
       timeline_(placement.all->accounts().timeline),
       groups_(std::move(groups)),
       model_(model),
       group_of_(model.group_of()),
-      passes_(layout, table, model, placement, factored,
+      passes_(layout, table, model, placement, factored, std::move(batches),
               [this](int64_t parameter) {
                 return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
                                      model_.parameter(parameter).dim());
@@ -85,7 +86,7 @@ Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
 
 namespace {
 
-// Where the element is in a block's array of a state; null where it has none.
+// Returns the address of an element in a block's array of a state, or null where it has no array.
 std::byte* place_of(const StateTable::Block& block, State state, int64_t element,
                     at::ScalarType dtype) {
   auto* begin = block.at[column(state)];
@@ -184,10 +185,10 @@ void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gra
       passes_.add(run.parameter, found);
     }
   };
-  table_.for_each_block(unit, gradient, pass, StateTable::Weights::kept);
+  table_.for_each_block(unit, gradient, pass, StateTable::Weights::unchanged);
 }
 
-// What is not updated is written all the same: it is the rounded master.
+// Elements that are not updated are written all the same: their new value is the rounded master.
 void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::Block& block) const {
   if (!block.fresh) return;
   int64_t updated = 0;

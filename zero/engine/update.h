@@ -25,27 +25,29 @@ struct OptimizerGroup {
 
 class UpdateFlow {
  public:
-  /// `groups` are those of `model`; all outlive this. Mean gradients are cut off at
-  /// `gradient_limit`, unless it is 0.
+  /// `groups` are those of `model`; all outlive this. `batches` are of the units that are updated
+  /// in two passes. Mean gradients are cut off at `gradient_limit`, unless it is 0.
   UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
              const Placement& placement, FactoredStates& factored,
-             std::vector<OptimizerGroup> groups, double gradient_limit);
+             std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
+             double gradient_limit);
 
   /// The next updates use the learning rates and hyper-parameters of now.
   void begin();
-  /// Forgets that there were updates since `begin`, whose results were taken back.
-  void undo() { steps_ = steps_before_; }
+  /// Forgets that there were updates since `begin`: their results were taken back.
+  void take_back() { steps_ = steps_before_; }
   /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
   /// micro-batches; undefined where they are on disk) for every parameter with
-  /// `present[parameter]`: absent ones keep weights and moments, as in LibTorch. Counts their
-  /// steps. Of a unit of two passes the second one, which needs no gradient.
+  /// `present[parameter]`. Absent parameters keep weights and moments, as in LibTorch. Counts the
+  /// steps of those that are present. For a unit of two passes this is the second pass, which needs
+  /// no gradient.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
 
-  /// The first pass of a unit of two: as `update`, but for the weights.
+  /// Makes the first pass of a unit of two passes: as `update`, but leaves the weights alone.
   void first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                   const std::vector<uint8_t>& present);
-  /// Of the units of two passes, and what the ranks exchange between these.
+  /// The units of two passes, and the numbers that ranks exchange between the passes.
   TwoPasses& passes() { return passes_; }
   const TwoPasses& passes() const { return passes_; }
   Timeline& timeline() const { return *timeline_; }
@@ -53,12 +55,12 @@ class UpdateFlow {
 
   std::vector<OptimizerGroup>& groups() { return groups_; }
   const std::vector<OptimizerGroup>& groups() const { return groups_; }
-  /// Updates that each parameter has had.
+  /// Returns the number of updates that each parameter has had.
   std::vector<int64_t>& steps() { return steps_; }
 
  private:
-  // Neighbours with the same hyper-parameters and step, the padding between them included: it is
-  // zero and stays so. Where an update has two passes a parameter by itself.
+  // Neighbouring parameters with the same hyper-parameters and step, with the padding between them,
+  // which is zero and stays so. If an update has two passes, a run is one parameter.
   struct Run {
     partition::Range owned;  // counted from the first owned element
     int64_t parameter = 0;   // the first
@@ -69,7 +71,7 @@ class UpdateFlow {
   Runs runs(int64_t unit, const std::vector<uint8_t>& present) const;
   Timeline::Scope shown(int64_t unit) const;
   void count(int64_t unit, const std::vector<uint8_t>& present);
-  // A group's, as it suits the parameters of a unit.
+  // The optimizer of a group, as it suits the parameters of a unit.
   Optimizer optimizer_of(int64_t unit, size_t group) const;
   c10::Device updated_on(int64_t unit) const;
   at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;

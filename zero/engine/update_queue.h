@@ -3,15 +3,15 @@
 // Note [Updates beside]
 // An update runs beside other work where that hides its time: in backward as gradients are reduced
 // (Note [Update in backward] in update_schedule.h), in the forward pass that follows (Note [Update
-// in forward]), or beside a whole step (Note [Delayed update]). What waits is a stack. Backward
+// in forward]), or beside a whole step (Note [Delayed update]). Updates wait in a stack. Backward
 // brings gradients in the order opposite to that in which the next forward pass reads the
-// parameters, so the unit that came last is the one that is needed first; and where the disk is too
-// slow to update all units within backward, those that are left over are spread over the model, so
-// that forward finds the ones that it reaches first done and the others on their way. A unit that
-// somebody waits for goes before all others.
+// parameters, so the unit that came last is needed first. If the disk is too slow to update all
+// units within backward, the updates that are left over are spread over the model: forward finds
+// the units that it reaches first done, and the others on their way. A unit that somebody waits for
+// goes before all others.
 //
-// The states of the unit that comes next are read while one is updated, so that choice is bound
-// some units ahead (`upcoming`).
+// While a unit is updated, the states of the next ones are read. So the order is bound some units
+// ahead (`upcoming`).
 #pragma once
 
 #include <c10/core/thread_pool.h>
@@ -36,16 +36,16 @@ class UpdateQueue {
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;
 
-  /// `update` of `unit`, of which none waits, runs before those that wait already. Throws what an
-  /// earlier one threw.
+  /// Runs `update` of `unit`, for which no update waits, before those that wait already. Throws
+  /// what an earlier one threw.
   void push(int64_t unit, std::function<void()> update);
-  /// The unit whose update is the `index`-th after the one under way, which is bound to it from now
-  /// on; none where as many do not wait. For the thread.
+  /// Returns the unit whose update is the `index`-th after the one under way, and binds that
+  /// choice; none where fewer wait. For the thread.
   std::optional<int64_t> upcoming(int64_t index);
 
-  /// The updates that wait or are under way.
+  /// Returns the number of updates that wait or are under way.
   int64_t size() const;
-  /// None of `unit` waits or is under way.
+  /// Returns whether no update of `unit` waits or is under way.
   bool done(int64_t unit) const;
   /// Blocks until that is so. Throws what an update threw.
   void wait(int64_t unit);

@@ -10,38 +10,37 @@ namespace zero {
 
 UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
                                UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
-                               Options options)
+                               const UpdateTiming& timing, UpdateHost& host)
     : layout_(layout),
       table_(table),
       update_(update),
       reduce_(reduce),
-      options_(std::move(options)),
+      timing_(timing),
+      host_(host),
       left_(static_cast<size_t>(layout.unit_count()), 0) {
-  const auto& timing = options_.timing;
   bool beside = timing.hides();
   for (int64_t u = 0; u < layout_.unit_count(); ++u) beside = beside || timing.late(table_.plan(u));
   if (timing.in_backward) all_present_.assign(parameters, 1);
   if (!beside) return;
-  auto* disk = table_.disk();
-  queue_ = std::make_unique<UpdateQueue>([disk] {
-    if (disk == nullptr) return;
-    disk->settle();
-    disk->end_step();
+  queue_ = std::make_unique<UpdateQueue>([this] {
+    table_.wait_for_written_states();
+    table_.end_updates();
   });
-  if (disk != nullptr) disk->run_beside([this](int64_t index) { return queue_->upcoming(index); });
+  table_.run_updates_beside([this](int64_t index) { return queue_->upcoming(index); });
 }
 
 template <class Wait>
 void UpdateSchedule::counted(const Wait& wait) {
   const Timeline::Scope waiting(update_.timeline(), Activity::wait_update);
   std::optional<comm::ClockedScope> scope;
-  if (auto* disk = table_.disk()) scope.emplace(disk->clock());
+  if (auto* clock = table_.wait_clock()) scope.emplace(*clock);
   wait();
 }
 
 void UpdateSchedule::begin_pass(bool holds) {
-  // Of units that this forward pass has not used; where it is to come yet, after it.
-  if (!delayed_ && (!holds || options_.timing.in_backward)) finish();
+  // Completes updates of units that this forward pass has not used. Where it is still to come,
+  // `end_pass` does so.
+  if (!delayed_ && (!holds || timing_.in_backward)) finish();
 }
 
 void UpdateSchedule::end_pass() {
@@ -51,7 +50,7 @@ void UpdateSchedule::end_pass() {
 void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
   constexpr int64_t kUpdates = 4;  // under way, without memory of activations
   const auto bytes = static_cast<int64_t>(sum.nbytes());
-  queue_->push(unit, [this, unit, scale = options_.mean_scale(), sum = std::move(sum)] {
+  queue_->push(unit, [this, unit, scale = host_.mean_scale(), sum = std::move(sum)] {
     if (update_.two_passes(unit)) {
       update_.first_pass(unit, sum, scale, all_present_);
     } else {
@@ -60,23 +59,22 @@ void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
   });
   const auto held = HostAllocator::instance().held();
   if (!held_before_updates_) held_before_updates_ = held.peak;
-  if (options_.timing.late(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
-    return;
+  if (timing_.late(table_.plan(unit)) && *held_before_updates_ - held.current > bytes) return;
   counted([&] { queue_->wait_for_fewer(std::max(kUpdates, queue_->size())); });
 }
 
 void UpdateSchedule::start(double scale, int64_t steps) {
-  const auto& timing = options_.timing;
   reduce_.detach();
-  if (!timing.in_backward) update_.begin();
+  if (!timing_.in_backward) update_.begin();
   present_ = reduce_.present();
-  delayed_ = timing.delayed_after && steps >= *timing.delayed_after;
-  if (timing.delayed_after) table_.settle();  // those of the step before have just been shown
+  delayed_ = timing_.delayed_after && steps >= *timing_.delayed_after;
+  if (timing_.delayed_after)
+    table_.wait_for_copies();  // those of the step before have just been shown
   if (!queue_) {
     update_now(scale);
     return;
   }
-  for (const auto& batch : update_.passes().batches()) pass_first(batch, scale);
+  for (size_t i = 0; i < update_.passes().batches().size(); ++i) pass_first(i, scale);
   // The last one first: they are updated in the order in which the next forward pass needs them.
   for (const int64_t u : reduce_.order()) {
     const bool begun = reduce_.handed_over(u);
@@ -91,13 +89,13 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!table_.trainable(u)) continue;
     left_[static_cast<size_t>(u)] = 1;
-    if (!delayed_ && !timing.late(table_.plan(u))) finish(u);
+    if (!delayed_ && !timing_.late(table_.plan(u))) finish(u);
   }
 }
 
 // The first passes of a batch, as far as backward has not done them, and what follows.
-void UpdateSchedule::pass_first(const std::vector<int64_t>& batch, double scale) {
-  for (const int64_t u : batch) {
+void UpdateSchedule::pass_first(size_t batch, double scale) {
+  for (const int64_t u : update_.passes().batches()[batch].units) {
     if (reduce_.handed_over(u)) continue;
     const auto pass = [this, u, scale, gradient = reduce_.detached(u)] {
       update_.first_pass(u, gradient, scale, present_);
@@ -115,29 +113,39 @@ void UpdateSchedule::pass_first(const std::vector<int64_t>& batch, double scale)
 void UpdateSchedule::update_now(double scale) {
   const auto update = [&](int64_t u) {
     if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
-    options_.publish(u);
+    host_.publish(u);
   };
-  for (const auto& batch : update_.passes().batches()) {
-    pass_first(batch, scale);
-    for (const int64_t u : batch) update(u);
+  const auto& batches = update_.passes().batches();
+  for (size_t i = 0; i < batches.size(); ++i) {
+    pass_first(i, scale);
+    for (const int64_t u : batches[i].units) update(u);
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!update_.two_passes(u)) update(u);
   }
-  if (auto* disk = table_.disk()) disk->end_step();
+  table_.end_updates();
 }
 
-void UpdateSchedule::undo() {
+void UpdateSchedule::take_back_updates() {
   counted([&] {
     queue_->wait_all();
-    for (int64_t u = 0; u < layout_.unit_count(); ++u) table_.undo(u);
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) table_.take_back_update(u);
   });
-  update_.undo();
+  update_.take_back();
 }
 
-bool UpdateSchedule::complete(int64_t unit, bool beforehand) {
-  if (delayed_ || left_[static_cast<size_t>(unit)] == 0) return true;
-  if (beforehand && !queue_->done(unit)) return false;
+// No update of the unit is left that changes the parameters of now.
+bool UpdateSchedule::reads_old(int64_t unit) const {
+  return delayed_ || left_[static_cast<size_t>(unit)] == 0;
+}
+
+void UpdateSchedule::complete(int64_t unit) {
+  if (!reads_old(unit)) finish(unit);
+}
+
+bool UpdateSchedule::try_complete(int64_t unit) {
+  if (reads_old(unit)) return true;
+  if (!queue_->done(unit)) return false;
   finish(unit);
   return true;
 }
@@ -147,7 +155,7 @@ void UpdateSchedule::finish(int64_t unit) {
   if (left == 0) return;
   counted([&] {
     queue_->wait(unit);
-    table_.show(unit);
+    table_.use_new_parameters(unit);
   });
   left = 0;
 }
@@ -158,7 +166,7 @@ bool UpdateSchedule::left() const {
 
 void UpdateSchedule::finish() {
   if (!left()) return;
-  if (delayed_) options_.refuse_writes("while its delayed update was under way");
+  if (delayed_) host_.refuse_writes("while its delayed update was under way");
   counted([&] { queue_->wait_all(); });
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
 }
@@ -169,7 +177,7 @@ void UpdateSchedule::wait() {
 
 void UpdateSchedule::discard() {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
-  table_.forget_hidden();
+  table_.drop_new_parameters();
 }
 
 }  // namespace zero

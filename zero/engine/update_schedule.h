@@ -1,61 +1,61 @@
-// When updates run: the one place that knows.
+// The one place that decides when updates run.
 //
 // Note [When updates run]
 // now              in `step`, unit by unit
 // in backward      as soon as a unit's gradient is reduced, beside the rest of the pass
 // in next forward  after `step`, up to the unit's first use
 // delayed          beside the whole of the next step, which uses weights one update old
-// Whatever is not done now is done by one thread (UpdateQueue), and new parameters that others
-// still use the old of stay hidden (StateTable::show). Results are those of updates in `step`, bit
-// for bit, but for delayed ones, which depend on the delay alone.
+// One thread (UpdateQueue) runs all updates but those of now. If other code still uses a unit's old
+// parameters, the new ones wait in memory of their own until StateTable::use_new_parameters.
+// Results are those of updates in `step`, bit for bit; those of delayed updates depend on the delay
+// alone.
 //
-// Of an update in two passes (two_passes.h) the first one, which leaves the weights alone, runs in
-// backward or in `step`, and only the second one later.
+// An update may have two passes (two_passes.h). The first pass leaves the weights alone, and runs
+// in backward or in `step`; only the second pass runs later.
 //
 // Note [Update in backward]
 // Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
-// beside the rest of backward, above all where states are on disk: then their bytes pass while the
-// other units' gradients are computed. The weights are still needed by this rank's backward, if
-// they are shared, and by its peers', so new ones stay hidden until `step`, as with a delayed
-// update.
+// beside the rest of backward. This pays most where states are on a disk: their bytes pass while
+// the other units' gradients are computed. This rank's backward still needs the weights if they are
+// shared, and so do its peers' passes, so new weights wait until `step`, as with a delayed update.
 //
-// A few slices wait for their turn. Of units that may be updated in the next forward pass as many
-// more as find room in memory that activations have left: backward frees that as it goes, and the
-// next forward pass, which needs it again, completes the updates as it goes. What was held at most
-// before the first of them is the measure; the peak so far would grow by what comes on top of them.
+// A few slices wait for their turn. More may wait if their units may be updated in the next forward
+// pass: as many as fit into memory that activations have left. Backward frees that memory as it
+// goes on; the next forward pass needs it again, and completes the updates as it goes on. The limit
+// is what was held at most before the first such update: the peak so far would grow by the slices.
 //
-// In fp16 a step may overflow, which is known when all gradients are there, and updates of other
-// units have been made. They are taken back: where states lie on disk they have two copies there,
-// of which the update reads one and writes the other, and `step` turns to the other or does not. In
-// memory two copies would take more than the gradients that wait without this schedule, so there it
-// is refused.
+// In fp16 a step may overflow. That is known when all gradients are there, and by then other units
+// have been updated. Their updates are taken back: states on a disk have two copies there, the
+// update reads one and writes the other, and `step` turns to the other copy or does not. In memory
+// two copies would take more than the gradients that wait without this schedule, so there the
+// schedule is refused.
 //
 // Note [Update in forward]
-// Nobody needs the new parameters of a unit before the next forward pass gathers it. Where they lie
-// on disk each rank reads its own slice for that, so it can wait for its own update then, and no
-// rank needs to tell another: the disk works on the optimizer's states while the first layers
-// compute already, with clipping too. What the next backward pass will change (gradients on disk,
-// learning rates) is read by then: it begins by completing the updates of units that were not used.
-// Units in memory are updated within `step`.
+// Nobody needs the new parameters of a unit before the next forward pass gathers it. If they lie on
+// a disk, each rank reads its own slice for that gather. So it can wait for its own update then,
+// and no rank needs to tell another: the disk moves the optimizer's states while the first layers
+// compute already, with clipping too. The next backward pass changes what these updates read
+// (gradients on a disk, learning rates), so it begins by completing the updates of units that
+// forward has not used. Units in memory are updated within `step`.
 //
 // Note [Delayed update]
 // Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
-// step i + 1 uses the weights that the gradients of step i - 1 gave. The update leaves the new
-// parameters hidden, in memory of their own (which held those of before: it does not read the
-// model's) or in a second copy on disk, and reads gradients that were set apart; the next step
-// waits for it before it changes anything. Reading, writing or saving states completes an update
-// under way first.
+// step i + 1 uses the weights that the gradients of step i - 1 gave. The update writes the new
+// parameters to memory of their own, which held the ones before, so it does not read the model's;
+// or to a second copy on a disk. It reads gradients that were set apart. The next step waits for it
+// before it changes anything. Reading, writing or saving states completes an update under way
+// first.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "zero/engine/late_updates.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/update.h"
@@ -65,60 +65,65 @@
 
 namespace zero {
 
-class UpdateSchedule final : public SumUser {
+/// The engine as a schedule sees it, whose updates it runs.
+class UpdateHost {
  public:
-  struct Options {
-    UpdateTiming timing;
-    /// What makes a sum over ranks and micro-batches of now the mean.
-    std::function<double()> mean_scale;
-    /// Throws where the user has written a parameter that an update under way replaces.
-    std::function<void(std::string_view when)> refuse_writes;
-    /// Shows the owned parameters of a unit to the other ranks.
-    std::function<void(int64_t unit)> publish;
-  };
-  /// `table`, `update` and `reduce` outlive this.
-  UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
-                 ReduceFlow& reduce, size_t parameters, Options options);
+  virtual ~UpdateHost() = default;
+  /// Returns the factor that makes a sum over ranks and micro-batches of now the mean.
+  virtual double mean_scale() const = 0;
+  /// Throws where the user has written a parameter that an update under way replaces.
+  virtual void refuse_writes(std::string_view when) = 0;
+  /// Shows the owned parameters of a unit to the other ranks.
+  virtual void publish(int64_t unit) = 0;
+};
 
-  /// Some updates run beside what follows: whoever starts them publishes the units.
+class UpdateSchedule final : public LateUpdates, public SumUser {
+ public:
+  /// All outlive this.
+  UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
+                 ReduceFlow& reduce, size_t parameters, const UpdateTiming& timing,
+                 UpdateHost& host);
+
+  /// Returns whether some updates run beside what follows: then whoever starts them publishes the
+  /// units.
   bool beside() const { return queue_ != nullptr; }
 
-  /// A backward pass begins: completes what it must not meet. `holds`: its forward passes are still
-  /// to come.
+  /// A backward pass begins: completes updates that must not run beside it. `holds` says that its
+  /// forward passes are still to come.
   void begin_pass(bool holds);
   /// The pass has run: completes the updates of units that it has not used either.
   void end_pass();
   /// In backward: the sum of a unit is here, for its update.
   void take_up(int64_t unit, at::Tensor sum) override;
-  /// `step`: updates all units (but those that backward has taken up) from the sums of now, after
-  /// `steps` updates so far: here, or beside what follows.
+  /// In `step`, after `steps` updates so far: updates all units from the sums of now, but those
+  /// that backward has taken up. The updates run here, or beside what follows.
   void start(double scale, int64_t steps);
-  /// In backward: takes the updates of this step back, which an overflow leaves out.
-  void undo();
-  /// Before a unit's parameters are read from disk: completes its update. To be asked `beforehand`,
-  /// does not wait, and says whether they may be read.
-  bool complete(int64_t unit, bool beforehand);
-  /// Completes what `start` has left, and shows its parameters on this rank. Nobody reads them
-  /// meanwhile.
+  /// Takes back the updates that backward has made in this step, because of an overflow.
+  void take_back_updates();
+  void complete(int64_t unit) override;
+  bool try_complete(int64_t unit) override;
+  /// Completes the updates that `start` has left, and puts their parameters into force on this
+  /// rank. Nobody reads them meanwhile.
   void finish();
-  /// Something is left, and the parameters of now are those of before it.
+  /// Returns whether updates are left, and the parameters of now are those before them.
   bool delayed() const { return delayed_ && left(); }
-  /// Something is left that `finish` may complete at any time.
+  /// Returns whether updates are left that `finish` may complete at any time.
   bool left() const;
 
-  /// By unit: something of it is left.
+  /// Returns by unit whether its update is left.
   const std::vector<uint8_t>& left_units() const { return left_; }
 
   /// Blocks until no update runs. Throws what one threw.
   void wait();
-  /// Drops what is left of updates, of which none runs: all states are about to be replaced.
+  /// Drops the updates that are left, none of which runs: all states are about to be replaced.
   void discard();
 
  private:
   void update_now(double scale);
-  void pass_first(const std::vector<int64_t>& batch, double scale);
+  void pass_first(size_t batch, double scale);
   void finish(int64_t unit);
-  // Counts the time as waiting for an update, and for the disk, where there is one.
+  bool reads_old(int64_t unit) const;
+  // Runs `wait`, and counts its time as waiting for an update, and for the disk if there is one.
   template <class Wait>
   void counted(const Wait& wait);
 
@@ -126,14 +131,15 @@ class UpdateSchedule final : public SumUser {
   StateTable& table_;
   UpdateFlow& update_;
   ReduceFlow& reduce_;
-  Options options_;
+  UpdateTiming timing_;
+  UpdateHost& host_;
   std::vector<uint8_t> present_;      // of the update under way
   std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
   std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
   bool delayed_ = false;              // as a delayed update
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
-  // Null where every update is done here. The last member: it ends first.
+  // Null where every update runs in `start`. The last member: it ends first.
   std::unique_ptr<UpdateQueue> queue_;
 };
 

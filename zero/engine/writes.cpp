@@ -1,5 +1,5 @@
-// Writes to parameters: the user's, which become those of the table where a step or a scope ends,
-// and the engine's own, while no rank reads the parameters.
+// Writes to parameters. The user's writes go to the table when a step or a scope ends; the engine
+// writes by itself while no rank reads the parameters.
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ void Engine::Impl::commit_writes() {
       const auto dtype = table->plan(u).dtype;
       auto values = tensor_at(pages->data(u), layout.unit(u).numel, dtype, table->device())
                         .narrow(0, segment.offset, segment.numel);
-      table->write_parameter(i, values, Tier::device);
+      table->write_from_device(i, values);
       if (trainable(u)) table->refresh_master(i);
     }
     return;
@@ -91,8 +91,8 @@ void Engine::Impl::complete_update(std::string_view label) {
 
 std::vector<uint8_t> Engine::Impl::changed_units(std::string_view label,
                                                  const std::vector<int64_t>& units) {
-  // At stage 3 to show a unit costs nothing where it need not go to other hosts, and at stage 0
-  // there is nothing to show.
+  // Publishing costs nothing at stage 3 unless units go to other hosts, and does nothing at stage
+  // 0.
   const bool gathers =
       placement.sharded.optimizer && (!placement.sharded.parameters || kept_on_hosts());
   if (!gathers) return std::vector<uint8_t>(plans.size(), 1);

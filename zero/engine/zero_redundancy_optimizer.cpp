@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
 #include "zero/engine/owner_buckets.h"
 
 namespace zero {
@@ -53,17 +54,6 @@ void check_parameter(const at::Tensor& parameter, size_t index) {
                     index, c10::toString(dtype)));
   }
 }
-
-class Fingerprint {
- public:
-  void add(int64_t value) {
-    hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x100000001b3U;  // FNV-1a
-  }
-  int64_t value() const { return static_cast<int64_t>(hash_); }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325U;
-};
 
 std::string serialised(const torch::optim::Optimizer& optimizer) {
   torch::serialize::OutputArchive archive;
@@ -152,7 +142,7 @@ void ZeroRedundancyOptimizer::Impl::deal(const std::vector<at::Tensor>& tensors,
 }
 
 void ZeroRedundancyOptimizer::Impl::agree() const {
-  Fingerprint own;
+  Hash own;
   for (const auto& parameter : parameters) {
     own.add(static_cast<int64_t>(parameter.group));
     own.add(static_cast<int64_t>(parameter.tensor.scalar_type()));
@@ -161,7 +151,7 @@ void ZeroRedundancyOptimizer::Impl::agree() const {
   }
   auto input = at::empty({1}, at::kLong);
   auto output = at::empty({group->size()}, at::kLong);
-  input.fill_(own.value());
+  input.fill_(static_cast<int64_t>(own.value()));
   group->all_gather_control(output, input, "the parameters' shapes");
   const auto* all = output.const_data_ptr<int64_t>();
   for (int r = 1; r < group->size(); ++r) {

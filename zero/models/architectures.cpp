@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 #include "zero/models/gpt2/gpt2_language_model.h"
 
 namespace zero {
@@ -58,7 +59,7 @@ std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string
   try {
     object = nlohmann::json::parse(json);
   } catch (const nlohmann::json::exception& error) {
-    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, error.what()));
+    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(json, error)));
   }
   if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
   const auto type = object.find("model_type");

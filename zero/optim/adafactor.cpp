@@ -85,7 +85,7 @@ struct AdafactorFirst {
   }
 };
 
-/// Where rows and columns have the moments, the direction is the gradient yet.
+/// The direction is still the gradient: rows and columns have the moments.
 struct AdafactorGradient {
   static constexpr bool kNormOfUpdate = false;
   template <class D, class V>
@@ -173,7 +173,7 @@ double mean_root(const ExactSum& squares, int64_t numel) {
   return std::sqrt(squares.value() / static_cast<double>(numel));
 }
 
-// Of elements with moments of their own.
+// Updates elements that have moments of their own.
 void exact(const Adafactor& optimizer, Moment moment, const ExactRange& range) {
   const AdafactorDirection<double> first(optimizer, moment);
   std::vector<double> direction(static_cast<size_t>(range.numel));
@@ -192,82 +192,19 @@ void exact(const Adafactor& optimizer, Moment moment, const ExactRange& range) {
       {.numel = range.numel, .weights = range.weights, .gradient = direction.data()});
 }
 
-/// Of transformers' keys: what its Adafactor does with eps then holds.
-template <auto member>
-constexpr auto kTransformers = Given<Adafactor, std::remove_cvref_t<decltype(Adafactor().*member)>>{
-    member, [](Adafactor& o, auto value) {
-      o.*member = value;
-      o.eps_added = true;
-    }};
-
 }  // namespace
 
 }  // namespace optim
 
 const optim::Algorithm<Adafactor>& Adafactor::algorithm() {
-  using optim::Ignored;
-  using optim::OnlyFalse;
   static const optim::Algorithm<Adafactor> known{
-      .names = {{.name = "Adafactor"}},
-      .hyper_parameters =
-          {{.key = "lr",
-            .value = &Adafactor::lr,
-            .sentence = "Learning rate, and the most of a relative step; of `zero train` the peak",
-            .option = "--lr",
-            .least = 0},
-           {.key = "beta2_decay",
-            .value = &Adafactor::beta2_decay,
-            .sentence = "The share of a new square in step t is t to this power",
-            .most = 0},
-           {.key = "decay_rate",
-            .value = optim::kTransformers<&Adafactor::beta2_decay>,
-            .sentence = "The same, as transformers names it",
-            .most = 0,
-            .written = false},
-           {.key = "d",
-            .value = &Adafactor::d,
-            .sentence = "An update whose root of the mean square is above it is scaled down to it",
-            .least = 1e-30},
-           {.key = "clip_threshold",
-            .value = optim::kTransformers<&Adafactor::d>,
-            .sentence = "The same, as transformers names it",
-            .least = 1e-30,
-            .written = false},
-           {.key = "weight_decay",
-            .value = &Adafactor::weight_decay,
-            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
-            .details = "Weights are multiplied by 1 - lr weight_decay, as in PyTorch.",
-            .option = "--weight-decay",
-            .least = 0},
-           {.key = "scale_parameter",
-            .value = optim::kTransformers<&Adafactor::scale_parameter>,
-            .sentence = "The rate is multiplied by the root of the parameter's mean square"},
-           {.key = "relative_step",
-            .value = optim::kTransformers<&Adafactor::relative_step>,
-            .sentence = "The rate of step t is at most 1 / sqrt(t)"},
-           {.key = "warmup_init",
-            .value = optim::kTransformers<&Adafactor::warmup_init>,
-            .sentence = "With relative_step, it is at most t / 1000000 too"},
-           {.key = "eps_added",
-            .value = &Adafactor::eps_added,
-            .sentence = "The first eps is added to squares, as in the paper and in transformers",
-            .details = "PyTorch's is a least value. A key of transformers (decay_rate, "
-                       "clip_threshold, scale_parameter, relative_step, warmup_init) makes it "
-                       "true where it is left out."},
-           {.key = "eps",
-            .value = std::pair{&Adafactor::eps1, &Adafactor::eps2},
-            .sentence = "Of second moments, and the least root of a parameter's mean square",
-            .details = "null: 2^-23, or 1e-30 with `eps_added`.",
-            .least = 0},
-           {.key = "factored",
-            .value = &Adafactor::factored,
-            .sentence = "Matrices have second moments by rows and columns, not by elements"},
-           {.key = "beta1",
-            .value =
-                optim::Refused{"There is no first moment here: leave beta1 out, or use AdamW."},
-            .sentence = "There is no first moment"},
-           {.key = "foreach", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
-           {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
+      .name = "Adafactor",
+      .limits = {{"lr", &Adafactor::lr, 0},
+                 {"beta2_decay", &Adafactor::beta2_decay, {}, 0},
+                 {"d", &Adafactor::d, 1e-30},
+                 {"weight_decay", &Adafactor::weight_decay, 0},
+                 {"eps[0]", &Adafactor::eps1, 0},
+                 {"eps[1]", &Adafactor::eps2, 0}},
       .state_names =
           [](const Adafactor& o) {
             return o.factored ? std::vector<std::string_view>{}

@@ -39,41 +39,13 @@ HWY_EXPORT(update_adagrad);
 }
 
 const optim::Algorithm<Adagrad>& Adagrad::algorithm() {
-  using optim::Ignored;
-  using optim::OnlyFalse;
   static const optim::Algorithm<Adagrad> known{
-      .names = {{.name = "Adagrad"}, {.name = "DeepSpeedCPUAdagrad"}},
-      .hyper_parameters =
-          {{.key = "lr",
-            .value = &Adagrad::lr,
-            .sentence = "Learning rate; of `zero train` the peak",
-            .option = "--lr",
-            .least = 0},
-           {.key = "lr_decay",
-            .value = &Adagrad::lr_decay,
-            .sentence = "Update n has the rate divided by 1 + (n - 1) lr_decay",
-            .least = 0},
-           {.key = "weight_decay",
-            .value = &Adagrad::weight_decay,
-            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
-            .details = "Added to the gradient.",
-            .option = "--weight-decay",
-            .least = 0},
-           {.key = "initial_accumulator_value",
-            .value = &Adagrad::initial_accumulator_value,
-            .sentence = "What the sum of squared gradients begins with",
-            .least = 0},
-           {.key = "eps",
-            .value = &Adagrad::eps,
-            .sentence = "Added to the root of that sum",
-            .least = 0},
-           {.key = "fp32_optimizer_states",
-            .value = Ignored::boolean,
-            .sentence = "Accepted, without effect"},
-           {.key = "amsgrad", .value = OnlyFalse(), .sentence = "There is none"},
-           {.key = "foreach", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
-           {.key = "fused", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
-           {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
+      .name = "Adagrad",
+      .limits = {{"lr", &Adagrad::lr, 0},
+                 {"lr_decay", &Adagrad::lr_decay, 0},
+                 {"weight_decay", &Adagrad::weight_decay, 0},
+                 {"initial_accumulator_value", &Adagrad::initial_accumulator_value, 0},
+                 {"eps", &Adagrad::eps, 0}},
       .state_names = [](const Adagrad&) { return std::vector<std::string_view>{"sum"}; },
       .signs = {optim::Sign::positive},
       .update =

@@ -1,5 +1,6 @@
-// What an optimizer's file says of it: names, hyper-parameters, states, formula, kernel. Everything
-// else (configuration files, options, documents, checks, tests, the engine) goes over these tables.
+// An optimizer's file describes it here: name, limits of its numbers, states, formula, kernel.
+// Checks, tests and the engine go over these tables. What configuration files say of an optimizer
+// stands in zero/config/optimizers.
 //
 // Note [An optimizer's file]
 // The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
@@ -25,67 +26,24 @@
 
 namespace zero::optim {
 
-/// Keys that files for other programs have, and that change nothing here.
-enum class Ignored : uint8_t { boolean, number, text };
-/// A variant that there is not: only false is accepted.
-struct OnlyFalse {};
-/// A key that is refused: what to use in its place.
-struct Instead {
-  std::string_view key;
-};
-
-/// A key that is refused, and why.
-struct Refused {
-  std::string_view why;
-};
-
-/// A value that says something of another one too, where a file gives it.
-template <class T, class Value = double>
-struct Given {
-  Value T::*member;
-  void (*set)(T&, Value);
-};
-
-/// One value of an optimizer's struct T.
+/// A number of an optimizer's struct T, and the limits between which it must be. Each must be
+/// finite.
 template <class T>
-struct HyperParameter {
-  using Pair = std::pair<double T::*, double T::*>;
-  /// The first may be null in a file.
-  using PairOrNull = std::pair<std::optional<double> T::*, double T::*>;
-
-  std::string_view key;  ///< in `optimizer.params`; empty: an option of `zero train` alone
-  std::variant<double T::*, int64_t T::*, bool T::*, std::optional<double> T::*, Given<T>,
-               Given<T, bool>, Pair, PairOrNull, Ignored, OnlyFalse, Instead, Refused>
-      value;
-  std::string_view sentence;  ///< in --help and in docs/config.md
-  std::string_view details = {};
-  std::string_view option = {};  ///< of `zero train`
-  /// Of numbers, and of both of a pair.
+struct Limit {
+  std::string_view name;  ///< in errors
+  std::variant<double T::*, int64_t T::*, std::optional<double> T::*> member;
   std::optional<double> least = {};
   std::optional<double> most = {};
   std::optional<double> below = {};
-  std::string_view also = {};  ///< another name of the key
-  bool written = true;         ///< false: read alone, since another key stands for the value
-};
-
-/// A name of an optimizer in files, where any case is accepted.
-template <class T>
-struct Name {
-  std::string_view name;
-  T defaults = {};  ///< what a file that says nothing more means
-  /// The name is of an approximation: what runs in its place is told once.
-  bool approximation = false;
-  /// What the name means whatever the file says.
-  void (*settle)(T&) = nullptr;
 };
 
 template <class T>
 struct Algorithm {
-  std::vector<Name<T>> names;                       ///< documents name the first
-  std::vector<HyperParameter<T>> hyper_parameters;  ///< in the order in which they are read
+  std::string_view name;  ///< in reports, and what configuration files write
+  std::vector<Limit<T>> limits;
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
   std::array<Sign, kMostStates> signs{};  ///< of their values
-  /// The one of `names` that a file of this value has; null: the first.
+  /// Returns the name where it depends on the values; null: it is `name`.
   std::string_view (*name_of)(const T&) = nullptr;
   /// Throws ConfigError where values do not go together.
   void (*check)(const T&) = nullptr;

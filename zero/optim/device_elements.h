@@ -1,4 +1,4 @@
-// What one thread of a device's kernel does, in plain C++.
+// One thread of a device's kernel, in plain C++.
 //
 // Note [Kernels in plain C++]
 // The kernels of a device are launches of the functions here, which know of no device: a compiler
@@ -33,6 +33,7 @@ namespace zero::optim::device {
 struct Fp32 {
   using Stored = float;
   static constexpr float widen(float stored) { return stored; }
+  static constexpr float narrow(float value) { return value; }
 };
 
 struct Bf16 {
@@ -83,7 +84,7 @@ struct Absent {
   using Stored = uint16_t;
 };
 
-/// What becomes of a gradient before anything else.
+/// Scales a gradient and cuts it off, before anything else.
 struct Scale {
   float factor;
   float limit;  ///< Range::gradient_limit
@@ -150,7 +151,7 @@ constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, 
   if constexpr (kHasCopy) store(copy, arrays.parameter + begin);
 }
 
-/// What thread `index` of an update does: kCount elements, the last thread perhaps fewer.
+/// Runs thread `index` of an update: kCount elements, or fewer in the last thread.
 template <int kCount, class Step, class Arrays>
 constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arrays,
                                 int64_t index) {
@@ -166,11 +167,21 @@ constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arr
 /// kNormBlock.
 template <class Values>
 constexpr double lane_squares(const typename Values::Stored* block, int64_t count, int64_t lane) {
+  using Stored = typename Values::Stored;
   double sum = 0;
-  for (int64_t i = lane; i < count; i += kernels::kNormLanes) {
-    const double value = Values::widen(block[i]);
+  const auto add = [&](Stored stored) {
+    const double value = Values::widen(stored);
     sum += value * value;
+  };
+  // Many are read before the first is added: a device waits long for its memory.
+  constexpr int64_t kAhead = 16, kStep = kernels::kNormLanes;
+  int64_t i = lane;
+  for (; i + (kAhead - 1) * kStep < count; i += kAhead * kStep) {
+    Stored ahead[kAhead] = {};
+    for (int64_t k = 0; k < kAhead; ++k) ahead[k] = block[i + k * kStep];
+    for (int64_t k = 0; k < kAhead; ++k) add(ahead[k]);
   }
+  for (; i < count; i += kStep) add(block[i]);
   return sum;
 }
 
@@ -219,7 +230,7 @@ void with_numbers(c10::ScalarType dtype, const F& f) {
   f(Fp16());
 }
 
-/// Whether every array of a range begins at a multiple of kWidth elements.
+/// Returns whether every array of a range begins at a multiple of kWidth elements.
 inline bool is_aligned(const Range& range) {
   const auto fits = [](const void* array, size_t bytes) {
     return reinterpret_cast<uintptr_t>(array) % (kWidth * bytes) == 0;

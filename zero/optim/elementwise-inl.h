@@ -51,7 +51,7 @@ void with_types(const Range& range, int64_t begin, const F& f) {
   return with_gradient(Fp16());
 }
 
-/// Of the master weights of a range as `Weights` stores them.
+/// Returns the master weights of a range as `Weights` stores them.
 template <class Weights>
 typename Weights::Stored* master_of(const Range& range) {
   if constexpr (Weights::kReadsParameter) {
@@ -61,7 +61,7 @@ typename Weights::Stored* master_of(const Range& range) {
   }
 }
 
-/// What becomes of a gradient before anything else.
+/// Scales a gradient and cuts it off, before anything else.
 struct Scale {
   float factor;
   float limit;  ///< Range::gradient_limit

@@ -28,8 +28,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-// Of a run along which `across` goes step by step. What is left behind the last vector is computed
-// one by one: all of these operations are exact, or rounded on their own.
+// The functions below go over a run along which `across` goes step by step. They compute the
+// elements behind the last whole vector one by one: each operation is exact, or rounded on its own.
 
 /// The bits of the largest magnitude; raises those of `across` alike.
 uint32_t run_largest(const float* HWY_RESTRICT values, int64_t numel,
@@ -353,7 +353,7 @@ void add_squares(const Factors& factors, Interval elements, const float* values,
 
 namespace {
 
-/// What a step does to moments, in double.
+/// The factors by which a step changes moments, in double.
 struct Blend {
   double fresh;  ///< share of the new mean
   double added;  ///< to it

@@ -12,7 +12,7 @@
 // exchange twice: the exponent of the largest element, 1 byte of each row and column that a slice
 // meets, then the sums, 8 bytes (35 KB of 768 x 3072, of each of two ranks).
 //
-// What that loses, of a row of n <= 2^L elements whose largest square is at least 2^(E - 2): a
+// The loss is small. In a row of n <= 2^L elements whose largest square is at least 2^(E - 2), a
 // square is rounded by at most 2^(E + L - 54), and n of them by at most 2^(E + 2 L - 54), where the
 // sum is 2^(E - 2) or more. For n = 3072 that is less than 2^-28 of the sum if all errors were
 // alike, and about the root of n less as they are: fp32 holds 2^-24. Rows of small gradients
@@ -44,7 +44,8 @@ struct Interval {
 /// all its matrices are numbered one after the other.
 class Factors {
  public:
-  /// Of a dense parameter of two or more dimensions. One without elements has no statistics.
+  /// Takes the shape of a dense parameter of two or more dimensions. One without elements has no
+  /// statistics.
   Factors(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
   int64_t rows() const { return matrices_ * column_length_; }

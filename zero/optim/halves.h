@@ -36,8 +36,8 @@ constexpr float join(Halves halves) {
   return std::bit_cast<float>((static_cast<uint32_t>(halves.upper) << 16) + rest);
 }
 
-/// What `lower` becomes when something else has written `upper`: 0 beside zero, infinity and NaN,
-/// whose neighbours are no numbers near them.
+/// Returns what `lower` becomes when something else has written `upper`. It is 0 beside zero,
+/// infinity and NaN, whose neighbours are no numbers near them.
 constexpr uint16_t lower_beside_written(Halves halves) {
   const auto magnitude = halves.upper & 0x7FFFU;
   return magnitude == 0 || magnitude >= 0x7F80U ? uint16_t{0} : halves.lower;

@@ -42,47 +42,12 @@ HWY_EXPORT(update_lion);
 }
 
 const optim::Algorithm<Lion>& Lion::algorithm() {
-  using optim::Ignored;
-  using optim::OnlyFalse;
   static const optim::Algorithm<Lion> known{
-      // In files DeepSpeed's defaults hold.
-      .names = {{.name = "Lion", .defaults = {.lr = 1e-3, .beta2 = 0.999}},
-                {.name = "FusedLion", .defaults = {.lr = 1e-3, .beta2 = 0.999}},
-                {.name = "DeepSpeedCPULion", .defaults = {.lr = 1e-3, .beta2 = 0.999}}},
-      .hyper_parameters =
-          {{.key = "lr",
-            .value = &Lion::lr,
-            .sentence = "Learning rate; of `zero train` the peak",
-            .option = "--lr",
-            .least = 0},
-           {.key = "betas",
-            .value = std::pair{&Lion::beta1, &Lion::beta2},
-            .sentence = "Shares of the moving mean in the update, and in the mean to come",
-            .least = 0,
-            .below = 1},
-           {.key = "",
-            .value = &Lion::beta1,
-            .sentence = "",
-            .option = "--beta1",
-            .least = 0,
-            .below = 1},
-           {.key = "",
-            .value = &Lion::beta2,
-            .sentence = "",
-            .option = "--beta2",
-            .least = 0,
-            .below = 1},
-           {.key = "weight_decay",
-            .value = &Lion::weight_decay,
-            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
-            .option = "--weight-decay",
-            .least = 0},
-           {.key = "fp32_optimizer_states",
-            .value = Ignored::boolean,
-            .sentence = "Accepted, without effect"},
-           {.key = "set_grad_none",
-            .value = Ignored::boolean,
-            .sentence = "Accepted, without effect"}},
+      .name = "Lion",
+      .limits = {{"lr", &Lion::lr, 0},
+                 {"beta1", &Lion::beta1, 0, {}, 1},
+                 {"beta2", &Lion::beta2, 0, {}, 1},
+                 {"weight_decay", &Lion::weight_decay, 0}},
       .state_names = [](const Lion&) { return std::vector<std::string_view>{"exp_avg"}; },
       .update =
           [](const Lion& optimizer, optim::Moment moment, float gradient_scale,

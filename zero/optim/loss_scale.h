@@ -43,7 +43,7 @@ struct LossScaling {
   bool operator==(const LossScaling&) const = default;
 };
 
-/// What a checkpoint keeps of a loss scale.
+/// The part of a loss scale that a checkpoint keeps.
 struct LossScaleState {
   double scale = 1;
   int64_t clean = 0;       ///< steps without overflow that count for the window

@@ -64,7 +64,7 @@ Range widened(const NarrowRange& range, int64_t begin, int64_t end, float* weigh
   return wide;
 }
 
-// Where a state is from element `begin` on; null where there is none.
+// Returns the address of a state from element `begin` on, or null where there is none.
 std::byte* state_at(const NarrowRange& range, size_t state, int64_t begin) {
   return from(static_cast<std::byte*>(range.state[state]), state_bytes(range.state_format, begin));
 }

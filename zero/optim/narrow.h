@@ -22,7 +22,7 @@ namespace zero::optim {
 
 /// A range whose weights, or states, or both are narrower than fp32.
 struct NarrowRange {
-  /// Of one segment on this rank. Without `state`; without weights where these are `weights`.
+  /// One segment on this rank. It has no `state`, and no weights where these are `weights`.
   Range wide{};
   uint16_t* weights = nullptr;  ///< bf16 that are their own master weights; else null
   /// As state_names() orders them, of `state_format`; else null.

@@ -5,12 +5,12 @@
 
 namespace zero::optim::kernels {
 
-/// What the random bits of an array are hashed from beside the lower half of an element's number.
+/// The random bits of an array are hashed from this and the lower half of an element's number.
 struct RoundingKey {
   uint32_t first = 0;
   uint32_t second = 0;
 };
-/// Of elements whose numbers have the same upper 32 bits as `index`.
+/// Returns the key of the elements whose numbers have the same upper 32 bits as `index`.
 RoundingKey rounding_key_of(uint64_t key, int array, int64_t index);
 
 /// 32 random bits. The mixing is Wellons's lowbias32, once with each half of the key.

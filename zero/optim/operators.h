@@ -19,7 +19,7 @@
 
 namespace zero::optim {
 
-/// What an update is besides its arrays; the first argument of `zero::update_`.
+/// All of an update but its arrays: the first argument of `zero::update_`.
 struct UpdateCall final : torch::CustomClassHolder {
   Optimizer optimizer;
   int64_t step = 1;
@@ -28,13 +28,13 @@ struct UpdateCall final : torch::CustomClassHolder {
   float gradient_limit = 0;
 };
 
-/// What a kernel of `zero::update_` is called for, as a Range. Throws c10::Error where the tensors
-/// do not go together: they are contiguous, of one length and one device, and of a Range's dtypes,
-/// with as many states as the optimizer has.
+/// Returns the arguments of a kernel of `zero::update_` as a Range. Throws c10::Error where the
+/// tensors do not go together: they are contiguous, of one length and one device, and of a Range's
+/// dtypes, with as many states as the optimizer has.
 Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
                const std::optional<at::Tensor>& parameter, at::TensorList states);
 
-/// Whether devices of this type have kernels for the operators above.
+/// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
 
 /// As `update`, for a range of a device; asynchronous. Throws ConfigError where master weights are

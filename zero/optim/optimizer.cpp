@@ -83,47 +83,34 @@ const Algorithm<T>& algorithm_of(const T& /*optimizer*/) {
 }
 
 template <class T>
-void check_number(const HyperParameter<T>& row, std::string_view key, double value) {
-  const bool fits = std::isfinite(value) && (!row.least || value >= *row.least) &&
-                    (!row.most || value <= *row.most) && (!row.below || value < *row.below);
+void check_number(const Limit<T>& limit, double value) {
+  const bool fits = std::isfinite(value) && (!limit.least || value >= *limit.least) &&
+                    (!limit.most || value <= *limit.most) && (!limit.below || value < *limit.below);
   if (fits) return;
   std::string rule;
   const auto add = [&](std::string_view word, std::optional<double> bound) {
     if (bound) rule += fmt::format("{}{} {}", rule.empty() ? "" : " and ", word, *bound);
   };
-  add("at least", row.least);
-  add("at most", row.most);
-  add("below", row.below);
-  refuse(key, value, rule.empty() ? "a number" : rule);
+  add("at least", limit.least);
+  add("at most", limit.most);
+  add("below", limit.below);
+  refuse(limit.name, value, rule.empty() ? "a number" : rule);
 }
 
 template <class T>
 void check_values(const T& optimizer) {
-  for (const auto& row : T::algorithm().hyper_parameters) {
-    const auto key = row.key.empty() ? row.option.substr(2) : row.key;
-    const auto check = [&](double value) { check_number(row, key, value); };
-    // One of "betas" is "beta1".
-    const auto check_one = [&](char number, double value) {
-      check_number(row, std::string(key.substr(0, key.size() - 1)) + number, value);
-    };
+  for (const auto& limit : T::algorithm().limits) {
     std::visit(
-        [&](const auto& value) {
-          using Value = std::remove_cvref_t<decltype(value)>;
-          if constexpr (std::is_same_v<Value, double T::*> || std::is_same_v<Value, int64_t T::*>) {
-            check(static_cast<double>(optimizer.*value));
-          } else if constexpr (std::is_same_v<Value, std::optional<double> T::*>) {
-            if (optimizer.*value) check(*(optimizer.*value));
-          } else if constexpr (std::is_same_v<Value, Given<T>>) {
-            check(optimizer.*value.member);
-          } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::Pair>) {
-            check_one('1', optimizer.*value.first);
-            check_one('2', optimizer.*value.second);
-          } else if constexpr (std::is_same_v<Value, typename HyperParameter<T>::PairOrNull>) {
-            if (optimizer.*value.first) check_one('1', *(optimizer.*value.first));
-            check_one('2', optimizer.*value.second);
+        [&](const auto& member) {
+          const auto& value = optimizer.*member;
+          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>,
+                                       std::optional<double>>) {
+            if (value) check_number(limit, *value);
+          } else {
+            check_number(limit, static_cast<double>(value));
           }
         },
-        row.value);
+        limit.member);
   }
   if (const auto check = T::algorithm().check) check(optimizer);
 }
@@ -142,7 +129,7 @@ std::string_view name(const Optimizer& optimizer) {
   return std::visit(
       [](const auto& o) {
         const auto& known = algorithm_of(o);
-        return known.name_of ? known.name_of(o) : known.names.front().name;
+        return known.name_of ? known.name_of(o) : known.name;
       },
       optimizer);
 }

@@ -7,10 +7,10 @@
 // Adafactor also on its parameter's: passes.h.)
 //
 // A new element-wise optimizer is one file, as lion.cpp: its kernel, the names of its states and
-// its hyper-parameters with their keys (algorithm.h), with its formula beside it (lion_step.h, and
-// step_of in device_elements.h for devices); its values are a struct here, in the list
-// `Optimizer`. Everything else, configuration files, options, documents, tests and checks
-// included, goes over that list.
+// the limits of its numbers (algorithm.h), with its formula beside it (lion_step.h, and step_of in
+// device_elements.h for devices); its values are a struct here, in the list `Optimizer`. A file in
+// zero/config/optimizers has its keys and options. Everything else, documents, tests and checks
+// included, goes over these.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -151,7 +151,7 @@ inline constexpr size_t kMostStates = 2;
 /// {} where it factors it (factors.h).
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
 
-/// Of their values: squares are never negative.
+/// Returns the signs that the values of each state may have: squares are never negative.
 std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer);
 
 /// As configuration files name it: "AdamW".
@@ -166,8 +166,8 @@ Optimizer without_decay(Optimizer optimizer);
 /// overlap another.
 struct Range {
   int64_t numel = 0;
-  /// Where all of it lies. Elsewhere than on the CPU an update is enqueued on this thread's current
-  /// stream (operators.h); it may not split master weights there.
+  /// All arrays lie here. On a device an update is enqueued on this thread's current stream
+  /// (operators.h), and master weights may not be split.
   c10::Device device{c10::kCPU};
   float* master = nullptr;    ///< fp32 weights, updated in place; null if `lower` is set
   uint16_t* lower = nullptr;  ///< their lower halves: Note [Split master weights] in halves.h
@@ -186,8 +186,8 @@ struct Range {
 /// negative rate, beta1 = 1, ...).
 void check(const Optimizer& optimizer);
 
-/// What trains a parameter of so many dimensions: of Adafactor with whole second moments where
-/// there are fewer than two.
+/// Returns the optimizer for a parameter of so many dimensions: Adafactor has whole second moments
+/// where there are fewer than two.
 Optimizer suited(Optimizer optimizer, int64_t dimensions);
 
 /// Applies update number `step` (1 for the first) with rate `lr` (in place of the optimizer's own,

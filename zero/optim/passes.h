@@ -20,8 +20,8 @@
 
 namespace zero::optim {
 
-/// What an element's update depends on: itself, its parameter's norms, the matrix that it is in, or
-/// norms and the sums of its row and column.
+/// An element's update depends on itself, on its parameter's norms, on the matrix that it is in, or
+/// on norms and the sums of its row and column.
 enum class Reach : uint8_t { element, parameter, matrix, factors };
 Reach reach(const Optimizer& optimizer);
 /// The second pass needs what the first left in Findings::direction.
@@ -37,7 +37,7 @@ struct ParameterNorms {
   }
 };
 
-/// What a first pass finds.
+/// The results of a first pass.
 struct Findings {
   ParameterNorms norms{};      ///< Reach::parameter; of Reach::factors that of the weights
   float* direction = nullptr;  ///< with keeps_direction: as many elements as the range
@@ -50,9 +50,9 @@ void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale,
 void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
                           const Range& range, Findings& findings);
 
-/// Of Reach::parameter and Reach::factors: what the norms of `numel` elements say.
+/// Returns the ratio that the norms of `numel` elements give (Reach::parameter, Reach::factors).
 double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel);
-/// Of Reach::matrix: what its shape says.
+/// Returns the ratio that a matrix's shape gives (Reach::matrix).
 double ratio(int64_t rows, int64_t columns);
 
 /// The second pass. `range` has no gradient, but with keeps_direction the direction: of

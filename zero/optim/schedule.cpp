@@ -28,8 +28,8 @@ double half_cosine(double progress) {
   return (1 + std::cos(std::numbers::pi * std::min(progress, 1.0))) / 2;
 }
 
-/// What DeepSpeed's scheduler has counted: it is asked for the first rate at -1, and counts once
-/// after each update.
+/// Returns the count of DeepSpeed's scheduler. It is asked for the first rate at -1, and counts
+/// once after each update.
 int64_t iteration_of(int64_t step) { return step - 2; }
 
 int64_t deepspeed_warmup_steps(const std::optional<int64_t>& configured) {

@@ -37,9 +37,9 @@ struct WarmupDecay {
   bool operator==(const WarmupDecay&) const = default;
 };
 
-// Those of DeepSpeed 0.19.8 (runtime/lr_schedules.py), with its parameters, defaults and results.
-// Its scheduler counts from the second update on: with k = step - 2, the first update has the rate
-// that stands at k = -1.
+// DeepSpeed 0.19.8 has these schedules (runtime/lr_schedules.py), with the same parameters,
+// defaults and results. Its scheduler counts from the second update on: with k = step - 2, the
+// first update has the rate that stands at k = -1.
 
 enum class WarmupType { logarithmic, linear };
 
@@ -126,7 +126,7 @@ struct DeepSpeedRangeTest {
 using Schedule = std::variant<WarmupDecay, DeepSpeedWarmup, DeepSpeedWarmupDecay,
                               DeepSpeedWarmupCosine, DeepSpeedOneCycle, DeepSpeedRangeTest>;
 
-/// What a schedule takes from the run where it is silent.
+/// A schedule takes these from the run where it is silent.
 struct RunLength {
   double lr = 1e-3;   ///< the optimizer's rate
   int64_t steps = 0;  ///< updates of the run

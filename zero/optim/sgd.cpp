@@ -47,34 +47,12 @@ HWY_EXPORT(update_sgd);
 }
 
 const optim::Algorithm<Sgd>& Sgd::algorithm() {
-  using optim::Ignored;
-  using optim::OnlyFalse;
   static const optim::Algorithm<Sgd> known{
-      .names = {{.name = "SGD"}},
-      .hyper_parameters =
-          {{.key = "lr",
-            .value = &Sgd::lr,
-            .sentence = "Learning rate; of `zero train` the peak",
-            .option = "--lr",
-            .least = 0},
-           {.key = "momentum",
-            .value = &Sgd::momentum,
-            .sentence = "Of the running sum of gradients",
-            .least = 0},
-           {.key = "dampening",
-            .value = &Sgd::dampening,
-            .sentence = "What of a gradient does not enter that sum"},
-           {.key = "weight_decay",
-            .value = &Sgd::weight_decay,
-            .sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
-            .option = "--weight-decay",
-            .least = 0},
-           {.key = "nesterov",
-            .value = &Sgd::nesterov,
-            .sentence = "Nesterov's form; needs `momentum`, and `dampening` 0"},
-           {.key = "foreach", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
-           {.key = "fused", .value = Ignored::boolean, .sentence = "Accepted, without effect"},
-           {.key = "maximize", .value = OnlyFalse(), .sentence = "There is none"}},
+      .name = "SGD",
+      .limits = {{"lr", &Sgd::lr, 0},
+                 {"momentum", &Sgd::momentum, 0},
+                 {"dampening", &Sgd::dampening},
+                 {"weight_decay", &Sgd::weight_decay, 0}},
       .state_names =
           [](const Sgd& o) {
             return o.momentum != 0 ? std::vector<std::string_view>{"momentum_buffer"}

@@ -21,7 +21,7 @@ const uint8_t* bytes_of(const std::byte* blocks) {
 }
 uint8_t* bytes_of(std::byte* blocks) { return reinterpret_cast<uint8_t*>(blocks); }
 
-// Where the code of an element is, and its group's exponent.
+// These give the place of an element's code, and of its group's exponent.
 int64_t code_at(int64_t i) { return i / kCodedBlock * kCodedBytes + 4 + i % kCodedBlock; }
 int64_t exponent_at(int64_t i) {
   return i / kCodedBlock * kCodedBytes + i % kCodedBlock / kCodedGroup;

@@ -32,7 +32,7 @@ namespace zero::optim {
 
 enum class StateFormat : uint8_t { fp32, bf16, eight_bit };
 
-/// Of the values of a state.
+/// The signs that the values of a state may have.
 enum class Sign : uint8_t { either, positive };
 
 /// Elements of a block of 8-bit states, its bytes, and the elements that share an exponent.

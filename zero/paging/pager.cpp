@@ -323,7 +323,7 @@ void Pager::evict(int64_t unit) {
   give_frame(s);
 }
 
-// What this thread enqueues from now on follows the gather.
+// The work that this thread enqueues from now on follows the gather.
 void Pager::order_after_gather(UnitState& state) const {
   const auto stream = current_stream(options_.device);
   if (!stream || std::find(state.users.begin(), state.users.end(), *stream) != state.users.end())

@@ -45,8 +45,8 @@
 
 namespace zero::paging {
 
-/// Where the bytes of a unit come from. Called without the pager's lock, by one thread at a time
-/// for a given unit, by several for different ones.
+/// The source of the bytes of a unit. It is called without the pager's lock, by one thread at a
+/// time for a given unit, by several for different ones.
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
@@ -71,7 +71,7 @@ class UnitSource {
 };
 
 struct PagerOptions {
-  /// Where the parameters are.
+  /// The parameters lie here.
   c10::Device device{c10::kCPU};
   /// Gathered bytes above which units that no operator uses are released, least recently used
   /// first. 0 releases a unit as soon as the operator that used it returns. Pinned units may exceed
@@ -166,8 +166,8 @@ class Pager {
   /// Operators of the step under way so far. Takes no lock: the source may ask.
   size_t position() const { return position_.load(std::memory_order_relaxed); }
   void set_budget(int64_t bytes);
-  /// Of units gathered ahead of their use: PagerOptions::prefetch_bytes. Known steps are planned
-  /// anew.
+  /// Sets how many bytes are gathered ahead of their use (PagerOptions::prefetch_bytes). Known
+  /// steps are planned anew.
   void set_prefetch(int64_t bytes);
   int64_t prefetch() const { return options_.prefetch_bytes; }
   int64_t budget() const { return options_.budget_bytes; }

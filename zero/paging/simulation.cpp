@@ -124,7 +124,7 @@ class Run {
     return &*last == &reduction;
   }
 
-  // What may start before operator `p`.
+  // Starts the gathers that may start before operator `p`.
   void start_gathers(size_t p) {
     for (; next_ < plan_.gathers.size() && plan_.gathers[next_].start <= p; ++next_) {
       const int64_t unit = plan_.gathers[next_].unit;

@@ -51,7 +51,7 @@
 
 namespace zero::paging {
 
-/// What the resources do in a second. 0: what they do takes no time.
+/// The speeds of the resources, a second. 0: their work takes no time.
 struct Speeds {
   double compute = 0;  ///< FLOPs
   double link = 0;     ///< bytes that a rank (between hosts: a host) sends
@@ -154,7 +154,7 @@ struct SimulatedStep {
   std::array<double, kResources> exposed{};
   /// Bytes that the resource moves; of `compute` and `host` what updates pass over.
   std::array<int64_t, kResources> bytes{};
-  /// Of gathered units, at most.
+  /// The most bytes of gathered units.
   int64_t live_bytes = 0;
 
   double exposed_seconds() const;

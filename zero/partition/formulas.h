@@ -11,8 +11,8 @@
 
 namespace zero::partition {
 
-/// Which of the three model states are sharded over the ranks. A stage is this table and nothing
-/// else.
+/// The choice of the model states that are sharded over the ranks. A stage is this table and
+/// nothing else.
 struct Placement {
   bool parameters = false;  ///< sharded from stage 3
   bool gradients = false;   ///< sharded from stage 2
@@ -49,7 +49,7 @@ struct StateMemory {
 StateMemory state_memory(Placement placement, double parameters, double world_size,
                          StateBytes bytes = {});
 
-/// The same over a layout, in whole bytes with padding. One unit at a time.
+/// Bytes of one unit, or of units added up, over a layout: whole bytes, with padding.
 struct LayoutMemory {
   int64_t parameters = 0;
   int64_t gradients = 0;
@@ -98,14 +98,14 @@ struct Cluster {
   int64_t ranks() const { return hosts * ranks_a_host; }
 };
 
-/// What an element takes on its way.
+/// The bits that an element takes on its way.
 struct Wire {
   int64_t bits = 16;
   int64_t block = 0;  ///< elements that share a scale of 4 bytes; 0: there is none
   /// Exponents of 8 bits are packed into 4 (Note [Packed exponents] in comm/packed_exponents.h).
   bool packed = false;
-  /// Of a message of `numel` elements. comm::wire_bytes and comm::packed_bytes, for the formats
-  /// that they have.
+  /// Returns the bytes of a message of `numel` elements: comm::wire_bytes and comm::packed_bytes,
+  /// for the formats that they have.
   int64_t bytes(int64_t numel) const;
   bool operator==(const Wire&) const = default;
 };
@@ -143,8 +143,8 @@ struct LinkPlan {
   /// States are sharded inside a host only, and the hosts' are replicas: PyTorch's HSDP, MiCS
   /// (2205.00119). Nothing is gathered across.
   bool hybrid = false;
-  /// What a host has gathered stays there until the update: hpZ (ZeRO++, section 3.2), whose
-  /// backward gathers inside the host, and so do further micro-batches.
+  /// Parameters that a host has gathered stay there until the update: hpZ (ZeRO++, section 3.2),
+  /// whose backward gathers inside the host, and so do further micro-batches.
   bool kept = false;
   /// Gradients of micro-batches add up inside the host, and across hosts once a step.
   bool deferred = false;
@@ -239,9 +239,9 @@ double bandwidth_needed(double efficiency, double intensity, double peak);
 
 /// ZeRO-Infinity, section 4.2, operations a byte: of parameters and gradients seq bsz.
 double parameter_intensity(const Transformer& model);
-/// Of optimizer states seq bsz / 4.
+/// The same for optimizer states: seq bsz / 4.
 double optimizer_intensity(const Transformer& model);
-/// Of activation checkpoints 24 hd ci.
+/// The same for activation checkpoints: 24 hd ci.
 double checkpoint_intensity(const Transformer& model);
 
 }  // namespace zero::partition

@@ -42,7 +42,7 @@ struct Range {
 /// The elements that are in both; empty (begin == end) if none.
 Range intersect(Range a, Range b);
 
-/// Where a parameter lies in its unit.
+/// The place of a parameter in its unit.
 struct Segment {
   int64_t parameter = 0;  ///< index into Layout::parameters()
   int64_t offset = 0;     ///< elements from the start of the unit

@@ -1,5 +1,4 @@
-// Where the ranks of a job are, as numbers alone: what a group knows of its hosts, for costs that
-// need no group.
+// The ranks of a job as numbers alone: costs need hosts and blocks, but no group.
 #pragma once
 
 #include <cstdint>

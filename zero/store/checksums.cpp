@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "zero/store/hash.h"
+#include "zero/base/hash.h"
 
 namespace zero::store {
 

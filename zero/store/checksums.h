@@ -1,4 +1,4 @@
-// What was written to each page of a file, in 32 bits.
+// Checksums of 32 bits of the pages that were written to a file.
 #pragma once
 
 #include <ATen/ceil_div.h>
@@ -8,8 +8,8 @@
 
 namespace zero::store {
 
-/// Of offsets in a file, sizes of transfers and their memory, in bytes. A page of a file is as
-/// large.
+/// Offsets in a file, sizes of transfers and the addresses of their memory are multiples of this
+/// many bytes, which are a page of a file.
 inline constexpr int64_t kAlignment = 4096;
 
 /// A table in memory: the low 32 bits of each page's XXH3. A page that was never recorded is not
@@ -17,15 +17,15 @@ inline constexpr int64_t kAlignment = 4096;
 class Checksums {
  public:
   Checksums() = default;
-  /// For `bytes` of pages.
+  /// Makes a table for `bytes` of pages.
   explicit Checksums(int64_t bytes)
       : table_(static_cast<size_t>(at::ceil_div(bytes, kAlignment))) {}
 
   /// Offsets and sizes are multiples of kAlignment.
   void record(int64_t offset, const std::byte* memory, int64_t bytes);
-  /// The offset of the first page of `memory` that is not what was recorded, or -1.
+  /// Returns the offset of the first page of `memory` that is not what was recorded, or -1.
   int64_t first_difference(int64_t offset, const std::byte* memory, int64_t bytes) const;
-  /// Of the table itself: a thousandth of what it covers.
+  /// Returns the bytes of the table: a thousandth of the bytes that it covers.
   int64_t table_bytes() const { return static_cast<int64_t>(table_.size() * sizeof(uint32_t)); }
 
  private:

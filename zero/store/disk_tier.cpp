@@ -185,7 +185,7 @@ DiskTier::Frame* DiskTier::find(Position position, Use use) {
 }
 
 void DiskTier::finish(Frame& frame) {
-  // Where one fails the others end with the vector: none runs on in memory that is used again.
+  // If one fails, the vector ends the others: none runs on in memory that is used again.
   auto transfers = std::exchange(frame.transfers, {});
   const bool written = frame.use == Use::writing;
   if (written) frame.use = Use::none;
@@ -283,7 +283,7 @@ void DiskTier::start_writing(Frame& frame) {
   }
 }
 
-// As far as there are buffers, of which one stays for what is written.
+// Reads as far ahead as there are buffers, and leaves one for writing.
 void DiskTier::read_ahead(Position position) {
   const Position here = position;
   int64_t units_ahead = 0;
@@ -353,49 +353,56 @@ void DiskTier::for_each_block(int64_t unit, const std::function<void(const Block
   }
 }
 
-at::Tensor DiskTier::read(int64_t unit, int64_t array) {
+void DiskTier::for_each_part(
+    int64_t unit, int64_t array, partition::Range entries,
+    const std::function<void(partition::Range, const Pages&)>& visit) const {
+  const auto element = static_cast<int64_t>(
+      c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
+  const int64_t all = entries_of(unit, array, this->unit(unit).numel);
+  ensure(entries.begin >= 0 && entries.end <= all, "a range lies within its array");
+  const int64_t of_block = entries_of(unit, array, block_numel_);
+  for (int64_t block = entries.begin / of_block; block * of_block < entries.end; ++block) {
+    const int64_t start = block * of_block;
+    const auto part = partition::intersect(entries, {start, start + of_block});
+    const int64_t begin = (part.begin - start) * element;
+    const int64_t end = (part.end - start) * element;
+    const int64_t first = begin / kAlignment * kAlignment;
+    const int64_t last = at::round_up(end, kAlignment);
+    visit(part, {.offset = offset({unit, block}, array) + first,
+                 .bytes = last - first,
+                 .begin = begin - first,
+                 .filled = begin == first && (end == last || part.end == all)});
+  }
+}
+
+at::Tensor DiskTier::read(int64_t unit, int64_t array, partition::Range entries) {
   const FramesLock lock(*this);
   finish_all();
-  const auto& u = this->unit(unit);
   auto values =
-      at::empty({entries_of(unit, array, u.numel)}, u.arrays[static_cast<size_t>(array)].dtype);
-  auto* target = static_cast<std::byte*>(values.data_ptr());
-  void* memory = buffer(frames_.front());
-  for (int64_t b = 0; b < blocks_of(unit); ++b) {
-    const Position position{unit, b};
-    file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
-    const int64_t begin = b * block_numel_;
-    std::memcpy(
-        target + array_bytes(unit, array, begin), memory,
-        static_cast<size_t>(array_bytes(unit, array, std::min(u.numel - begin, block_numel_))));
-  }
+      at::empty({entries.size()}, this->unit(unit).arrays[static_cast<size_t>(array)].dtype);
+  auto* memory = static_cast<std::byte*>(buffer(frames_.front()));
+  for_each_part(unit, array, entries, [&](partition::Range part, const Pages& pages) {
+    const auto to = values.narrow(0, part.begin - entries.begin, part.size());
+    file_->read(pages.offset, memory, pages.bytes).wait();
+    std::memcpy(to.data_ptr(), memory + pages.begin, to.nbytes());
+  });
   return values;
 }
 
-void DiskTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
-                     Tier /*from*/) {
+void DiskTier::write(int64_t unit, int64_t array, partition::Range entries,
+                     const at::Tensor& values, Tier /*from*/) {
+  ensure(values.numel() == entries.size(), "each entry has a value");
   const FramesLock lock(*this);
   finish_all();
-  const auto& u = this->unit(unit);
   const auto contiguous =
-      values.to(at::kCPU, u.arrays[static_cast<size_t>(array)].dtype).contiguous();
-  const auto* source = static_cast<const std::byte*>(contiguous.const_data_ptr());
-  const int64_t entries = entries_of(unit, array, kEntryBlock);
-  const int64_t end = begin + (entries == kEntryBlock ? contiguous.numel()
-                                                      : contiguous.numel() / entries * kEntryBlock);
-  void* memory = buffer(frames_.front());
-  for (int64_t b = begin / block_numel_; b * block_numel_ < end; ++b) {
-    const Position position{unit, b};
-    const int64_t start = b * block_numel_;
-    const int64_t first = std::max(begin, start);
-    const int64_t last = std::min(end, start + block_numel_);
-    const bool whole = first == start && last == std::min(u.numel, start + block_numel_);
-    if (!whole) file_->read(offset(position, array), memory, bytes_of(position, array)).wait();
-    std::memcpy(static_cast<std::byte*>(memory) + array_bytes(unit, array, first - start),
-                source + array_bytes(unit, array, first - begin),
-                static_cast<size_t>(array_bytes(unit, array, last - first)));
-    file_->write(offset(position, array), memory, bytes_of(position, array)).wait();
-  }
+      values.to(at::kCPU, this->unit(unit).arrays[static_cast<size_t>(array)].dtype).contiguous();
+  auto* memory = static_cast<std::byte*>(buffer(frames_.front()));
+  for_each_part(unit, array, entries, [&](partition::Range part, const Pages& pages) {
+    const auto from = contiguous.narrow(0, part.begin - entries.begin, part.size());
+    if (!pages.filled) file_->read(pages.offset, memory, pages.bytes).wait();
+    std::memcpy(memory + pages.begin, from.const_data_ptr(), from.nbytes());
+    file_->write(pages.offset, memory, pages.bytes).wait();
+  });
 }
 
 void DiskTier::wait(Transfer& transfer) {
@@ -405,22 +412,12 @@ void DiskTier::wait(Transfer& transfer) {
   transfer.wait();
 }
 
-FileCounts DiskTier::update_bytes(int64_t unit) const {
-  FileCounts bytes;
-  for (int64_t a = 0; a < array_count(unit); ++a) {
-    const auto& array = this->unit(unit).arrays[static_cast<size_t>(a)];
-    if (array.read) bytes.read += whole_bytes(unit, a);
-    if (array.write) bytes.written += whole_bytes(unit, a);
-  }
-  return bytes;
-}
-
 Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
   return file_->write(offset({unit, 0}, array), from, whole_bytes(unit, array), Checks::here, unit);
 }
 
 Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
-  // Of a doubled array the update, which may be running, writes the other copy.
+  // The update, which may be running, writes the other copy of a doubled array.
   if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array), Checks::here, unit);
 }

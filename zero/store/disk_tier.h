@@ -88,13 +88,14 @@ class DiskTier final : public StateTier {
   /// kPartNumel elements. `at_once`: of several on as many threads, else in order.
   void for_each_block(int64_t unit, const std::function<void(const Block&)>& update, bool at_once);
 
-  /// Of an array that is doubled, everything else reads and writes one copy, in front; the update
-  /// writes the other, or reads the other where it does not write. Changes the two over: the update
-  /// of this unit, whose writes are done (`wait_written`), becomes visible, or gradients go to it.
+  /// Exchanges the two copies of a doubled array. The update writes the copy behind, or reads it
+  /// where it does not write; everything else reads and writes the copy in front. So the update of
+  /// this unit, whose writes are done (`wait_written`), becomes visible, or the update gets new
+  /// gradients.
   void flip(int64_t unit, int64_t array);
   /// Blocks until what the updates of this unit so far wrote is on disk. Others may be under way.
   void wait_written(int64_t unit);
-  /// The same for all units, while none is updated.
+  /// Blocks until this is so for all units, while none is updated.
   void settle();
   /// From now on updates run beside something else, so that their waiting is not counted, in the
   /// order that `upcoming` names while one is under way: its `index`-th is the `index`-th after
@@ -108,15 +109,15 @@ class DiskTier final : public StateTier {
   void end_step();
 
   Tier tier() const override { return Tier::disk; }
-  at::Tensor read(int64_t unit, int64_t array) override;
-  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+  at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override;
+  void write(int64_t unit, int64_t array, partition::Range entries, const at::Tensor& values,
              Tier from) override;
 
-  /// Starts to read all of an array, after what is being written of it. `to`, on a multiple of
+  /// Starts to read all of an array, after writes of it have ended. `to`, on a multiple of
   /// kAlignment, has room for `whole_bytes` bytes and lives until the transfer is done.
   Transfer start_read(int64_t unit, int64_t array, void* to);
-  /// The same for writing all of an array that the update does not write. What is read of it must
-  /// have been read before, and is read again only once the transfer is done.
+  /// Starts to write all of an array that the update does not write. All reads of it have ended,
+  /// and the next begins only once the transfer is done.
   Transfer start_write(int64_t unit, int64_t array, const void* from);
   /// Bytes that an array takes in the file: a multiple of kAlignment.
   int64_t whole_bytes(int64_t unit, int64_t array) const;
@@ -131,8 +132,6 @@ class DiskTier final : public StateTier {
   /// Counts the time of others that wait for an update beside.
   comm::WaitClock& clock() { return clock_; }
 
-  /// Bytes that the update of a unit reads and writes.
-  FileCounts update_bytes(int64_t unit) const;
   /// Bytes on disk.
   int64_t bytes() const { return file_->bytes(); }
   const File& file() const { return *file_; }
@@ -168,6 +167,16 @@ class DiskTier final : public StateTier {
   int64_t entries_of(int64_t unit, int64_t array, int64_t elements) const;
   int64_t array_bytes(int64_t unit, int64_t array, int64_t elements) const;
   int64_t blocks_of(int64_t unit) const;
+  // Pages of a block that `entries` of an array lie on, all of them in one block.
+  struct Pages {
+    int64_t offset = 0;  // in the file
+    int64_t bytes = 0;
+    int64_t begin = 0;    // of the entries, in bytes from `offset` on
+    bool filled = false;  // by the entries alone
+  };
+  // Calls `visit` for the part of `entries` in each block.
+  void for_each_part(int64_t unit, int64_t array, partition::Range entries,
+                     const std::function<void(partition::Range, const Pages&)>& visit) const;
   std::optional<int64_t> next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;

@@ -21,7 +21,7 @@ constexpr int kMostUnderWay = 4096;
 
 bool aligned(int64_t value) { return value % kAlignment == 0; }
 
-// Of what a disk does wrong in the midst of a run.
+// Returns the remedy for an error of a disk in the midst of a run.
 std::string remedy(int error) {
   switch (error) {
     case ENOSPC:

@@ -87,7 +87,7 @@ class File {
   /// reserved on the disk. Throws StoreError naming the path and the remedy; where the disk is too
   /// full, also the bytes needed and there. The file is removed at the end.
   File(std::string path, int64_t bytes, const FileOptions& options = {});
-  /// The same over several files, best on as many disks: blocks of `options.block_bytes` are dealt
+  /// Does so over several files, best on as many disks: blocks of `options.block_bytes` are dealt
   /// to them in proportion to `shares` (such as `measure_speeds` gives; none: equal). Throws
   /// ConfigError naming a share that is no share.
   File(const std::vector<std::string>& paths, const std::vector<double>& shares, int64_t bytes,
@@ -111,7 +111,7 @@ class File {
   void verify(int64_t offset, const std::byte* memory, int64_t bytes) const;
   void record(int64_t offset, const std::byte* memory, int64_t bytes);
 
-  /// Of the first file.
+  /// Returns the path of the first file.
   const std::string& path() const { return files_.front()->path(); }
   int64_t bytes() const { return bytes_; }
   FileCounts counts() const;

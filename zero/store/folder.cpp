@@ -37,7 +37,7 @@ std::string host_part() {
   return fmt::format("{:08x}-", static_cast<uint32_t>(std::hash<std::string>{}(name)));
 }
 
-// Whether other hosts may be at these files too. Their locks may not be seen here.
+// Returns whether other hosts may use these files too. Their locks may not be seen here.
 bool on_shared_file_system(const fs::path& folder) {
   constexpr std::array<uint32_t, 6> kOwn{
       0xEF53,     0x58465342, 0x9123683E,   // ext, XFS, Btrfs

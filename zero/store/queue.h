@@ -1,4 +1,5 @@
-// What the two ways of doing file I/O share: pieces of transfers, and the transfers they belong to.
+// Pieces of transfers, and the transfers that they belong to: the two ways of doing file I/O share
+// them.
 #pragma once
 
 #include <cstddef>

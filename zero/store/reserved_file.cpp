@@ -16,7 +16,7 @@ namespace zero::store {
 
 namespace {
 
-// Of the disk, or -1 where it does not say.
+// Returns the free bytes of the disk, or -1 where it does not say.
 int64_t free_bytes(int file) {
   struct statvfs disk {};
   if (fstatvfs(file, &disk) != 0 || disk.f_blocks == 0) return -1;

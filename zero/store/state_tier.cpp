@@ -8,9 +8,9 @@ MemoryTier::MemoryTier(Tier tier, HostLink& link, int64_t units, int64_t arrays)
       arrays_(static_cast<size_t>(units),
               c10::SmallVector<at::Tensor, 5>(static_cast<size_t>(arrays))) {}
 
-void MemoryTier::write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
-                       Tier from) {
-  auto place = memory(unit, array).narrow(0, begin, values.numel());
+void MemoryTier::write(int64_t unit, int64_t array, partition::Range entries,
+                       const at::Tensor& values, Tier from) {
+  auto place = read(unit, array, entries);
   if (from == tier_) {
     place.copy_(values);
     return;

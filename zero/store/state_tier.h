@@ -1,7 +1,8 @@
-// Where arrays of states lie: one class a tier, which knows nothing of ZeRO.
+// The tiers that arrays of states lie on: one class for each, which knows nothing of ZeRO.
 //
-// Arrays come in units: those of a unit have one length, and are numbered. What is memory is used
-// where it is; what is not is read into copies, or streams through buffers in blocks (DiskTier).
+// Arrays come in units and are numbered within their unit. Code that finds an array in memory uses
+// it in place. An array on a disk is read into copies, or streams through buffers in blocks
+// (DiskTier).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "zero/partition/layout.h"
 #include "zero/store/tier.h"
 
 namespace zero::store {
@@ -18,25 +20,28 @@ class StateTier {
  public:
   virtual ~StateTier() = default;
   virtual Tier tier() const = 0;
-  /// All elements of an array, (numel) in its dtype: its memory where it has some, else a copy.
-  virtual at::Tensor read(int64_t unit, int64_t array) = 0;
-  /// Writes `values` (1-D, of any dtype, in memory of tier `from`) from element `begin` on.
-  virtual void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
-                     Tier from) = 0;
+  /// Returns entries [begin, end) of an array as a 1-D tensor of its dtype: a view of its memory
+  /// where it has memory, else a copy on the CPU.
+  virtual at::Tensor read(int64_t unit, int64_t array, partition::Range entries) = 0;
+  /// Writes `values` (1-D, of any dtype, one for each of `entries`, in memory of tier `from`).
+  virtual void write(int64_t unit, int64_t array, partition::Range entries,
+                     const at::Tensor& values, Tier from) = 0;
 };
 
-/// Arrays in memory: the device's, or the host's. Their memory is made by who uses them.
+/// Arrays in the memory of the device, or in that of the host. Whoever uses them makes the memory.
 class MemoryTier final : public StateTier {
  public:
-  /// `tier` is device or host. `link`, which outlives this, carries what crosses between the two.
+  /// `tier` is device or host. `link` carries bytes between the two, and must outlive this.
   MemoryTier(Tier tier, HostLink& link, int64_t units, int64_t arrays);
 
   Tier tier() const override { return tier_; }
-  at::Tensor read(int64_t unit, int64_t array) override { return memory(unit, array); }
-  void write(int64_t unit, int64_t array, int64_t begin, const at::Tensor& values,
+  at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override {
+    return memory(unit, array).narrow(0, entries.begin, entries.size());
+  }
+  void write(int64_t unit, int64_t array, partition::Range entries, const at::Tensor& values,
              Tier from) override;
 
-  /// The memory of an array: undefined until somebody sets it, and while it is not held.
+  /// Returns the memory of an array: undefined until somebody sets it, and while nobody holds it.
   at::Tensor& memory(int64_t unit, int64_t array) {
     return arrays_[static_cast<size_t>(unit)][static_cast<size_t>(array)];
   }

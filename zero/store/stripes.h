@@ -1,4 +1,4 @@
-// Which file of several holds which bytes.
+// The places of bytes in several files.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ class Stripes {
     int64_t offset = 0;  ///< in that file, bytes
   };
 
-  /// Of `bytes` in blocks of `block_bytes`. Shares are not negative, and not all zero.
+  /// Deals `bytes` in blocks of `block_bytes`. Shares are not negative, and not all zero.
   Stripes(int64_t bytes, int64_t block_bytes, std::span<const double> shares);
 
   Place place(int64_t offset) const;
-  /// From `offset` to the end of what follows it in the same file.
+  /// Returns the bytes from `offset` on that follow each other in one file.
   int64_t contiguous(int64_t offset) const;
-  /// The size of a file.
+  /// Returns the size of a file.
   int64_t bytes_of(size_t file) const;
 
  private:

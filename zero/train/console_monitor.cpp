@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/data/utf8.h"
 #include "zero/train/monitor.h"
 
 namespace zero::train {
@@ -39,53 +40,11 @@ std::string bytes_or_dash(int64_t bytes) {
   return bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes));
 }
 
-/// Not fmt::print, which throws where nobody reads any more: a run outlives its terminal.
+/// fmt::print would throw where nobody reads any more, and a run outlives its terminal.
 template <class... Values>
 void print(fmt::format_string<Values...> format, Values&&... values) {
   const auto text = fmt::format(format, std::forward<Values>(values)...);
   std::fwrite(text.data(), 1, text.size(), stdout);
-}
-
-/// The bytes of the UTF-8 character that `text` begins with; 0 where it begins with none.
-size_t character_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const size_t length = byte(0) < 0x80            ? 1
-                        : byte(0) >> 5 == 0b110   ? 2
-                        : byte(0) >> 4 == 0b1110  ? 3
-                        : byte(0) >> 3 == 0b11110 ? 4
-                                                  : 0;
-  if (length == 0 || length > text.size()) return 0;
-  uint32_t code = length == 1 ? byte(0) : byte(0) & (0xffu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if (byte(i) >> 6 != 0b10) return 0;
-    code = code << 6 | (byte(i) & 0x3fu);
-  }
-  constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return code < kLeast[length] || code > 0x10ffff || surrogate ? 0 : length;
-}
-
-/// Text that a terminal may be given: what is no UTF-8, and control characters but for line ends
-/// and tabs, become "\x1b".
-std::string printable(std::string_view text) {
-  std::string result;
-  while (!text.empty()) {
-    const size_t length = character_length(text);
-    const auto first = static_cast<unsigned char>(text[0]);
-    const bool control =
-        (length == 1 && ((first < 0x20 && first != '\n' && first != '\t') || first == 0x7f)) ||
-        (length == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0);
-    const auto character = text.substr(0, std::max<size_t>(length, 1));
-    if (length > 0 && !control) {
-      result += character;
-    } else {
-      for (const char byte : character) {
-        result += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
-      }
-    }
-    text.remove_prefix(character.size());
-  }
-  return result;
 }
 
 class ConsoleMonitor final : public Monitor {
@@ -94,7 +53,7 @@ class ConsoleMonitor final : public Monitor {
       : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) == 1) {}
   ConsoleMonitor(const ConsoleMonitor&) = delete;
   ConsoleMonitor& operator=(const ConsoleMonitor&) = delete;
-  /// What comes behind, an error perhaps, begins a line.
+  /// Removes the progress bar, so that what is printed next begins a line.
   ~ConsoleMonitor() override {
     if (!drawn_) return;
     clear_bar();
@@ -224,7 +183,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   void sample(const std::string& prompt, const std::string& text) override {
-    print("\nsample\n{}{}\n", printable(prompt), printable(text));
+    print("\nsample\n{}{}\n", printable(prompt, "\n\t"), printable(text, "\n\t"));
   }
 
   void end(const EndReport& report) override {

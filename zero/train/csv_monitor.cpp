@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// As DeepSpeed calls it: the name with "_" for "/", and the last part of it for the column.
+/// Files have DeepSpeed's names: the metric's name with "_" for "/"; the column has its last part.
 std::string file_name(const Metric& metric) {
   std::string name(metric.name);
   std::replace(name.begin(), name.end(), '/', '_');

@@ -9,7 +9,7 @@ namespace zero::train {
 
 namespace {
 
-/// What is to be said of a number that was about `usual`: nothing where it still is.
+/// Says how a number differs from the `usual` one; empty where it does not.
 std::string changed(std::string_view what, double now, double usual) {
   constexpr double kNotable = 2;
   if (!(usual > 0) || !(now > 0)) return {};

@@ -9,10 +9,10 @@
 
 namespace zero::train {
 
-/// What may have changed with a loss.
+/// A step's loss, and the numbers that may have changed with it.
 struct LossSample {
   double loss = 0;
-  /// Of the update before it: it made the weights that this loss is of.
+  /// The gradient norm of the update before, which made the weights that this loss is of.
   double grad_norm = 0;
   double loss_scale = 0;  ///< 0 where losses are not scaled
   double lr = 0;
@@ -33,7 +33,7 @@ class LossSpikes {
   /// kWindow steps are never spikes; after as many spikes in a row the new level is the usual one.
   std::string add(const LossSample& sample, const std::vector<float>& losses, int ranks);
 
-  /// What is remembered, the oldest first, for a checkpoint; and as it was there.
+  /// Return what is remembered, the oldest first, for a checkpoint; and set it to what was there.
   std::vector<LossSample> samples() const;
   void restore(const std::vector<LossSample>& samples);
 

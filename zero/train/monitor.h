@@ -1,4 +1,4 @@
-// What a training run reports, and to whom.
+// The reports of a training run, and the monitors that take them.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace zero::train {
 
-/// What is known before the first step.
+/// The facts of a run that are known before its first step.
 struct RunInfo {
   std::string model_name;
   int64_t parameters = 0;
@@ -59,8 +59,8 @@ struct RankMemory {
   int64_t host_parameters_formula = 0;
   int64_t host_gradients_formula = 0;
   int64_t host_optimizer_formula = 0;
-  /// What LibTorch's allocator holds of the system for `activations`, and the requests by which it
-  /// got it: what is above `activations` is fragmentation.
+  /// Memory that LibTorch's allocator holds for `activations`, and the requests by which it got it
+  /// from the system. The part above `activations` is fragmentation.
   Usage reserved;
   int64_t system_requests = 0;
   DiskUse disk;
@@ -73,16 +73,16 @@ struct RankTraffic {
   int64_t all_gather_formula = 0;
   int64_t reduce_scatter_formula = 0;
   int64_t all_reduce_formula = 0;
-  /// Those on several hosts: the formula's bytes of the counts' `link_bytes`.
+  /// On several hosts, the formula's bytes of the counts' `link_bytes`.
   int64_t hosts = 1;
   int64_t all_gather_link_formula = 0;
   int64_t reduce_scatter_link_formula = 0;
   int64_t all_reduce_link_formula = 0;
-  /// The same from and to its disk; `wait_ms` has no formula.
+  /// Bytes from and to its disk; `wait_ms` has no formula.
   DiskUse disk;
   int64_t disk_read_formula = 0;
   int64_t disk_written_formula = 0;
-  /// Between its device and its host.
+  /// Bytes between its device and its host.
   HostTraffic host;
   HostTraffic host_formula;
 };
@@ -96,7 +96,7 @@ struct RewindReport {
   std::string reason = {};  ///< the notice of that step
 };
 
-/// What `flops_profiler` counts of a step, and how it is to be told.
+/// The FLOPs that `flops_profiler` counts of a step, and how they are to be told.
 struct FlopsReport {
   StepFlops step;
   FlopsReportOptions options;
@@ -164,7 +164,8 @@ class Monitor {
   /// After the last step; indexed by rank.
   virtual void memory(const std::vector<RankMemory>&) {}
   virtual void traffic(const std::vector<RankTraffic>&, int64_t /*steps*/) {}
-  /// With comms_logger: a call of rank 0, as it ends (verbose), and after the last step all.
+  /// With comms_logger, `call` gets each call of rank 0 as it ends (verbose), and `calls` all after
+  /// the last step.
   virtual void call(const comm::CallTime&) {}
   virtual void calls(const std::vector<comm::CallTimes>&) {}
   virtual void sample(const std::string& /*prompt*/, const std::string& /*text*/) {}
@@ -188,7 +189,7 @@ std::unique_ptr<Monitor> jsonl_monitor(const std::string& file, bool append);
 /// file.
 std::unique_ptr<Monitor> tensorboard_monitor(const std::string& folder, bool append);
 
-/// What FLOPs are counted goes to `file`, in place of what it holds. Throws ConfigError where it
+/// Writes the FLOPs of a step to `file`, in place of its contents. Throws ConfigError where it
 /// cannot be opened.
 std::unique_ptr<Monitor> flops_monitor(const std::string& file);
 

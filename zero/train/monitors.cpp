@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -15,13 +14,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One that writes files into a folder.
+/// A monitor that writes files into a folder.
 struct FileMonitor {
   const char* section;
   fs::path folder;
   std::string remedy;
   std::vector<fs::path> (*files)(const fs::path& folder);
-  std::function<std::unique_ptr<Monitor>(const std::string& folder, bool append)> make;
+  std::unique_ptr<Monitor> (*make)(const std::string& folder, bool append);
 };
 
 std::vector<FileMonitor> chosen(const Options& options) {
@@ -37,15 +36,6 @@ std::vector<FileMonitor> chosen(const Options& options) {
   };
   add(options.tensorboard, "tensorboard", "--tensorboard", event_files, tensorboard_monitor);
   add(options.csv_monitor, "csv_monitor", "--csv", csv_files, csv_monitor);
-  if (const auto& wandb = options.wandb; wandb.enabled) {
-    all.push_back(
-        {"wandb",
-         wandb.output_path.empty() ? fs::path(options.out) / "wandb" : fs::path(wandb.output_path),
-         "Give another --wandb DIR, or wandb.output_path.", wandb_files,
-         [wandb](const std::string& folder, bool append) {
-           return wandb_monitor(folder, append, wandb);
-         }});
-  }
   return all;
 }
 

@@ -1,4 +1,4 @@
-// The monitors that a configuration names: `tensorboard`, `csv_monitor`, `wandb`, and the file of
+// The monitors that a configuration names: `tensorboard`, `csv_monitor`, and the file of
 // `flops_profiler`.
 #pragma once
 
@@ -17,19 +17,11 @@ namespace zero::train {
 /// nothing.
 void check_monitors(const Options& options);
 
-/// Makes their folders, and the monitors. Throws ConfigError.
+/// Makes the monitors and their folders. Throws ConfigError.
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Options& options);
 
-/// An offline run for Weights & Biases, in a folder of its own in `folder`, which exists. Each step
-/// is written at once. `append` continues the newest run that is there, under its ID: what it wrote
-/// beyond the step from which this one goes on is cut off. Else those that are there go, with the
-/// first record. Throws Error that names the file.
-std::unique_ptr<Monitor> wandb_monitor(const std::string& folder, bool append,
-                                       const WandbSettings& settings);
-
-/// The files in `folder` that `tensorboard_monitor`, `csv_monitor` and `wandb_monitor` wrote.
+/// Return the files in `folder` that `tensorboard_monitor` and `csv_monitor` wrote.
 std::vector<std::filesystem::path> event_files(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> csv_files(const std::filesystem::path& folder);
-std::vector<std::filesystem::path> wandb_files(const std::filesystem::path& folder);
 
 }  // namespace zero::train

@@ -1,4 +1,4 @@
-// What a training run is asked to do: the `train` section of a configuration file, or the program's
+// The options of a training run: the `train` section of a configuration file, or the program's
 // options.
 #pragma once
 

@@ -36,7 +36,7 @@ void cut_file(const std::filesystem::path& path, uintmax_t bytes, std::string_vi
               std::string_view place);
 
 double seconds_since_1970();
-/// Of this machine; "localhost" where it has none.
+/// Returns the name of this machine; "localhost" where it has none.
 std::string host_name();
 
 }  // namespace zero::train

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
 #include "zero/config/fields.h"
 #include "zero/models/architectures.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the options, those that are about the folder, or one start of the run, and not about it.
+/// The options that concern the folder, or one start of the run, and not the run itself.
 constexpr std::array kFolderOptions{"out", "overwrite", "resume", "profile", "profile_step"};
 
 Json json_of(const RunSettings& run) {
@@ -112,7 +113,8 @@ void check_same_model(const std::filesystem::path& checkpoint, const Json& saved
   }
 }
 
-/// Whether two sections `optimizer` are of one kind: what one does not say is then the other's.
+/// Returns whether two sections `optimizer` are of one kind: keys that one leaves out are then the
+/// other's.
 bool is_same_kind(const Json& saved, const Json& given) {
   if (!saved.is_object() || !given.is_object()) return false;
   try {
@@ -126,7 +128,7 @@ bool is_same_kind(const Json& saved, const Json& given) {
 
 }  // namespace
 
-std::string checkpoint_record(const RunSettings& run, const Progress& progress) {
+void write_record(const RunFolder& folder, const RunSettings& run, const Progress& progress) {
   const Json record{{"step", progress.step},
                     {"world_size", run.ranks},
                     {"stage", run.settings.engine.stage},
@@ -138,7 +140,10 @@ std::string checkpoint_record(const RunSettings& run, const Progress& progress) 
                     {"grad_norm", to_json(progress.grad_norm)},
                     {"rewinds", {progress.rewinds.count, progress.rewinds.until}},
                     {"settings", json_of(run)}};
-  return record.dump(2) + "\n";
+  const auto text = record.dump(2) + "\n";
+  OutputFile marker(folder.checkpoint(progress.step) / RunFolder::kMarker, fail<CheckpointError>);
+  marker.write(text.data(), text.size());
+  marker.commit();
 }
 
 namespace {

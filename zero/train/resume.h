@@ -1,4 +1,4 @@
-// What a checkpoint says of the run that wrote it, and what of it a resumed run may change.
+// Records in a checkpoint the run that wrote it, and says which settings a resumed run may change.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Rewinds {
   int64_t until = 0;  ///< the last of those
 };
 
-/// Where a run is after a step.
+/// The position of a run after a step.
 struct Progress {
   int64_t step = 0;  ///< updates done
   LoaderState loader;
@@ -42,16 +42,19 @@ struct Progress {
 /// Each value of two JSON texts that differs, as "section.key old -> new".
 std::vector<std::string> differences(const std::string& before, const std::string& now);
 
-/// Where a run goes on.
+/// The position from which a run goes on.
 struct ResumePoint {
   Progress progress;
   /// Each setting that differs from the checkpoint's, as "steps 4 -> 8".
   std::vector<std::string> changes;
 };
 
-/// The text of a checkpoint's train.json, from which the functions below read.
-std::string checkpoint_record(const RunSettings& run, const Progress& progress);
-/// That of the checkpoint after `step`. Throws CheckpointError where it cannot be read.
+/// Writes the train.json of the checkpoint after the step of `progress`, from which the functions
+/// below read: whole or not at all. It makes the checkpoint whole, or replaces its record. Throws
+/// CheckpointError.
+void write_record(const RunFolder& folder, const RunSettings& run, const Progress& progress);
+/// Reads the progress of the checkpoint after `step`. Throws CheckpointError where it cannot be
+/// read.
 Progress progress_at(const RunFolder& folder, int64_t step);
 
 /// The last checkpoint's position in a run with these settings. Throws ConfigError, naming the
@@ -66,13 +69,14 @@ struct SavedSettings {
   int ranks = 1;
 };
 
-/// Those of the last checkpoint, without the folder's name and what was to be done with it; none
-/// where there is no checkpoint. Throws CheckpointError.
+/// Returns the settings of the last checkpoint, without the folder's name and the options about it;
+/// none where there is no checkpoint. Throws CheckpointError.
 std::optional<SavedSettings> saved_settings(const RunFolder& folder);
 
-/// The configuration `saved` with what `file`, a configuration file's text, says in place of it;
-/// "auto" and null say nothing. Of another kind of optimizer, schedule or batch than the saved one
-/// nothing is kept. Throws ConfigError, which names `origin`.
+/// Returns the configuration `saved` with the keys of `file`, a configuration file's text, in place
+/// of its own; "auto" and null leave the saved value. Where the kind of optimizer, schedule or
+/// batch is another one, nothing of the saved one is kept. Throws ConfigError, which names
+/// `origin`.
 std::string override_settings(std::string_view saved, std::string_view file,
                               std::string_view origin);
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
@@ -30,32 +31,24 @@ using Json = nlohmann::ordered_json;
 // for states, too.)
 constexpr std::array kOfAHost{"out", "overwrite", "data", "val_data", "model", "threads"};
 
-constexpr uint64_t kNothing = 14695981039346656037ULL;
-uint64_t add(uint64_t sum, uint64_t value) { return (sum ^ value) * 1099511628211ULL; }
-
-uint64_t checksum(std::string_view text) {
-  uint64_t sum = kNothing;
-  for (const char each : text) sum = add(sum, static_cast<unsigned char>(each));
-  return sum;
-}
-
-// The ends alone: a few tokens tell one text from another, and are read at once.
+// Hashes the ends alone, which are read at once: a few tokens tell one text from another.
 uint64_t checksum(const TokenRange& range) {
   constexpr int64_t kTokens = 4096;
-  uint64_t sum = kNothing;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(kTokens, range.size())));
+  Hash hash;
   for (const int64_t begin : {range.begin, range.end - static_cast<int64_t>(tokens.size())}) {
     if (!tokens.empty()) range.tokens->read(begin, tokens);
-    for (const int64_t token : tokens) sum = add(sum, static_cast<uint64_t>(token));
+    for (const int64_t token : tokens) hash.add(token);
   }
-  return sum;
+  return hash.value();
 }
 
 Json json_of(const RunSettings& run, const Dataset& data) {
   auto settings = Json::parse(run.settings.dump());
   auto& options = settings.at("train");
   for (const char* key : kOfAHost) options.erase(key);
-  // Of a profile it counts that there is one, of the model its sizes.
+  // Hosts may name profile and model differently: that there is a profile counts, and the model's
+  // sizes.
   options["profile"] = !run.settings.program.profile.empty();
   const auto tokens = [](const TokenRange& range) -> Json {
     if (range.size() == 0) return 0;
@@ -88,7 +81,7 @@ std::vector<std::string> gather_texts(comm::Group& group, const std::string& min
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
   if (group.size() == 1) return;
   const auto mine = json_of(run, data).dump();
-  const auto sums = comm::gather_records(group, checksum(mine), "settings");
+  const auto sums = comm::gather_records(group, Hash().add(mine).value(), "settings");
   if (std::ranges::count(sums, sums.front()) == group.size()) return;
   const auto texts = gather_texts(group, mine);
   const auto other =

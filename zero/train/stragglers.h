@@ -8,7 +8,7 @@
 
 namespace zero::train {
 
-/// What a rank did in one step, but for waiting for other ranks.
+/// The times of a rank in one step, without its waits for other ranks.
 struct RankTime {
   float busy_ms = 0;  ///< computing, and waiting for its disk
   float disk_ms = 0;  ///< waiting for its disk

@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <protozero/pbf_reader.hpp>
+#include <protozero/pbf_writer.hpp>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -20,21 +23,19 @@
 #include "zero/base/crc.h"
 #include "zero/train/metrics.h"
 #include "zero/train/monitors.h"
-#include "zero/train/protobuf.h"
 #include "zero/train/report_file.h"
 
 namespace zero::train {
 namespace {
 
 namespace fs = std::filesystem;
-using protobuf::read_little_endian;
-using protobuf::Writer;
+using Writer = protozero::pbf_writer;
 
 constexpr std::string_view kBeforeTime = "events.out.tfevents.";
 constexpr std::string_view kBehind = ".zero";
-constexpr size_t kHeader = 12;  // of a record: the length and its check
+constexpr size_t kHeader = 12;  // a record begins with its length and the length's check
 constexpr size_t kFooter = 4;
-constexpr uint64_t kLongest = uint64_t{1} << 30;  // a message that says to be longer is none
+constexpr uint64_t kLongest = uint64_t{1} << 30;  // a longer message is taken for garbage
 
 // The fields of the messages.
 namespace event_fields {
@@ -57,17 +58,44 @@ uint32_t masked_crc(std::string_view bytes) {
   return ((check >> 15) | (check << 17)) + 0xa282ead8;
 }
 
-/// Whether a message is of a later step or sample than those given.
+/// Appends `value` in `bytes` bytes, the least significant first.
+void append_little_endian(std::string& out, uint64_t value, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+}
+
+uint64_t read_little_endian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < bytes.size(); ++i)
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  return value;
+}
+
+/// Returns the tag of the first value in a summary; empty where it has none.
+std::string_view first_tag(protozero::pbf_reader summary) {
+  if (!summary.next(summary_fields::kValue, protozero::pbf_wire_type::length_delimited)) return {};
+  auto value = summary.get_message();
+  if (!value.next(summary_fields::kTag, protozero::pbf_wire_type::length_delimited)) return {};
+  const auto tag = value.get_view();
+  return {tag.data(), tag.size()};
+}
+
+/// Returns whether an event lies beyond the step, or beyond the sample where its curve is drawn by
+/// samples. Throws protozero::exception where the message is malformed.
 bool is_beyond(std::string_view message, int64_t step, int64_t sample) {
   int64_t of_event = 0;
-  std::string_view values;
-  for (protobuf::Reader event(message); const auto field = event.next();) {
-    if (field->number == event_fields::kStep) of_event = static_cast<int64_t>(field->value);
-    if (field->number == event_fields::kSummary) values = field->bytes;
-  }
   std::string_view tag;
-  if (const auto value = protobuf::Reader(values).next()) {
-    if (const auto first = protobuf::Reader(value->bytes).next()) tag = first->bytes;
+  protozero::pbf_reader event(message.data(), message.size());
+  while (event.next()) {
+    if (event.tag_and_type() ==
+        protozero::tag_and_type(event_fields::kStep, protozero::pbf_wire_type::varint)) {
+      of_event = event.get_int64();
+    } else if (event.tag_and_type() ==
+               protozero::tag_and_type(event_fields::kSummary,
+                                       protozero::pbf_wire_type::length_delimited)) {
+      tag = first_tag(event.get_message());
+    } else {
+      event.skip();
+    }
   }
   const bool by_samples = std::any_of(kMetrics.begin(), kMetrics.end(), [&](const auto& metric) {
     return metric.name == tag && metric.by_samples;
@@ -92,7 +120,11 @@ void cut(const fs::path& path, int64_t step, int64_t sample) {
     if (!file.read(message.data(), static_cast<std::streamsize>(message.size()))) break;
     const auto event = std::string_view(message).substr(0, length);
     if (!checks(event, std::string_view(message).substr(length))) break;
-    if (is_beyond(event, step, sample)) break;
+    try {
+      if (is_beyond(event, step, sample)) break;
+    } catch (const protozero::exception&) {
+      break;
+    }
     kept += kHeader + message.size();
   }
   cut_file(path, kept, "The event file", fmt::format("step {}", step));
@@ -139,12 +171,11 @@ class TensorboardMonitor final : public Monitor {
         return values[i].has_value() && kMetrics[i].by_samples == by_samples;
       };
       event([&](Writer& event) {
-        event.integer(event_fields::kStep, position({"", by_samples}, run_, report.step));
-        event.message(event_fields::kSummary, [&](Writer& summary) {
-          for (size_t i = 0; i < values.size(); ++i) {
-            if (of_axis(i)) add_scalar(summary, kMetrics[i], *values[i]);
-          }
-        });
+        event.add_int64(event_fields::kStep, position({"", by_samples}, run_, report.step));
+        Writer summary(event, event_fields::kSummary);
+        for (size_t i = 0; i < values.size(); ++i) {
+          if (of_axis(i)) add_scalar(summary, kMetrics[i], *values[i]);
+        }
       });
     }
     flush();
@@ -159,10 +190,9 @@ class TensorboardMonitor final : public Monitor {
   }
   void validation(const ValidationReport& report) override {
     event([&](Writer& event) {
-      event.integer(event_fields::kStep, report.step);
-      event.message(event_fields::kSummary, [&](Writer& summary) {
-        add_scalar(summary, kMetrics[kValidationLoss], report.loss);
-      });
+      event.add_int64(event_fields::kStep, report.step);
+      Writer summary(event, event_fields::kSummary);
+      add_scalar(summary, kMetrics[kValidationLoss], report.loss);
     });
     flush();
   }
@@ -175,58 +205,58 @@ class TensorboardMonitor final : public Monitor {
   }
 
  private:
-  /// A new file behind those that are there.
+  /// Begins a new file, which readers take after those that are there.
   void open() {
     file_.emplace(folder_ / new_name(folder_), "the event file");
-    event([](Writer& event) { event.bytes(event_fields::kFileVersion, "brain.Event:2"); });
+    event([](Writer& event) { event.add_string(event_fields::kFileVersion, "brain.Event:2"); });
   }
   static void add_scalar(Writer& summary, const Metric& metric, double value) {
-    summary.message(summary_fields::kValue, [&](Writer& scalar) {
-      scalar.bytes(summary_fields::kTag, metric.name);
-      scalar.number(summary_fields::kSimpleValue, static_cast<float>(value));
-    });
+    Writer scalar(summary, summary_fields::kValue);
+    scalar.add_bytes(summary_fields::kTag, metric.name.data(), metric.name.size());
+    scalar.add_float(summary_fields::kSimpleValue, static_cast<float>(value));
   }
-  /// Of TensorBoard's plugin "text", which shows Markdown: four spaces keep lines as they are.
+  /// Writes a text for TensorBoard's plugin "text", which shows Markdown: four spaces keep lines as
+  /// they are.
   void text(std::string_view tag, const std::string& text) {
     std::string lines = "    ";
     for (const char c : text) lines += c == '\n' ? std::string("\n    ") : std::string(1, c);
     event([&](Writer& event) {
-      event.integer(event_fields::kStep, step_);
-      event.message(event_fields::kSummary, [&](Writer& summary) {
-        summary.message(summary_fields::kValue, [&](Writer& value) {
-          value.bytes(summary_fields::kTag, tag);
-          value.message(summary_fields::kMetadata, [](Writer& metadata) {
-            metadata.message(summary_fields::kPluginData, [](Writer& plugin) {
-              plugin.bytes(summary_fields::kPluginName, "text");
-            });
-          });
-          value.message(summary_fields::kTensor, [&](Writer& tensor) {
-            tensor.integer(tensor_fields::kDtype, tensor_fields::kString);
-            tensor.message(tensor_fields::kShape, [](Writer& shape) {
-              shape.message(tensor_fields::kDimension,
-                            [](Writer& dimension) { dimension.integer(tensor_fields::kSize, 1); });
-            });
-            tensor.bytes(tensor_fields::kStrings, lines);
-          });
-        });
-      });
+      event.add_int64(event_fields::kStep, step_);
+      Writer summary(event, event_fields::kSummary);
+      Writer value(summary, summary_fields::kValue);
+      value.add_bytes(summary_fields::kTag, tag.data(), tag.size());
+      {
+        Writer metadata(value, summary_fields::kMetadata);
+        Writer plugin(metadata, summary_fields::kPluginData);
+        plugin.add_string(summary_fields::kPluginName, "text");
+      }
+      Writer tensor(value, summary_fields::kTensor);
+      tensor.add_int64(tensor_fields::kDtype, tensor_fields::kString);
+      {
+        Writer shape(tensor, tensor_fields::kShape);
+        Writer dimension(shape, tensor_fields::kDimension);
+        dimension.add_int64(tensor_fields::kSize, 1);
+      }
+      tensor.add_bytes(tensor_fields::kStrings, lines);
     });
   }
-  /// A record with an event, behind those that are not written yet.
+  /// Appends a record with the event that `body` writes to those that `flush` is to write.
   template <class Body>
   void event(const Body& body) {
     const size_t begin = records_.size();
     records_.append(kHeader, '\0');
-    Writer writer(records_);
-    writer.number(event_fields::kWallTime, seconds_since_1970());
-    body(writer);
+    {
+      Writer writer(records_);
+      writer.add_double(event_fields::kWallTime, seconds_since_1970());
+      body(writer);
+    }
     const auto message = std::string_view(records_).substr(begin + kHeader);
     const uint32_t check = masked_crc(message);
     std::string header;  // short enough to need no memory
-    protobuf::append_little_endian(header, message.size(), 8);
-    protobuf::append_little_endian(header, masked_crc(header), 4);
+    append_little_endian(header, message.size(), 8);
+    append_little_endian(header, masked_crc(header), 4);
     records_.replace(begin, kHeader, header);
-    protobuf::append_little_endian(records_, check, kFooter);
+    append_little_endian(records_, check, kFooter);
   }
   void flush() {
     file_->write(records_);

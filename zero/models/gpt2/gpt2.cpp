@@ -9,6 +9,7 @@
 #include "zero/base/error.h"
 #include "zero/models/layers/cross_entropy.h"
 #include "zero/models/layers/gelu.h"
+#include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/linear.h"
 #include "zero/models/layers/tied_embedding.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-nn::LayerNorm layer_norm(const Gpt2Config& config) {
+nn::LayerNorm make_norm(const Gpt2Config& config) {
   return nn::LayerNorm(nn::LayerNormOptions({config.width}).eps(config.layer_norm_eps));
 }
 
@@ -42,6 +43,10 @@ at::Tensor normal(at::IntArrayRef sizes, double deviation) {
 
 at::Tensor drop(const at::Tensor& x, double p, bool training) {
   return training && p > 0 ? at::dropout(x, p, true) : x;
+}
+
+at::Tensor normed(const nn::LayerNorm& norm, const at::Tensor& x) {
+  return zero::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
 }
 
 // A branch's output is fresh and no backward needs it, so the sum may take its place: not under
@@ -143,15 +148,15 @@ at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config) : config_(config) { reset(); }
 
 void Gpt2BlockImpl::reset() {
-  ln_1 = register_module("ln_1", layer_norm(config_));
+  ln_1 = register_module("ln_1", make_norm(config_));
   attn = register_module("attn", Gpt2Attention(config_));
-  ln_2 = register_module("ln_2", layer_norm(config_));
+  ln_2 = register_module("ln_2", make_norm(config_));
   mlp = register_module("mlp", Gpt2Mlp(config_));
 }
 
 at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x) {
-  const auto middle = add_branch(attn(ln_1(x)), x);
-  return add_branch(mlp(ln_2(middle)), middle);
+  const auto middle = add_branch(attn(normed(ln_1, x)), x);
+  return add_branch(mlp(normed(ln_2, middle)), middle);
 }
 
 Gpt2Impl::Gpt2Impl(const Gpt2Config& config) : config_(config) {
@@ -164,7 +169,7 @@ void Gpt2Impl::reset() {
   wpe = register_module("wpe", embedding(config_.context, config_));
   h = register_module("h", nn::ModuleList());
   for (int64_t layer = 0; layer < config_.layers; ++layer) h->push_back(Gpt2Block(config_));
-  ln_f = register_module("ln_f", layer_norm(config_));
+  ln_f = register_module("ln_f", make_norm(config_));
   if (!config_.tie_word_embeddings) {
     lm_head_ = register_module("lm_head", embedding(config_.vocab_size, config_));
   }
@@ -216,7 +221,7 @@ void Gpt2Impl::recompute(RecomputeSettings settings) {
   recompute_ = std::move(settings);
 }
 
-at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) { return ln_f(body(tokens)); }
+at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) { return normed(ln_f, body(tokens)); }
 
 void Gpt2Impl::check_targets(const at::Tensor& tokens, const at::Tensor& targets) {
   if (targets.sizes().equals(tokens.sizes())) return;
@@ -227,7 +232,7 @@ void Gpt2Impl::check_targets(const at::Tensor& tokens, const at::Tensor& targets
 
 at::Tensor Gpt2Impl::loss_of(const at::Tensor& hidden, const at::Tensor& targets,
                              const LinearCrossEntropyOptions& options) {
-  return linear_cross_entropy(ln_f(hidden).view({-1, config_.width}), output_weight(),
+  return linear_cross_entropy(normed(ln_f, hidden).view({-1, config_.width}), output_weight(),
                               targets.reshape({-1}), options);
 }
 
@@ -277,7 +282,7 @@ at::Tensor Gpt2Impl::logits(const at::Tensor& tokens) {
 }
 
 at::Tensor Gpt2Impl::logits_last(const at::Tensor& tokens) {
-  return at::mm(ln_f(body(tokens).select(1, -1)), output_weight().t());
+  return at::mm(normed(ln_f, body(tokens).select(1, -1)), output_weight().t());
 }
 
 }  // namespace zero

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 #include "zero/models/gpt2/gpt2.h"
 
 namespace zero {
@@ -93,6 +94,11 @@ void Gpt2Config::validate() const {
   check_positive("n_embd", width);
   check_positive("n_layer", layers);
   check_positive("n_head", heads);
+  constexpr int64_t kMostLayers = 10'000;
+  if (layers > kMostLayers) {
+    throw ConfigError(fmt::format("GPT-2's n_layer is {}; it may be at most {}. Give fewer layers.",
+                                  layers, kMostLayers));
+  }
   if (inner < 0)
     throw ConfigError(
         fmt::format("GPT-2's n_inner is {}; it must be positive, or null for 4 * n_embd.", inner));
@@ -158,7 +164,7 @@ Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source)
   try {
     object = json::parse(text);
   } catch (const json::exception& error) {
-    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, error.what()));
+    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(text, error)));
   }
   if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
 

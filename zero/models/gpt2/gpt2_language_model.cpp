@@ -29,8 +29,7 @@ class Gpt2LanguageModelConfig final : public LanguageModelConfig {
     // The operators of a block keep 13 inputs of the model's width; the loss a chunk of logits with
     // its gradient.
     const int64_t hidden = tokens * sizes_.width * element_bytes;
-    const int64_t logits =
-        std::min(LinearCrossEntropyOptions{}.logits_bytes, 4 * tokens * sizes_.vocab_size);
+    const int64_t logits = std::min(kLogitsBytes, 4 * tokens * sizes_.vocab_size);
     return {.layer = 13 * hidden, .layer_input = hidden, .loss = 2 * logits};
   }
   void set_dropout(double probability) override { sizes_.set_dropout(probability); }

@@ -1,4 +1,4 @@
-// What training, generation and export need of a language model, whatever its architecture.
+// The interface that training, generation and export need of a language model of any architecture.
 //
 // An architecture is a file that implements the two classes below, and a line in
 // models/architectures.cpp.
@@ -40,19 +40,20 @@ class LanguageModelConfig {
 
   virtual int64_t vocab_size() const = 0;
   virtual void set_vocab_size(int64_t tokens) = 0;
-  /// Whether the vocabulary should be that of the data: nobody has published weights of these
-  /// sizes.
+  /// Returns whether the vocabulary should be that of the data, since nobody has published weights
+  /// of these sizes.
   virtual bool takes_vocabulary_of_data() const = 0;
   /// The longest sequence.
   virtual int64_t context() const = 0;
-  /// Those that LanguageModel::layers gives.
+  /// Returns how many layers LanguageModel::layers gives.
   virtual int64_t layers() const = 0;
   /// The number of parameters, and the elements of the largest.
   virtual int64_t parameter_count() const = 0;
   virtual int64_t largest_parameter() const = 0;
   /// Rows and columns of each parameter of two dimensions.
   virtual std::vector<std::array<int64_t, 2>> matrices() const = 0;
-  /// Of a micro-batch of so many tokens, in elements of so many bytes.
+  /// Returns the bytes of the activations of a micro-batch of so many tokens, in elements of so
+  /// many bytes.
   virtual ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const = 0;
   /// The probability of every dropout.
   virtual void set_dropout(double probability) = 0;
@@ -67,7 +68,7 @@ class LanguageModelConfig {
   virtual std::unique_ptr<LanguageModel> build() const = 0;
 };
 
-/// Where a parameter's values lie in the weights that other programs read.
+/// The place of a parameter's values in the weights that other programs read.
 struct ExportPlace {
   std::string tensor;            ///< the name there
   std::vector<int64_t> sizes;    ///< of the whole tensor there
@@ -96,8 +97,8 @@ class LanguageModel {
   virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
   /// Unnormalised log-probabilities of the token behind the last. (B, T) -> (B, V).
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
-  /// Which layers `loss` recomputes in backward, from the next time on. ConfigError for a negative
-  /// `every`.
+  /// Sets which layers `loss` recomputes in backward, from the next time on. Throws ConfigError for
+  /// a negative `every`.
   virtual void recompute(RecomputeSettings settings) = 0;
   /// By the parameters' names; one that is absent is exported whole, under its own name. The
   /// parameters of one tensor come one after the other.
@@ -110,8 +111,8 @@ struct Architecture {
   std::vector<std::string> names;  ///< of sizes that have one
   /// The sizes of one of `names`.
   std::function<std::unique_ptr<LanguageModelConfig>(std::string_view name)> preset;
-  /// Those that a config.json describes. ConfigError, which names `source`, for what the model does
-  /// not compute.
+  /// Makes the sizes that a config.json describes. Throws ConfigError, which names `source`, for a
+  /// key that the model does not compute.
   std::function<std::unique_ptr<LanguageModelConfig>(std::string_view json,
                                                      std::string_view source)>
       from_json;

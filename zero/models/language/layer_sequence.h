@@ -17,8 +17,8 @@ namespace zero {
 /// zero::recompute says of functions: what one captures are parameters, or tensors without a
 /// gradient.
 struct LayerSequence {
-  /// What enters the first layer, for every micro-batch; computed together where that is cheaper.
-  /// The graph of it is kept meanwhile, so it should keep little (an embedding). Tensors may need
+  /// Computes what enters the first layer, for every micro-batch, together where that is cheaper.
+  /// Its graph is kept meanwhile, so it should keep little (an embedding). Tensors may need
   /// no gradient.
   std::function<std::vector<std::vector<at::Tensor>>()> inputs;
   std::vector<TensorFunction> layers;

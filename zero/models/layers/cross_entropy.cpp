@@ -24,8 +24,12 @@ namespace {
 // gradient: three passes over V * C elements against 6 * rows * V * C operations. Few rows make the
 // step memory-bound, many rows make the logits large. 64 MiB of fp32 logits is 333 rows of GPT-2's
 // vocabulary, some 500 operations for each byte moved, far above any processor's ratio of the two;
-// the rows are then spread evenly over the chunks, so that no small remainder is left.
-int64_t rows_of_chunk(int64_t rows, int64_t vocabulary, int64_t logits_bytes) {
+// the rows are then spread evenly over the chunks, so that no small remainder is left. A GPU makes
+// 250 operations in the time of a byte, and needs many rows to have work for all of its processors:
+// 1 GiB, of which logits in 16 bits take half, is 5300 of these rows.
+int64_t rows_of_chunk(const at::Tensor& hidden, int64_t vocabulary, int64_t logits_bytes) {
+  const int64_t rows = hidden.size(0);
+  if (logits_bytes == 0) logits_bytes = hidden.is_cpu() ? kLogitsBytes : kDeviceLogitsBytes;
   const int64_t limit = std::max<int64_t>(1, logits_bytes / (4 * vocabulary));
   const int64_t chunks = std::max<int64_t>(1, at::ceil_div(rows, limit));
   return std::max<int64_t>(1, at::ceil_div(rows, chunks));
@@ -37,13 +41,38 @@ struct LossAndGradients {
   at::Tensor weight;  // (V, C), undefined when not needed
 };
 
-// weight (V, C) += logits^T (V, rows) x (rows, C), or = where it is the first. In blocks of the
-// vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is very long.
+// Note [Rows of logits on a device]
+// A vocabulary is often of an odd size, GPT-2's is of 50257 tokens. Matrices whose rows begin at
+// odd places are multiplied by a GPU's libraries in five times the time of others. So there a row
+// of logits begins at a multiple of 64 numbers, and what lies between two rows is in no view, so
+// that no product and no kernel reads it.
+at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight) {
+  if (x.is_cpu()) return product(x, weight.t());
+  constexpr int64_t kMultiple = 64;
+  const int64_t vocabulary = weight.size(0);
+  const int64_t stride = at::ceil_div(vocabulary, kMultiple) * kMultiple;
+  auto logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
+  product_into(logits, x, weight.t());
+  return logits;
+}
+
+// result (rows, C) = logits (rows, V) x weight (V, C).
+void gradient_of_hidden(at::Tensor result, const at::Tensor& logits, const at::Tensor& weight) {
+  if (result.is_cpu()) {
+    result.copy_(product(logits, weight));
+  } else {
+    product_into(result, logits, weight);
+  }
+}
+
+// weight (V, C) += logits^T (V, rows) x (rows, C), or = where it is the first. On the CPU in blocks
+// of the vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is very
+// long.
 void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
                bool first) {
-  constexpr int64_t kBlock = 8192;
-  for (int64_t begin = 0; begin < weight.size(0); begin += kBlock) {
-    const int64_t size = std::min(kBlock, weight.size(0) - begin);
+  const int64_t most = x.is_cpu() ? 8192 : weight.size(0);
+  for (int64_t begin = 0; begin < weight.size(0); begin += most) {
+    const int64_t size = std::min(most, weight.size(0) - begin);
     auto block = weight.narrow(0, begin, size);
     const auto columns = logits.narrow(1, begin, size).t();
     // The first product writes, the others add: no zero fill.
@@ -83,18 +112,18 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
   const auto row_scale = counted.to(at::kFloat).mul_(factor).div_(count.clamp_min(1));
   auto sum = at::zeros({}, options.dtype(at::kDouble));
 
-  const int64_t step = rows_of_chunk(rows, vocabulary, settings.logits_bytes);
+  const int64_t step = rows_of_chunk(hidden, vocabulary, settings.logits_bytes);
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t size = std::min(step, rows - begin);
     const auto x = hidden.narrow(0, begin, size);
-    auto logits = product(x, weight.t());
+    auto logits = logits_of(x, weight);
     sum += softmax_cross_entropy_(logits, targets.narrow(0, begin, size),
                                   row_scale.narrow(0, begin, size), need_gradient);
     if (!need_gradient) continue;
     // Shown by a name: to who counts what forward does, it is a part of backward.
     const std::array<at::Tensor, 0> none;
     observed("zero::linear_cross_entropy_gradient", none, none, [&] {
-      if (need_hidden) out.hidden.narrow(0, begin, size).copy_(product(logits, weight));
+      if (need_hidden) gradient_of_hidden(out.hidden.narrow(0, begin, size), logits, weight);
       if (need_weight) add_outer(out.weight, logits, x, begin == 0);
     });
   }

@@ -7,10 +7,13 @@
 
 namespace zero {
 
+inline constexpr int64_t kLogitsBytes = int64_t{64} << 20;
+inline constexpr int64_t kDeviceLogitsBytes = int64_t{1} << 30;
+
 struct LinearCrossEntropyOptions {
-  /// The fp32 logits that may exist at a time; at least one row is always computed. See Note [Rows
-  /// of a chunk].
-  int64_t logits_bytes = int64_t{64} << 20;
+  /// The logits that may exist at a time, as bytes in fp32; at least one row is always computed. 0:
+  /// kLogitsBytes, or kDeviceLogitsBytes on a device. See Note [Rows of a chunk].
+  int64_t logits_bytes = 0;
   /// Where backward leaves the gradient of `weight` instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};

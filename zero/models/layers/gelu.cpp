@@ -2,9 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <array>
+#include <optional>
 
 #include "zero/base/observed.h"
 #include "zero/models/layers/gelu_kernel.h"
@@ -36,13 +41,42 @@ class Gelu : public torch::autograd::Function<Gelu> {
   }
 };
 
+constexpr const char *kGeluForward = "zero::tanh_gelu", *kGeluBackward = "zero::tanh_gelu_backward";
+
+at::Tensor enqueue_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor dx, bool again) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(kGeluBackward, "")
+          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, at::Tensor&, bool)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return op.call(x, dy, dx, again);
+}
+
 }  // namespace
 
+TORCH_LIBRARY_FRAGMENT(zero, library) {
+  library.def("tanh_gelu(Tensor x) -> Tensor");
+  library.def("tanh_gelu_backward(Tensor x, Tensor dy, Tensor(a!) dx, bool again) -> Tensor");
+}
+
 bool has_tanh_gelu_kernel(const at::Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == at::kFloat || is_bf16(x));
+  const bool known = x.scalar_type() == at::kFloat || is_bf16(x);
+  if (x.is_cpu()) return known;
+  if (!known && x.scalar_type() != at::kHalf) return false;
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(kGeluForward, "")
+      .hasKernelForDispatchKey(key);
 }
 
 at::Tensor tanh_gelu_values(const at::Tensor& x) {
+  if (!x.is_cpu()) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(kGeluForward, "")
+                               .typed<at::Tensor(const at::Tensor&)>();
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    return op.call(x);
+  }
   auto y = at::empty_like(x);
   const auto* from = x.const_data_ptr();
   auto* to = y.mutable_data_ptr();
@@ -55,6 +89,10 @@ at::Tensor tanh_gelu_values(const at::Tensor& x) {
 }
 
 void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx) {
+  if (!x.is_cpu()) {
+    enqueue_backward(x, dy, dx, false);
+    return;
+  }
   const auto* input = x.const_data_ptr();
   const auto* from = dy.const_data_ptr();
   auto* to = dx.mutable_data_ptr();
@@ -63,6 +101,12 @@ void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Ten
       gelu_backward(input, from, to, begin, end, is_bf16(x));
     });
   });
+}
+
+at::Tensor tanh_gelu_again(const at::Tensor& x, const at::Tensor& dy) {
+  if (!x.is_cpu()) return enqueue_backward(x, dy, dy, true);
+  tanh_gelu_gradient(x, dy, dy);
+  return tanh_gelu_values(x);
 }
 
 at::Tensor tanh_gelu(const at::Tensor& x) {

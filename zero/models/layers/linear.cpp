@@ -11,6 +11,7 @@
 #include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/matmul.h"
 
@@ -58,7 +59,7 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   }
   if (wanted.bias) {
     result.bias = gradient_place(bias);
-    at::sum_out(result.bias, dy, {0});
+    column_sums_into(result.bias, dy);
   }
   return result;
 }
@@ -128,10 +129,17 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
           "and linear.");
     }
     const Kept kept(context);
-    const auto y = kept.wanted.weight ? tanh_gelu_values(kept.x) : at::Tensor();
-    const auto of = gradients_of(gradients[0].contiguous(), y, kept.weight, kept.bias,
-                                 kept.transposed, kept.wanted);
-    if (kept.wanted.x) tanh_gelu_gradient(kept.x, of.x, of.x);
+    const auto [x, weight, bias, transposed, wanted] = kept;
+    const auto dy = gradients[0].contiguous();
+    // First the gradient of what the layer multiplies, beside whose own way back the values come
+    // again, of which the weight's gradient is made.
+    auto of = gradients_of(dy, {}, weight, bias, transposed, {.x = wanted.x, .bias = wanted.bias});
+    if (!wanted.weight) {
+      if (wanted.x) tanh_gelu_gradient(x, of.x, of.x);
+    } else {
+      const auto y = wanted.x ? tanh_gelu_again(x, of.x) : tanh_gelu_values(x);
+      of.weight = gradients_of(dy, y, weight, bias, transposed, {.weight = true}).weight;
+    }
     return {of.x, of.weight, of.bias, at::Tensor()};
   }
 };

@@ -11,7 +11,7 @@ namespace zero {
 /// times it.
 class ProductSpeed {
  public:
-  /// Of (size, size) by (size, size), on `device`.
+  /// Prepares a product of (size, size) by (size, size) on `device`.
   ProductSpeed(at::ScalarType dtype, int64_t size, c10::Device device = c10::kCPU);
   /// Multiplies once; on a device that works off streams several times, and waits for it.
   void measure();

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -30,7 +33,28 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   }
 }
 
+// By the kernel that the device of the logits has, or the reference.
+at::Tensor enqueue(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& row_scale,
+                   bool gradient) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("zero::softmax_cross_entropy_", "")
+          .typed<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return op.call(logits, targets, row_scale, gradient);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(zero, library) {
+  library.def(
+      "softmax_cross_entropy_(Tensor(a!) logits, Tensor targets, Tensor row_scale, bool gradient) "
+      "-> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(zero, CompositeExplicitAutograd, library) {
+  library.impl("softmax_cross_entropy_", &softmax_cross_entropy_reference_);
+}
 
 at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor& targets,
                                             const at::Tensor& row_scale, bool gradient) {
@@ -49,8 +73,7 @@ at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor
 
 at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
                                   const at::Tensor& row_scale, bool gradient) {
-  if (!logits.is_cpu())
-    return softmax_cross_entropy_reference_(logits, targets, row_scale, gradient);
+  if (!logits.is_cpu()) return enqueue(logits, targets, row_scale, gradient);
   const auto indices = targets.contiguous();
   const auto scales = row_scale.contiguous();
   const int64_t rows = logits.size(0);

@@ -15,11 +15,17 @@ inline constexpr int64_t kIgnoredTarget = -100;
 /// (softmax(logits) - onehot(target)) * row_scale; otherwise its contents are lost. targets (N)
 /// int64; row_scale (N) fp32, zero for ignored rows. Throws DataError for a target outside of [0,
 /// V).
+///
+/// On a device it is the operator `zero::softmax_cross_entropy_` of LibTorch's dispatcher, which is
+/// asynchronous: a plugin may bring a kernel (Note [Kernels of a device] in
+/// zero/optim/operators.h), for logits whose rows lie stride(0) apart, and elsewhere the function
+/// below runs. A target outside of [0, V) is found by the device then, as LibTorch's losses find
+/// it.
 at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
                                   const at::Tensor& row_scale, bool gradient);
 
-/// The same from LibTorch's operators: what runs on other devices than the CPU, and what the kernel
-/// is tested against.
+/// The same from LibTorch's operators: what runs on devices without a kernel, and what the kernels
+/// are tested against.
 at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor& targets,
                                             const at::Tensor& row_scale, bool gradient);
 

@@ -85,11 +85,11 @@ class Tileable {
 /// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before
 /// anything else holds the model's parameters, a graph among them.
 ///
-/// What runs a layer must find the new one: a torch::nn::Sequential does, and code that looks a
-/// child up by its name. Throws ConfigError, and changes nothing, for a layer that is held anywhere
-/// else (a member as `torch::nn::Linear fc`, a ModuleList, a variable), for one whose weight is
-/// shared with another module, and for a root that is itself too large a Linear. What splits itself
-/// needs none of this.
+/// The code that runs a layer must find the new one: a torch::nn::Sequential does, and code that
+/// looks a child up by its name. Throws ConfigError, and changes nothing, for a layer that is held
+/// anywhere else (a member as `torch::nn::Linear fc`, a ModuleList, a variable), for one whose
+/// weight is shared with another module, and for a root that is itself too large a Linear. A layer
+/// that splits itself needs none of this.
 std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_elements);
 
 }  // namespace zero

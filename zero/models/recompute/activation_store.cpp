@@ -19,8 +19,8 @@ namespace zero {
 
 namespace {
 
-// Of an activation in a buffer or file. Matrix products depend on alignment, so it is that of the
-// memory that a large tensor gets.
+// Alignment of an activation in a buffer or file. Matrix products depend on it, so it is that of
+// the memory that a large tensor gets.
 constexpr int64_t kAlignment = store::kAlignment;
 
 int64_t aligned(int64_t bytes) { return at::round_up(bytes, kAlignment); }
@@ -35,8 +35,8 @@ struct Shape {
         strides(values.strides().vec()),
         dtype(values.scalar_type()),
         bytes(aligned(static_cast<int64_t>(values.nbytes()))) {}
-  /// Of this shape, at a byte of `memory`. No view: those of one tensor share a version counter,
-  /// by which autograd would take a write to one activation for a write to all.
+  /// Returns a tensor of this shape at a byte of `memory`. It is no view: views of one tensor share
+  /// a version counter, so autograd would take a write to one activation for a write to all.
   at::Tensor at_byte(const at::Tensor& memory, int64_t byte) const {
     const auto element = static_cast<int64_t>(c10::elementSize(dtype));
     return at::empty({0}, at::TensorOptions().dtype(dtype))
@@ -186,7 +186,7 @@ struct DiskActivations::Impl {
     return best;
   }
 
-  // What a transfer that failed leaves is never given out.
+  // Throws where a transfer has failed: its buffer must never be given out.
   void refuse_after_failure() const {
     if (!failure.empty()) throw StoreError(failure);
   }
@@ -231,7 +231,7 @@ struct DiskActivations::Impl {
     for (size_t next = position; next-- > 0;) {
       if (slots[next].dropped || slots[next].buffer != kNone) continue;
       const size_t b = replaceable(position, next);
-      // What is lower is needed later than this one.
+      // All lower activations are needed later than this one.
       if (b == kNone) return;
       read(b, next);
     }

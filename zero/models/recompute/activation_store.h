@@ -1,4 +1,4 @@
-// Where the saved inputs of recomputed functions live between forward and backward.
+// A store keeps the saved inputs of recomputed functions between forward and backward.
 //
 // Note [Stack of activations]
 // Backward asks for activations in the reverse of the order in which forward gave them, so a store
@@ -57,7 +57,7 @@ struct DiskActivationOptions {
   /// Activations in memory at a time, each as large as the largest: one in use, the others being
   /// written, or read ahead. At least 2.
   int buffers = 3;
-  /// Of each file; another is made when all are full.
+  /// Size of each file; another is made when all are full.
   int64_t file_bytes = int64_t{256} << 20;
   store::FileOptions file{};
 };

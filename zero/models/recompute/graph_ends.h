@@ -9,8 +9,8 @@
 
 namespace zero {
 
-/// Where backward begins: gives the gradients of `next_edges` away, so that nobody else holds them
-/// meanwhile.
+/// The node where backward begins. It gives the gradients of `next_edges` away, so that nobody else
+/// holds them meanwhile.
 class GraphSource final : public torch::autograd::Node {
  public:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& nothing) override;
@@ -18,8 +18,8 @@ class GraphSource final : public torch::autograd::Node {
   torch::autograd::variable_list gradients;
 };
 
-/// Where it ends: takes the gradients as they are (leaves would copy some of them), in the order in
-/// which tensors were given this history.
+/// The node where backward ends. It takes the gradients as they are (leaves would copy some of
+/// them), in the order in which tensors were given this history.
 class GraphSink final : public torch::autograd::Node {
  public:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& arrived) override;

@@ -76,7 +76,7 @@ std::vector<RandomState> random_states(std::vector<at::Generator> generators) {
   return states;
 }
 
-// Those that have moved on since: nothing was drawn from the others.
+// Keeps the states that have moved on since: nothing was drawn from the others.
 std::vector<RandomState> used(std::vector<RandomState> states) {
   std::erase_if(states, [](auto& s) { return same_bytes(s.state, state_of(s.generator)); });
   return states;

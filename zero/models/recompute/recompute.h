@@ -14,8 +14,8 @@
 // losses and gradients are those without recomputation to the bit, but for the order of
 // sums where a parameter or an input is used in several places.
 //
-// What `function` must keep to: it computes the same in both runs (a model's training mode, and
-// what it captures, stay as they are until backward); it changes no input in place; what it
+// `function` must keep to three rules. It computes the same in both runs (a model's training mode,
+// and what it captures, stay as they are until backward); it changes no input in place; what it
 // captures are parameters, or tensors without a gradient: activations are inputs. Buffers that it
 // updates, as batch norm's statistics, are updated in both runs.
 #pragma once
@@ -33,7 +33,7 @@ namespace zero {
 class ActivationStore;  // activation_store.h: in one buffer, or in files
 
 struct RecomputeOptions {
-  /// Where inputs are kept that are intermediate results (dense CPU tensors with a gradient that
+  /// The store of inputs that are intermediate results (dense CPU tensors with a gradient that
   /// are no parameters); others stay where they are, as they outlive backward anyway. Null: all
   /// stay where they are.
   std::shared_ptr<ActivationStore> store{};
@@ -42,7 +42,7 @@ struct RecomputeOptions {
   std::vector<at::Generator> generators{};
 };
 
-/// Which of a model's layers are recomputed in backward.
+/// Says which of a model's layers are recomputed in backward.
 struct RecomputeSettings {
   int64_t every = 0;  ///< the first of every so many, in training; 0: none
   RecomputeOptions options{};

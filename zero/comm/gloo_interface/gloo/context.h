@@ -1,4 +1,4 @@
-// What c10d's ProcessGroupGloo.hpp must know of Gloo, whose headers LibTorch does not bring along.
+// The part of Gloo that c10d's ProcessGroupGloo.hpp needs: LibTorch does not bring its headers along.
 //
 // Note [Gloo without its headers]
 // That header holds Gloo's objects by pointer alone, so their layouts do not matter here: these

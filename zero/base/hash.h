@@ -1,0 +1,26 @@
+// Numbers that tell data apart: 64 bits of XXH3. Equal data have equal ones in every process and on
+// every host. They do not protect against forgery.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace zero {
+
+/// Returns the hash of `memory`, some GB in a second.
+uint64_t hash_of(std::span<const std::byte> memory);
+
+/// Hashes a sequence of numbers and texts; their order counts.
+class Hash {
+ public:
+  Hash& add(int64_t number);
+  Hash& add(std::string_view text);
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0;
+};
+
+}  // namespace zero

@@ -1,0 +1,42 @@
+#include "zero/config/optimizers/params.h"
+
+namespace zero::fields {
+
+// A file's defaults are those of DeepSpeed 0.19's Muon, whose AdamW has a rate of its own.
+template <>
+const OptimizerSection<Muon>& optimizer_section() {
+  static const OptimizerSection<Muon> section{
+      .names = {{"Muon", {.adam_lr = 3e-4, .beta2 = 0.95, .eps = 1e-10}}},
+      .rows =
+          Params<Muon>()
+              .add("lr", &Muon::lr,
+                   +[](Muon& muon, double lr) {
+                     muon.lr = lr;
+                     muon.adam_lr.reset();
+                   },
+                   {.sentence = "Learning rate; of `zero train` the peak", .option = "--lr"})
+              .add(
+                  "muon_lr", &Muon::lr,
+                  +[](Muon& muon, double lr) {
+                    if (!muon.adam_lr) muon.adam_lr = muon.lr;
+                    muon.lr = lr;
+                  },
+                  {.sentence = "That of hidden matrices alone"}, false)
+              .add("adam_lr", &Muon::adam_lr,
+                   {.sentence = "That of all else, which AdamW trains; `lr` where it is left out, "
+                                "or 3e-4 without that"})
+              .add("momentum", &Muon::momentum, {.sentence = "Of the moving mean of gradients"})
+              .add("nesterov", &Muon::nesterov, {.sentence = "Nesterov's form"})
+              .add("ns_steps", &Muon::ns_steps, {.sentence = "Newton-Schulz iterations"})
+              .weight_decay()
+              .pair("betas", &Muon::beta1, &Muon::beta2, {.sentence = "Of AdamW"})
+              .add("eps", &Muon::eps, {.sentence = "Of AdamW"})
+              .ignored<std::string>({"ns_method"},
+                                    "Accepted: iterations are in fp32, and of the smaller side")
+              .ignored<bool>({"adam_w_mode", "torch_adam", "fp32_optimizer_states"})
+              .lacking({"per_head_muon"})
+              .rows()};
+  return section;
+}
+
+}  // namespace zero::fields

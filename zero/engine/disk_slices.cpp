@@ -1,0 +1,186 @@
+// Slices on a disk.
+//
+// Note [Parameters on disk]
+// A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
+// reads its own slice, 1/N of the unit, so the disks of all hosts work for each unit; then the
+// group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
+// gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
+// unit is wanted, where that is memory of the host; a device gets the slice from a buffer, as in
+// Note [Parameters on the host].
+#include <ATen/ceil_div.h>
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "zero/device/memory.h"
+#include "zero/device/stream.h"
+#include "zero/engine/slice_source.h"
+#include "zero/store/file.h"
+
+namespace zero {
+
+namespace {
+
+// Reads slices to buffers, ahead of their gathers.
+class BufferedSlices final : public SliceSource {
+ public:
+  BufferedSlices(const partition::Layout& layout, StateTable& table, comm::Group& group,
+                 LateUpdates& updates, DiskReads options);
+
+  at::Tensor bring(int64_t unit, const at::Tensor& place) override;
+  void release(int64_t unit) override;
+  bool read_ahead(int64_t unit) override;
+  void forget() override;
+
+ private:
+  struct Buffer {
+    at::Tensor memory;
+    StreamMark sent;  // behind the copy to the device of the last slice in it
+  };
+  struct Read {
+    Buffer buffer;
+    store::Transfer transfer;
+  };
+  // With the mutex held:
+  void start(int64_t unit);
+  void leave_ahead(int64_t unit);
+  Buffer take_buffer(int64_t bytes);
+
+  const partition::Layout& layout_;
+  StateTable& table_;
+  comm::Group& group_;
+  LateUpdates& updates_;
+  DiskReads options_;
+  std::mutex mutex_;             // of what follows
+  std::vector<Read> reads_;      // by unit
+  std::list<int64_t> ahead_;     // units that are read and not gathered yet, oldest first
+  int64_t ahead_bytes_ = 0;      // of those
+  std::vector<Buffer> buffers_;  // that no slice is in
+};
+
+BufferedSlices::BufferedSlices(const partition::Layout& layout, StateTable& table,
+                               comm::Group& group, LateUpdates& updates, DiskReads options)
+    : layout_(layout),
+      table_(table),
+      group_(group),
+      updates_(updates),
+      options_(options),
+      reads_(static_cast<size_t>(layout.unit_count())) {}
+
+at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
+  updates_.complete(unit);
+  auto& read = reads_[static_cast<size_t>(unit)];
+  {
+    const std::lock_guard lock(mutex_);
+    if (!read.buffer.memory.defined()) start(unit);
+    leave_ahead(unit);
+  }
+  table_.wait(read.transfer);
+  const auto& plan = table_.plan(unit);
+  const auto slice = read.buffer.memory.view(plan.dtype).narrow(0, 0, layout_.slice_numel(unit));
+  if (!plan.comes_up()) return slice;
+  table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
+                   read.buffer.sent);
+  return place;
+}
+
+// The buffer serves the next slice.
+void BufferedSlices::release(int64_t unit) {
+  const std::lock_guard lock(mutex_);
+  auto read = std::exchange(reads_[static_cast<size_t>(unit)], {});
+  read.transfer = {};  // waits
+  leave_ahead(unit);
+  if (read.buffer.memory.defined()) buffers_.push_back(std::move(read.buffer));
+}
+
+bool BufferedSlices::read_ahead(int64_t unit) {
+  if (!updates_.try_complete(unit)) return false;
+  const std::lock_guard lock(mutex_);
+  if (reads_[static_cast<size_t>(unit)].buffer.memory.defined()) return true;
+  const int64_t bytes = table_.transfer_bytes(unit, State::parameters);
+  if (!ahead_.empty() && ahead_bytes_ + bytes > options_.ahead_bytes) return false;
+  start(unit);
+  return true;
+}
+
+void BufferedSlices::forget() {
+  while (!ahead_.empty()) release(ahead_.front());
+}
+
+void BufferedSlices::start(int64_t unit) {
+  auto& read = reads_[static_cast<size_t>(unit)];
+  const int64_t bytes = table_.transfer_bytes(unit, State::parameters);
+  read.buffer = take_buffer(bytes);
+  ahead_.push_back(unit);
+  ahead_bytes_ += bytes;
+  read.transfer = table_.start_read(unit, State::parameters, read.buffer.memory.data_ptr());
+}
+
+void BufferedSlices::leave_ahead(int64_t unit) {
+  const auto found = std::find(ahead_.begin(), ahead_.end(), unit);
+  if (found == ahead_.end()) return;
+  ahead_.erase(found);
+  ahead_bytes_ -= table_.transfer_bytes(unit, State::parameters);
+}
+
+// Slices of ordinary units share buffers of one size; a larger slice has its own, so that no small
+// one ever holds that.
+BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
+  const int64_t whole = at::round_up(std::max(bytes, options_.slice_bytes), store::kAlignment);
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
+    return buffer.memory.numel() == whole;
+  });
+  if (found != buffers_.end()) {
+    auto taken = std::move(*found);
+    buffers_.erase(found);
+    taken.sent.wait_on_host();
+    return taken;
+  }
+  if (table_.device().is_cpu())
+    return {.memory = group_.empty(whole, at::kByte, Category::offload_buffers), .sent = {}};
+  // Pinned memory need not begin where a disk wants it.
+  auto memory = pinned_zeros(whole + store::kAlignment, at::kByte, table_.device(), table_.ledger(),
+                             Category::host_buffers);
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.data_ptr()));
+  return {.memory = memory.narrow(0, at::round_up(address, store::kAlignment) - address, whole),
+          .sent = {}};
+}
+
+// Reads the slices of a rank that is alone, which are whole units, to where they are wanted.
+class DirectSlices final : public SliceSource {
+ public:
+  DirectSlices(const partition::Layout& layout, StateTable& table, LateUpdates& updates)
+      : table_(table), updates_(updates), transfers_(static_cast<size_t>(layout.unit_count())) {}
+
+  at::Tensor bring(int64_t unit, const at::Tensor& place) override {
+    updates_.complete(unit);
+    transfer(unit) = table_.start_read(unit, State::parameters, place.data_ptr());
+    return {};
+  }
+
+  void finish(int64_t unit) override { table_.wait(transfer(unit)); }
+  void release(int64_t unit) override { transfer(unit) = {}; }
+  bool read_ahead(int64_t /*unit*/) override { return false; }
+
+ private:
+  store::Transfer& transfer(int64_t unit) { return transfers_[static_cast<size_t>(unit)]; }
+
+  StateTable& table_;
+  LateUpdates& updates_;
+  std::vector<store::Transfer> transfers_;  // by unit
+};
+
+}  // namespace
+
+std::unique_ptr<SliceSource> disk_slices(const partition::Layout& layout, StateTable& table,
+                                         comm::Group& group, LateUpdates& updates,
+                                         DiskReads reads) {
+  if (group.size() == 1 && table.device().is_cpu())
+    return std::make_unique<DirectSlices>(layout, table, updates);
+  return std::make_unique<BufferedSlices>(layout, table, group, updates, reads);
+}
+
+}  // namespace zero

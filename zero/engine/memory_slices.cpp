@@ -1,0 +1,56 @@
+// Slices in memory of the device or of its host.
+//
+// Note [Parameters on the host]
+// A slice in host memory goes up to the device for each gather, to its place in the full unit,
+// where the group gathers the others'. The copy is enqueued before the gather; `settle` waits for
+// it, before the slice is written. A window that the ranks of a host share is memory of the host:
+// a device cannot read units in place there, so there is none.
+#include <mutex>
+
+#include "zero/device/stream.h"
+#include "zero/engine/slice_source.h"
+
+namespace zero {
+
+namespace {
+
+class DeviceSlices final : public SliceSource {
+ public:
+  explicit DeviceSlices(StateTable& table) : table_(table) {}
+  at::Tensor bring(int64_t unit, const at::Tensor& /*place*/) override {
+    return table_.memory(unit, State::parameters);
+  }
+
+ private:
+  StateTable& table_;
+};
+
+class HostSlices final : public SliceSource {
+ public:
+  explicit HostSlices(StateTable& table) : table_(table) {}
+  at::Tensor bring(int64_t unit, const at::Tensor& place) override {
+    const auto& slice = table_.memory(unit, State::parameters);
+    const std::lock_guard lock(mutex_);
+    table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
+                     sent_up_);
+    return place;
+  }
+  void settle() override { sent_up_.wait_on_host(); }
+
+ private:
+  StateTable& table_;
+  std::mutex mutex_;    // of the next one
+  StreamMark sent_up_;  // behind the copies
+};
+
+}  // namespace
+
+std::unique_ptr<SliceSource> device_slices(StateTable& table) {
+  return std::make_unique<DeviceSlices>(table);
+}
+
+std::unique_ptr<SliceSource> host_slices(StateTable& table) {
+  return std::make_unique<HostSlices>(table);
+}
+
+}  // namespace zero

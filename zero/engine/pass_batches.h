@@ -1,0 +1,45 @@
+// How updates in two passes are batched, and what the ranks tell each other after the first passes
+// of a batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "zero/engine/model_shape.h"
+#include "zero/engine/unit_plan.h"
+#include "zero/optim/passes.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+/// Units whose first passes come before one exchange. All of them have the same reach.
+struct PassBatch {
+  /// A matrix that one rank makes orthogonal.
+  struct Matrix {
+    int64_t parameter = 0;
+    int64_t rows = 0;  ///< as the storage has them
+    int64_t columns = 0;
+    int owner = 0;
+    int64_t offset = 0;  ///< in what the owner sends, in elements
+  };
+
+  optim::Reach reach = optim::Reach::parameter;
+  std::vector<int64_t> units{};
+  /// Parameters that lie in several slices: their norms are added over ranks.
+  std::vector<int64_t> shared{};
+  /// Reach::matrix: the matrices, the most expensive first, and the elements that an owner sends.
+  std::vector<Matrix> matrices{};
+  int64_t sent_by_owner = 0;
+  /// Reach::factors: rows and columns that a rank sends, in whole words; 0: nothing is exchanged.
+  int64_t factor_message = 0;
+  /// Bytes of the arrays that are gathered over the ranks that shard, each once.
+  std::vector<int64_t> gathered_bytes{};
+};
+
+/// The batches of a step, in the order of their first passes, for as many `ranks` that shard.
+/// `sliced`: optimizer states lie in slices on these, so that an exchange is needed.
+std::vector<PassBatch> batch_passes(const partition::Layout& layout,
+                                    const std::vector<UnitPlan>& units, const ModelShape& model,
+                                    int64_t ranks, bool sliced);
+
+}  // namespace zero

@@ -1,0 +1,248 @@
+#include "zero/engine/plain.h"
+
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/flat.h"
+#include "zero/optim/passes.h"
+#include "zero/partition/formulas.h"
+
+namespace zero {
+
+// Data parallelism. Every rank holds everything and makes the same update.
+void PlainZero::stage_0(const std::vector<Pass>& passes) {
+  for (const auto& pass : passes) {
+    pass();
+    for (auto& unit : units_) add(unit, take_gradients(unit));
+  }
+  for (auto& unit : units_) group_->all_reduce(unit.gradients).wait();
+  update_all();
+}
+
+// P_os, section 5.1: a rank keeps the optimizer states of its slice, so it needs the sum of that
+// slice alone, and the others need the parameters that it makes.
+void PlainZero::stage_1(const std::vector<Pass>& passes) {
+  for (const auto& pass : passes) {
+    pass();
+    for (auto& unit : units_) add(unit, take_gradients(unit));
+  }
+  for (auto& unit : units_) unit.gradients = reduce_scatter(unit.gradients, sum_dtype(unit));
+  update_all();
+  for (auto& unit : units_) all_gather(unit);
+}
+
+// P_os+g, section 5.2: a gradient is reduced as soon as it is known, and a rank keeps its slice of
+// the sum. (Engine reduces each unit while backward still computes the others.)
+void PlainZero::stage_2(const std::vector<Pass>& passes) {
+  for (const auto& pass : passes) {
+    pass();
+    for (auto& unit : units_) {
+      const auto dtype = unit.gradients.defined() ? at::kFloat : sum_dtype(unit);
+      add(unit, reduce_scatter(take_gradients(unit), dtype));
+    }
+  }
+  update_all();
+  for (auto& unit : units_) all_gather(unit);
+}
+
+// P_os+g+p, section 5.3: a rank keeps its slice of the parameters too, and the whole ones exist
+// while they are used. After an update nobody needs them, so there is no all-gather at the end.
+void PlainZero::stage_3(const std::vector<Pass>& passes) {
+  for (const auto& pass : passes) {
+    for (auto& unit : units_) all_gather(unit);
+    pass();
+    for (auto& unit : units_) {
+      const auto dtype = unit.gradients.defined() ? at::kFloat : sum_dtype(unit);
+      add(unit, reduce_scatter(take_gradients(unit), dtype));
+      at::native::resize_bytes_nocuda(unit.parameters.storage(), 0);
+    }
+  }
+  update_all();
+}
+
+PlainZero::StepResult PlainZero::step(const std::vector<Pass>& passes) {
+  constexpr std::array kStages{&PlainZero::stage_0, &PlainZero::stage_1, &PlainZero::stage_2,
+                               &PlainZero::stage_3};
+  (this->*kStages.at(static_cast<size_t>(options_.stage)))(passes);
+  for (auto& unit : units_) unit.gradients = at::Tensor();
+  present_.zero_();
+  return result_;
+}
+
+// Returns what a pass left in `.grad` as one array. Parameters without a gradient have zeros there.
+at::Tensor PlainZero::take_gradients(const Unit& unit) {
+  const auto dtype = unit.mine.scalar_type();
+  auto array = at::zeros({unit.shape.numel}, dtype);
+  for (const auto& segment : unit.shape.segments) {
+    const auto& parameter = parameters_[static_cast<size_t>(segment.parameter)];
+    const auto gradient = std::exchange(parameter.mutable_grad(), at::Tensor());
+    if (!gradient.defined()) continue;
+    present_[segment.parameter] = 1;
+    array.narrow(0, segment.offset, segment.numel).copy_(flattened(gradient, parameter, dtype));
+  }
+  return array;
+}
+
+at::ScalarType PlainZero::sum_dtype(const Unit& unit) const {
+  return options_.micro_batches > 1 ? at::kFloat : unit.mine.scalar_type();
+}
+
+void PlainZero::add(Unit& unit, const at::Tensor& gradients) const {
+  const c10::NoGradGuard no_grad;
+  if (unit.gradients.defined()) {
+    unit.gradients.add_(gradients);
+  } else {
+    unit.gradients = gradients.to(sum_dtype(unit));
+  }
+}
+
+// The sum is made in fp32, in the order of ranks, and rounded to `dtype` once.
+at::Tensor PlainZero::reduce_scatter(const at::Tensor& whole, at::ScalarType dtype) const {
+  auto slice = at::empty({whole.numel() / group_->size()}, dtype);
+  group_->reduce_scatter(slice, whole).wait();
+  return slice;
+}
+
+void PlainZero::all_gather(Unit& unit) const {
+  at::native::resize_bytes_nocuda(unit.parameters.storage(), unit.parameters.nbytes());
+  group_->all_gather(unit.parameters, unit.mine).wait();
+}
+
+// Every rank adds up the squares of its slices, and all add these sums in the order of units and
+// ranks. The mean over ranks and micro-batches and the clipping are one factor, applied once.
+void PlainZero::update_all() {
+  const c10::NoGradGuard no_grad;
+  const auto units = static_cast<int64_t>(units_.size());
+  auto mine = at::zeros({units}, at::kDouble);
+  for (int64_t u = 0; u < units; ++u) {
+    const auto& unit = units_[static_cast<size_t>(u)];
+    const int64_t numel = unit.shape.numel / group_->size();
+    const bool whole = unit.gradients.numel() > numel;
+    const auto slice = unit.gradients.narrow(0, whole ? group_->rank() * numel : 0, numel);
+    mine[u] = optim::squared_norm_reference(slice.const_data_ptr(), slice.scalar_type(), numel).sum;
+  }
+  auto all = at::empty({group_->size() * units}, at::kDouble);
+  group_->all_gather_control(all, mine);
+  group_->all_reduce_control(present_);
+  double sum = 0;
+  for (int64_t u = 0; u < units; ++u) {
+    for (int rank = 0; rank < group_->size(); ++rank) sum += all[rank * units + u].item<double>();
+  }
+  double scale = 1 / static_cast<double>(group_->size() * options_.micro_batches);
+  result_ = {.grad_norm = std::sqrt(sum) * scale, .updated = std::isfinite(sum)};
+  const double clip = options_.gradient_clipping;
+  if (clip > 0 && result_.grad_norm > clip)
+    scale *= std::min(1.0, clip / (result_.grad_norm + 1e-6));
+  if (!result_.updated) return;
+  for (auto& unit : units_) update(unit, scale);
+}
+
+// A parameter for which no rank has a gradient keeps its weights and moments, as in LibTorch.
+void PlainZero::update(Unit& unit, double gradient_scale) {
+  for (const auto& segment : unit.shape.segments) {
+    const auto p = static_cast<size_t>(segment.parameter);
+    if (present_[segment.parameter].item<int32_t>() == 0) continue;
+    ++updates_[p];
+    const auto mine = partition::intersect(segment.range(), unit.owned);
+    if (mine.empty()) continue;
+    const auto at = [&](const at::Tensor& array) -> void* {
+      return array.narrow(0, mine.begin - unit.owned.begin, mine.size()).mutable_data_ptr();
+    };
+    const auto& weights = unit.master.defined() ? unit.master : unit.mine;
+    optim::Range range{.numel = mine.size(),
+                       .master = static_cast<float*>(at(weights)),
+                       .gradient = at(unit.gradients),
+                       .gradient_dtype = unit.gradients.scalar_type()};
+    for (size_t i = 0; i < unit.moments.size(); ++i) {
+      if (unit.moments[i].defined()) range.state[i] = static_cast<float*>(at(unit.moments[i]));
+    }
+    if (unit.master.defined()) {
+      range.parameter = at(unit.mine);
+      range.parameter_dtype = unit.mine.scalar_type();
+    }
+    optim::update_reference(optimizer_, updates_[p], lr_, gradient_scale, range);
+  }
+}
+
+PlainZero::PlainZero(const NamedTensors& model, Optimizer optimizer, Options options,
+                     std::shared_ptr<comm::Group> group)
+    : optimizer_(optimizer),
+      options_(options),
+      group_(std::move(group)),
+      lr_(optim::lr(optimizer)) {
+  const c10::NoGradGuard no_grad;
+  const auto sharded = partition::placement_of_stage(options_.stage);
+  const auto reach = optim::reach(optimizer_);
+  if (reach != optim::Reach::element && (reach != optim::Reach::parameter || options_.stage > 0)) {
+    throw ConfigError(fmt::format(
+        "PlainZero was given {} at stage {}, whose update of an element needs more than that "
+        "element. Use an optimizer that updates elements by themselves (AdamW), or zero::Engine.",
+        optim::name(optimizer_), options_.stage));
+  }
+  std::vector<partition::Parameter> described;
+  for (const auto& [name, tensor] : model.parameters) {
+    const auto is_it = [&](const auto& known) { return known.is_same(tensor); };
+    if (std::any_of(parameters_.begin(), parameters_.end(), is_it)) continue;
+    group_->broadcast(flat_view(tensor), 0, name).wait();
+    const auto dtype = options_.bf16 ? at::kBFloat16 : tensor.scalar_type();
+    if (!tensor.requires_grad()) {
+      tensor.set_data(tensor.to(dtype));
+      continue;
+    }
+    parameters_.push_back(tensor);
+    described.push_back({name, tensor.numel(), static_cast<int64_t>(c10::elementSize(dtype)),
+                         static_cast<int64_t>(dtype)});
+  }
+  present_ = at::zeros({static_cast<int64_t>(parameters_.size())}, at::kInt);
+  updates_.resize(parameters_.size());
+  const partition::Layout layout(std::move(described), group_->size(), options_.unit_bytes);
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    auto& unit = units_.emplace_back();
+    unit.shape = layout.unit(u);
+    unit.owned = partition::owned_range(layout, u, sharded, group_->rank());
+    unit.parameters = at::zeros({unit.shape.numel}, static_cast<at::ScalarType>(unit.shape.kind));
+    const auto values = at::zeros({unit.shape.numel}, at::kFloat);
+    for (const auto& segment : unit.shape.segments) {
+      const auto& parameter = parameters_[static_cast<size_t>(segment.parameter)];
+      values.narrow(0, segment.offset, segment.numel).copy_(flat_view(parameter));
+      parameter.set_data(
+          unit.parameters.as_strided(parameter.sizes(), parameter.strides(), segment.offset));
+    }
+    unit.parameters.copy_(values);
+    unit.mine = unit.parameters.narrow(0, unit.owned.begin, unit.owned.size());
+    if (unit.parameters.scalar_type() != at::kFloat)
+      unit.master = values.narrow(0, unit.owned.begin, unit.owned.size()).clone();
+    for (size_t i = 0; i < optim::state_names(optimizer_).size(); ++i)
+      unit.moments.at(i) = at::zeros({unit.owned.size()}, at::kFloat);
+    if (!sharded.parameters) continue;
+    unit.mine = unit.mine.clone();
+    at::native::resize_bytes_nocuda(unit.parameters.storage(), 0);
+  }
+}
+
+std::vector<at::Tensor> PlainZero::weights() {
+  std::vector<at::Tensor> all(parameters_.size());
+  for (const auto& unit : units_) {
+    const auto& mine = unit.master.defined() ? unit.master : unit.mine;
+    auto whole = mine;
+    if (options_.stage > 0) {
+      whole = at::empty({unit.shape.numel}, at::kFloat);
+      group_->all_gather(whole, mine).wait();
+    }
+    for (const auto& segment : unit.shape.segments) {
+      const auto p = static_cast<size_t>(segment.parameter);
+      all[p] = unflattened(whole.narrow(0, segment.offset, segment.numel), parameters_[p]);
+    }
+  }
+  return all;
+}
+
+}  // namespace zero

@@ -1,0 +1,101 @@
+// Stage 3 with units that are gathered over the ranks as the pager asks for them.
+//
+// Note [Quantised weights]
+// Where units cross between hosts quantised (ZeRO++'s qwZ), operators read the values that the
+// messages carry, on the owner too, so that all ranks compute with the same weights. The owner
+// stores them whole: master weights, and the slice that the next gather quantises anew. So errors
+// of the quantisation do not add up. `full` gives the stored values.
+#include <array>
+#include <utility>
+
+#include "zero/device/memory.h"
+#include "zero/device/stream.h"
+#include "zero/engine/parameter_source.h"
+
+namespace zero {
+
+namespace {
+
+class SlicedUnits final : public PagedSource {
+ public:
+  SlicedUnits(const SourceParts& parts, DiskReads reads)
+      : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
+
+  paging::UnitSource* start(LateUpdates& updates) override {
+    sources_ = {device_slices(table()), host_slices(table()),
+                disk_slices(layout(), table(), group(), updates, reads_)};
+    for (int64_t u = 0; u < layout().unit_count(); ++u) {
+      const bool on_disk = table().transfer_bytes(u, State::parameters) > 0;
+      any_on_disk_ = any_on_disk_ || on_disk;
+      slices_.push_back(sources_[on_disk ? 2 : table().plan(u).comes_up() ? 1 : 0].get());
+    }
+    return this;
+  }
+
+  void publish(int64_t /*unit*/) override { published_.record(table().device()); }
+
+  void settle() override {
+    for (const auto& source : sources_) {
+      if (source) source->settle();
+    }
+  }
+
+  void forget() override {
+    for (const auto& source : sources_) {
+      if (source) source->forget();
+    }
+  }
+
+  void gather(int64_t unit, void* destination) override {
+    const auto& plan = table().plan(unit);
+    const int64_t numel = layout().slice_numel(unit);
+    published_.wait();
+    const auto output =
+        tensor_at(destination, layout().unit(unit).numel, plan.dtype, table().device());
+    at::Tensor slice;
+    try {
+      slice = slices(unit).bring(unit, output.narrow(0, numel * group().rank(), numel));
+    } catch (...) {
+      slices(unit).release(unit);
+      throw;
+    }
+    if (!slice.defined()) return;
+    gathers_[static_cast<size_t>(unit)] =
+        group().all_gather(output, slice, label(unit), plan.parameter_link.wire());
+  }
+
+  void finish(int64_t unit) override {
+    try {
+      slices(unit).finish(unit);
+      gathers_[static_cast<size_t>(unit)].wait();
+    } catch (...) {
+      release(unit);
+      throw;
+    }
+    release(unit);
+  }
+
+  bool expect(int64_t unit) override { return any_on_disk_ && slices(unit).read_ahead(unit); }
+
+ private:
+  SliceSource& slices(int64_t unit) const { return *slices_[static_cast<size_t>(unit)]; }
+  void release(int64_t unit) {
+    gathers_[static_cast<size_t>(unit)] = {};
+    slices(unit).release(unit);
+  }
+
+  DiskReads reads_;
+  StreamMark published_;             // behind the writes of the parameters of now
+  std::vector<comm::Work> gathers_;  // by unit
+  std::array<std::unique_ptr<SliceSource>, 3> sources_;  // of the device, the host and the disk
+  std::vector<SliceSource*> slices_;                     // by unit
+  bool any_on_disk_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterSource> sliced_units(const SourceParts& parts, DiskReads reads) {
+  return std::make_unique<SlicedUnits>(parts, reads);
+}
+
+}  // namespace zero

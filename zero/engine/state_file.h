@@ -1,0 +1,93 @@
+// Files of saved states: their headers, and the checks of one against a model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "zero/checkpoint/safetensors.h"
+#include "zero/config/config.h"
+#include "zero/engine/factored_states.h"
+#include "zero/engine/model.h"
+#include "zero/engine/state_table.h"
+#include "zero/optim/loss_scale.h"
+#include "zero/partition/layout.h"
+
+namespace zero {
+
+/// The formats by name, as headers have them.
+inline constexpr const char* kShardedStates = "libzero sharded states 1";
+inline constexpr const char* kFullStates = "libzero full states 1";
+
+/// The parts of an engine that hold states. They outlive whatever is made of this.
+struct StateParts {
+  const partition::Layout& layout;
+  StateTable& table;
+  Model& model;
+  FactoredStates& factored;
+  const Config& config;
+};
+
+/// How far a run had come when it was saved.
+struct Progress {
+  int64_t steps = 0;
+  std::vector<int64_t> parameter_steps;  ///< updates that each parameter has had
+  std::optional<LossScale> loss_scale;   ///< where the configuration scales losses
+};
+
+/// The values of a file's header that a sharded save must share with the engine that loads it.
+std::map<std::string, std::string> description(const StateParts& parts);
+/// These values, the format and the progress: the header of a file that `format` names.
+std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress,
+                                          const char* format);
+
+/// Returns the key of an optimizer's state of a parameter in files of whole tensors.
+std::string state_key(std::string_view state, std::string_view parameter);
+/// Returns the key of a buffer.
+std::string buffer_key(std::string_view buffer);
+/// Returns the cell of a state of a unit in files of shards: its key, dtype and entries.
+TensorInfo cell_info(const StateTable& table, int64_t unit, State state);
+/// Returns the states of a unit that files of shards have cells for. A low-precision parameter is
+/// saved beside its master, since the user may have written it since the last update. fp32 master
+/// weights are the parameters, wherever they lie.
+std::vector<State> cell_states(const UnitPlan& plan);
+/// Returns what the header of a file says of a tensor like this.
+TensorInfo info_of(const std::string& key, const at::Tensor& tensor);
+/// Returns the factored states by key. Every rank holds the same, and each file of shards has them,
+/// so that it has all that its rank needs.
+std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts);
+
+/// A safetensors file, and its checks against a model. Each throws CheckpointError, naming the file
+/// and both sides.
+class StateFile {
+ public:
+  explicit StateFile(const std::filesystem::path& path) : reader_(path) {}
+  const SafetensorsReader& reader() const { return reader_; }
+  /// Returns a value of the header.
+  const std::string& metadata(const std::string& key) const;
+  void expect_format(const char* format) const { expect("format", format); }
+  void expect(const std::string& key, const std::string& wanted) const;
+  void expect_tensor(const TensorInfo& wanted) const;
+  /// Expects a tensor of `like`'s shape and dtype; where that is floating-point any such dtype
+  /// does.
+  void expect_values(const std::string& name, const at::Tensor& like) const;
+  /// Expects the sizes and strides of the model's parameters, which say what their flat arrays
+  /// mean. Files of earlier versions do not have them.
+  void expect_shapes(const Model& model) const;
+  /// Returns the progress; with a new loss scale where the file has none.
+  Progress progress(const StateParts& parts) const;
+
+ private:
+  std::optional<LossScale> loss_scale(const Config& config) const;
+  std::string path() const { return reader_.path().string(); }
+  SafetensorsReader reader_;
+};
+
+}  // namespace zero

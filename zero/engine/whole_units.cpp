@@ -1,0 +1,64 @@
+// Parameters that every rank has whole (stages 0 to 2).
+#include "zero/engine/flat.h"
+#include "zero/engine/parameter_source.h"
+
+namespace zero {
+
+namespace {
+
+class WholeUnits final : public ParameterSource {
+ public:
+  explicit WholeUnits(const SourceParts& parts)
+      : layout_(parts.layout),
+        table_(parts.table),
+        group_(*parts.placement.shards),
+        gathers_(parts.placement.sharded.optimizer),
+        labels_(unit_labels(parts.layout)) {}
+
+  // The tensor keeps its identity; its storage points into the unit from now on, which lives as
+  // long as anything that uses the storage.
+  void take(int64_t index, const at::Tensor& parameter) override {
+    const auto& unit = table_.whole(layout_.unit_of(index));
+    const auto& segment = layout_.segment_of(index);
+    auto place = unit.narrow(0, segment.offset, segment.numel);
+    place.copy_(flat_view(parameter));
+    check_memory_of(parameter);
+    void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
+    parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(
+        data, new at::Tensor(unit), [](void* held) { delete static_cast<at::Tensor*>(held); },
+        parameter.device()));
+  }
+
+  paging::UnitSource* start(LateUpdates& /*updates*/) override { return nullptr; }
+
+  // Each rank updates a slice of the unit at stages 1 and 2, and all of it at stage 0.
+  void publish(int64_t unit) override {
+    if (!gathers_) return;
+    publishing_.push_back(group_.all_gather(
+        table_.whole(unit), table_.memory(unit, State::parameters),
+        labels_[static_cast<size_t>(unit)], table_.plan(unit).parameter_link.wire()));
+  }
+
+  void finish_publish() override {
+    for (auto& work : publishing_) work.wait();
+    publishing_.clear();
+  }
+
+  at::Tensor full(int64_t unit) override { return table_.whole(unit); }
+
+ private:
+  const partition::Layout& layout_;
+  StateTable& table_;
+  comm::Group& group_;
+  bool gathers_;
+  std::vector<std::string> labels_;  // by unit
+  std::vector<comm::Work> publishing_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterSource> whole_units(const SourceParts& parts) {
+  return std::make_unique<WholeUnits>(parts);
+}
+
+}  // namespace zero

@@ -1,0 +1,21 @@
+// Layer norm (Ba, Kiros and Hinton, arXiv 1607.06450) over the last dimension.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace zero {
+
+/// x (..., C) -> (..., C), with `weight` and `bias` (C). Equal to at::layer_norm, and just that on
+/// the CPU and on devices without a kernel `zero::layer_norm_backward` (Note [Kernels of a device]
+/// in zero/optim/operators.h). With one, the backward pass reads its inputs once, and computes the
+/// gradients of weight and bias where zero::gradient_place says.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps);
+
+/// The backward pass by such a kernel: `dx` is returned, `dweight` and `dbias` are overwritten. dy
+/// and x (N, C), contiguous and of one dtype with weight; mean and rstd (N) fp32. Asynchronous.
+at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                               const at::Tensor& rstd, const at::Tensor& weight,
+                               at::Tensor& dweight, at::Tensor& dbias);
+
+}  // namespace zero

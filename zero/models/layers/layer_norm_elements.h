@@ -1,0 +1,71 @@
+// The backward pass of layer norm as a device's threads compute it: Note [Kernels in plain C++] in
+// zero/optim/device_elements.h.
+//
+// With n = (x - mean) rstd and g = dy weight, for a row of C numbers (Ba, Kiros and Hinton, arXiv
+// 1607.06450):  dx = rstd (g - mean(g) - n mean(g n)),  dweight = sum over rows of dy n,
+// dbias = sum over rows of dy.  A thread has the same columns of all rows that its block visits. It
+// adds up its columns of dweight and dbias, which become a part of column_sums_elements.h.
+#pragma once
+
+#include <cstdint>
+
+#include "zero/models/layers/packs.h"
+
+namespace zero::layer_norm_elements {
+
+/// A thread's columns of a row.
+template <class Numbers, int kCount>
+struct Share {
+  packs::Pack<typename Numbers::Stored, kCount> dy, x;
+  float mean, rstd;
+};
+
+/// What a row's dx needs of all of its columns: the sums of g and of g n.
+struct Sums {
+  float plain = 0, normed = 0;
+};
+constexpr Sums join(Sums a, Sums b) { return {a.plain + b.plain, a.normed + b.normed}; }
+
+template <int kCount>
+struct Gradients {
+  packs::Pack<float, kCount> weight, bias;
+};
+
+/// The sums of a share; what it has of the weight's and the bias's gradients is added to theirs.
+template <class Numbers, int kCount>
+constexpr Sums add(const Share<Numbers, kCount>& share, const packs::Pack<float, kCount>& weight,
+                   Gradients<kCount>& gradients) {
+  const auto dy = packs::widened<Numbers, kCount>(share.dy);
+  const auto x = packs::widened<Numbers, kCount>(share.x);
+  Sums sums;
+  for (int i = 0; i < kCount; ++i) {
+    const float normed = (x.values[i] - share.mean) * share.rstd;
+    const float g = dy.values[i] * weight.values[i];
+    sums.plain += g;
+    sums.normed += g * normed;
+    gradients.weight.values[i] += dy.values[i] * normed;
+    gradients.bias.values[i] += dy.values[i];
+  }
+  return sums;
+}
+
+/// dx of a share, `row` the sums of its whole row of `columns` numbers.
+template <class Numbers, int kCount>
+constexpr packs::Pack<typename Numbers::Stored, kCount> dx_of(
+    const Share<Numbers, kCount>& share, const packs::Pack<float, kCount>& weight, Sums row,
+    int64_t columns) {
+  const auto dy = packs::widened<Numbers, kCount>(share.dy);
+  const auto x = packs::widened<Numbers, kCount>(share.x);
+  const float one = 1.0F / static_cast<float>(columns);
+  const float plain = row.plain * one;
+  const float normed_mean = row.normed * one;
+  packs::Pack<typename Numbers::Stored, kCount> result{};
+  for (int i = 0; i < kCount; ++i) {
+    const float normed = (x.values[i] - share.mean) * share.rstd;
+    const float g = dy.values[i] * weight.values[i];
+    result.values[i] = Numbers::narrow((g - plain - normed * normed_mean) * share.rstd);
+  }
+  return result;
+}
+
+}  // namespace zero::layer_norm_elements

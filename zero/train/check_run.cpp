@@ -1,0 +1,102 @@
+// Checks a run before its ranks are started.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <variant>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/train/monitors.h"
+#include "zero/train/parts.h"
+#include "zero/train/run.h"
+#include "zero/train/validation.h"
+
+namespace zero::train {
+
+bool has_betas(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        return requires { o.beta1; };
+      },
+      optimizer);
+}
+
+void check_profile_file(const Options& options) {
+  if (options.profile.empty()) return;
+  const std::filesystem::path file(options.profile);
+  std::error_code ignored;
+  const auto type = std::filesystem::symlink_status(file, ignored).type();
+  if (type != std::filesystem::file_type::not_found &&
+      type != std::filesystem::file_type::regular) {
+    throw ConfigError(fmt::format(
+        "The profile is to be written to {}, which is no regular file. Give another --profile "
+        "FILE.",
+        options.profile));
+  }
+  const auto folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+  const bool of_the_run =
+      std::filesystem::absolute(folder).lexically_normal() ==
+      std::filesystem::absolute(options.out).lexically_normal();  // may yet be made
+  if (!of_the_run && !std::filesystem::is_directory(folder, ignored)) {
+    throw ConfigError(fmt::format(
+        "The profile is to be written to {}, but the folder {} is not there. Give another "
+        "--profile FILE.",
+        options.profile, folder.string()));
+  }
+}
+
+void check_profile_step(const Options& options, int64_t done) {
+  if (options.profile.empty()) return;
+  if (options.profile_step > options.steps - done) {
+    throw ConfigError(fmt::format(
+        "The profile is to be of step {} (train.profile_step), but the run has {}{}. Give a "
+        "smaller --profile-step, or more --steps.",
+        options.profile_step, options.steps - done, done > 0 ? " left" : ""));
+  }
+}
+
+void probe_profile(const Options& options) {
+  if (options.profile.empty()) return;
+  try {
+    const OutputFile probe(options.profile, fail<ConfigError>);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{} Give another --profile FILE.", error.what()));
+  }
+}
+
+void check_options(const Settings& settings) {
+  const auto& options = settings.program;
+  (void)model_config(options, Dataset());
+  (void)schedule_of(settings);
+  check_profile_step(options, 0);
+}
+
+void check_run(const Settings& given, int ranks) {
+  const auto settings = completed(given);
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
+  const RunFolder folder(options.out);
+  folder.check(options.overwrite, options.resume);
+  check_monitors(options);
+  const auto data = open_data(options);
+  const auto model = model_config(options, data);
+  (void)schedule_of(settings);
+  TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
+  int64_t done = 0;
+  if (options.resume) {
+    const auto progress = resume_point(folder, {settings, model->to_json(), ranks}).progress;
+    loader.restore(progress.loader);
+    done = progress.step;
+  }
+  check_profile_file(options);
+  check_profile_step(options, done);
+  if (options.eval_tokens > 0)
+    (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
+  const auto size = step_size(settings, *model, ranks);
+  check_budget(choose_tiers(config, size).config, size.parameters, ranks);
+  folder.make();
+  probe_profile(options);
+  (void)make_monitors(options);  // makes their folders
+}
+
+}  // namespace zero::train

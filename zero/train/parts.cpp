@@ -1,0 +1,150 @@
+#include "zero/train/parts.h"
+
+#include <ATen/ceil_div.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/models/architectures.h"
+#include "zero/models/recompute/activation_store.h"
+#include "zero/train/run.h"
+
+namespace zero::train {
+namespace {
+
+int64_t micro_batch_of(const Options& options) {
+  return options.micro_batch_size.value_or(kDefaultMicroBatch);
+}
+
+bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return read_file(a, fail<DataError>) == read_file(b, fail<DataError>);
+}
+
+/// Throws DataError where a token of one data set is not known to mean the same in the other. Token
+/// files that do not say what they are pass.
+void check_same_tokens(const Options& options, const Dataset& training, const Dataset& validation) {
+  const bool told = training.vocab_size > 0 && validation.vocab_size > 0;
+  const bool same = training.by_bytes == validation.by_bytes &&
+                    (training.by_bytes || !told ||
+                     (training.vocab_size == validation.vocab_size &&
+                      same_contents(training.tokenizer, validation.tokenizer)));
+  if (same) return;
+  const auto tokens_of = [](const Dataset& data) {
+    if (data.by_bytes) return std::string("bytes");
+    if (data.vocab_size == 0) return std::string("tokens of a vocabulary that it does not tell");
+    return fmt::format("the {} tokens of {}", data.vocab_size, data.tokenizer.string());
+  };
+  throw DataError(
+      fmt::format("The validation data {} holds {}, but {} is {}: a loss would say nothing. "
+                  "Prepare both with the same --tokenizer.",
+                  options.val_data, tokens_of(validation), options.data, tokens_of(training)));
+}
+
+}  // namespace
+
+Settings completed(Settings settings) {
+  settings.program.validate();
+  settings.validate();
+  settings.program.micro_batch_size = micro_batch_of(settings.program);
+  if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
+  return settings;
+}
+
+Dataset open_data(const Options& options) {
+  const bool validates = options.eval_tokens > 0;
+  const bool splits = validates && options.val_data.empty();
+  auto data = open_dataset(
+      options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
+  if (validates && !options.val_data.empty()) {
+    const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
+    check_same_tokens(options, data, validation);
+    data.validation =
+        std::filesystem::is_directory(options.val_data) ? validation.validation : validation.train;
+  }
+  return data;
+}
+
+std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const Dataset& data) {
+  auto sizes = language_model_config(options.model);
+  if (options.vocab_size) {
+    sizes->set_vocab_size(*options.vocab_size);
+  } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
+    sizes->set_vocab_size(data.vocab_size);
+  }
+  if (options.dropout) sizes->set_dropout(*options.dropout);
+  if (options.seq > sizes->context()) {
+    throw ConfigError(
+        fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
+                    options.seq, options.model, sizes->context()));
+  }
+  if (data.vocab_size > sizes->vocab_size()) {
+    throw ConfigError(fmt::format(
+        "The data {} has a vocabulary of {} tokens, but the model {} has {}. Set --vocab-size {}.",
+        options.data, data.vocab_size, options.model, sizes->vocab_size(), data.vocab_size));
+  }
+  sizes->validate();
+  return sizes;
+}
+
+LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_t vocabulary) {
+  return {.sequence = options.seq,
+          .micro_batch = micro_batch_of(options),
+          .rank = rank,
+          .world_size = ranks,
+          .seed = static_cast<uint64_t>(options.seed),
+          .vocab_size = vocabulary};
+}
+
+StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
+  const auto bytes =
+      sizes.activation_bytes(micro_batch_of(options) * options.seq, config.parameter_bytes());
+  // A recomputed layer keeps its input alone; the one that is computed again has all of its own.
+  const auto& recompute = settings.model.activation_checkpointing;
+  const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
+  const int64_t again = every > 0 ? at::ceil_div(sizes.layers(), every) : 0;
+  const int64_t kept =
+      config.layer_major_accumulation ? again * config.gradient_accumulation_steps : again;
+  const int64_t inputs =
+      recompute.nvme ? std::min<int64_t>(kept, DiskActivationOptions{}.buffers) : kept;
+  const int64_t whole = sizes.layers() - again + (again > 0 ? 1 : 0);
+  int64_t matrix_elements = 0;
+  int64_t matrix_sides = 0;
+  for (const auto [rows, columns] : sizes.matrices()) {
+    matrix_elements += rows * columns;
+    matrix_sides += rows + columns;
+  }
+  return {.parameters = sizes.parameter_count(),
+          .largest_parameter = sizes.largest_parameter(),
+          .matrix_elements = matrix_elements,
+          .matrix_sides = matrix_sides,
+          .ranks = shard_ranks(config, ranks),
+          .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
+}
+
+optim::Schedule schedule_of(const Settings& settings) {
+  const auto& options = settings.program;
+  const Optimizer optimizer = settings.engine.optimizer.value_or(Optimizer(kDefaultOptimizer));
+  const double lr = optim::lr(optimizer);
+  const int64_t warmup = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
+  const optim::RunLength run{.lr = lr, .steps = options.steps, .warmup_steps = warmup};
+  if (!settings.scheduler) {
+    return optim::complete(optim::WarmupDecay{.min_lr = options.min_lr.value_or(lr / 10),
+                                              .warmup_steps = warmup,
+                                              .decay = options.schedule,
+                                              .decay_steps = options.decay_steps},
+                           run);
+  }
+  auto schedule = optim::complete(*settings.scheduler, run);
+  // An optimizer without betas keeps its momentum, as in DeepSpeed.
+  auto* cycle = std::get_if<optim::DeepSpeedOneCycle>(&schedule);
+  if (cycle != nullptr && !has_betas(optimizer)) cycle->cycle_momentum = false;
+  return schedule;
+}
+
+}  // namespace zero::train

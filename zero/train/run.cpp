@@ -1,0 +1,206 @@
+#include "zero/train/run.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/memory_limit.h"
+#include "zero/comm/agreement.h"
+#include "zero/models/layers/tiled_linear.h"
+#include "zero/models/recompute/activation_store.h"
+#include "zero/store/build_on_disk.h"
+#include "zero/train/language_task.h"
+#include "zero/train/monitors.h"
+#include "zero/train/parts.h"
+#include "zero/train/same_run.h"
+
+namespace zero::train {
+namespace {
+
+std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing& chosen,
+                                                  const Config& config,
+                                                  std::shared_ptr<Timeline> timeline) {
+  if (!chosen.every && !config.layer_major_accumulation) return nullptr;
+  if (chosen.nvme) {
+    return std::make_shared<DiskActivations>(
+        DiskActivationOptions{.folder = chosen.nvme_path,
+                              .file = {.block_bytes = config.aio.block_size,
+                                       .queue_depth = static_cast<int>(config.aio.queue_depth),
+                                       .uring = config.aio.use_io_uring,
+                                       .timeline = std::move(timeline)}});
+  }
+  if (chosen.contiguous_memory_optimization) return std::make_shared<ContiguousActivations>();
+  return nullptr;
+}
+
+std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
+                                           comm::Group& group) {
+  const auto& config = settings.engine;
+  const auto& options = settings.program;
+  const auto sizes = model_config(options, data);
+  const int64_t parameters = sizes->parameter_count();
+  check_budget(config, parameters, group.size());
+  // The model is built on disk where its parameters will live there, or where it does not fit in
+  // memory while it is whole.
+  const double whole = bytes_to_build(parameters, group);
+  const bool on_disk =
+      config.offload_param.device == OffloadDevice::nvme ||
+      (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
+  check_fits(parameters, config, group, on_disk);
+  std::optional<BuildOnDisk> scope;
+  if (on_disk) scope.emplace(config.nvme_folders().front());
+  at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
+  auto model = sizes->build();
+  tile_linears(model->module(), settings.model.tile_elements.value_or(0));
+  return model;
+}
+
+/// Weight decay acts on matrices alone, and not on biases and norms, unless `decay_all`.
+std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config,
+                                             bool decay_all) {
+  const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
+  if (decay_all) return {ParameterGroup{{}, optimizer}};
+  ParameterGroup vectors{{}, optim::without_decay(optimizer)};
+  for (const auto& parameter : model.named_parameters()) {
+    if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
+  }
+  return {ParameterGroup{{}, optimizer}, vectors};
+}
+
+std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& optimizer,
+                               bool decay_all) {
+  std::string text(optim::name(optimizer));
+  const double decay = std::visit([](const auto& o) { return o.weight_decay; }, optimizer);
+  if (decay == 0) return text + ", no weight decay";
+  const auto parameters = model.parameters();
+  const auto vectors = std::count_if(parameters.begin(), parameters.end(),
+                                     [](const auto& p) { return p.dim() < 2; });
+  const auto all = static_cast<int64_t>(parameters.size());
+  if (decay_all) return fmt::format("{}, weight decay {} of all {} parameters", text, decay, all);
+  return fmt::format("{}, weight decay {} of {} matrices, none of {} biases and norms", text, decay,
+                     all - vectors, vectors);
+}
+
+/// Opens the run's folder on rank 0, and makes the monitors. Collective.
+void open_folder(Run& run, std::vector<std::unique_ptr<Monitor>> more) {
+  const auto& options = run.options;
+  comm::agree_on_rank_zero(*run.group, "Opening the run folder", [&] {
+    run.folder.check(options.overwrite, options.resume);
+    check_monitors(options);
+    check_profile_file(options);
+    check_profile_step(options,
+                       options.resume ? resume_point(run.folder, run.settings).progress.step : 0);
+    run.folder.make();
+    probe_profile(options);
+    for (auto& monitor : more) run.reports.add(std::move(monitor));
+    run.reports.add(console_monitor(options.log_every));
+    run.reports.add(jsonl_monitor(run.folder.log(), options.resume));
+    for (auto& monitor : make_monitors(options)) run.reports.add(std::move(monitor));
+  });
+  if (run.group->topology().hosts > 1 && options.save_every) check_shared(*run.group, run.folder);
+}
+
+/// Returns the settings with the tiers that the memory budget chooses, and why it chose them.
+std::pair<Settings, std::string> with_tiers(Settings settings, const Dataset& data,
+                                            comm::Group& group) {
+  auto size = step_size(settings, *model_config(settings.program, data), group.size());
+  size.available = memory_of_rank(group);
+  auto tiers = choose_tiers(settings.engine, size);
+  settings.engine = std::move(tiers.config);
+  return {std::move(settings), std::move(tiers.reason)};
+}
+
+/// Returns the rate of each parameter group over that of the configuration's optimizer.
+std::vector<double> rate_factors_of(const Engine& engine) {
+  const double lr = optim::lr(engine.config().optimizer.value_or(Optimizer(kDefaultOptimizer)));
+  std::vector<double> factors;
+  for (size_t i = 0; i < engine.group_count(); ++i) {
+    const double rate = engine.lr(i);
+    factors.push_back(rate == lr || lr == 0 ? 1 : rate / lr);
+  }
+  return factors;
+}
+
+}  // namespace
+
+Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
+         std::vector<std::unique_ptr<Monitor>> more)
+    : settings{completed(given), "", 1},
+      options(settings.settings.program),
+      group(std::move(ranks)),
+      folder(options.out),
+      data(open_data(options)),
+      schedule(schedule_of(settings.settings)) {
+  const auto sizes = model_config(options, data);
+  settings.model = sizes->to_json();
+  settings.ranks = group->size();
+  check_same_run(*group, settings, data);
+  if (options.threads) at::set_num_threads(static_cast<int>(*options.threads));
+  const auto vocabulary = sizes->vocab_size();
+  TokenLoader training(data.train,
+                       loader_options(options, group->rank(), group->size(), vocabulary));
+  std::optional<Validation> validation;
+  if (options.eval_tokens > 0)
+    validation.emplace(data.validation, options.seq, vocabulary, options.eval_tokens);
+  open_folder(*this, std::move(more));
+
+  auto [chosen, reason] = with_tiers(settings.settings, data, *group);
+  tiers_reason = std::move(reason);
+  const auto& config = chosen.engine;
+  const auto& recompute = chosen.model.activation_checkpointing;
+  model = build_model(chosen, data, *group);
+  activations = activation_store(recompute, config, group->accounts().timeline);
+  model->recompute({.every = recompute.every.value_or(0), .options = {.store = activations}});
+  engine.emplace(model->module(), parameter_groups(model->module(), config, options.decay_all),
+                 config, group);
+  rate_factors = rate_factors_of(*engine);
+  task = std::make_unique<LanguageTask>(*model, std::move(training), std::move(validation),
+                                        micro_batch_size(), group->size() * micro_batches());
+}
+
+RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& changes) const {
+  const auto& config = engine->config();
+  const auto& sizes = model->config();
+  RunInfo run;
+  run.model_name = options.model;
+  run.parameters = engine->parameter_count();
+  run.model_description = sizes.description();
+  run.vocabulary = sizes.vocab_size();
+  run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";
+  if (config.autocast.enabled)
+    run.dtype += config.scales_loss() ? ", autocast fp16" : ", autocast bf16";
+  run.stage = config.stage;
+  run.ranks = group->size();
+  run.threads = at::get_num_threads();
+  run.micro_batch = micro_batch_size();
+  run.sequence = options.seq;
+  run.accumulate = config.gradient_accumulation_steps;
+  run.steps = options.steps;
+  run.first_step = first_step;
+  run.first_sample = task->position().sample;
+  run.changes = changes;
+  run.tiers = tiers_reason;
+  run.optimizer =
+      describe_optimizer(model->module(), *settings.settings.engine.optimizer, options.decay_all);
+  run.data = options.data;
+  run.train_tokens = data.train.size();
+  run.validation_tokens = data.validation.size();
+  using Json = nlohmann::ordered_json;
+  auto in_force = settings.settings;
+  in_force.engine = config;  // with the tiers that a budget chose
+  auto engine_json = Json::parse(in_force.dump());
+  auto train = engine_json.at("train");
+  engine_json.erase("train");
+  run.config_json = Json{{"engine", std::move(engine_json)},
+                         {"train", std::move(train)},
+                         {"model", Json::parse(sizes.to_json())}}
+                        .dump();
+  return run;
+}
+
+}  // namespace zero::train

@@ -1,0 +1,81 @@
+#include "zero/train/validator.h"
+
+#include <ATen/ceil_div.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "zero/base/autocast.h"
+#include "zero/train/evaluation.h"
+
+namespace zero::train {
+namespace {
+
+/// The loss of a batch of the validation, and how much the batch supervises.
+struct Loss {
+  double mean = 0;
+  double weight = 1;
+};
+
+/// Passes this rank's `count` batches from `first` on, and returns the losses of all ranks in rank
+/// order. The last batch of the validation passes again in the place of those beyond it: every rank
+/// passes as many, since parameters are gathered together.
+std::vector<Loss> pass(Run& run, int64_t first, int64_t count) {
+  // Ranks tell each other losses alone where all weights are equal.
+  const int64_t numbers = run.task->step_weight() ? 1 : 2;
+  const auto mine = at::empty({numbers * count}, at::kFloat);
+  auto* values_of = mine.mutable_data_ptr<float>();
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < count; ++i) {
+    auto batch =
+        run.task->validation_batch(std::min(first + i, run.task->validation_batches() - 1));
+    if (numbers > 1) values_of[numbers * i + 1] = static_cast<float>(run.task->weight(batch));
+    batches.push_back(on_device(std::move(batch), run.group->device()));
+  }
+  const Autocast casts(run.engine->config().autocast_dtype(), run.group->device().type());
+  const auto model = run.task->layers(std::move(batches));
+  auto values = model.inputs();
+  for (const auto& layer : model.layers) {
+    for (auto& value : values) value = layer(value);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    values_of[numbers * i] =
+        model.loss(std::exchange(values[static_cast<size_t>(i)], {}), i).item<float>();
+  }
+  const auto all = at::empty({run.group->size() * mine.numel()}, at::kFloat);
+  run.group->all_gather_control(all, mine, "validation losses");
+  std::vector<Loss> losses;
+  for (int64_t i = 0; i < all.numel(); i += numbers) {
+    const auto* of_batch = all.const_data_ptr<float>() + i;
+    losses.push_back({of_batch[0], numbers > 1 ? of_batch[1] : 1.0});
+  }
+  return losses;
+}
+
+}  // namespace
+
+std::optional<ValidationReport> validate(Run& run, int64_t step,
+                                         const std::function<bool()>& stop) {
+  const EvaluationMode evaluation(run.model->module());
+  const int64_t count = run.task->validation_batches();
+  const int64_t ranks = run.group->size();
+  double sum = 0;
+  double weight = 0;
+  for (int64_t done = 0; done < count;) {
+    if (stop()) return std::nullopt;
+    const int64_t rows = std::min(run.micro_batch_size(), at::ceil_div(count - done, ranks));
+    const auto losses = pass(run, done + run.group->rank() * rows, rows);
+    for (int64_t row = 0; row < ranks * rows && done + row < count; ++row) {
+      const auto& loss = losses[static_cast<size_t>(row)];
+      sum += loss.mean * loss.weight;
+      weight += loss.weight;
+    }
+    done += ranks * rows;
+  }
+  return ValidationReport{
+      .step = step, .loss = sum / weight, .tokens = run.task->validation_tokens()};
+}
+
+}  // namespace zero::train
