@@ -7,10 +7,10 @@
 namespace zero {
 
 Reductions::~Reductions() {
-  if (under_way_.empty()) return;
   try {
     {
-      const SideScope on(context_.side, context_.mark);  // where memory goes back to
+      // Memory goes back to this stream, also that of sums that the caller's stream still reads.
+      const SideScope on(context_.side, context_.mark);
       for (auto& reduction : under_way_) {
         try {
           reduction.over_ranks.wait();
@@ -18,7 +18,7 @@ Reductions::~Reductions() {
         }
       }
     }
-    if (arrays_ == Arrays::callers) wait_for(context_.side, context_.mark);
+    if (arrays_ == Arrays::callers && !under_way_.empty()) wait_for(context_.side, context_.mark);
   } catch (const std::exception&) {  // the device has failed
   }
 }
