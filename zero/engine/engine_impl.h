@@ -69,6 +69,8 @@ struct Engine::Impl final : UpdateHost {
   double mean_scale() const override;
 
   // The step (engine.cpp).
+  /// Makes the pass, which tells the flows when it begins and ends.
+  void make_pass();
   class Passes;  ///< what the engine does with backward passes
   /// Gradients of what `passes` runs go to the table.
   void collect(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
