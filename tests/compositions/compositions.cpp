@@ -79,7 +79,7 @@ int main(int count, char** arguments) {
       ->capture_default_str();
   auto* const one = app.add_option("--case", given, "Runs this case alone, as a failure prints it");
   app.add_flag("--list", lists, "Prints the table of choices");
-  app.add_flag("--refusals", refusals, "Prints what was refused, and how often");
+  app.add_flag("--refusals", refusals, "Prints what was refused, how often, and an example");
   CLI11_PARSE(app, count, arguments);
   std::signal(SIGPIPE, SIG_IGN);
   if (lists) {
@@ -100,7 +100,7 @@ int main(int count, char** arguments) {
   fmt::print("seed {}\n", seed);
   std::fflush(stdout);
   std::array<uint64_t, 4> counts{};
-  std::map<std::string, uint64_t> refused;
+  std::map<std::string, std::pair<uint64_t, std::string>> refused;  // how often, and one of them
   const auto begin = Clock::now();
   const auto end =
       begin + (seconds > 0 ? std::chrono::seconds(seconds) : std::chrono::hours(24 * 365));
@@ -108,7 +108,10 @@ int main(int count, char** arguments) {
     auto drawn = draw(seed, number);
     auto verdict = worker.run(drawn);
     ++counts.at(static_cast<size_t>(verdict.kind));
-    if (verdict.kind == Kind::refused) ++refused[kind_of(verdict.why)];
+    if (verdict.kind == Kind::refused) {
+      auto& [times, example] = refused[kind_of(verdict.why)];
+      if (++times == 1) example = text_of(drawn);
+    }
     if (verdict.kind != Kind::failed) continue;
     fmt::print("FAILED --seed {} --first {}: {}\n  as drawn: --case '{}'\n", seed, number,
                verdict.why, text_of(drawn));
@@ -126,7 +129,8 @@ int main(int count, char** arguments) {
   fmt::print("{} same, {} near, {} refused, {} failed in {:.0f} s (seed {})\n", counts[0],
              counts[1], counts[2], counts[3], took, seed);
   if (refusals) {
-    for (const auto& [kind, times] : refused) fmt::print("{:7} {}\n", times, kind);
+    for (const auto& [kind, found] : refused)
+      fmt::print("{:7} {}\n        --case '{}'\n", found.first, kind, found.second);
   }
   return counts[3] > 0 ? 1 : 0;
 }

@@ -67,7 +67,8 @@ class PlainZero {
             std::shared_ptr<comm::Group> group);
 
   /// Runs the passes, adds their gradients over passes and ranks, clips, and updates. As a rule
-  /// there is one pass for each micro-batch; all ranks run as many. Collective.
+  /// there is one pass for each micro-batch; all ranks run as many. Collective. Throws what a pass
+  /// throws; the object cannot be used any more then.
   StepResult step(const std::vector<Pass>& passes);
   /// Sets the learning rate from the next update on.
   void set_lr(double lr) { lr_ = lr; }
