@@ -1,4 +1,4 @@
-// What a reader of parameters asks of updates that may still be under way.
+// Updates that may still be under way when somebody reads parameters.
 #pragma once
 
 #include <cstdint>
