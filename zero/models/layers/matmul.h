@@ -14,8 +14,8 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& b
 void product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
-/// The rows that an output projection (V, C) should have for its products: V, and on a GPU the
-/// next multiple of 64 on a device.
+/// The rows that an output projection (V, C) should have for its products: V, and on a GPU the next
+/// multiple of 64.
 ///
 /// Note [A vocabulary of a multiple of 64]
 /// A vocabulary is often of an odd size, GPT-2's is of 50257 tokens. A GPU's libraries take two to
