@@ -304,8 +304,8 @@ step = kernels[ends[-2] + 1 : ends[-1] + 1] if len(ends) > 1 else kernels
 table = {}
 for name, time in step:
     short = re.sub(r"\b(at|native|void|cuda|anonymous namespace|unnamed|c10|std|zero)\b(::)?|[()<>&*]| ", "", name)[:90]
-    count, sum = table.get(short, (0, 0.0))
-    table[short] = (count + 1, sum + time * to_ms)
+    count, total = table.get(short, (0, 0.0))
+    table[short] = (count + 1, total + time * to_ms)
 print(f"{len(kernels)} kernels of the run; of the step {len(step)}, {sum(time for _, time in step) * to_ms:.2f} ms\n\n      ms  count  kernel")
 for name, (count, time) in sorted(table.items(), key=lambda entry: -entry[1][1])[:40]:
     print(f"{time:8.3f} {count:6}  {name}")

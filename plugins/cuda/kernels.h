@@ -48,14 +48,20 @@ int64_t column_sum_parts(int64_t rows);
 void column_sums(const void* matrix, c10::ScalarType dtype, int64_t rows, int64_t columns,
                  float* parts, void* sums, c10::ScalarType sums_dtype, cudaStream_t stream);
 
-/// What the backward pass of layer norm reads and writes, without gaps.
+/// What layer norm reads and writes, without gaps; `dy` and what follows `rstd` in backward alone,
+/// `bias` forward alone.
 struct NormRows {
-  const void *dy, *x, *weight;
+  const void *dy, *x, *weight, *bias;
   const float *mean, *rstd;
   void *dx, *dweight, *dbias;
   c10::ScalarType dtype;
   int64_t rows, columns;
 };
+
+/// Layer norm: y, and mean and 1 / deviation of each row; false, and nothing is enqueued, where the
+/// rows are too wide or do not begin at multiples of 16 bytes.
+bool layer_norm(const NormRows& rows, double eps, float* mean, float* rstd, void* y,
+                cudaStream_t stream);
 
 /// The backward pass of layer norm; false, and nothing is enqueued, where the rows are too wide or
 /// do not begin at multiples of 16 bytes. `parts` has 2 layer_norm_parts(rows) rows of as many

@@ -2,6 +2,7 @@
 // zero/optim/operators.h. They are registered when this library is loaded.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/sum.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -114,6 +115,40 @@ void column_sums_on_cuda(at::Tensor& result, const at::Tensor& matrix) {
               c10::cuda::getCurrentCUDAStream());
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_on_cuda(const at::Tensor& x,
+                                                                  const at::Tensor& weight,
+                                                                  const at::Tensor& bias,
+                                                                  double eps) {
+  const auto columns = x.size(1);
+  const auto beside = [&](const at::Tensor& array) {
+    return array.numel() == columns && array.is_contiguous() && array.device() == x.device() &&
+           array.scalar_type() == x.scalar_type();
+  };
+  TORCH_CHECK(x.is_contiguous() && beside(weight) && beside(bias),
+              "zero::layer_norm: the arrays do not go together");
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto y = at::empty_like(x);
+  auto mean = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  auto rstd = at::empty_like(mean);
+  const bool fits = x.size(0) == 0 ||
+                    layer_norm({.dy = nullptr,
+                                .x = x.const_data_ptr(),
+                                .weight = weight.const_data_ptr(),
+                                .bias = bias.const_data_ptr(),
+                                .mean = nullptr,
+                                .rstd = nullptr,
+                                .dx = nullptr,
+                                .dweight = nullptr,
+                                .dbias = nullptr,
+                                .dtype = x.scalar_type(),
+                                .rows = x.size(0),
+                                .columns = columns},
+                               eps, mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>(),
+                               y.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream());
+  if (fits) return {y, mean, rstd};
+  return at::native_layer_norm(x, {columns}, weight, bias, eps);
+}
+
 at::Tensor layer_norm_backward_on_cuda(const at::Tensor& dy, const at::Tensor& x,
                                        const at::Tensor& mean, const at::Tensor& rstd,
                                        const at::Tensor& weight, at::Tensor& dweight,
@@ -137,6 +172,7 @@ at::Tensor layer_norm_backward_on_cuda(const at::Tensor& dy, const at::Tensor& x
       layer_norm_backward({.dy = dy.const_data_ptr(),
                            .x = x.const_data_ptr(),
                            .weight = weight.const_data_ptr(),
+                           .bias = nullptr,
                            .mean = mean.const_data_ptr<float>(),
                            .rstd = rstd.const_data_ptr<float>(),
                            .dx = dx.mutable_data_ptr(),
@@ -163,6 +199,7 @@ TORCH_LIBRARY_IMPL(zero, CUDA, library) {
   library.impl("tanh_gelu", &tanh_gelu_on_cuda);
   library.impl("tanh_gelu_backward", &tanh_gelu_backward_on_cuda);
   library.impl("column_sums_", &column_sums_on_cuda);
+  library.impl("layer_norm", &layer_norm_on_cuda);
   library.impl("layer_norm_backward", &layer_norm_backward_on_cuda);
 }
 

@@ -77,6 +77,61 @@ struct NormArrays {
   int64_t rows, columns;
 };
 
+/// All lanes get the sum over their warp.
+__device__ float add_warp(float value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(0xFFFFFFFFU, value, distance);
+  return value;
+}
+
+template <class Numbers>
+struct NormForward {
+  const typename Numbers::Stored *x, *weight, *bias;
+  typename Numbers::Stored* y;
+  float *mean, *rstd;
+  int64_t rows, columns;
+  float eps;
+};
+
+/// A warp has a row of at most kPacks packs a lane.
+template <class Numbers, int kPacks>
+__global__ void __launch_bounds__(kWarp* kRowLanes)
+    layer_norm_forward_kernel(const NormForward<Numbers> arrays) {
+  constexpr int kCount = packs::kWidth<Numbers>;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowLanes + threadIdx.y;
+  if (row >= arrays.rows) return;  // all lanes of the warp
+  const auto column = [&](int pack) {
+    return (static_cast<int64_t>(pack) * kWarp + threadIdx.x) * kCount;
+  };
+  const auto each = [&](const auto& f) {
+#pragma unroll
+    for (int pack = 0; pack < kPacks; ++pack)
+      if (column(pack) < arrays.columns) f(pack);
+  };
+  packs::Pack<float, kCount> x[kPacks];
+  each([&](int pack) {
+    x[pack] = packs::widened<Numbers, kCount>(arrays.x + row * arrays.columns + column(pack));
+  });
+  const float one = 1.0F / static_cast<float>(arrays.columns);
+  float sum = 0;
+  each([&](int pack) { sum += layer_norm_elements::sum_of(x[pack]); });
+  const float mean = add_warp(sum) * one;
+  float squares = 0;
+  each([&](int pack) { squares += layer_norm_elements::squares_of(x[pack], mean); });
+  const float rstd = 1.0F / sqrtf(add_warp(squares) * one + arrays.eps);
+  each([&](int pack) {
+    const int64_t begin = column(pack);
+    optim::device::store(
+        layer_norm_elements::y_of<Numbers, kCount>(
+            x[pack], mean, rstd, packs::widened<Numbers, kCount>(arrays.weight + begin),
+            packs::widened<Numbers, kCount>(arrays.bias + begin)),
+        arrays.y + row * arrays.columns + begin);
+  });
+  if (threadIdx.x != 0) return;
+  arrays.mean[row] = mean;
+  arrays.rstd[row] = rstd;
+}
+
 /// A block has a thread for each pack of columns, in whole warps.
 template <class Numbers>
 __global__ void __launch_bounds__(kMostThreads)
@@ -165,6 +220,45 @@ void column_sums(const void* matrix, c10::ScalarType dtype, int64_t rows, int64_
   optim::device::with_numbers(sums_dtype, [&](auto numbers) {
     add_parts<decltype(numbers)>(parts, count, columns, sums, nullptr, stream);
   });
+}
+
+bool layer_norm(const NormRows& rows, double eps, float* mean, float* rstd, void* y,
+                cudaStream_t stream) {
+  bool fits = false;
+  optim::device::with_numbers(rows.dtype, [&](auto numbers) {
+    using Numbers = decltype(numbers);
+    using Stored = typename Numbers::Stored;
+    constexpr int kCount = packs::kWidth<Numbers>;
+    const NormForward<Numbers> arrays{static_cast<const Stored*>(rows.x),
+                                      static_cast<const Stored*>(rows.weight),
+                                      static_cast<const Stored*>(rows.bias),
+                                      static_cast<Stored*>(y),
+                                      mean,
+                                      rstd,
+                                      rows.rows,
+                                      rows.columns,
+                                      static_cast<float>(eps)};
+    if (rows.columns % kCount != 0 ||
+        !packs::aligned(arrays.x, arrays.weight, arrays.bias, arrays.y))
+      return;
+    const auto blocks = static_cast<unsigned>(ceil_div(rows.rows, kRowLanes));
+    const auto packs_of_lane = ceil_div(rows.columns, int64_t{kWarp} * kCount);
+    const auto launch = [&](auto most) {
+      constexpr int kPacks = decltype(most)::value;
+      if (fits || packs_of_lane > kPacks) return;
+      fits = true;
+      layer_norm_forward_kernel<Numbers, kPacks>
+          <<<blocks, dim3(kWarp, kRowLanes), 0, stream>>>(arrays);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    };
+    launch(std::integral_constant<int, 1>());
+    launch(std::integral_constant<int, 2>());
+    launch(std::integral_constant<int, 3>());
+    launch(std::integral_constant<int, 4>());
+    launch(std::integral_constant<int, 6>());
+    launch(std::integral_constant<int, 8>());
+  });
+  return fits;
 }
 
 int64_t layer_norm_parts(int64_t rows) {

@@ -322,8 +322,8 @@ TEST(DeviceKernels, LayerNormIsLibTorchs) {
     // The CPU's kernel of LibTorch adds up weights' gradients in 16 bits.
     if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
-    for (const int64_t rows : {1, 7, 1000, 2601}) {
-      for (const int64_t columns : {64, 384, 768, 1600, 2048, 4096}) {
+    for (const int64_t rows : {1, 7, 1003}) {
+      for (const int64_t columns : {64, 384, 768, 1600, 4096}) {
         at::manual_seed(rows);
         const auto x = at::randn({rows, columns}).mul_(3).add_(1).to(dtype);
         const auto dy = at::randn({rows, columns}).to(dtype);

@@ -423,7 +423,39 @@ std::array<at::Tensor, 3> layer_norm_by_threads(const at::Tensor& dy, const at::
   return {dx, dweight, dbias};
 }
 
-TEST(CudaElements, LayerNormsBackwardPassAsTheReferenceForEveryDtype) {
+at::Tensor layer_norm_forward_by_threads(const at::Tensor& x, const at::Tensor& weight,
+                                         const at::Tensor& bias, double eps) {
+  const int64_t rows = x.size(0), columns = x.size(1);
+  auto y = at::empty_like(x);
+  device::with_numbers(x.scalar_type(), [&]<class Numbers>(Numbers) {
+    using Stored = typename Numbers::Stored;
+    constexpr int kCount = packs::kWidth<Numbers>;
+    const auto place = [&](const at::Tensor& array, int64_t row, int64_t column) {
+      return static_cast<Stored*>(array.data_ptr()) + row * columns + column;
+    };
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto pack = [&](int64_t column) {
+        return packs::widened<Numbers, kCount>(place(x, row, column));
+      };
+      float sum = 0, squares = 0;
+      for (int64_t c = 0; c < columns; c += kCount) sum += layer_norm_elements::sum_of(pack(c));
+      const float mean = sum / static_cast<float>(columns);
+      for (int64_t c = 0; c < columns; c += kCount)
+        squares += layer_norm_elements::squares_of(pack(c), mean);
+      const float rstd =
+          1.0F / std::sqrt(squares / static_cast<float>(columns) + static_cast<float>(eps));
+      for (int64_t c = 0; c < columns; c += kCount) {
+        device::store(layer_norm_elements::y_of<Numbers, kCount>(
+                          pack(c), mean, rstd, packs::widened<Numbers, kCount>(place(weight, 0, c)),
+                          packs::widened<Numbers, kCount>(place(bias, 0, c))),
+                      place(y, row, c));
+      }
+    }
+  });
+  return y;
+}
+
+TEST(CudaElements, LayerNormAsTheReferenceForEveryDtype) {
   for (const auto dtype : dtypes()) {
     // What rounding the result makes, relative.
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
@@ -435,8 +467,14 @@ TEST(CudaElements, LayerNormsBackwardPassAsTheReferenceForEveryDtype) {
       const auto wide = [](const at::Tensor& t) {
         return t.to(at::kDouble).detach().requires_grad_();
       };
-      const auto x64 = wide(x), weight64 = wide(weight), bias64 = wide(at::zeros({columns}));
-      at::layer_norm(x64, {columns}, weight64, bias64, 1e-5).backward(dy.to(at::kDouble));
+      const auto bias = at::randn({columns}).to(dtype);
+      const auto x64 = wide(x), weight64 = wide(weight), bias64 = wide(bias);
+      const auto y64 = at::layer_norm(x64, {columns}, weight64, bias64, 1e-5);
+      y64.backward(dy.to(at::kDouble));
+      const auto y = layer_norm_forward_by_threads(x, weight, bias, 1e-5);
+      EXPECT_LE((y.to(at::kDouble) - y64.detach()).norm().item<double>(),
+                unit * y64.norm().item<double>())
+          << c10::toString(dtype) << ", " << columns << " columns";
       const auto mean = x.to(at::kFloat).mean(1);
       const auto rstd = x.to(at::kFloat).var(1, false).add(1e-5).rsqrt();
       const auto found = layer_norm_by_threads(dy, x, mean, rstd, weight);

@@ -173,13 +173,20 @@ constexpr double lane_squares(const typename Values::Stored* block, int64_t coun
     const double value = Values::widen(stored);
     sum += value * value;
   };
-  // Many are read before the first is added: a device waits long for its memory.
-  constexpr int64_t kAhead = 16, kStep = kernels::kNormLanes;
+  // Many are read while those before are added: a device waits long for its memory.
+  constexpr int64_t kAhead = 32, kStep = kernels::kNormLanes;
+  std::array<Stored, kAhead> ahead{};
+  const auto read = [&](int64_t from) {
+    for (int64_t k = 0; k < kAhead; ++k) ahead[static_cast<size_t>(k)] = block[from + k * kStep];
+  };
+  const auto whole = [&](int64_t from) { return from + (kAhead - 1) * kStep < count; };
   int64_t i = lane;
-  for (; i + (kAhead - 1) * kStep < count; i += kAhead * kStep) {
-    Stored ahead[kAhead] = {};
-    for (int64_t k = 0; k < kAhead; ++k) ahead[k] = block[i + k * kStep];
-    for (int64_t k = 0; k < kAhead; ++k) add(ahead[k]);
+  if (whole(i)) read(i);
+  while (whole(i)) {
+    const auto now = ahead;
+    i += kAhead * kStep;
+    if (whole(i)) read(i);
+    for (const auto stored : now) add(stored);
   }
   for (; i < count; i += kStep) add(block[i]);
   return sum;

@@ -50,9 +50,12 @@ at::Tensor normed(const nn::LayerNorm& norm, const at::Tensor& x) {
 }
 
 // A branch's output is fresh and no backward needs it, so the sum may take its place: not under
-// autocast, where it has fewer bits than the sum.
+// autocast, where it has fewer bits than the sum. It is a view of rows, too:
+// where a view is written, autograd copies the gradient several times in backward, which takes a
+// device longer than the memory is worth.
 at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& x) {
-  return branch.scalar_type() == x.scalar_type() ? branch.add_(x) : branch + x;
+  const bool in_place = branch.is_cpu() && branch.scalar_type() == x.scalar_type();
+  return in_place ? branch.add_(x) : branch + x;
 }
 
 }  // namespace

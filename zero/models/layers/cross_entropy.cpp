@@ -41,19 +41,16 @@ struct LossAndGradients {
   at::Tensor weight;  // (V, C), undefined when not needed
 };
 
-// Note [Rows of logits on a device]
-// A vocabulary is often of an odd size, GPT-2's is of 50257 tokens. Matrices whose rows begin at
-// odd places are multiplied by a GPU's libraries in five times the time of others. So there a row
-// of logits begins at a multiple of 64 numbers, and what lies between two rows is in no view, so
-// that no product and no kernel reads it.
-at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight) {
-  if (x.is_cpu()) return product(x, weight.t());
-  constexpr int64_t kMultiple = 64;
-  const int64_t vocabulary = weight.size(0);
-  const int64_t stride = at::ceil_div(vocabulary, kMultiple) * kMultiple;
-  auto logits = at::empty({x.size(0), stride}, x.options()).narrow(1, 0, vocabulary);
-  product_into(logits, x, weight.t());
-  return logits;
+// The weight in `dtype`, with rows of zeros at its end: Note [A vocabulary of a multiple of 64].
+// The logits of those rows are zero, are in no view that the loss sees, and stay zero, so that they
+// change neither sum.
+at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype) {
+  const int64_t rows = padded_rows(weight);
+  if (rows == weight.size(0)) return weight.to(dtype);  // itself, where it has that dtype
+  auto whole = at::empty({rows, weight.size(1)}, weight.options().dtype(dtype));
+  whole.narrow(0, 0, weight.size(0)).copy_(weight);
+  whole.narrow(0, weight.size(0), rows - weight.size(0)).zero_();
+  return whole;
 }
 
 // result (rows, C) = logits (rows, V) x weight (V, C).
@@ -90,10 +87,9 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
                          const at::Tensor& targets, bool need_hidden, bool need_weight,
                          const LinearCrossEntropyOptions& settings, double factor) {
-  const bool casts = parameter.scalar_type() != hidden.scalar_type();  // under autocast alone
-  const auto weight = casts ? parameter.to(hidden.scalar_type()) : parameter;
+  const auto weight = padded(parameter, hidden.scalar_type());  // another dtype: under autocast
   const int64_t rows = hidden.size(0);
-  const int64_t vocabulary = weight.size(0);
+  const int64_t vocabulary = parameter.size(0);
   const auto options = hidden.options();
   const bool need_gradient = need_hidden || need_weight;
 
@@ -116,8 +112,9 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t size = std::min(step, rows - begin);
     const auto x = hidden.narrow(0, begin, size);
-    auto logits = logits_of(x, weight);
-    sum += softmax_cross_entropy_(logits, targets.narrow(0, begin, size),
+    const auto logits = product(x, weight.t());
+    auto seen = logits.narrow(1, 0, vocabulary);
+    sum += softmax_cross_entropy_(seen, targets.narrow(0, begin, size),
                                   row_scale.narrow(0, begin, size), need_gradient);
     if (!need_gradient) continue;
     // Shown by a name: to who counts what forward does, it is a part of backward.
@@ -127,6 +124,7 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
       if (need_weight) add_outer(out.weight, logits, x, begin == 0);
     });
   }
+  if (need_weight) out.weight.resize_(parameter.sizes());  // without the rows at its end
   out.loss = sum.div_(count).to(at::kFloat);
   return out;
 }

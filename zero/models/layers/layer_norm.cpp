@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <tuple>
 #include <utility>
 
 #include "zero/base/autocast.h"
@@ -18,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kNormBackward = "zero::layer_norm_backward";
+constexpr const char *kNorm = "zero::layer_norm", *kNormBackward = "zero::layer_norm_backward";
 
 // The widest rows of the kernels; a narrow one gives a thread too little to do.
 constexpr int64_t kMostColumns = 2048, kFewestColumns = 128, kMultiple = 8;
@@ -42,7 +43,12 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias, double eps) {
-    auto [y, mean, rstd] = at::native_layer_norm(x, {x.size(-1)}, weight, bias, eps);
+    using Kernel = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(kNorm, "").typed<Kernel>();
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    auto [y, mean, rstd] = op.call(x, weight, bias, eps);
     context->save_for_backward({x, weight, bias, mean, rstd});
     return y;
   }
@@ -55,7 +61,7 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
                      context->needs_input_grad(2);
     if (at::GradMode::is_enabled() || !all) {
       auto [dx, dweight, dbias] = at::native_layer_norm_backward(
-          gradients[0], x, {x.size(-1)}, mean, rstd, weight, bias,
+          gradients[0], x, {x.size(-1)}, mean.view({-1, 1}), rstd.view({-1, 1}), weight, bias,
           {context->needs_input_grad(0), context->needs_input_grad(1),
            context->needs_input_grad(2)});
       return {dx, dweight, dbias, at::Tensor()};
@@ -63,7 +69,7 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
     auto dweight = gradient_place(weight);
     auto dbias = gradient_place(bias);
     const auto dx = layer_norm_backward(gradients[0].reshape(x.sizes()).contiguous(), x,
-                                        mean.flatten(), rstd.flatten(), weight, dweight, dbias);
+                                        mean.view({-1}), rstd.view({-1}), weight, dweight, dbias);
     return {dx, std::move(dweight), std::move(dbias), at::Tensor()};
   }
 };
@@ -71,6 +77,8 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
+  library.def(
+      "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)");
   library.def(
       "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor weight, "
       "Tensor(a!) dweight, Tensor(b!) dbias) -> Tensor");

@@ -6,9 +6,10 @@
 namespace zero {
 
 /// x (..., C) -> (..., C), with `weight` and `bias` (C). Equal to at::layer_norm, and just that on
-/// the CPU and on devices without a kernel `zero::layer_norm_backward` (Note [Kernels of a device]
-/// in zero/optim/operators.h). With one, the backward pass reads its inputs once, and computes the
-/// gradients of weight and bias where zero::gradient_place says.
+/// the CPU and on devices without the kernels `zero::layer_norm` (y, mean and 1 / deviation of each
+/// row) and `zero::layer_norm_backward` (Note [Kernels of a device] in zero/optim/operators.h).
+/// With them each pass reads its inputs once, and the gradients of weight and bias are computed
+/// where zero::gradient_place says.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);
 

@@ -1,7 +1,11 @@
-// The backward pass of layer norm as a device's threads compute it: Note [Kernels in plain C++] in
+// Layer norm as a device's threads compute it: Note [Kernels in plain C++] in
 // zero/optim/device_elements.h.
 //
-// With n = (x - mean) rstd and g = dy weight, for a row of C numbers (Ba, Kiros and Hinton, arXiv
+// Forward a warp has a row, and each lane keeps its packs of the row: the mean is known before the
+// sum of squares around it.
+//
+// Backward,
+// with n = (x - mean) rstd and g = dy weight, for a row of C numbers (Ba, Kiros and Hinton, arXiv
 // 1607.06450):  dx = rstd (g - mean(g) - n mean(g n)),  dweight = sum over rows of dy n,
 // dbias = sum over rows of dy.  A thread has the same columns of all rows that its block visits. It
 // adds up its columns of dweight and dbias, which become a part of column_sums_elements.h.
@@ -12,6 +16,31 @@
 #include "zero/models/layers/packs.h"
 
 namespace zero::layer_norm_elements {
+
+template <int kCount>
+constexpr float sum_of(const packs::Pack<float, kCount>& x) {
+  float sum = 0;
+  for (int i = 0; i < kCount; ++i) sum += x.values[i];
+  return sum;
+}
+
+/// The sum of (x - mean)^2.
+template <int kCount>
+constexpr float squares_of(const packs::Pack<float, kCount>& x, float mean) {
+  float sum = 0;
+  for (int i = 0; i < kCount; ++i) sum += (x.values[i] - mean) * (x.values[i] - mean);
+  return sum;
+}
+
+template <class Numbers, int kCount>
+constexpr packs::Pack<typename Numbers::Stored, kCount> y_of(
+    const packs::Pack<float, kCount>& x, float mean, float rstd,
+    const packs::Pack<float, kCount>& weight, const packs::Pack<float, kCount>& bias) {
+  packs::Pack<typename Numbers::Stored, kCount> y{};
+  for (int i = 0; i < kCount; ++i)
+    y.values[i] = Numbers::narrow((x.values[i] - mean) * rstd * weight.values[i] + bias.values[i]);
+  return y;
+}
 
 /// A thread's columns of a row.
 template <class Numbers, int kCount>

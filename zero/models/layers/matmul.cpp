@@ -91,6 +91,12 @@ void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
+int64_t padded_rows(const at::Tensor& weight) {
+  constexpr int64_t kMultiple = 64;
+  const int64_t rows = weight.size(0);
+  return weight.is_cuda() ? (rows + kMultiple - 1) / kMultiple * kMultiple : rows;
+}
+
 at::Tensor product_reference(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias) {
   return bias.defined() ? at::addmm(bias, a, b) : at::mm(a, b);
 }

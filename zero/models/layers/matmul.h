@@ -14,6 +14,16 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& b
 void product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
+/// The rows that an output projection (V, C) should have for its products: V, and on a GPU the next
+/// multiple of 64.
+///
+/// Note [A vocabulary of a multiple of 64]
+/// A vocabulary is often of an odd size, GPT-2's is of 50257 tokens. A GPU's libraries take two to
+/// seven times as long for products with a dimension that is no multiple of 8 numbers, wherever
+/// rows begin: 13 ms against 2.7 for the three of 8192 rows on an H200. So there they are made with
+/// a copy of the weight that has rows of zeros at its end, which takes 0.06 ms.
+int64_t padded_rows(const at::Tensor& weight);
+
 /// The same by at::mm and at::addmm alone.
 at::Tensor product_reference(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/models/layers/matmul.h"
 
 namespace zero {
 namespace {
@@ -50,7 +51,8 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
 
 at::Tensor gradient_slot(const at::Tensor& weight) {
   const auto options = at::TensorOptions().dtype(weight.scalar_type()).device(weight.device());
-  return at::empty(weight.sizes(), options).resize_({0});  // which keeps the memory
+  // It is resized to keep the memory, which linear_cross_entropy may need for some more rows.
+  return at::empty({padded_rows(weight), weight.size(1)}, options).resize_({0});
 }
 
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
