@@ -37,8 +37,8 @@ std::string line_of(const std::string& path) {
 // Blanks and line ends would confuse the text in which ranks name their hosts.
 std::string host_name() {
   const char* said = std::getenv(kHostVariable);
-  auto name = said != nullptr && *said != '\0' ? std::string(said)
-                                               : line_of("/proc/sys/kernel/hostname");
+  auto name =
+      said != nullptr && *said != '\0' ? std::string(said) : line_of("/proc/sys/kernel/hostname");
   for (char& c : name) {
     if (std::isgraph(static_cast<unsigned char>(c)) == 0) c = '_';
   }

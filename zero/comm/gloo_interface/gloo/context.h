@@ -1,4 +1,5 @@
-// The part of Gloo that c10d's ProcessGroupGloo.hpp needs: LibTorch does not bring its headers along.
+// The part of Gloo that c10d's ProcessGroupGloo.hpp needs: LibTorch does not bring its headers
+// along.
 //
 // Note [Gloo without its headers]
 // That header holds Gloo's objects by pointer alone, so their layouts do not matter here: these
