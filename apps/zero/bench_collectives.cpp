@@ -83,7 +83,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->type_name("D,...");
   parser
       .add_option("--collectives", options.collectives,
-                  "Those to time, each with the copies that it is compared with")
+                  "Collectives to time, each with the copies that it is compared with")
       ->delimiter(',')
       ->check(CLI::IsMember(options.collectives))
       ->option_text("C,... [all_gather,reduce_scatter,all_reduce,broadcast,all_to_all]");
@@ -92,7 +92,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
                   "arena: tensors that the peers read in place; private: staged; or both")
       ->check(CLI::IsMember({"arena", "private", "both"}));
   parser.add_option("--repetitions", options.repetitions, "Timings of each")->check(positive());
-  parser.add_option("--threads", options.threads, "Of each rank")->check(positive());
+  parser.add_option("--threads", options.threads, "Threads of each rank")->check(positive());
   options.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
   check_distinct("--dtype", options.dtypes);

@@ -130,7 +130,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(positive());
   parser.add_option("--seq", options.seq, "Tokens of a sequence")->check(positive());
   parser.add_option("-n,--nproc", options.nproc, "Ranks to start on this host [2]")->type_name("N");
-  parser.add_option("--threads", options.threads, "Of each rank")->check(positive());
+  parser.add_option("--threads", options.threads, "Threads of each rank")->check(positive());
   parser.add_option("--steps", options.steps, "Timed steps of each run")->check(positive());
   parser.add_option("--warmup", options.warmup, "Steps before them")->check(positive());
   parser.add_option("--rounds", options.rounds, "Runs of each")->check(positive());

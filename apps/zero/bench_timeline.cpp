@@ -48,8 +48,7 @@ constexpr const char* kDescription =
     "Speeds are numbers with k, M, G, T or P (powers of 1000), and bytes a second (16G, 16GB, "
     "16GB/s) or bits (10Gbit).\n"
     "  ahead     bytes that stage 3 gathers ahead of their use; what is chosen is the least that "
-    "is "
-    "within 1% of the best\n"
+    "is within 1% of the best\n"
     "  step      milliseconds of the step\n"
     "  compute   in which operators run, and updates on the device\n"
     "  exposed   in which nothing is computed, by what is waited for: the link, copies to the "
@@ -108,7 +107,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->type_name("STAGE,...");
   parser
       .add_option("--offload-optimizer", options.offload_optimizer,
-                  "Where master weights and moments are: none (the device), cpu or nvme")
+                  "Place of master weights and moments: none (the device), cpu or nvme")
       ->check(CLI::IsMember({"none", "cpu", "nvme"}));
   parser
       .add_option("--offload-param", options.offload_param,
@@ -118,9 +117,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
     return parser.add_option(name, value, what)->type_name("SPEED");
   };
   speed("--flops", options.compute, "FLOPs a second of a rank")->required();
-  speed("--link", options.link, "Of a rank's link, or of a host's; no time where not given");
+  speed("--link", options.link,
+        "Speed of a rank's link, or of a host's; it takes no time where not given");
   speed("--pcie", options.pcie, "Between device and host, each way");
-  speed("--disk", options.disk, "Of a rank's disk, reads and writes together");
+  speed("--disk", options.disk, "Speed of a rank's disk, reads and writes together");
   speed("--update", options.update,
         "Bytes that an update passes over in a second, 28 a parameter in bf16; no time where not "
         "given");
@@ -136,7 +136,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       ->check(not_negative());
   parser
       .add_option("--prefetch-parameters", options.prefetch_parameters,
-                  "Of those, that may be gathered ahead: the most that is chosen")
+                  "Parameters of those that may be gathered ahead: the most that is chosen")
       ->check(not_negative());
   parser
       .add_option("--bucket-size", options.bucket_size,

@@ -24,8 +24,7 @@ int data(const Arguments& arguments) {
   prepare_parser
       ->add_option("--tokenizer", options.tokenizer,
                    "bpe: train a byte-pair encoding on the text; bytes: each byte is a token; or a "
-                   "sentencepiece "
-                   "model's file")
+                   "sentencepiece model's file")
       ->capture_default_str();
   prepare_parser->add_option("--vocab-size", options.vocab_size, "Tokens of a bpe")
       ->capture_default_str()

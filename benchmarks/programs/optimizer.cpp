@@ -47,8 +47,7 @@ constexpr const char* kDescription =
     "store makes the processor read the line first, which is not counted: the triad that stores "
     "past the caches avoids it.\n"
     "Every round runs all loops once, so that a busy moment hits them alike. The last columns but "
-    "one "
-    "are shares of the faster triad.\n"
+    "one are shares of the faster triad.\n"
     "With --parameters it times AdamW's update of whole models instead: bf16 with fp32 weights, 16 "
     "bytes of memory a parameter, beside the\n"
     "streaming loop and the seconds that ZeRO-Offload (2101.06840, table 4) has for that size.";

@@ -325,8 +325,7 @@ void add_tuning(All& all) {
   Section(all, "elasticity")
       .refused(
           "libzero does not choose a batch by the number of ranks, as DeepSpeed does then, in "
-          "place "
-          "of the keys of the batch. Set train_batch_size and "
+          "place of the keys of the batch. Set train_batch_size and "
           "train_micro_batch_size_per_gpu, and leave the section out or switch it off.")
       .keys<bool>({"enabled", "ignore_non_elastic_batch_info", "prefer_larger_batch"})
       .keys<double>({"max_train_batch_size", "min_gpus", "max_gpus", "min_time", "version",
@@ -347,9 +346,9 @@ void add_tuning(All& all) {
       .keys<bool>({"enabled", "release_inference_cache", "pin_parameters", "enable_cuda_graph"})
       .keys<double>({"max_out_tokens", "inference_tp_size", "tp_gather_partition_size"});
   Section(all, "")
-      .without_effect("Of DeepSpeed's inference engine.")
+      .without_effect("It concerns DeepSpeed's inference engine.")
       .keys<Json>({"inference"})
-      .without_effect("Of CUDA graphs.", {false})
+      .without_effect("It concerns CUDA graphs.", {false})
       .keys<bool>({"graph_harvesting"})
       .without_effect("There is no garbage collector.", {true, false})
       .keys<bool>({"disable_python_gc"});

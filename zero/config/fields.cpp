@@ -236,11 +236,12 @@ void add_hosts(All& all) {
             .cost = "States of 1 / `mics_shard_size` a rank in place of 1/N; saves the gathers "
                     "between hosts."},
            &Config::mics_shard_size);
-  zero.accept<bool>({"mics_hierarchical_params_gather"},
-                    {.sentence = "Accepted, without effect",
-                     .details = "What comes from other hosts comes once to each host, and its "
-                                "ranks share it, always.",
-                     .holds = {true, false}});
+  zero.accept<bool>(
+      {"mics_hierarchical_params_gather"},
+      {.sentence = "Accepted, without effect",
+       .details =
+           "Numbers from other hosts always come once to each host, and its ranks share them.",
+       .holds = {true, false}});
 
   zero.add(
       "zero_packed_exponents",
@@ -264,7 +265,8 @@ void add_hosts(All& all) {
        .cost = "Half the bytes between hosts of bf16 (int4: a quarter); accuracy: a parameter is "
                "rounded to 8 bits of its block's largest."},
       &QuantisedLinks::weights);
-  links.add("zero_quantized_nontrainable_weights", {.sentence = "The same of frozen parameters"},
+  links.add("zero_quantized_nontrainable_weights",
+            {.sentence = "Frozen parameters cross between hosts quantised too"},
             &QuantisedLinks::frozen_weights);
   links.add("zero_quantized_gradients",
             {.sentence = "Stage 3 on several hosts: gradients cross between hosts quantised",
@@ -274,11 +276,11 @@ void add_hosts(All& all) {
                      "gives back in part."},
             &QuantisedLinks::gradients);
   links.add("zero_quantized_weights_format",
-            {.sentence = "What parameters are quantised to: whole numbers of 8 or 4 bits, or e4m3",
+            {.sentence = "Format of quantised parameters: whole numbers of 8 or 4 bits, or e4m3",
              .details = "DeepSpeed has int8 alone."},
             &QuantisedLinks::weights_format);
   links.add("zero_quantized_gradients_format",
-            {.sentence = "What gradients are quantised to", .details = "DeepSpeed has int4 alone."},
+            {.sentence = "Format of quantised gradients", .details = "DeepSpeed has int4 alone."},
             &QuantisedLinks::gradients_format);
   links.add("zero_quantized_block_size",
             {.sentence = "Elements that share a scale, of 4 bytes",
@@ -319,7 +321,7 @@ void add_offload(All& all) {
                  &Config::offload_optimizer);
   optimizer.add(
       "device",
-      {.sentence = "Where master weights and moments live: none (the device), cpu (host memory) or "
+      {.sentence = "Place of master weights and moments: none (the device), cpu (host memory) or "
                    "nvme (files)",
        .details = "At any stage, with the same results bit for bit. \"nvme\": they stream through "
                   "a few buffers in the update. \"cpu\": with the gradients that the update reads; "
@@ -380,7 +382,7 @@ void add_offload(All& all) {
       &OffloadOptimizer::delayed_update_after);
   const auto of_gpus = [](std::vector<Json> holds) {
     return About{.sentence = "Accepted, without effect",
-                 .details = "Of transfers to a GPU and of DeepSpeed's start.",
+                 .details = "It concerns transfers to a GPU and DeepSpeed's start.",
                  .holds = std::move(holds)};
   };
   optimizer.accept<bool>({"pin_memory", "fast_init"}, of_gpus({true, false}));
@@ -401,8 +403,8 @@ void add_offload(All& all) {
              .off = {"none"}},
             &OffloadParam::device);
   param.add("nvme_path",
-            {.sentence = "As `offload_optimizer.nvme_path`",
-             .details = "Where both are on disk, states are striped over the folders of both.",
+            {.sentence = "Folder, or folders, as `offload_optimizer.nvme_path`",
+             .details = "If both are on disk, states are striped over the folders of both.",
              .option = "--nvme-path"},
             &OffloadParam::nvme_path);
   param.add("buffer_count",
@@ -442,11 +444,11 @@ void add_aio(All& all) {
            .cost = "8 bytes a page of 4 KiB, and a pass over what is read and written."},
           &Aio::checksums);
   const auto of_deepspeed = [](std::vector<Json> holds) {
-    return About{
-        .sentence = "Accepted, without effect",
-        .details =
-            "Of DeepSpeed's own engine; ours submits and completes all that there is at once.",
-        .holds = std::move(holds)};
+    return About{.sentence = "Accepted, without effect",
+                 .details =
+                     "It concerns DeepSpeed's own engine; libzero's submits and completes all that "
+                     "there is at once.",
+                 .holds = std::move(holds)};
   };
   aio.accept<bool>({"single_submit"}, of_deepspeed({false}));
   aio.accept<bool>({"overlap_events"}, of_deepspeed({true}));
@@ -595,14 +597,15 @@ void add_engine(All& all) {
       "memory_budget",
       {.sentence = "Bytes that a rank may hold, states, buffers and activations together; 0: no "
                    "limit",
-       .details = "As 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are refused "
-                  "before they are allocated, with what each higher stage would take; a first step "
-                  "that exceeds it, when it ends. What it leaves is for gathered units, up to "
-                  "`stage3_max_live_parameters` (on one host units are read in place and need "
-                  "nothing). Where `offload_optimizer.nvme_path` names a folder and nothing is "
-                  "offloaded, as much as needed goes to disk: a part of the optimizer's states, "
-                  "all of them, the gradients, the parameters (`zero train` says what and why). "
-                  "Not in DeepSpeed.",
+       .details =
+           "Written as 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are refused "
+           "before they are allocated, with what each higher stage would take; a first step "
+           "that exceeds it, when it ends. What it leaves is for gathered units, up to "
+           "`stage3_max_live_parameters` (on one host units are read in place and need "
+           "nothing). Where `offload_optimizer.nvme_path` names a folder and nothing is "
+           "offloaded, as much as needed goes to disk: a part of the optimizer's states, "
+           "all of them, the gradients, the parameters (`zero train` says what and why). "
+           "Not in DeepSpeed.",
        .option = "--memory-budget",
        .bytes = true},
       &Config::memory_budget);
@@ -682,7 +685,7 @@ void add_fp16(All& all) {
                                 "calls its module itself, and gives it inputs of its dtype."});
   Rows scaling(all, Part::engine, "fp16", &Settings::engine, &Config::loss_scaling);
   scaling.add("loss_scale",
-              {.sentence = "What the loss is multiplied by for backward; 0: a dynamic scale",
+              {.sentence = "Factor of the loss for backward; 0: a dynamic scale",
                .details = "docs/precision.md says how that follows overflows.",
                .least = 0},
               &LossScaling::fixed);
@@ -741,7 +744,7 @@ void add_data_types(All& all) {
              .spellings = kDtypes},
             &Config::accumulation_dtype);
   types.add("optimizer_state_dtype",
-            {.sentence = "What the optimizer's states besides master weights are kept in: fp32, "
+            {.sentence = "Format of the optimizer's states besides master weights: fp32, "
                          "bf16, or 8 bits an element",
              .details = "AdamW's two moments, Lion's and SGD's momentum, Adagrad's sum; updates "
                         "compute in fp32 and round stochastically, so that results are the same "
@@ -861,18 +864,19 @@ void add_program(All& all) {
              .below = 1},
             &Program::dropout);
   train.add("seed",
-            {.sentence = "Of weights, order of the data and dropout",
+            {.sentence = "Seed of weights, of the order of the data and of dropout",
              .option = "--seed",
              .least = -9223372036854775808.0},
             &Program::seed);
-  train.add("threads",
-            {.sentence = "Of each rank; 0: OMP_NUM_THREADS, or the cores shared by the ranks",
-             .option = "--threads",
-             .most = 65536,
-             .zero_is_none = true},
-            &Program::threads);
+  train.add(
+      "threads",
+      {.sentence = "Threads of each rank; 0: OMP_NUM_THREADS, or the cores shared by the ranks",
+       .option = "--threads",
+       .most = 65536,
+       .zero_is_none = true},
+      &Program::threads);
   train.add("device",
-            {.sentence = "Where the model lies and is trained",
+            {.sentence = "Device on which the model lies and is trained",
              .details = "cuda: each rank of a host takes the device of its number there, and NCCL "
                         "carries their tensors. any: that, where there is such a device and "
                         "libzero's plugin for it; else the CPU, and a line says why.",
@@ -951,7 +955,7 @@ void add_program(All& all) {
              .cost = "Memory for the step's spans (16 MiB), and some time in that step."},
             &Program::profile);
   train.add("profile_step",
-            {.sentence = "Which step that is; a resumed run begins to count anew",
+            {.sentence = "Step that the profile shows; a resumed run begins to count anew",
              .option = "--profile-step",
              .least = 1},
             &Program::profile_step);
@@ -964,10 +968,10 @@ void add_program(All& all) {
   train.add("sample_tokens",
             {.sentence = "Tokens to generate at the end; 0: none", .option = "--sample-tokens"},
             &Program::sample_tokens);
-  train.add("prompt", {.sentence = "What the sample continues", .option = "--prompt"},
+  train.add("prompt", {.sentence = "Text that the sample continues", .option = "--prompt"},
             &Program::prompt);
   train.add("temperature",
-            {.sentence = "Of the sample; 0: always the likeliest token",
+            {.sentence = "Temperature of the sample; 0: always the likeliest token",
              .option = "--temperature",
              .least = 0},
             &Program::temperature);

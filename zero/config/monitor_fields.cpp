@@ -66,7 +66,7 @@ void add_comms_logger(All& all) {
             .option = "--comms-logger"},
            &CommsLogger::enabled);
   rows.add("verbose", {.sentence = "Print each call too"}, &CommsLogger::verbose);
-  rows.add("prof_all", {.sentence = "Of every collective; else of those in `prof_ops`"},
+  rows.add("prof_all", {.sentence = "Time every collective; else those in `prof_ops`"},
            &CommsLogger::prof_all);
   rows.add("debug",
            {.sentence = "`verbose` names what a call is for: a unit of parameters",

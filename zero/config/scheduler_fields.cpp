@@ -133,7 +133,7 @@ void fill(std::vector<Field<optim::DeepSpeedOneCycle>>& rows) {
   rows.push_back(field<S>("cycle_first_stair_count",
                           count("Stairs of the first half; 0: a straight line"), &S::first_stairs));
   rows.push_back(field<S>("cycle_second_stair_count",
-                          count("Those of the second half; as the first where left out"),
+                          count("Stairs of the second half; as the first where left out"),
                           &S::second_stairs));
   rows.push_back(field<S>("decay_step_size",
                           count("Updates of one unit of the decay after the cycle; 0: none"),
@@ -153,8 +153,9 @@ void fill(std::vector<Field<optim::DeepSpeedRangeTest>>& rows) {
       field<S>("lr_range_test_step_size",
                {.sentence = "Updates after which the rate has grown by the step rate", .least = 1},
                &S::step_size));
-  rows.push_back(
-      field<S>("lr_range_test_step_rate", rate("That growth, of the first rate"), &S::step_rate));
+  rows.push_back(field<S>("lr_range_test_step_rate",
+                          rate("Growth in each such step, as a part of the first rate"),
+                          &S::step_rate));
   rows.push_back(
       field<S>("lr_range_test_staircase", {.sentence = "It grows in stairs"}, &S::staircase));
 }

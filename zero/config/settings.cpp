@@ -83,8 +83,7 @@ void check_update_in_backward(const Config& engine) {
     refuse(fmt::format(
         "{}, and not all optimizer states are on disk: whether a step overflows "
         "and is left out is known when all gradients are there, and to take updates back costs "
-        "more "
-        "memory than update_in_backward saves. On disk it costs a second copy there: set "
+        "more memory than update_in_backward saves. On disk it costs a second copy there: set "
         "offload_optimizer.device to \"nvme\" with ratio 1. Or switch update_in_backward off, or "
         "use bf16.",
         engine.fp16 ? "fp16.enabled is true" : "torch_autocast.dtype is fp16"));
@@ -171,8 +170,7 @@ void check_hosts(const Config& engine) {
   if (engine.packed_exponents && (engine.stage == 0 || engine.mics_shard_size > 0)) {
     throw ConfigError(fmt::format(
         "zero_optimization.zero_packed_exponents is true, but {}: sums that replicas need whole "
-        "are "
-        "not packed. Set it to false, or shard over all ranks at stage 1, 2 or 3.",
+        "are not packed. Set it to false, or shard over all ranks at stage 1, 2 or 3.",
         engine.stage == 0 ? std::string("the stage is 0")
                           : fmt::format("mics_shard_size is {}", engine.mics_shard_size)));
   }
@@ -200,8 +198,7 @@ void check_narrow_states(const Config& engine) {
   if (engine.bf16_optimizer_states && !engine.bf16_master_weights_and_grads) {
     throw ConfigError(
         "bf16.bf16_optimizer_states is true, but bf16.bf16_master_weights_and_grads is false; as "
-        "in "
-        "DeepSpeed it needs that too.");
+        "in DeepSpeed it needs that too.");
   }
   if (engine.bf16_optimizer_states && engine.optimizer_states == optim::StateFormat::eight_bit) {
     throw ConfigError(
@@ -217,8 +214,7 @@ void check_autocast(const Config& engine) {
   if ((engine.bf16 && half) || (engine.fp16 && !half)) {
     throw ConfigError(fmt::format(
         "torch_autocast.dtype is {}, but {}.enabled is true: weights in one format of 16 bits "
-        "would "
-        "be cast to the other. Use {} for both, or fp32 parameters.",
+        "would be cast to the other. Use {} for both, or fp32 parameters.",
         half ? "fp16" : "bf16", engine.bf16 ? "bf16" : "fp16", engine.bf16 ? "bf16" : "fp16"));
   }
 }
@@ -252,8 +248,7 @@ void check_reduction(const Config& engine) {
   const auto refuse = [](std::string_view sent, std::string_view dtype) {
     throw ConfigError(fmt::format(
         "communication_data_type is \"{0}\", but {1}.enabled is true: gradients would be rounded "
-        "to "
-        "one format of 16 bits and then to the other. Use \"{1}\" or \"fp32\", or leave it out.",
+        "to one format of 16 bits and then to the other. Use \"{1}\" or \"fp32\", or leave it out.",
         sent, dtype));
   };
   if (engine.bf16 && sent == c10::ScalarType::Half) refuse("fp16", "bf16");
@@ -339,8 +334,7 @@ void check_spikes(const Settings& settings) {
   if (program.group_norms) {
     throw ConfigError(
         "train.group_norms and update_in_backward are both true: gradients are used up in "
-        "backward. "
-        "Switch one of them off.");
+        "backward. Switch one of them off.");
   }
   const auto refuse = [](std::string_view what) {
     throw ConfigError(fmt::format(

@@ -46,10 +46,10 @@ const OptimizerSection<Adafactor>& optimizer_section() {
                     .details = "PyTorch's is a least value. A key of transformers (decay_rate, "
                                "clip_threshold, scale_parameter, relative_step, warmup_init) makes "
                                "it true where it is left out."})
-              .pair(
-                  "eps", &A::eps1, &A::eps2,
-                  {.sentence = "Of second moments, and the least root of a parameter's mean square",
-                   .details = "null: 2^-23, or 1e-30 with `eps_added`."})
+              .pair("eps", &A::eps1, &A::eps2,
+                    {.sentence =
+                         "The least second moment, and the least root of a parameter's mean square",
+                     .details = "null: 2^-23, or 1e-30 with `eps_added`."})
               .add("factored", &A::factored,
                    {.sentence = "Matrices have second moments by rows and columns, not by "
                                 "elements"})

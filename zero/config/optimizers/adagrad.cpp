@@ -12,7 +12,7 @@ const OptimizerSection<Adagrad>& optimizer_section() {
                        {.sentence = "Update n has the rate divided by 1 + (n - 1) lr_decay"})
                   .weight_decay("Added to the gradient.")
                   .add("initial_accumulator_value", &Adagrad::initial_accumulator_value,
-                       {.sentence = "What the sum of squared gradients begins with"})
+                       {.sentence = "First value of the sum of squared gradients"})
                   .add("eps", &Adagrad::eps, {.sentence = "Added to the root of that sum"})
                   .ignored<bool>({"fp32_optimizer_states"})
                   .lacking({"amsgrad"})

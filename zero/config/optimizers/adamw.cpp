@@ -21,7 +21,7 @@ const OptimizerSection<AdamW>& optimizer_section() {
                   .weight_decay("In a file 0 where it is left out, as in DeepSpeed.")
                   .add("adam_w_mode", &AdamW::decoupled,
                        {.sentence = "Decay acts on the weight and not on the gradient (AdamW)",
-                        .details = "Of \"AdamW\" it always does, as in DeepSpeed.",
+                        .details = "The name \"AdamW\" always decays so, as in DeepSpeed.",
                         .also = {"adamw_mode"}})
                   .add("bias_correction", &AdamW::bias_correction,
                        {.sentence = "The moments are corrected for their start at 0"})

@@ -21,16 +21,19 @@ const OptimizerSection<Muon>& optimizer_section() {
                     if (!muon.adam_lr) muon.adam_lr = muon.lr;
                     muon.lr = lr;
                   },
-                  {.sentence = "That of hidden matrices alone"}, false)
+                  {.sentence = "Learning rate of hidden matrices alone"}, false)
               .add("adam_lr", &Muon::adam_lr,
-                   {.sentence = "That of all else, which AdamW trains; `lr` where it is left out, "
-                                "or 3e-4 without that"})
-              .add("momentum", &Muon::momentum, {.sentence = "Of the moving mean of gradients"})
+                   {.sentence =
+                        "Learning rate of all else, which AdamW trains; `lr` where it is left out, "
+                        "or 3e-4 without that"})
+              .add("momentum", &Muon::momentum,
+                   {.sentence = "Momentum of the moving mean of gradients"})
               .add("nesterov", &Muon::nesterov, {.sentence = "Nesterov's form"})
               .add("ns_steps", &Muon::ns_steps, {.sentence = "Newton-Schulz iterations"})
               .weight_decay()
-              .pair("betas", &Muon::beta1, &Muon::beta2, {.sentence = "Of AdamW"})
-              .add("eps", &Muon::eps, {.sentence = "Of AdamW"})
+              .pair("betas", &Muon::beta1, &Muon::beta2,
+                    {.sentence = "Decay rates of AdamW's moments"})
+              .add("eps", &Muon::eps, {.sentence = "AdamW's eps"})
               .ignored<std::string>({"ns_method"},
                                     "Accepted: iterations are in fp32, and of the smaller side")
               .ignored<bool>({"adam_w_mode", "torch_adam", "fp32_optimizer_states"})

@@ -8,9 +8,10 @@ const OptimizerSection<Sgd>& optimizer_section() {
       .names = {{"SGD"}},
       .rows = Params<Sgd>()
                   .lr()
-                  .add("momentum", &Sgd::momentum, {.sentence = "Of the running sum of gradients"})
+                  .add("momentum", &Sgd::momentum,
+                       {.sentence = "Momentum of the running sum of gradients"})
                   .add("dampening", &Sgd::dampening,
-                       {.sentence = "What of a gradient does not enter that sum"})
+                       {.sentence = "Part of a gradient that does not enter that sum"})
                   .weight_decay()
                   .add("nesterov", &Sgd::nesterov,
                        {.sentence = "Nesterov's form; needs `momentum`, and `dampening` 0"})
