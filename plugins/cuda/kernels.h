@@ -48,8 +48,8 @@ int64_t column_sum_parts(int64_t rows);
 void column_sums(const void* matrix, c10::ScalarType dtype, int64_t rows, int64_t columns,
                  float* parts, void* sums, c10::ScalarType sums_dtype, cudaStream_t stream);
 
-/// What layer norm reads and writes, without gaps; `dy` and what follows `rstd` in backward alone,
-/// `bias` forward alone.
+/// The rows that layer norm reads and writes, without gaps; `dy` and what follows `rstd` in
+/// backward alone, `bias` forward alone.
 struct NormRows {
   const void *dy, *x, *weight, *bias;
   const float *mean, *rstd;

@@ -1,4 +1,4 @@
-// What a device must do, on a real one: its kernels beside their references, training beside the
+// A device's duties, tested on a real one: its kernels beside their references, training beside the
 // CPU's, the stages beside each other. Without a device this program says so and is skipped.
 //
 //   ZERO_CHECK_DEVICE=cuda    a device is asked for: without one the program fails
@@ -64,7 +64,7 @@ namespace {
 using at::Tensor;
 using ::testing::HasSubstr;
 
-// What is tested, and how many there are of it.
+// The arrays under test, and how many there are.
 struct Checked {
   c10::DeviceType type = c10::kCPU;
   int count = 1;
@@ -236,7 +236,7 @@ TEST(DeviceKernels, AddSquaresAsTheCpuInBitsAndSayWhetherAllIsFinite) {
 // The losses and gradients of rows as they lie in `linear_cross_entropy` and in other ways.
 TEST(DeviceKernels, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailAndStride) {
   for (const auto dtype : optim::dtypes()) {
-    // What rounding the result makes, relative to its largest.
+    // The error that rounding the result makes, relative to its largest.
     const double unit = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
     for (const int64_t vocabulary : {1, 7, 64, 1003, 50257}) {
       for (const int64_t stride : {vocabulary, (vocabulary + 63) / 64 * 64, vocabulary + 3}) {
@@ -611,7 +611,7 @@ void expect_near(const Outcome& found, const Outcome& expected, const Tolerance&
   }
   ASSERT_EQ(found.norms.size(), expected.norms.size());
   for (size_t i = 0; i < found.norms.size(); ++i) {
-    // Of a step in fp16 that is left out it is infinite.
+    // The norm of a step in fp16 that is left out is infinite.
     if (!std::isfinite(expected.norms[i])) {
       EXPECT_FALSE(std::isfinite(found.norms[i])) << "norm " << i;
       continue;

@@ -260,7 +260,7 @@ struct Padded {
 
 TEST(CudaElements, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailStrideAndAlignment) {
   for (const auto dtype : dtypes()) {
-    // What rounding the result makes, relative to its largest.
+    // The error that rounding the result makes, relative to its largest.
     const double unit = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
     for (const int64_t vocabulary : {1, 2, 7, 8, 9, 64, 130, 1003, 5003}) {
       for (const int64_t stride : {vocabulary, (vocabulary + 63) / 64 * 64, vocabulary + 3}) {
@@ -457,7 +457,7 @@ at::Tensor layer_norm_forward_by_threads(const at::Tensor& x, const at::Tensor& 
 
 TEST(CudaElements, LayerNormAsTheReferenceForEveryDtype) {
   for (const auto dtype : dtypes()) {
-    // What rounding the result makes, relative.
+    // The relative error that rounding the result makes.
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     for (const int64_t columns : {8, 128, 200}) {
       at::manual_seed(columns);

@@ -1,4 +1,4 @@
-// What a watch names, without an engine.
+// Tests what a watch names, without an engine.
 #include "zero/engine/anomaly_watch.h"
 
 #include <ATen/record_function.h>
@@ -234,7 +234,7 @@ TEST(AnomalyWatch, OperatorsOfListsInPlaceAreWatched) {
 }
 
 TEST(AnomalyWatch, MemoryThatNobodyHasWrittenIsNotLookedAt) {
-  // What an allocator gives back has the values of before.
+  // Memory that an allocator gives back has the values of before.
   AnomalyWatch watch;
   auto buffer = torch::empty({8});
   std::fill_n(buffer.mutable_data_ptr<float>(), 8, NAN);

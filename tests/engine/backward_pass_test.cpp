@@ -188,7 +188,7 @@ TEST(BackwardPass, OneThatThrowsTakesTheStepsGradientsWithIt) {
         auto net = std::make_shared<Net>();
         Engine engine(net, AdamW{.lr = 1e-2}, config(stage), group);
         if (fails) {
-          // Of three layers the last has its gradients by then.
+          // The last of three layers has its gradients by then.
           auto hidden = torch::tanh(net->a(input(group->rank(), 9, at::kFloat)));
           hidden.register_hook([](const at::Tensor&) { throw std::runtime_error("a bad hook"); });
           const auto loss = net->c(torch::tanh(net->b(hidden))).mean();
@@ -284,7 +284,7 @@ TEST(BackwardPass, MayOutliveItsEngine) {
   EXPECT_TRUE(net->a->weight.grad().defined()) << "of a pass that is nobody's by then";
 }
 
-// What a save says, taken over by hand.
+// The states of a save, taken over by hand.
 // The program's hook is set before the engine takes the model, and ends it.
 TEST(BackwardPass, AHookMayEndTheEngine) {
   for (const bool own : {false, true}) {

@@ -72,7 +72,7 @@ void check_every_crash_point(bool swaps) {
   ASSERT_GT(saves.first, 0U);
   ASSERT_GT(saves.calls.size(), saves.first);
 
-  // What may be found, and how old it may be at least.
+  // The states that may be found, and how old they may be.
   std::map<test::Tree, bool> remains;  // whether the first save had ended
   size_t visited = 0;
   for (size_t count = 0; count <= saves.calls.size(); ++count) {

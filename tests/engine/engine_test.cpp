@@ -187,8 +187,8 @@ TEST(EngineTraffic, BetweenHostsIsTheFormula) {
                 EXPECT_EQ(sent(Collective::all_gather), formula.all_gather_link);
                 EXPECT_EQ(sent(Collective::reduce_scatter), formula.reduce_scatter_link);
                 EXPECT_EQ(sent(Collective::all_reduce), formula.all_reduce_link);
-                // What `partition` says of the whole model; sums over micro-batches that are kept
-                // whole (stages 0 and 1) are fp32.
+                // The formulas of `partition` for the whole model; sums over micro-batches that are
+                // kept whole (stages 0 and 1) are fp32.
                 const partition::Cluster cluster{hosts, ranks_a_host};
                 const partition::Wire wire{bf16 ? 16 : 32};
                 int64_t psi = 0;
@@ -224,7 +224,7 @@ TEST(EngineTraffic, StageThreeWithTheWholeModelAsBudgetMovesWhatStageTwoMoves) {
   });
 }
 
-// What is gathered follows the plan, whose optimum tests/paging/plan_test.cpp proves; what comes
+// Gathers follow the plan, whose optimum tests/paging/plan_test.cpp proves; what comes
 // out of it depends neither on the budget, nor on gathering ahead, nor on how a unit is gathered.
 TEST(EngineTraffic, StageThreeGathersWhatThePlanSaysWithTheSameResultForEveryBudget) {
   std::mutex mutex;
@@ -556,7 +556,7 @@ struct Huge : nn::Module {
 };
 
 TEST(EngineMemory, StatesThatTheHostHasNoMemoryForAreRefusedBeforeAnyIsMade) {
-  // Of 16 bytes for each element the model holds 4.
+  // The model holds 4 of the 16 bytes for each element.
   const int64_t numel = available_memory().available / 10;
   EXPECT_THAT([&] { Engine(std::make_shared<Huge>(numel), AdamW{}, config(0)); },
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("The states of the model take"),

@@ -1,4 +1,4 @@
-// What a profiler counts, against numbers by hand.
+// Holds a profiler's counts against numbers by hand.
 #include "zero/engine/flops_profiler.h"
 
 #include <ATen/autocast_mode.h>
@@ -188,7 +188,7 @@ ModuleFlops profile_gpt2(Gpt2& model, const std::function<at::Tensor()>& loss) {
   return profile(model, [&] { loss().backward(); });
 }
 
-// What the head of zero/engine/operator_cost.h and a layer's operators make of it.
+// The counts that the head of zero/engine/operator_cost.h and a layer's operators make of it.
 void expect_formula(const ModuleFlops& model) {
   constexpr int64_t kRows = kB * kT;
   for (int64_t layer = 0; layer < kLayers; ++layer) {

@@ -19,7 +19,7 @@ class Fork : public ::testing::TestWithParam<const char*> {};
 TEST_P(Fork, OfAChildThatExitsChangesNothingForItsParent) {
   const test::TemporaryFolder folder;
   const auto train = [&](const char* how) {
-    // What the child leaves to its parent is not freed in the child: no leak.
+    // The child leaves memory to its parent and does not free it: no leak.
     const char* options = std::getenv("ASAN_OPTIONS");
     const auto no_leaks = std::string(options == nullptr ? "" : options) + ":detect_leaks=0";
     test::Program program({ZERO_PROGRAM, "launch", "-n", "2", "--", FORK_PROGRAM,

@@ -216,7 +216,7 @@ TEST(HostTier, AnOptimizerOnTheHostMovesGradientsDownAndParametersUpAndNothingEl
               Engine engine(net, AdamW{}, c, group);
               const auto moved = traffic_of_three_steps(engine, *net);
               const int64_t bytes = bf16 ? 2 : 4;
-              // What this rank updates, once.
+              // The elements that this rank updates, once.
               const int64_t owned = engine.layout().numel() / (stage == 0 ? 1 : ranks);
               EXPECT_EQ(moved.up, 3 * owned * bytes);
               // Accumulated on the device: once a step, in fp32 where several are added. Else each
@@ -372,7 +372,7 @@ void step_on_rows(Engine& engine, Wide& net, int64_t rows) {
   engine.step();
 }
 
-// What a refusal says; empty where `body` is not refused.
+// Returns the message of a refusal, or nothing if `body` is not refused.
 std::string refusal(const std::function<void()>& body) {
   try {
     body();
@@ -433,7 +433,7 @@ TEST(DeviceMemory, AStepThatExceedsItLeavesTheEngineAsItWas) {
   int64_t forward = 0;
   auto& allocator = HostAllocator::instance();
   const auto c = config(0);
-  {  // What a pass takes.
+  {  // The bytes of a pass.
     auto net = std::make_shared<Wide>();
     Engine engine(net, AdamW{}, c);
     allocator.reset_peaks();

@@ -132,7 +132,7 @@ TEST(HybridSharding, HoldsTheStatesOfABlockByTheFormulaAndTheLedger) {
       EXPECT_EQ(ledger.usage(Category::optimizer).current, formula.optimizer);
       // A block on one host reads its units in place.
       EXPECT_EQ(ledger.usage(Category::gathered_units).peak, 0);
-      // Of bf16 with fp32 masters, over the two ranks of a block.
+      // The bytes of bf16 with fp32 masters, over the two ranks of a block.
       const int64_t psi = engine.layout().numel();
       EXPECT_EQ(formula.optimizer, 12 * psi / 2);
       EXPECT_EQ(formula.parameters, stage == 3 ? 2 * psi / 2 : 2 * psi);

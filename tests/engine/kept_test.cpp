@@ -55,7 +55,7 @@ TEST(KeptParameters, GiveTheBitsOfFullSharding) {
   }
 }
 
-// What each host keeps is what the messages say, as it is gathered where it is not kept.
+// Each host keeps what the messages say, as hosts that keep nothing gather it.
 TEST(KeptParameters, ThatComeQuantisedGiveTheBitsOfThoseThatAreNotKept) {
   for (const bool bf16 : {false, true}) {
     const auto c = quantised(clipped(3, bf16, 2));

@@ -1,4 +1,4 @@
-// What a step of a model of a billion parameters holds beside the model's states.
+// Measures what a step of a model of a billion parameters holds beside the model's states.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>

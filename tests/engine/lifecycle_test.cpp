@@ -1,6 +1,6 @@
-// What programs do with a model while an engine has it: replace the engine, convert, freeze and add
-// parameters, tie them, go backward through another engine's model, keep buffers. Each works, or is
-// an error that names the parameter and the remedy.
+// Programs do these things with a model while an engine has it: replace the engine, convert, freeze
+// and add parameters, tie them, go backward through another engine's model, keep buffers. Each
+// works, or is an error that names the parameter and the remedy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -323,7 +323,7 @@ TEST(LifecycleChanged, AParameterThatIsAddedLaterIsAnError) {
     EXPECT_THAT(message_of<Error>([&] { engine.step(); }),
                 AllOf(HasSubstr("'late'"), HasSubstr("Construct a new Engine")));
   });
-  // Where the module is gone there is nothing to ask.
+  // A module that is gone cannot be asked.
   auto net = std::make_shared<Net>();
   Engine engine(net, AdamW{}, config(0));
   engine.backward(loss_of(*net, 0, 0));

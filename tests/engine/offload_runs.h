@@ -63,7 +63,7 @@ inline void expect_no_left_overs(const TemporaryFolder& folder) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("libzero")) << entry.path();
 }
 
-// What `run` of rank 0 gives.
+// Returns what `run` of rank 0 gives.
 inline std::vector<at::Tensor> of_rank_zero(
     int ranks,
     const std::function<std::vector<at::Tensor>(const std::shared_ptr<comm::Group>&)>& run) {

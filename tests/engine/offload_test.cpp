@@ -450,7 +450,7 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_NEAR(own_part.offload_optimizer.ratio, 0.8, 1e-9);
   c.stage = 3;
   c.update_in_backward = false;
-  // What was asked for is not changed.
+  // The settings that were asked for are not changed.
   for (const auto device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
     c.offload_optimizer.device = device;
     EXPECT_EQ(chosen(kGiB).config.offload_optimizer.device, device);
@@ -467,7 +467,7 @@ TEST(EngineOffload, ABudgetKnowsWhatAdafactorKeeps) {
   c.stage = 3;
   c.bf16 = true;
   c.optimizer.emplace(Adafactor{});
-  // Of a rank: 2 GiB of parameters, 2 of gradients, 4 of master weights.
+  // A rank has 2 GiB of parameters, 2 of gradients, 4 of master weights.
   StepSize size{.parameters = 4 * kGiB, .ranks = 4};
   const auto optimizer = [&] { return predicted_states(c, size).optimizer; };
   EXPECT_EQ(optimizer(), 8.0 * kGiB) << "none may be a matrix";
@@ -576,7 +576,7 @@ TEST(EngineOffload, ReadsAndWritesEachStateOnceAStepAndHoldsNoneInMemory) {
         states += ((engine.layout().slice_numel(u) * 4 + 4095) / 4096 * 4096) * (bf16 ? 3 : 2);
       EXPECT_EQ(after.bytes, states);
       EXPECT_EQ(after.written - before.written, 3 * states);
-      // Of what is read ahead, up to two blocks are of the step that has not begun.
+      // Up to two blocks of those read ahead are of the step that has not begun.
       const int64_t blocks = ahead ? 2 * 3 * (4 << 20) : 0;
       EXPECT_LE(std::abs(after.read - before.read - 3 * states), blocks);
       EXPECT_EQ(group->ledger()->usage(Category::optimizer).peak, 0);

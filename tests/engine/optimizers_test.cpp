@@ -38,7 +38,8 @@ const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
   return all;
 }
 
-// Those of a parameter of Net: of Muon's groups biases have AdamW's, and Adafactor's are whole.
+// The states of a parameter of Net: of Muon's groups biases have AdamW's, and Adafactor's are
+// whole.
 std::vector<std::string_view> states_of(const Optimizer& optimizer, const std::string& name) {
   if (std::holds_alternative<Adafactor>(optimizer)) {
     if (name.ends_with("weight")) return {"row_var", "col_var"};
@@ -130,7 +131,7 @@ TEST(Optimizers, ADelayedUpdateGivesTheSameBitsWhereverStatesAre) {
   }
 }
 
-// Of the update: LibTorch's matrix products depend on them.
+// The threads of the update: LibTorch's matrix products depend on them.
 TEST(Optimizers, ThreadsDoNotMatter) {
   const int threads = at::get_num_threads();
   for (const auto& [name, optimizer] : optimizers()) {
@@ -172,7 +173,7 @@ TEST(Optimizers, StatesTakeTheBytesOfTheFormula) {
   }
 }
 
-// What the ranks send in a step beyond AdamW's.
+// The bytes that the ranks send in a step beyond AdamW's.
 int64_t gathered_in_a_step(const Config& c, const Optimizer& optimizer, int ranks,
                            const std::function<void(Engine&)>& look = {}) {
   int64_t sent = 0;
@@ -288,7 +289,7 @@ TEST(Adafactor, ExchangesSumsOfRowsAndColumnsAndNorms) {
   });
 }
 
-// Of more dimensions, and whose storage is not by rows.
+// A parameter of more dimensions, and one whose storage is not by rows.
 struct Shapes : nn::Module {
   Shapes() {
     const auto filled = [](at::IntArrayRef sizes) {
@@ -451,7 +452,7 @@ TEST(Lamb, TheSecondPassMovesWhatTheFormulaSays) {
             EXPECT_EQ(engine.host_traffic().down - traffic.down, formula.host_down);
             EXPECT_EQ(engine.host_traffic().up - traffic.up, formula.host_up);
           } else {
-            // What is read ahead for the next step may be in either.
+            // Blocks read ahead for the next step may be in either.
             if (read_ahead == 0) {
               EXPECT_EQ(engine.disk().read - disk.read, formula.disk_read);
             }

@@ -37,7 +37,7 @@ Config half(int stage, int64_t accumulate = 1) {
   return c;
 }
 
-// What a run tells of its steps, and what it ends with.
+// The steps of a run as it tells them, and its end.
 struct Trajectory {
   std::vector<double> scales;
   std::vector<bool> updated;
@@ -385,7 +385,7 @@ TEST(Fp16, MemoryIsTheFormulaByTheLedger) {
   }
 }
 
-// What a step moves: sent to other ranks, and from and to the disk and the host.
+// The bytes that a step moves: sent to other ranks, and from and to the disk and the host.
 std::array<int64_t, 7> moved_by(Engine& engine) {
   auto& traffic = engine.group().traffic();
   const auto sent = [&](comm::Collective collective) {

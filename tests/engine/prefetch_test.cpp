@@ -71,7 +71,7 @@ TEST(RecordedSchedule, HasTheUnitsInOrderAndTheirFlops) {
     EXPECT_TRUE(schedule.gathers);
     EXPECT_EQ(schedule.reduces_in, paging::ReducesIn::every_pass);
     EXPECT_EQ(schedule.budget_bytes, engine.pager()->budget());
-    // What the engine does not do by itself it does not record.
+    // The engine does not record what it does not do by itself.
     step(engine, net);
     EXPECT_EQ(engine.schedule()->flops, schedule.flops);
   });
@@ -82,7 +82,7 @@ struct Sums {
   bool operator==(const Sums&) const = default;
 };
 
-// What the paper's step moves: each unit gathered twice and reduced once a micro-batch.
+// The bytes that the paper's step moves: each unit gathered twice and reduced once a micro-batch.
 Sums sums_of(const paging::StepSchedule& schedule, int64_t k) {
   Sums sums;
   for (const auto& unit : schedule.units) {

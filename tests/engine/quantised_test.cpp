@@ -30,7 +30,7 @@ Config quantised(bool weights, bool gradients, bool bf16 = false, int64_t k = 1)
   return c;
 }
 
-// What a run leaves: rank 0's losses, weights, and what each rank reads on the same input.
+// The results of a run: rank 0's losses, weights, and what each rank reads on the same input.
 struct Run {
   std::vector<double> losses;
   std::vector<at::Tensor> weights;
@@ -100,7 +100,7 @@ TEST(EngineQuantised, TheLossStaysNearTheUnquantised) {
   near(eight);
 }
 
-// What is kept is whole; what operators read is what the messages say.
+// The kept values are whole; operators read what the messages say.
 TEST(EngineQuantised, WeightsAreKeptExactAndReadQuantised) {
   std::vector<at::Tensor> original;
   for (const auto& p : Net().parameters()) original.push_back(p.detach().clone());
@@ -169,7 +169,7 @@ TEST(EngineQuantised, OnOneHostNothingIs) {
   expect_equal(train_on_one(c), train_on_one(config(3)));
 }
 
-// Where the same is lost at each step, as with gradients that change little, it is made up for.
+// A loss that is the same at each step, as with gradients that change little, is made up for.
 TEST(EngineQuantised, FeedbackKeepsWeightsNearerToTheUnquantised) {
   const Sgd sgd{.lr = 0.005};
   const World world{2, 1};

@@ -1,4 +1,4 @@
-// What the others hear of a rank that does not come.
+// Tests what the others hear of a rank that does not come.
 #include "zero/engine/shown_operators.h"
 
 #include <gmock/gmock.h>

@@ -157,7 +157,7 @@ TEST(SplitMaster, TakesTwoBytesAParameterLessByTheLedger) {
   }
 }
 
-// What one form saves the other loads: files hold whole master weights.
+// One form loads what the other saves: files hold whole master weights.
 TEST(SplitMaster, FilesHoldWholeMasterWeights) {
   const TemporaryFolder folder;
   const auto path = [&](const char* name) { return (folder.path() / name).string(); };

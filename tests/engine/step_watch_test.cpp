@@ -81,7 +81,7 @@ struct Scene {
   std::function<void(Layers&)> prepare = [](Layers&) {};
 };
 
-// What the ranks agree on.
+// Returns what the ranks agree on.
 std::string agreed(const Scene& scene) {
   std::mutex mutex;
   std::set<std::string> texts;

@@ -69,7 +69,7 @@ void run_step(Engine& engine, Net& net, Timeline& timeline, int64_t i) {
   }
 }
 
-// What the ledgers say of a step.
+// Returns the ledgers' bytes of a step.
 struct Counted {
   Sum gathers;
   Sum reductions;
@@ -112,7 +112,7 @@ void expect_phases(const std::vector<Span>& spans, int64_t passes) {
   }
 }
 
-// Of the second step; what it leaves under way the third one waits for.
+// The spans of the second step; the third one waits for what it leaves under way.
 void compare(World world, const Config& c) {
   run_in(world, [&](std::shared_ptr<comm::Group> group) {
     auto net = std::make_shared<Net>();

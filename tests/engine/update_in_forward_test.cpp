@@ -167,7 +167,7 @@ TEST(UpdateInForward, AnEngineMayEndBeforeItsUpdates) {
   expect_no_left_overs(folder);
 }
 
-// What fails in an update that `step` left under way comes from the next call that needs it.
+// An error of an update that `step` left under way comes from the next call that needs it.
 TEST(UpdateInForward, AFileThatIsCutOffMeanwhileIsAnErrorOfTheNextPass) {
   const TemporaryFolder folder;
   auto net = std::make_shared<Net>();

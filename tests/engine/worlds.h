@@ -72,7 +72,7 @@ struct Outcome {
   at::Tensor gradient;
 };
 
-// Of rank 0; all ranks have the same weights.
+// The weights of rank 0; all ranks have the same.
 inline Outcome outcome_of(World world, const Config& c, int block = 0) {
   std::mutex mutex;
   std::vector<Outcome> all(static_cast<size_t>(world.hosts * world.ranks_a_host));

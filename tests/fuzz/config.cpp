@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int ranks = 1 + data[0] % 64;
   try {
     const zero::ReadOptions quiet{.lenient = size % 2 == 0, .warn = [](std::string_view) {}};
-    // What is refused is found in one pass too, and a text that loads has nothing of it.
+    // One pass finds refusals too, and a text that loads has none.
     const auto findings = zero::Settings::check(text, ranks, "configuration", quiet);
     const auto settings = zero::Settings::parse(text, ranks, "configuration", quiet);
     for (const auto& finding : findings)

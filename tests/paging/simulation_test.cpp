@@ -323,7 +323,7 @@ TEST(PrefetchChoice, StaysWithinWhatIsAllowed) {
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 2), kOne).prefetch_bytes, 2 * 8);
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 0), kOne).prefetch_bytes, 0);
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 2, 8), kOne).prefetch_bytes, 8);
-  // Where gathers take no time none is started ahead.
+  // No gather is started ahead if gathers take no time.
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 8), {.compute = 1}).prefetch_bytes, 0);
   // Nor where the step is within the tolerance all the same.
   EXPECT_EQ(choose_prefetch(chain(std::vector<double>(8, 1000), 1, 8, 8), kOne).prefetch_bytes, 0);

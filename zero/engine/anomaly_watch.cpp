@@ -61,7 +61,7 @@ bool absent(const at::Tensor& tensor) {
   return paging::page_of(tensor) != nullptr && !readable(tensor);
 }
 
-// Of a readable tensor.
+// Returns whether all values of a readable tensor are finite.
 bool all_finite(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   const bool kernel = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
@@ -108,7 +108,7 @@ Traits traits_of(const c10::FunctionSchema& schema) {
   traits.shows_nothing =
       std::any_of(kUnwritten.begin(), kUnwritten.end(),
                   [&](std::string_view begin) { return name.starts_with(begin); });
-  // Of what these find where they write, nothing is left.
+  // These operators overwrite all that their output held before, so its findings are cleared.
   const bool replaces = name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
@@ -158,7 +158,7 @@ std::string place_of(const std::string& parameter, const std::string& after) {
 // How LibTorch's own range around a node and its hooks begins.
 constexpr std::string_view kAround = "autograd::engine::evaluate_function";
 
-// What an operator was given, until it is done.
+// The inputs of an operator, until it is done.
 struct Operation final : at::ObserverContext {
   std::vector<c10::IValue> inputs;  // that it reads
   std::vector<c10::IValue> written;

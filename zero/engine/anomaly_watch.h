@@ -1,5 +1,6 @@
-// Which operator made the first number that is infinite or NaN: what torch.autograd.detect_anomaly
-// is in Python, for forward too, and which LibTorch's C++ interface lacks. Needs no engine.
+// Finds the operator that made the first number that is infinite or NaN, as detect_anomaly
+// does in Python's torch.autograd, for forward too. LibTorch's C++ interface lacks it. It needs no
+// engine.
 //
 //   {
 //     zero::AnomalyWatch watch(model);  // its parameters are named
@@ -46,7 +47,7 @@ namespace zero {
 
 /// An operator whose output is not finite. Note [What is an anomaly].
 struct Anomaly {
-  /// What the operator's inputs had.
+  /// The kind of numbers that the operator's inputs had.
   enum class Inputs : uint8_t { finite, infinity, nan, absent };
 
   std::string operation;  ///< "aten::log"; empty: a gradient came so from where nothing is observed

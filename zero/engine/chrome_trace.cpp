@@ -61,7 +61,7 @@ class Writer {
       for (const auto& span : rank.spans) {
         if (row_of(span.activity) == row) spans.push_back(&span);
       }
-      // What encloses another comes before it.
+      // A span that encloses another comes before it.
       std::stable_sort(spans.begin(), spans.end(), [](const Span* a, const Span* b) {
         return a->begin != b->begin ? a->begin < b->begin : a->end > b->end;
       });

@@ -28,7 +28,7 @@ Config validated(Config config) {
 }
 
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
-  // What is gathered there is not the host's memory.
+  // Units are gathered in the device's own memory there, not in the host's.
   if (is_asynchronous(model.device())) return config;
   auto size = step_size(model.shape(), ranks);
   size.available = available;
@@ -235,8 +235,8 @@ void Engine::Impl::start() {
   gather->start(model.parameters(), *schedule);
   make_pass();
   model.settle(gather->pager() != nullptr, *pass);
-  // What the construction held is not what a step holds: the memory of the tensors as they were
-  // goes back to the system, and the peaks are the steps'.
+  // A step does not hold what the construction held. The memory of the tensors as they were goes
+  // back to the system, and the peaks begin anew.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
   reset_peak_memory(model.device());
@@ -247,7 +247,7 @@ void Engine::Impl::start() {
     group().barrier("start of the engine");
     limit->include_tensors();
   }
-  // Where units are read in place nothing is gathered ahead.
+  // Units that are read in place are not gathered ahead.
   chooses_prefetch =
       config.prefetch_speeds.compute > 0 && gather->pager() != nullptr && !gather->in_place();
   if (chooses_prefetch) record_with(std::make_unique<StepRecorder>(*gather->pager()));

@@ -71,7 +71,7 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
   if (pager() == nullptr) impl_->model.allow_take_over([this] { release(); });
 }
 
-// What a forked child has is a copy: threads, files, shared memory and peers are its parent's.
+// A forked child has a copy: threads, files, shared memory and peers are its parent's.
 Engine::~Engine() {
   const auto& impl = impl_.shared();
   if (!impl) return;

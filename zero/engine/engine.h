@@ -44,7 +44,7 @@ class Pager;
 struct StepSchedule;
 }  // namespace paging
 
-/// What Engine::step did.
+/// The result of Engine::step.
 struct StepResult {
   /// False until the accumulation boundary; then every field below is set.
   bool boundary = false;
@@ -105,12 +105,12 @@ class Engine {
   /// works. At stage 3 that is a ConfigError; so is a model whose parameters went with an engine of
   /// stage 3.
   ///
-  /// What the engine took over must stay so: a parameter whose storage was replaced since
-  /// (Module::to, set_data), that was unfrozen, or registered later (where the module was given as
-  /// a pointer or holder), is an Error by `backward` or `step` that names it. One that is frozen
-  /// later stays as it is, moments included, until it is unfrozen.
+  /// Parameters and buffers that the engine took over must stay so: a parameter whose storage was
+  /// replaced since (Module::to, set_data), that was unfrozen, or registered later (where the
+  /// module was given as a pointer or holder), is an Error by `backward` or `step` that names it.
+  /// One that is frozen later stays as it is, moments included, until it is unfrozen.
   ///
-  /// What the host allocator keeps of the tensors as they were goes back to the system, and the
+  /// The memory that the host allocator keeps of the old tensors goes back to the system, and the
   /// peaks of the allocator and of the group's ledger begin anew.
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
@@ -179,8 +179,8 @@ class Engine {
   void accumulate(int64_t micro_batches,
                   const std::function<void(const std::function<void()>& layer_done)>& passes,
                   const std::vector<at::Tensor>& shared = {});
-  /// What backward begins with: one, or where it is scaled (Config::scales_loss) the loss scale
-  /// over the micro-batches of a step; in the loss's shape and dtype.
+  /// Returns the gradient that backward begins with, in the loss's shape and dtype: one, or the
+  /// loss scale over the micro-batches of a step if losses are scaled (Config::scales_loss).
   at::Tensor loss_gradient(const at::Tensor& loss) const;
   /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
   /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
@@ -216,11 +216,11 @@ class Engine {
   double lr(size_t index = 0) const;
   /// The hyper-parameters of group `index`, with the learning rate in force.
   Optimizer optimizer(size_t index = 0) const;
-  /// Those of group `index` from the next update on, its learning rate among them: for schedules of
-  /// betas, momentum or weight decay. The same on every rank. Throws ConfigError for a value that
-  /// cannot be used, and for another optimizer than the group has or one with other states (SGD
-  /// without momentum for SGD with it); the group then stays as it was. What a group of Muon trains
-  /// with AdamW follows.
+  /// Sets the hyper-parameters of group `index` from the next update on, its learning rate among
+  /// them: for schedules of betas, momentum or weight decay. The same on every rank. Throws
+  /// ConfigError for a value that cannot be used, and for another optimizer than the group has or
+  /// one with other states (SGD without momentum for SGD with it); the group then stays as it was.
+  /// What a group of Muon trains with AdamW follows.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
   /// `set_optimizer` with other betas. Throws ConfigError where the group's optimizer has none.
   void set_betas(double beta1, double beta2, size_t index = 0);
@@ -236,8 +236,8 @@ class Engine {
   /// Micro-batches that `step` has counted since the last boundary.
   int64_t micro_batches() const;
 
-  /// What becomes of buffers from the next step on; BufferPolicy::per_rank at first. The same on
-  /// every rank.
+  /// Sets the policy of buffers from the next step on; it is BufferPolicy::per_rank at first, and
+  /// the same on every rank.
   void set_buffer_policy(BufferPolicy policy);
   BufferPolicy buffer_policy() const;
 
@@ -308,20 +308,21 @@ class Engine {
   const partition::Layout& layout() const;
   /// Names as the model registered them, in order, tied ones once.
   std::vector<std::string> parameter_names() const;
-  /// What this rank's states take by formula, padding included: equals the ledger's `parameters`,
-  /// `gradients` and `optimizer`.
+  /// Returns the bytes of this rank's states by formula, padding included: equals the ledger's
+  /// `parameters`, `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
   /// The same of what lies in the host tier: the ledger's `host_parameters`, `host_gradients` and
   /// `host_optimizer`.
   partition::LayoutMemory host_memory_formula() const;
-  /// Of a step that updates, or of one that was skipped (StepResult::updated): then without what
-  /// updates read, write and show. Updates that backward makes and `step` takes back
-  /// (update_in_backward) count, though those of units that overflow themselves are not made.
+  /// Returns the bytes of a step that updates, or of one that was skipped (StepResult::updated),
+  /// which lacks the bytes that updates read, write and show. Updates that backward makes and
+  /// `step` takes back (update_in_backward) count, though those of units that overflow themselves
+  /// are not made.
   TrafficFormula traffic_formula(bool updated = true) const;
   /// This rank's states on disk; all zero where there are none. Updates under way are counted as
   /// far as they are.
   DiskUse disk() const;
-  /// What this rank's device and its host have exchanged since construction.
+  /// Returns the bytes that this rank's device and its host have exchanged since construction.
   HostTraffic host_traffic() const;
   /// The error of a device that has no room left, as LibTorch's operators throw it in a forward
   /// pass, with what is held there and the cheapest change of the configuration that frees enough.
@@ -340,7 +341,8 @@ class Engine {
   /// are observed until then, which makes them a little longer. On the thread that trains. Throws
   /// ConfigError where parameters are replicated.
   void record_schedule();
-  /// What was recorded last, with this rank's bytes, for zero/paging/simulation.h; null before.
+  /// Returns the step that was recorded last, with this rank's bytes, for zero/paging/simulation.h;
+  /// null before one was.
   const paging::StepSchedule* schedule() const;
 
  private:

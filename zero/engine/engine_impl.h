@@ -1,4 +1,5 @@
-// What Engine holds, in the order in which it is made; shared by the files that implement it.
+// The parts of an Engine, in the order in which they are made; the files that implement it share
+// them.
 #pragma once
 
 #include <functional>
@@ -54,7 +55,8 @@ struct Engine::Impl final : UpdateHost {
 
   /// All ranks. Arrays are gathered over `placement.shards`.
   comm::Group& group() const { return *placement.all; }
-  /// Whether each of several hosts keeps all parameters: Note [Kept on a host] in window_units.cpp.
+  /// Returns whether each of several hosts keeps all parameters: Note [Kept on a host] in
+  /// window_units.cpp.
   bool kept_on_hosts() const {
     return config.hpz_partition_size > 1 && placement.shards->topology().hosts > 1;
   }
@@ -63,9 +65,9 @@ struct Engine::Impl final : UpdateHost {
   int64_t first_of(int64_t unit) const { return layout.unit(unit).segments.front().parameter; }
   /// Throws ConfigError where there is none of that index.
   OptimizerGroup& parameter_group(size_t index) const;
-  /// What gradients are multiplied by as the loss is: 1, or the loss scale over the micro-batches.
+  /// Returns the factor of the loss and its gradients: 1, or the loss scale over the micro-batches.
   double loss_factor() const;
-  /// What makes a sum over ranks and micro-batches, of scaled losses, the mean.
+  /// Returns the factor that makes a sum over ranks and micro-batches of scaled losses the mean.
   double mean_scale() const override;
 
   // The step (engine.cpp).
@@ -129,7 +131,7 @@ struct Engine::Impl final : UpdateHost {
   /// Bytes of this rank's states in the host's memory, if these are sharded: all but those on a
   /// disk or on a device of its own.
   partition::StateMemory states_in_memory(partition::Placement sharded) const;
-  /// What a budget or a device leaves after the first step is for gathered units.
+  /// Returns whether gathered units get what a budget or a device leaves after the first step.
   bool spends_budget() const;
   /// Bytes of as many parameters; saturates.
   int64_t bytes_of(int64_t elements) const;

@@ -34,7 +34,7 @@ class FactoredStates {
                  const Model& model, const std::shared_ptr<Ledger>& ledger);
 
   bool has(int64_t parameter) const { return entries_[static_cast<size_t>(parameter)].has_value(); }
-  /// Of a parameter that has them.
+  /// The parameter must have factored states.
   const optim::Factors& factors(int64_t parameter) const { return entry(parameter).factors; }
   const at::Tensor& rows(int64_t parameter) const { return entry(parameter).values[0]; }
   const at::Tensor& columns(int64_t parameter) const { return entry(parameter).values[1]; }

@@ -83,7 +83,7 @@ struct FlopsProfiler::State {
     for (size_t i = 0; i < names.size(); ++i) module_of_name.push_back(module_named(names.name(i)));
     for (const auto& [name, tensor] : tensors.parameters) {
       const auto index = names.find(tensor);
-      // Of a tied parameter the first name alone.
+      // A tied parameter counts under its first name alone.
       if (index && *index < parameters && names.name(*index) == name)
         modules[static_cast<size_t>(module_of_name[*index])].own.parameters += tensor.numel();
     }

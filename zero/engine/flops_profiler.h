@@ -1,5 +1,5 @@
-// What each module of a model computes in forward, and how long it takes: DeepSpeed's flops
-// profiler, for LibTorch's C++ interface, which has none. Needs no engine.
+// Counts what each module of a model computes in forward, and times it, as DeepSpeed's flops
+// profiler does in Python. It needs no engine.
 //
 //   zero::FlopsProfiler profiler(model);  // its parameters are named
 //   auto loss = loss_of(batch);

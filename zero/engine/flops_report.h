@@ -23,7 +23,7 @@ struct StepFlops {
 
   /// Backward does each matrix product of forward twice: for the input's gradient and the weight's.
   double backward_factor() const { return 2 + recompute_factor; }
-  /// Of forward and backward.
+  /// Returns the FLOPs of forward and backward.
   double flops() const { return (1 + backward_factor()) * static_cast<double>(model.total.flops); }
   /// Model FLOPs utilisation: the matrix products of forward and backward (recomputed ones do not
   /// count), over those that the processor could have done in the step's time. 0: not known.

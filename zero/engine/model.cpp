@@ -281,7 +281,7 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   part_from_matrices();
 }
 
-// What Muon cannot train has a group of its own, with its AdamW.
+// Parameters that Muon cannot train get a group of their own, with its AdamW.
 void Model::part_from_matrices() {
   const size_t given = optimizers_.size();
   beside_.resize(given);
@@ -395,8 +395,8 @@ void Model::make_dense() const {
 void Model::settle_values(int64_t index, comm::Group& group) const {
   const auto& tensor = parameter(index);
   const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
-  // What is to be written over may lie in a file that is mapped: a write would copy its pages, and
-  // those would stay until the last parameter of the file is taken.
+  // The values to be overwritten may lie in a file that is mapped: a write would copy its pages,
+  // and those would stay until the last parameter of the file is taken.
   const bool replaced = group.rank() != 0;
   if (!own || tensor.device() != device()) {
     const auto before = tensor.detach();

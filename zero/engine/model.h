@@ -1,4 +1,5 @@
-// What the engine takes over from a module, and whether it still is what the engine made of it.
+// The parameters and buffers that an engine takes over from a module, and the checks that they stay
+// as it made them.
 //
 // Note [The model and its engine]
 // A parameter belongs to one engine at a time: the one whose hook it holds. The engine moves the
@@ -116,7 +117,7 @@ class Model {
                          parameter(index).dim());
   }
 
-  /// What the plan needs to know of a parameter, and of all.
+  /// Return what the plan needs to know of one parameter, and of all.
   ParameterShape shape_of(int64_t index) const;
   ModelShape shape() const;
 

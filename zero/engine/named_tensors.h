@@ -1,4 +1,4 @@
-// What the engine takes from a model: its parameters and buffers by name, from any kind of module.
+// The parameters and buffers that an engine takes from a model, by name, from any kind of module.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -70,7 +70,7 @@ OperatorCost attention(Inputs inputs) {
   return {.macs = pairs * (queries.size(-1) + values.size(-1))};
 }
 
-// Of an operator whose last list of tensors is its parameters.
+// Counts an operator whose last list of tensors is its parameters.
 OperatorCost recurrent(Inputs inputs) {
   const auto input = tensor(inputs, 0);
   if (!input.defined() || input.dim() == 0) return {};

@@ -1,4 +1,4 @@
-// What an operator of LibTorch, or of libzero, computes: counted from shapes.
+// Counts from shapes what an operator of LibTorch or of libzero computes.
 //
 // Note [What an operator counts]
 // A multiply-accumulate (MAC) is 2 FLOPs. What counts, as DeepSpeed's flops profiler has it but for
@@ -46,8 +46,9 @@ struct OperatorCost {
   }
 };
 
-/// Of an operator by its name ("aten::addmm", "aten::add_") with these arguments; nothing where
-/// Note [What an operator counts] does not know it: then those that it calls may count.
+/// Returns the cost of an operator by its name ("aten::addmm", "aten::add_") with these arguments,
+/// or nothing if Note [What an operator counts] does not know it: then those that it calls may
+/// count.
 std::optional<OperatorCost> operator_cost(std::string_view name,
                                           c10::ArrayRef<const c10::IValue> inputs);
 

@@ -1,5 +1,5 @@
-// Which parameter a tensor is, or shows a part of: for what observes operators, which have no names
-// for what they read.
+// Finds the parameter that a tensor is, or shows a part of. Observers of operators need it, since
+// operators have no names for what they read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ namespace zero {
 /// Names by storage, which a parameter keeps while its bytes come and go (stage 3).
 class ParameterNames {
  public:
-  /// Of two names of one tensor the first counts.
+  /// Adds names. The first of two names of one tensor counts.
   void add(const std::vector<std::pair<std::string, at::Tensor>>& tensors);
 
   size_t size() const { return names_.size(); }

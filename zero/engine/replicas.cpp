@@ -30,7 +30,8 @@ at::Tensor gathered(comm::Group& group, const std::vector<int64_t>& mine, std::s
   return all;
 }
 
-/// Of ranks first, first + stride, ... those whose number `index` differs from the most frequent.
+/// Returns those of the ranks first, first + stride, ... whose number `index` differs from the most
+/// frequent one.
 std::vector<int> outliers(const at::Tensor& all, int64_t index, int first, int stride) {
   const auto ranks = static_cast<int>(all.size(0));
   const auto* numbers = all.const_data_ptr<int64_t>();
@@ -61,7 +62,8 @@ std::vector<Divergence> Engine::diverged_parameters() {
   const bool sharded = impl.placement.sharded.parameters;
   const int stride = sharded ? impl.placement.shards->size() : 1;
   if (impl.group().size() <= stride) return {};
-  // What `step` has left is read where it will be written; a delayed update hides what it writes.
+  // Updates that `step` has left must end before their parameters are read; a delayed update hides
+  // what it writes.
   if (!impl.schedule->delayed()) impl.schedule->finish();
   const auto held = [&](int64_t unit) {
     return sharded ? impl.table->read(unit, State::parameters) : impl.table->whole(unit);
@@ -78,7 +80,7 @@ std::vector<Divergence> Engine::diverged_parameters() {
     std::ranges::sort(ranks);
     return ranks;
   };
-  // Of the units that differ, which parameters do.
+  // Finds the parameters that differ in the units that do.
   std::vector<int64_t> parameters;
   std::vector<int64_t> parts;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {

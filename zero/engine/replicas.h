@@ -9,7 +9,8 @@ namespace zero {
 /// A parameter of which ranks that should hold the same bytes do not.
 struct Divergence {
   std::string parameter;
-  /// Those that differ from what most of them hold; from the lowest rank's where there is no most.
+  /// The ranks that differ from what most of them hold, or from the lowest rank if there is no
+  /// most.
   std::vector<int> ranks;
 };
 

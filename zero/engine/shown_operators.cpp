@@ -12,7 +12,7 @@ namespace zero {
 
 namespace {
 
-// Where the operators of a thread are shown.
+// The slots in which the operators of a thread are shown.
 struct Shown {
   std::vector<std::weak_ptr<comm::RankActivity>> places;
   at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
@@ -64,7 +64,7 @@ ShownOperators::~ShownOperators() {
   auto* of_thread = Shown::of_this_thread();
   if (std::this_thread::get_id() != thread_ || of_thread == nullptr) return;
   auto& shown = *of_thread;
-  // Of several of one group each has an entry; those of groups that are gone go along.
+  // Each of several engines of one group has an entry. Entries of groups that are gone go along.
   const auto same = std::find_if(shown.places.begin(), shown.places.end(),
                                  [&](const auto& place) { return place.lock() == activity_; });
   if (same != shown.places.end()) shown.places.erase(same);

@@ -1,4 +1,4 @@
-// What all ranks do in a step, as a file that Perfetto and Chrome show (docs/profiling.md).
+// Writes what all ranks do in a step to a file that Perfetto and Chrome show (docs/profiling.md).
 //
 //   zero::StepProfile profile(engine.group());
 //   at::Tensor loss;

@@ -45,7 +45,7 @@ struct StepRecorder::State {
 
 namespace {
 
-// Whose steps the operators of a thread belong to.
+// The recorders whose steps the operators of a thread belong to.
 template <class State>
 struct Recorded {
   std::vector<std::weak_ptr<State>> states;
@@ -81,7 +81,7 @@ struct Running final : at::ObserverContext {
   std::optional<OperatorCost> cost;
 };
 
-// Of the first result, where the cost depends on it.
+// Returns the elements of the first result, if the cost depends on it.
 int64_t elements_of_result(const at::RecordFunction& range, const OperatorCost& cost) {
   if (!cost.needs_result()) return 0;
   for (const auto& output : range.outputs()) {

@@ -79,8 +79,8 @@ void StepWatch::add_loss(int64_t index, double loss) {
 
 std::string StepWatch::agree() {
   auto& group = engine_.group();
-  // What a rank says: whether it has something, when that was, how long its text is, and whether a
-  // parameter is to be looked at.
+  // A rank tells the others whether it has something, when that was, how long its text is, and
+  // whether a parameter is to be looked at.
   constexpr int64_t kNumbers = 6;
   auto mine = at::zeros({kNumbers}, at::kLong);
   if (found_) {

@@ -1,4 +1,5 @@
-// Where in a step of several ranks and micro-batches the first number that is not finite was made.
+// Finds where in a step of several ranks and micro-batches the first number that is not finite was
+// made.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +31,16 @@ class StepWatch {
 
   /// Forgets the step so far.
   void begin_step();
-  /// What follows is of micro-batch `index`, from 1; 0: of all together (layer-major).
+  /// From now on operators belong to micro-batch `index`, from 1, or to all together if it is 0
+  /// (layer-major).
   void begin_micro_batch(int64_t index);
   /// The loss of micro-batch `index`, behind its backward pass: what comes between this and the
   /// next `begin_micro_batch` is not looked at.
   void add_loss(int64_t index, double loss);
 
-  /// What came first on any rank, in sentences that begin with the rank and the micro-batch: the
-  /// same text on every rank, empty where every rank's operators, losses and gradients were finite.
-  /// Collective.
+  /// Returns what came first on any rank, in sentences that begin with the rank and the
+  /// micro-batch: the same text on every rank, empty where every rank's operators, losses and
+  /// gradients were finite. Collective.
   std::string agree();
   /// For a step whose gradients were finite on every rank: which parameter's sum over ranks and
   /// micro-batches is not; empty if none. Between backward and Engine::step, not with

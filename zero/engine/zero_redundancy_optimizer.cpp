@@ -27,7 +27,7 @@ constexpr const char* kOtherRank = "zero_redundancy_optimizer_rank";
 /// Saved states travel to rank 0 in pieces of this size.
 constexpr int64_t kStateBytes = int64_t{16} << 20;
 
-/// What a rank has to say of one parameter's gradient before a step.
+/// A rank's report on one parameter's gradient before a step.
 enum Gradient : uint8_t { absent = 0, dense = 1, unusable = 2 };
 
 Groups with_all_options(Groups groups, const torch::optim::Optimizer& made) {

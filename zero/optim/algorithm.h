@@ -1,6 +1,6 @@
 // An optimizer's file describes it here: name, limits of its numbers, states, formula, kernel.
-// Checks, tests and the engine go over these tables. What configuration files say of an optimizer
-// stands in zero/config/optimizers.
+// Checks, tests and the engine go over these tables. Configuration files find an optimizer's
+// keys in zero/config/optimizers.
 //
 // Note [An optimizer's file]
 // The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
@@ -48,16 +48,16 @@ struct Algorithm {
   /// Throws ConfigError where values do not go together.
   void (*check)(const T&) = nullptr;
   Reach reach = Reach::element;
-  /// Whether its reach is Reach::factors in the place of that; null: never.
+  /// Returns whether the reach is Reach::factors instead; null means never.
   bool (*is_factored)(const T&) = nullptr;
-  /// Of Reach::parameter: the second pass needs the directions of the first.
+  /// The second pass needs the directions of the first (Reach::parameter).
   bool keeps_direction = false;
   /// Beyond elements: the first pass over elements [begin, end), which leaves weights as they are.
   void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
                      int64_t end) = nullptr;
   void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
                                Findings&) = nullptr;
-  /// Of Reach::parameter and Reach::factors: Moment::ratio, of a parameter's elements.
+  /// Returns Moment::ratio for a parameter of `numel` elements (Reach::parameter, Reach::factors).
   double (*ratio)(const T&, const ParameterNorms&, int64_t numel) = nullptr;
   /// The kernel over elements [begin, end): the whole update, or the second pass.
   void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
@@ -81,7 +81,7 @@ void for_each_algorithm(const F& f) {
 /// Throws ConfigError unless `dtype` is Float, BFloat16 or Half; `what` names the array.
 void check_dtype(c10::ScalarType dtype, std::string_view what);
 
-// Of plain loops.
+// Plain loops read elements by these.
 
 /// The weight and the scaled gradient of element `i`, as fp32; 0 where there are no gradients.
 float weight_at(const Range& range, int64_t i);

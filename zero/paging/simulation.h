@@ -19,11 +19,11 @@
 //   update      unit by unit, when all gradients are there; on the device or on the host, with the
 //               reads before it, and the writes, copies and all-gathers of new parameters behind it
 //
-// What is simplified: an operator lasts as long as its FLOPs say; messages have no latency; the
-// host that hands out the work takes no time and waits for no copy; nothing else uses a resource;
-// and a gather waits for operators also where a frame is free before them, as a device's first ones
-// are. The engine computes no otherwise where the times are others: a schedule only decides what is
-// under way together.
+// The simulation simplifies: an operator lasts as long as its FLOPs say; messages have no latency;
+// the host that hands out the work takes no time and waits for no copy; nothing else uses a
+// resource; and a gather waits for operators also where a frame is free before them, as a device's
+// first ones are. The engine computes no otherwise where the times are others: a schedule only
+// decides what is under way together.
 //
 // Note [Exposed time]
 // Where the resource `compute` is idle it waits for something: the task that it does next began

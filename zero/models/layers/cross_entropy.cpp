@@ -178,7 +178,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-// Where the weight is `cast`, its dtype may be another.
+// Throws for shapes and dtypes that do not fit. A weight that is `cast` may have another dtype.
 void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
            bool cast) {
   const auto shape = [](const at::Tensor& tensor) {

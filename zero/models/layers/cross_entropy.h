@@ -14,7 +14,7 @@ struct LinearCrossEntropyOptions {
   /// The logits that may exist at a time, as bytes in fp32; at least one row is always computed. 0:
   /// kLogitsBytes, or kDeviceLogitsBytes on a device. See Note [Rows of a chunk].
   int64_t logits_bytes = 0;
-  /// Where backward leaves the gradient of `weight` instead of passing it on, if defined: a slot of
+  /// Backward leaves the gradient of `weight` here instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};
 };

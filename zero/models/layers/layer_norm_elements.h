@@ -49,7 +49,7 @@ struct Share {
   float mean, rstd;
 };
 
-/// What a row's dx needs of all of its columns: the sums of g and of g n.
+/// A row's dx needs these sums over all of its columns, of g and of g n.
 struct Sums {
   float plain = 0, normed = 0;
 };

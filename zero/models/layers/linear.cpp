@@ -64,7 +64,7 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   return result;
 }
 
-// What both functions below keep from forward to backward.
+// Keeps what both functions below need from forward to backward.
 void keep(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
           const std::optional<at::Tensor>& bias, bool transposed) {
   variable_list saved{x, weight};
@@ -144,7 +144,7 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   }
 };
 
-// Where nothing is cast all have one dtype; autocast casts fp32 and 16 bits alone.
+// Throws unless all have one dtype; autocast casts fp32 and 16 bits alone.
 void check_dtypes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   std::optional<at::ScalarType> cast) {
   const auto suits = [&](const at::Tensor& tensor) {

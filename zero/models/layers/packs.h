@@ -27,7 +27,8 @@ constexpr Pack<float, kCount> widened(const typename Numbers::Stored* from) {
 template <class Numbers>
 inline constexpr int kWidth = 16 / sizeof(typename Numbers::Stored);
 
-/// Whether packs of kWidth of all these arrays may be read: each begins at a multiple of 16 bytes.
+/// Returns whether packs of kWidth of all these arrays may be read: each begins at a multiple of 16
+/// bytes.
 template <class... Pointer>
 bool aligned(const Pointer*... arrays) {
   return ((reinterpret_cast<uintptr_t>(arrays) % 16 == 0) && ...);

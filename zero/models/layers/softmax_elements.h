@@ -27,7 +27,7 @@ struct Rows {
   double* losses;
 };
 
-/// What some logits add to their row's softmax. `sum` is of exp(logit - origin(largest)).
+/// The part that some logits add to their row's softmax. `sum` is of exp(logit - origin(largest)).
 struct Part {
   float largest = -std::numeric_limits<float>::infinity();
   float sum = 0;
@@ -35,8 +35,8 @@ struct Part {
 
 inline constexpr float kLog2OfE = 1.44269504088896340736F;
 
-/// What is subtracted from logits before the exponential. Logits of minus infinity have a
-/// probability of zero, also where a share has no others.
+/// Returns the number that is subtracted from logits before the exponential. Logits of minus
+/// infinity have a probability of zero, also where a share has no others.
 constexpr float origin(float largest) {
   return largest == -std::numeric_limits<float>::infinity() ? 0.0F : largest;
 }
