@@ -46,7 +46,8 @@ struct LossAndGradients {
 // change neither sum.
 at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype) {
   const int64_t rows = padded_rows(weight);
-  if (rows == weight.size(0)) return weight.to(dtype);  // itself, where it has that dtype
+  // No operator runs where there is nothing to do: profilers count what touches a parameter.
+  if (rows == weight.size(0)) return weight.scalar_type() == dtype ? weight : weight.to(dtype);
   auto whole = at::empty({rows, weight.size(1)}, weight.options().dtype(dtype));
   whole.narrow(0, 0, weight.size(0)).copy_(weight);
   whole.narrow(0, weight.size(0), rows - weight.size(0)).zero_();
