@@ -9,7 +9,7 @@ A file has changed if it is unlike that of the last commit that passed a gate he
 newest first parent that is a day older than HEAD is compared instead. The end of the output names the parts that did not fit into the time;
 long tests among them are due in the next gate here.
 
-Environment: ALL=1 runs everything, whatever the time; PLAN=1 only says what would run; GATE_MINUTES is the time [60];
+Environment: ALL=1 runs everything, whatever the time; PLAN=1 only says what would run; GATE_MINUTES is the time [30];
 GATE_STUB=1 replaces what takes long by its name, to try this script.
 """
 import hashlib
@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARDS = 4
 TSAN_SHARD = 3
 TSAN_MINUTES = 20  # a build of the library from nothing and three tests
+TSAN_LIMIT = 60  # minutes of a gate at most, where ThreadSanitizer is due
 LINT_FILES = 16  # of 10 s of one core each
 FUZZERS = {"config": ["zero/config/"], "safetensors": ["zero/checkpoint/"], "tokenizer": ["zero/data/tokenizer", "zero/data/utf8"],
            "tokens": ["zero/data/token_"]}
@@ -37,7 +38,7 @@ ALL = os.environ.get("ALL", "") == "1"
 PLAN = os.environ.get("PLAN", "") == "1"
 IN_PLACE = os.environ.get("ZERO_GATE_PLACE", "") == str(ROOT)  # and not in a checkout where somebody works
 STUB = os.environ.get("GATE_STUB", "") == "1"
-MINUTES = float("inf") if ALL else float(os.environ.get("GATE_MINUTES", 60))
+MINUTES = float("inf") if ALL else float(os.environ.get("GATE_MINUTES", 30))
 START = time.monotonic()
 
 
@@ -122,11 +123,11 @@ class Gate:
         if targets:  # without any the script would build all
             self.run(f"build {preset}", ["scripts/build.sh", preset, "--keep-going", *targets], f"{len(targets)} targets")
 
-    def fits(self, what, minutes):
+    def fits(self, what, minutes, limit=MINUTES):
         """Returns whether there is time for a part of so many minutes. If not, the end of the output names it."""
-        if elapsed() + minutes <= MINUTES:
+        if elapsed() + minutes <= limit:
             return True
-        self.leave_out(what, f"{minutes:.0f} minutes more, and {elapsed():.0f} of {MINUTES:.0f} have gone")
+        self.leave_out(what, f"{minutes:.0f} minutes more, and {elapsed():.0f} of {limit:.0f} have gone")
         return False
 
 
@@ -274,7 +275,7 @@ def main():
         gate.run("test changed", ["scripts/test.sh", "release", "-R", names_pattern(fit)], " ".join(test.name for test in fit))
 
     if shard == TSAN_SHARD or ALL:
-        if gate.fits("ThreadSanitizer", TSAN_MINUTES):
+        if gate.fits("ThreadSanitizer", TSAN_MINUTES, max(MINUTES, TSAN_LIMIT)):
             gate.run("configure tsan", ["scripts/build.sh", "tsan", "--configure"], slow=False)
             threads = [test for test in tests_of("tsan") if "tsan" in test.builds]
             gate.build("tsan", threads)
