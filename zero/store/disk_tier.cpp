@@ -360,6 +360,7 @@ void DiskTier::for_each_part(
       c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
   const int64_t all = entries_of(unit, array, this->unit(unit).numel);
   ensure(entries.begin >= 0 && entries.end <= all, "a range lies within its array");
+  if (entries.empty()) return;
   const int64_t of_block = entries_of(unit, array, block_numel_);
   for (int64_t block = entries.begin / of_block; block * of_block < entries.end; ++block) {
     const int64_t start = block * of_block;
