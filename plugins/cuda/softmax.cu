@@ -11,9 +11,16 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreads = kWarp * kWarp;  // so that one warp joins what the warps found
-// Two rows at a time in each multiprocessor: what all of them read stays in the cache of the device
-// until it is read again.
-constexpr int kBlocksAtOnce = 2;
+// Threads that a multiprocessor of the device holds: 2048 on 8.0, 9.0 and 10.0; 1536 on 8.6, 8.9
+// and 12.0. (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".)
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ % 100 != 0 || __CUDA_ARCH__ >= 1200)
+constexpr int kThreadsAtOnce = 1536;
+#else
+constexpr int kThreadsAtOnce = 2048;
+#endif
+// A multiprocessor works on as many rows at a time as it has threads for: the rows stay in the
+// cache of the device until they are read again.
+constexpr int kBlocksAtOnce = kThreadsAtOnce / kThreads;
 
 /// All lanes get the part of their warp, of the same bits.
 __device__ softmax::Part join_warp(softmax::Part part) {
