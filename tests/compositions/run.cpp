@@ -440,12 +440,7 @@ bool adds_in_another_order(const Setup& setup) {
   // A second loss may come when the sum of the first has been made: Note [Early reductions].
   const bool late = setup.hosts > 1 && std::ranges::count(setup.steps, "two_losses") > 0 &&
                     (config.stage < 2 || shards_nothing(config));
-  // One rank that shards nothing rounds the sum of a step as it would be sent, and not each
-  // micro-batch's.
-  const bool rounded = setup.ranks() == 1 && config.communication_dtype.has_value() &&
-                       config.gradient_accumulation_steps > 1 && config.stage >= 2 &&
-                       shards_over_one(config);
-  return deferred || late || rounded;
+  return deferred || late;
 }
 
 template <class Number>

@@ -774,7 +774,8 @@ void add_reduction(All& all) {
        .details =
            "Sums are added up in fp32 and rounded once, whatever it is: \"fp32\" sends twice "
            "the bytes of 16 bits and gives what those give, \"bf16\" and \"fp16\" halve what "
-           "fp32 gradients take. Refused between bf16 and fp16.",
+           "fp32 gradients take. One rank sends nothing and rounds nothing. Refused between "
+           "bf16 and fp16.",
        .spellings = kDtypes},
       &Config::communication_dtype);
   engine.add("prescale_gradients",

@@ -26,7 +26,8 @@ GradientForm gradient_form(const Config& config, const FormSettings& settings, c
   const bool of_one_pass = sharded.gradients && !config.layer_major_accumulation;
   const auto usual = of_one_pass ? form.dtype : form.gradient_dtype;
   const bool divides = config.gradient_predivisor(grid.ranks(), sharded.gradients) != 1;
-  const auto chosen = config.communication_dtype
+  const bool sends = grid.ranks() > 1;
+  const auto chosen = sends && config.communication_dtype
                           ? std::optional(dtype_of(*config.communication_dtype))
                           : std::nullopt;
 

@@ -11,7 +11,8 @@
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
-//   - A rank that is alone gives its array to the host as it is: that has no more bits to give.
+//   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
+//     gives its array to the host as it is: that has no more bits to give.
 //   - A backend of others adds arrays of one dtype, so where the sum is wider it sends that.
 #pragma once
 
