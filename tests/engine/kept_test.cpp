@@ -55,39 +55,6 @@ TEST(KeptParameters, GiveTheBitsOfFullSharding) {
   }
 }
 
-// Each host keeps what the messages say, as hosts that keep nothing gather it.
-TEST(KeptParameters, ThatComeQuantisedGiveTheBitsOfThoseThatAreNotKept) {
-  for (const bool bf16 : {false, true}) {
-    const auto c = quantised(clipped(3, bf16, 2));
-    expect_same(outcome_of(kTwoByTwo, kept(c)), outcome_of(kTwoByTwo, c));
-    expect_same(outcome_of({3, 2}, kept(c)), outcome_of({3, 2}, c));
-  }
-}
-
-TEST(KeptParameters, GiveTheSameBitsWheneverUpdatesRun) {
-  const auto trained = [](const Config& c) {
-    std::mutex mutex;
-    std::vector<at::Tensor> result;
-    run_in(kTwoByTwo, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-      train(engine, *net, 5);
-      const auto all = weights(engine);
-      const std::lock_guard lock(mutex);
-      result = all;
-    });
-    return result;
-  };
-  auto in_backward = config(3, true);
-  in_backward.update_in_backward = true;
-  expect_equal(trained(kept(in_backward)), trained(in_backward));
-  auto offloaded = config(3, true, 2);
-  offloaded.offload_optimizer.device = OffloadDevice::cpu;
-  expect_equal(trained(kept(offloaded)), trained(offloaded));
-  offloaded.offload_optimizer.delayed_update_after = 2;
-  expect_equal(trained(kept(offloaded)), trained(offloaded));
-}
-
 TEST(KeptParameters, LieOnceOnEachHostByTheFormulaAndTheLedger) {
   for (const bool quantise : {false, true}) {
     run_in(kTwoByTwo, [&](auto group) {
