@@ -422,16 +422,7 @@ constexpr Category kOrder[] = {Category::parameters,       Category::gradients,
                                Category::activations};
 
 std::optional<int64_t> formula(const train::RankMemory& memory, Category category) {
-  switch (category) {
-    case Category::parameters:
-      return memory.parameters_formula;
-    case Category::gradients:
-      return memory.gradients_formula;
-    case Category::optimizer:
-      return memory.optimizer_formula;
-    default:
-      return std::nullopt;
-  }
+  return memory.formula[static_cast<size_t>(category)];
 }
 
 int64_t peak(const train::RankMemory& memory, Category category) {
