@@ -167,17 +167,6 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
 }
 
 TEST(HybridSharding, RefusesSizesThatDoNotSuitTheHosts) {
-  const auto refusal = [](World world, const Config& c) {
-    std::string message;
-    std::mutex mutex;
-    run_in(world, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
-      const std::lock_guard lock(mutex);
-      message = mine;
-    });
-    return message;
-  };
   EXPECT_THAT(refusal(kTwoByTwo, hybrid(config(3), 3)),
               AllOf(HasSubstr("mics_shard_size is 3"), HasSubstr("4 ranks, 2 on each host"),
                     HasSubstr("Use one of 1, 2, 4.")));

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
-#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -211,17 +210,6 @@ TEST(KeptParameters, GoWithTheirEngineWhichAnotherMayReplace) {
 }
 
 TEST(KeptParameters, AreRefusedWhereTheyDoNotSuitTheHosts) {
-  const auto refusal = [](World world, const Config& c) {
-    std::string message;
-    std::mutex mutex;
-    run_in(world, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
-      const std::lock_guard lock(mutex);
-      message = mine;
-    });
-    return message;
-  };
   EXPECT_THAT(refusal(kTwoByTwo, kept(config(3), 4)),
               AllOf(HasSubstr("zero_hpz_partition_size is 4"), HasSubstr("2 ranks on each host"),
                     HasSubstr("Use 2, or leave it out")));
