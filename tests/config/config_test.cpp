@@ -20,12 +20,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 std::string error_of(std::string_view text, int world = 2) {
-  try {
-    Config::parse(text, world);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
+  return message_of<ConfigError>([&] { Config::parse(text, world); });
 }
 
 std::string warning_of(std::string_view text, bool lenient = false) {
