@@ -233,7 +233,7 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
   }
 }
 
-// What a rank's pass does before the one that counts.
+// The pass that a rank makes before the one that counts.
 enum class Pass { none, whole, throws_last, throws_first };
 
 // Returns a loss whose backward pass throws: in the last layer, before any unit is complete, or in
