@@ -92,7 +92,8 @@ void check_own_name(Report& report, const fs::path& root, int hosts) {
 }
 
 void check_transport(Report& report, const comm::Lookup& variable) {
-  const auto transport = variable("ZERO_TRANSPORT").value_or("gloo");
+  auto transport = variable("ZERO_TRANSPORT").value_or("");
+  if (transport.empty()) transport = "gloo";
   std::vector<std::string> plugins;
   std::error_code ignored;
   for (const char* name : {"openmpi", "mpich"}) {

@@ -94,7 +94,8 @@ std::string table(const std::vector<Line>& lines, const std::string& prefix = ""
 /// Sections of which no key acts, in a line for each reason: their keys by their last parts.
 std::string table_without_effect(const std::vector<std::vector<Line>>& sections) {
   std::string text =
-      "## Sections without effect\nWhere a section is switched off, nothing is said of it.\n\n"
+      "## Sections without effect\nWhere a section is switched off, nothing is said of it. `*` is "
+      "every other key of the section.\n\n"
       "| section | keys | what becomes of it |\n|---|---|---|\n";
   for (const auto& lines : sections) {
     std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
