@@ -24,7 +24,7 @@ class Section {
   }
   /// Refuses the keys that follow, and says what to use `instead`.
   Section& refused(std::string_view instead, List holds = {}) {
-    about_ = {.sentence = "Not here", .holds = std::move(holds), .refused = instead};
+    about_ = {.sentence = "Not supported", .holds = std::move(holds), .refused = instead};
     return *this;
   }
   template <class Value>
@@ -58,9 +58,8 @@ class Section {
 void add_reports(All& all) {
   Section(all, "comet")
       .without_effect(
-          "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
-          "step's numbers, and validations, memory and traffic; `tensorboard` and `csv_monitor` "
-          "act.")
+          "libzero sends nothing to Comet, and writes nothing for it. log.jsonl has the numbers of "
+          "every step, validations, memory and traffic. Use `tensorboard` or `csv_monitor`.")
       .keys<bool>({"enabled"})
       .keys<double>({"samples_log_interval"})
       .keys<std::string>(
@@ -68,8 +67,8 @@ void add_reports(All& all) {
       .keys<bool>({"online"});
   Section(all, "wandb")
       .without_effect(
-          "libzero writes no run for Weights & Biases. Switch on the section `tensorboard` "
-          "(--tensorboard DIR): `wandb sync DIR` sends its event files.")
+          "libzero writes nothing for Weights & Biases. Switch on the section `tensorboard` "
+          "(--tensorboard DIR), and send its event files with `wandb sync DIR`.")
       .keys<bool>({"enabled"})
       .keys<std::string>({"output_path", "group", "team", "project"});
   Section(all, "timers")
@@ -81,17 +80,16 @@ void add_reports(All& all) {
           "peak.",
           {false})
       .keys<bool>({"memory_breakdown"})
-      .without_effect("The first line of log.jsonl has the configuration in force.", {false})
+      .without_effect("The first line of log.jsonl is the configuration in force.", {false})
       .keys<bool>({"dump_state"})
-      .without_effect("There is one level of messages.")
+      .without_effect("libzero has one level of messages.")
       .keys<std::string>({"log_level"});
 }
 
 void add_checkpoint(All& all) {
   Section(all, "checkpoint")
       .without_effect(
-          "A checkpoint is whole or absent, and each rank writes and reads its part of "
-          "it.",
+          "A checkpoint is complete or absent, and each rank always writes and reads its own part.",
           {"Warn", "WARN", "warn", "Ignore", "IGNORE", "ignore", false})
       .keys<std::string>({"tag_validation"})
       .keys<bool>({"load_universal", "use_node_local_storage", "parallel_write.pipeline_stage"})
@@ -236,18 +234,18 @@ void add_data(All& all) {
                      "data_routing.random_ltd.layer_token_lr_schedule.warmup_layer_tokens"})
       .keys<std::string>({"data_routing.random_ltd.layer_token_lr_schedule.warmup_type"});
   Section(all, "")
-      .without_effect("All sequences are whole.", {true, false})
+      .without_effect("All batches are complete.", {true, false})
       .keys<bool>({"dataloader_drop_last"})
-      .without_effect("`train.vocab_size` is the model's.")
+      .without_effect("Use `train.vocab_size`.")
       .keys<double>({"vocabulary_size"})
-      .without_effect("`train.steps` (--steps) is the run's.")
+      .without_effect("Use `train.steps` (--steps).")
       .keys<double>({"train_steps"});
 }
 
 void add_parallelism(All& all) {
   constexpr const char* kNoOther =
-      "libzero has data parallelism alone: each rank passes whole sequences through all layers. "
-      "Stage 3 and offloading train what does not fit otherwise.";
+      "libzero has only data parallelism: each rank passes whole sequences through all layers. For "
+      "models that do not fit, use stage 3 and offloading.";
   Section(all, "tensor_parallel")
       .refused(kNoOther, {0, 1})
       .keys<double>({"autotp_size", "tp.tp_size", "tensor_parallel.tp_size"})
@@ -312,7 +310,7 @@ void add_parallelism(All& all) {
 
 void add_tuning(All& all) {
   Section(all, "autotuning")
-      .without_effect("Nothing is tuned by itself: `zero bench step` measures a step.")
+      .without_effect("libzero does not tune itself. Use `zero bench step` to measure a step.")
       .keys<bool>({"enabled", "fast", "overwrite", "model_info.profile"})
       .keys<std::string>(
           {"results_dir", "exps_dir", "metric", "metric_path", "tuner_type", "model_info_path"})
@@ -324,25 +322,27 @@ void add_tuning(All& all) {
       .keys<Json>({"arg_mappings"});
   Section(all, "elasticity")
       .refused(
-          "libzero does not choose a batch by the number of ranks, as DeepSpeed does then, in "
-          "place of the keys of the batch. Set train_batch_size and "
-          "train_micro_batch_size_per_gpu, and leave the section out or switch it off.")
+          "libzero does not choose a batch by the number of ranks, as DeepSpeed's elasticity does. "
+          "Set train_batch_size and train_micro_batch_size_per_gpu, and leave the section out or "
+          "switch it off.")
       .keys<bool>({"enabled", "ignore_non_elastic_batch_info", "prefer_larger_batch"})
       .keys<double>({"max_train_batch_size", "min_gpus", "max_gpus", "min_time", "version",
                      "num_gpus_per_node", "model_parallel_size"})
       .keys<List>({"micro_batch_sizes"});
   Section(all, "compile")
-      .without_effect("Operators run as LibTorch has them; nothing is compiled.", {false})
+      .without_effect("libzero runs LibTorch's operators as they are, and compiles nothing.",
+                      {false})
       .keys<bool>({"enabled", "disable", "deepcompile", "autoep_non_moe", "free_activation",
                    "offload_activation", "offload_opt_states", "symmetric_memory", "debug_log",
                    "offload_parameters", "sync_before_reduce", "sync_after_reduce",
                    "sync_before_allgather", "sync_after_allgather", "keep_all_input_tensors"})
-      .without_effect("Operators run as LibTorch has them; nothing is compiled.", {true})
+      .without_effect("libzero runs LibTorch's operators as they are, and compiles nothing.",
+                      {true})
       .keys<bool>({"offload_activation_pin_memory", "double_buffer", "keep_int_input_tensors"})
       .keys<double>({"free_activation_threshold"})
       .keys<Json>({"backend", "kwargs", "passes"});
   Section(all, "hybrid_engine")
-      .without_effect("The engine that trains also generates.")
+      .without_effect("The training engine also generates text.")
       .keys<bool>({"enabled", "release_inference_cache", "pin_parameters", "enable_cuda_graph"})
       .keys<double>({"max_out_tokens", "inference_tp_size", "tp_gather_partition_size"});
   Section(all, "")
@@ -350,13 +350,13 @@ void add_tuning(All& all) {
       .keys<Json>({"inference"})
       .without_effect("It concerns CUDA graphs.", {false})
       .keys<bool>({"graph_harvesting"})
-      .without_effect("There is no garbage collector.", {true, false})
+      .without_effect("libzero has no garbage collector.", {true, false})
       .keys<bool>({"disable_python_gc"});
 }
 
 void add_numbers(All& all) {
   Section(all, "amp")
-      .refused("Apex's mixed precision is not here: use the section bf16 or fp16.")
+      .refused("libzero does not have Apex's mixed precision. Use the section bf16 or fp16.")
       .keys<bool>({"enabled"})
       .keys<Json>({"opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
                    "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses",
@@ -364,20 +364,22 @@ void add_numbers(All& all) {
   Section(all, "")
       .without_effect("Every optimizer here is tested at every stage.", {true, false})
       .keys<bool>({"zero_allow_untested_optimizer"})
-      .without_effect("An update in host memory is always libzero's own.", {true})
+      .without_effect("libzero always uses its own update in host memory.", {true})
       .keys<bool>({"zero_force_ds_cpu_optimizer"})
-      .without_effect("Gradients of embeddings are reduced like all others.", {false})
+      .without_effect("Gradients of embeddings are reduced like all other gradients.", {false})
       .keys<bool>({"sparse_gradients"})
-      .without_effect("Sums of gradients are always in fp32.", {true})
+      .without_effect("Gradients are always summed in fp32.", {true})
       .keys<bool>({"fp32_allreduce", "allreduce_always_fp32"})
       .without_effect("New parameters are always gathered.", {false})
       .keys<bool>({"disable_allgather"})
-      .without_effect("`zero_optimization.unit_bytes` says how much is gathered at once.")
+      .without_effect("`zero_optimization.unit_bytes` is the size that is gathered at once.")
       .keys<double>({"allgather_size"})
       .refused("The engine counts micro-batches itself: set gradient_accumulation_steps.", {true})
       .keys<bool>({"managed_gradient_accumulation"})
-      .refused("Gradients are averaged over ranks. For their sum multiply the loss by the ranks.",
-               {"mean"})
+      .refused(
+          "libzero averages gradients over ranks. To get their sum, multiply the loss by the "
+          "number of ranks.",
+          {"mean"})
       .keys<std::string>({"gradient_allreduce_op"});
 }
 
