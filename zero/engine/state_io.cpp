@@ -61,23 +61,27 @@ void check_replaceable(const fs::path& folder) {
 
 }  // namespace
 
-StateParts Engine::Impl::parts() { return {layout, *table, model, *factored, config}; }
+StateParts Engine::Impl::parts() {
+  return {plan.layout(), flows.table(), plan.model(), flows.factored(), plan.config()};
+}
 
-Progress Engine::Impl::progress() const { return {steps, update->steps(), loss_scale}; }
+Progress Engine::Impl::saved_progress() const {
+  return {progress.steps(), flows.update().steps(), progress.loss_scale()};
+}
 
 void Engine::Impl::load_states(std::string_view label,
                                const std::function<std::unique_ptr<StateSource>()>& open) {
   std::unique_ptr<StateSource> source;
-  Progress progress;
-  comm::agree<CheckpointError>(group(), label, [&] {
+  Progress loaded;
+  comm::agree<CheckpointError>(plan.group(), label, [&] {
     source = open();
-    progress = source->progress();
-    schedule->wait();
+    loaded = source->progress();
+    flows.schedule().wait();
   });
-  replace_states(label, [&] {
-    steps = progress.steps;
-    loss_scale = progress.loss_scale;
-    update->steps() = std::move(progress.parameter_steps);
+  changes.replace_states(label, [&] {
+    progress.set_steps(loaded.steps);
+    progress.loss_scale() = loaded.loss_scale;
+    flows.update().steps() = std::move(loaded.parameter_steps);
     restore(parts(), *source);
   });
 }
@@ -86,28 +90,29 @@ void Engine::save(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  impl.at_boundary("Engine::save");
+  impl.changes.at_boundary("Engine::save");
   const auto partial = WholeFolder::partial(folder);
   std::optional<WholeFolder> whole;
-  impl.change_parameters("Engine::save");
-  const int rank = impl.group().rank();
-  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
+  impl.changes.change_parameters("Engine::save");
+  const int rank = impl.plan.group().rank();
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
     if (rank != 0) return;
     check_replaceable(folder);
     whole.emplace(folder, &fail<CheckpointError>);
   });
-  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
-    const bool owns =
-        impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0 : rank == 0;
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
+    const bool owns = impl.plan.placement().sharded.optimizer
+                          ? impl.plan.placement().replicas->rank() == 0
+                          : rank == 0;
     const auto sink = shard_sink(impl.parts(), owns);
-    SavedFile file(impl.parts(), *sink, impl.progress(),
-                   partial / shard_name(rank, impl.group().size()), owns);
+    SavedFile file(impl.parts(), *sink, impl.saved_progress(),
+                   partial / shard_name(rank, impl.plan.group().size()), owns);
     for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
       sink->write(file.writer(), unit, state, cell);
     });
     file.commit();
   });
-  comm::agree<CheckpointError>(impl.group(), "Engine::save", [&] {
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
     if (whole) whole->commit();
   });
 }
@@ -116,15 +121,16 @@ void Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  comm::agree<CheckpointError>(impl.group(), "Engine::load", [&] {
-    if (impl.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::load", [&] {
+    if (impl.plan.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
   });
   const auto file_of = [&](int rank) {
-    return fs::path(folder) / shard_name(rank, impl.group().size());
+    return fs::path(folder) / shard_name(rank, impl.plan.group().size());
   };
-  const int owner = impl.placement.sharded.optimizer ? impl.placement.shards->rank() : 0;
+  const int owner =
+      impl.plan.placement().sharded.optimizer ? impl.plan.placement().shards->rank() : 0;
   impl.load_states("Engine::load", [&] {
-    return open_shards(impl.parts(), file_of(owner), file_of(impl.group().rank()), file_of(0));
+    return open_shards(impl.parts(), file_of(owner), file_of(impl.plan.group().rank()), file_of(0));
   });
 }
 
@@ -132,14 +138,15 @@ void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  impl.at_boundary("Engine::save_full");
-  impl.change_parameters("Engine::save_full");
-  const auto sink = tensor_sink(
-      impl.parts(), [&](int64_t unit, const at::Tensor& owned) { return impl.full(unit, owned); });
+  impl.changes.at_boundary("Engine::save_full");
+  impl.changes.change_parameters("Engine::save_full");
+  const auto sink = tensor_sink(impl.parts(), [&](int64_t unit, const at::Tensor& owned) {
+    return impl.flows.table().full(unit, owned);
+  });
   std::unique_ptr<SavedFile> file;  // of rank 0 alone
-  comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
-    if (impl.group().rank() == 0)
-      file = std::make_unique<SavedFile>(impl.parts(), *sink, impl.progress(), path, true);
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save_full", [&] {
+    if (impl.plan.group().rank() == 0)
+      file = std::make_unique<SavedFile>(impl.parts(), *sink, impl.saved_progress(), path, true);
   });
   // Rank 0 may fail to write in the middle. It still takes part in the gathers, and all ranks learn
   // of the failure at the end.
@@ -155,7 +162,7 @@ void Engine::save_full(const std::string& path) {
   for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
     attempt([&] { sink->write(file->writer(), unit, state, cell); });
   });
-  comm::agree<CheckpointError>(impl.group(), "Engine::save_full", [&] {
+  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save_full", [&] {
     attempt([&] { file->commit(); });
     if (!failure.empty()) throw CheckpointError(failure);
   });
