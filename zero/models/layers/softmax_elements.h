@@ -115,7 +115,7 @@ constexpr void write_gradient(const Rows<Numbers>& rows, int64_t number, int64_t
   const float scale = rows.scales[number];
   const float from = origin(whole.largest);
   const float factor = scale / whole.sum;
-  // What the wanted probabilities take away, of every word and of the target beside.
+  // The wanted probabilities take this from every word, and the target loses `most` beside it.
   const float rest = rows.smoothing / static_cast<float>(vocabulary) * scale;
   const float most = (1 - rows.smoothing) * scale;
   const auto write = [&]<int kWidth>(int64_t begin) {
