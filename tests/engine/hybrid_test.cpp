@@ -215,12 +215,7 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
     continues(c, false);
     continues(c, true);
     continues(clipped(stage, true), true);
-    run_in(kTwoByTwo, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{}, clipped(stage, true), group);
-      EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "sharded"); }),
-                  AllOf(HasSubstr("world_size 2"), HasSubstr("has 4"), HasSubstr("save_full")));
-    });
+    continues(clipped(stage, true), false);
   }
 }
 
