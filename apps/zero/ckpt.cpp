@@ -45,7 +45,8 @@ void inspect(const std::filesystem::path& folder, bool parameters) {
     for (const auto& state : each.states) states += fmt::format(" {} {}", state.name, state.format);
     for (const auto& [name, shape] : each.factored)
       states += fmt::format(" {} [{}]", name, fmt::join(shape, ", "));
-    fmt::print("  {} [{}] step {}:{}\n", each.name, fmt::join(each.shape, ", "), each.steps, states);
+    fmt::print("  {} [{}] step {}:{}\n", each.name, fmt::join(each.shape, ", "), each.steps,
+               states);
   }
 }
 
@@ -57,7 +58,7 @@ void prune(const std::filesystem::path& folder, int64_t last, int64_t every) {
   const auto keeps = [&](int64_t step) {
     return step >= oldest || (every > 0 && step % every == 0);
   };
-  // What stays must be sound before anything goes.
+  // The newest must be sound before anything goes.
   if (!all.empty()) verify(run.checkpoint(all.back()), read_manifest(run.checkpoint(all.back())));
   for (const auto step : all) {
     if (!keeps(step)) fmt::print("removed {}\n", run.checkpoint(step).string());
@@ -79,8 +80,8 @@ int ckpt(const Arguments& arguments) {
   auto* checks =
       parser.add_subcommand("verify", "Reads every byte of a checkpoint and compares checksums.");
   checks->add_option("folder", folder, "The checkpoint")->required()->type_name("DIR");
-  auto* prunes = parser.add_subcommand(
-      "prune", "Removes a run's old checkpoints, if the newest is sound.");
+  auto* prunes =
+      parser.add_subcommand("prune", "Removes a run's old checkpoints, if the newest is sound.");
   prunes->add_option("folder", folder, "The run's folder (--out)")->required()->type_name("DIR");
   prunes->add_option("--keep-last", last, "Newest checkpoints that stay")
       ->capture_default_str()

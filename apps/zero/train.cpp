@@ -85,8 +85,7 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   const auto asked = run_asked_for(line, text, origin);
-  if (train::continues(asked.program))
-    train::RunFolder(asked.program.out).check(false, true);
+  if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
   const auto saved = asked.program.resume
                          ? train::saved_settings(train::find_checkpoint(asked.program))
                          : std::nullopt;
@@ -97,9 +96,8 @@ int train(const Arguments& arguments) {
     if (tells) warn(warning);
   };
   if (saved) {
-    const auto configuration = asked.batch
-                                   ? saved->configuration
-                                   : train::keep_global_batch(*saved, ranks.size());
+    const auto configuration =
+        asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
     text = train::override_settings(configuration, text, origin);
     if (origin.empty()) origin = "The checkpoint";
   }

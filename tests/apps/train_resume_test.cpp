@@ -140,8 +140,8 @@ TEST_F(TrainResume, TakesTheNewestCheckpointThatIsSoundAndNamesTheOthers) {
   auto outcome = resume({"6", "--steps", "7"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("rank-1-of-2.safetensors' is damaged"));
-  outcome = test::run({ZERO_PROGRAM, "train", "--resume", "auto", "--out", folder_.out(), "--steps",
-                       "6"});
+  outcome = test::run(
+      {ZERO_PROGRAM, "train", "--resume", "auto", "--out", folder_.out(), "--steps", "6"});
   EXPECT_EQ(outcome.status, 2) << "the manifest of step 6 is sound, and there is no step left";
   // From step 2 on it does again what it did.
   std::filesystem::remove(folder_.out() / "checkpoint-6/rank-1-of-2.safetensors");
@@ -177,8 +177,8 @@ TEST_F(TrainResume, GoesOnFromAStepOrAFolder) {
   const auto losses = folder_.losses();
   const auto from = folder_.out() / "checkpoint-4";
   // In a folder of its own: the steps behind the checkpoint.
-  auto outcome = test::run({ZERO_PROGRAM, "train", "--resume", from, "--out", folder_.out("other"),
-                            "--steps", "6"});
+  auto outcome = test::run(
+      {ZERO_PROGRAM, "train", "--resume", from, "--out", folder_.out("other"), "--steps", "6"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(folder_.losses("other"), (std::vector<float>{losses[4], losses[5]}));
   EXPECT_TRUE(folder_.weights("other") == folder_.weights());
@@ -196,7 +196,8 @@ TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
   ASSERT_EQ(folder_.train(with_steps("4")).status, 0);
   ASSERT_EQ(folder_.train(with_steps("8"), "whole").status, 0);
   const auto expected = folder_.losses("whole");
-  std::filesystem::copy(folder_.out(), folder_.out("one"), std::filesystem::copy_options::recursive);
+  std::filesystem::copy(folder_.out(), folder_.out("one"),
+                        std::filesystem::copy_options::recursive);
   const auto outcome = test::run({ZERO_PROGRAM, "train", "--resume", "--out", folder_.out("one"),
                                   "--nproc", "1", "--stage", "0", "--steps", "8"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
@@ -217,11 +218,10 @@ TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
 }
 
 TEST_F(TrainResume, KeepsAsManyCheckpointsAsItIsTold) {
-  ASSERT_EQ(folder_
-                .train({"--steps", "7", "--save-every", "1", "--keep-last", "2", "--keep-every",
-                        "3"})
-                .status,
-            0);
+  ASSERT_EQ(
+      folder_.train({"--steps", "7", "--save-every", "1", "--keep-last", "2", "--keep-every", "3"})
+          .status,
+      0);
   const auto kept = [&] {
     std::set<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder_.out())) {
@@ -234,7 +234,8 @@ TEST_F(TrainResume, KeepsAsManyCheckpointsAsItIsTold) {
   EXPECT_EQ(shown.status, 0) << shown.err;
   EXPECT_THAT(shown.out, AllOf(HasSubstr("checkpoint-7: step 7, by libzero"),
                                HasSubstr("on 2 ranks"), HasSubstr("attached: train")));
-  EXPECT_EQ(test::run({ZERO_PROGRAM, "ckpt", "prune", folder_.out(), "--keep-last", "1"}).status, 0);
+  EXPECT_EQ(test::run({ZERO_PROGRAM, "ckpt", "prune", folder_.out(), "--keep-last", "1"}).status,
+            0);
   EXPECT_EQ(kept(), std::set<std::string>{"checkpoint-7"});
 }
 

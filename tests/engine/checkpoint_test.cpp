@@ -34,8 +34,8 @@ States states_of(Engine& engine) {
   States all;
   for (const auto& name : engine.parameter_names()) {
     all[name] = engine.parameter(name).clone();
-    for (const auto* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance",
-                              "row_var", "col_var"}) {
+    for (const auto* state :
+         {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance", "row_var", "col_var"}) {
       try {
         all[name + "." + state] = engine.optimizer_state(name, state).clone();
       } catch (const ConfigError&) {  // it has none of that name
@@ -68,7 +68,7 @@ Place on(int ranks, const Config& c, const Optimizer& optimizer = AdamW{.lr = 1e
   return {{1, ranks}, c, optimizer};
 }
 
-// What rank 0 sees.
+// The states that rank 0 sees.
 States run_at(const Place& place, const std::function<void(Engine&, Net&)>& body) {
   States seen;
   run_in(place.world, [&](auto group) {
@@ -183,8 +183,8 @@ TEST(Checkpoint, KeepsTheBitsOfEveryFormatOfMoments) {
     expect_same(load(on(2, with(StateFormat::fp32)), path), saved);
     // Others are the nearest.
     const auto coded = load(on(2, with(StateFormat::eight_bit)), path);
-    EXPECT_TRUE(torch::allclose(coded.at("b.weight.exp_avg"), saved.at("b.weight.exp_avg"), 0.07,
-                                1e-4));
+    EXPECT_TRUE(
+        torch::allclose(coded.at("b.weight.exp_avg"), saved.at("b.weight.exp_avg"), 0.07, 1e-4));
   }
 }
 
@@ -288,7 +288,8 @@ std::string refusal(const fs::path& folder, const Optimizer& optimizer) {
 }
 
 struct Wider : nn::Module {
-  Wider() : a(register_module("a", nn::Linear(7, 34))), b(register_module("b", nn::Linear(33, 29))) {}
+  Wider()
+      : a(register_module("a", nn::Linear(7, 34))), b(register_module("b", nn::Linear(33, 29))) {}
   nn::Linear a, b;
 };
 
@@ -347,13 +348,16 @@ TEST(Checkpoint, EveryFlippedByteAndEveryTruncationIsFound) {
       std::ofstream(file, std::ios::binary | std::ios::trunc) << content;
     };
     for (size_t i = 0; i < bytes.size(); ++i) {
-      auto flipped = bytes;
-      flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
-      put(flipped);
+      std::fstream in_place(file, std::ios::in | std::ios::out | std::ios::binary);
+      const auto write = [&](char byte) {
+        in_place.seekp(static_cast<std::streamoff>(i)).put(byte).flush();
+      };
+      write(static_cast<char>(bytes[i] ^ (1 << (i % 8))));
       ASSERT_THAT(damage(path), HasSubstr(name)) << "byte " << i << " of " << bytes.size();
+      write(bytes[i]);
     }
-    for (size_t length = 0; length < bytes.size(); ++length) {
-      put(bytes.substr(0, length));
+    for (size_t length = bytes.size(); length-- > 0;) {
+      fs::resize_file(file, length);
       ASSERT_THAT(damage(path), HasSubstr(name)) << "cut to " << length;
     }
     put(bytes + "x");

@@ -206,7 +206,11 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
       run_in(kTwoByTwo, [&](auto group) {
         auto net = std::make_shared<Net>();
         Engine engine(net, AdamW{}, with, group);
-        full ? engine.load_full(folder.path() / "full") : engine.load(folder.path() / "sharded");
+        if (full) {
+          engine.load_full(folder.path() / "full");
+        } else {
+          engine.load(folder.path() / "sharded");
+        }
         EXPECT_EQ(engine.steps(), 2);
         train(engine, *net, 2, 2);
         expect_equal(weights(engine), uninterrupted);

@@ -38,8 +38,7 @@ Json json_of(const Manifest::File& file) {
   std::string sums;
   for (const auto sum : file.sums.blocks) sums += to_hex(sum);
   auto slices = Json::array();
-  for (const auto& slice : file.slices)
-    slices.push_back({slice.parameter, slice.begin, slice.end});
+  for (const auto& slice : file.slices) slices.push_back({slice.parameter, slice.begin, slice.end});
   Json json{{"name", file.name},
             {"bytes", file.sums.bytes},
             {"checksums", std::move(sums)},
@@ -111,8 +110,8 @@ Manifest::File file_of(const Json& json) {
     file.sums.blocks.push_back(*sum);
   }
   for (const auto& slice : json.at("slices")) {
-    file.slices.push_back({slice.at(0).get<int64_t>(), slice.at(1).get<int64_t>(),
-                           slice.at(2).get<int64_t>()});
+    file.slices.push_back(
+        {slice.at(0).get<int64_t>(), slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>()});
   }
   if (json.contains("attached")) file.attached = json.at("attached").get<Attached>();
   return file;
@@ -181,12 +180,13 @@ Manifest manifest_of(const Json& json) {
   for (const auto& each : json.at("buffers")) {
     const auto dtype = safetensors_dtype(each.at("dtype").get<std::string>());
     if (!dtype) throw CheckpointError("has a buffer of an unknown dtype");
-    manifest.buffers.push_back({each.at("name").get<std::string>(), *dtype,
-                                each.at("shape").get<std::vector<int64_t>>()});
+    manifest.buffers.push_back(
+        {each.at("name").get<std::string>(), *dtype, each.at("shape").get<std::vector<int64_t>>()});
   }
   manifest.buffer_policy = json.at("buffer_policy").get<std::string>();
   if (json.at("block_bytes").get<size_t>() != kSummedBlock)
-    throw CheckpointError(fmt::format("has checksums of blocks that are not {} bytes", kSummedBlock));
+    throw CheckpointError(
+        fmt::format("has checksums of blocks that are not {} bytes", kSummedBlock));
   for (const auto& each : json.at("files")) manifest.files.push_back(file_of(each));
   if (manifest.files.empty()) throw CheckpointError("names no file");
   check_slices(manifest);
@@ -275,9 +275,9 @@ namespace {
 InputFile open_sized(const fs::path& folder, const Manifest::File& entry) {
   InputFile file(folder / entry.name, &fail<DamagedCheckpoint>);
   if (file.size() == entry.sums.bytes) return file;
-  throw DamagedCheckpoint(fmt::format(
-      "'{}' has {} bytes, and {} were written: it is damaged. Load another checkpoint.",
-      file.path().string(), file.size(), entry.sums.bytes));
+  throw DamagedCheckpoint(
+      fmt::format("'{}' has {} bytes, and {} were written: it is damaged. Load another checkpoint.",
+                  file.path().string(), file.size(), entry.sums.bytes));
 }
 
 }  // namespace

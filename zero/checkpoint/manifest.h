@@ -32,7 +32,7 @@ class DamagedCheckpoint : public CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
-/// What a program keeps in a checkpoint beside the states: UTF-8 texts by name.
+/// Texts that a program keeps in a checkpoint beside the states: UTF-8, by name.
 using Attached = std::map<std::string, std::string>;
 
 /// Returns the version of this library.
@@ -74,7 +74,7 @@ struct Manifest {
     int64_t end = 0;
     bool operator==(const Slice&) const = default;
   };
-  /// What a rank wrote. Every file also has all buffers, its rank's, under "buffer.NAME".
+  /// The file that a rank wrote. Every one also has all buffers, its rank's, under "buffer.NAME".
   struct File {
     std::string name;
     FileSums sums;
@@ -83,7 +83,7 @@ struct Manifest {
   };
 
   std::string library = library_version();  ///< the version that wrote it
-  int64_t stage = 0;    ///< for people, as `configuration`: nothing depends on them
+  int64_t stage = 0;  ///< for people, as `configuration`: nothing depends on them
   std::string configuration = "{}";
   int64_t steps = 0;
   std::optional<LossScaleState> loss_scale;
@@ -111,8 +111,8 @@ Manifest::File file_from_text(std::string_view text);
 
 /// Looks for every file, and at its size. Throws DamagedCheckpoint, which names the file.
 void verify_sizes(const std::filesystem::path& folder, const Manifest& manifest);
-/// Reads part `part` of `parts` of the bytes of all files. Throws DamagedCheckpoint, which names the
-/// file and the place, where they are not as they were written.
+/// Reads part `part` of `parts` of the bytes of all files. Throws DamagedCheckpoint, which names
+/// the file and the place, where they are not as they were written.
 void verify(const std::filesystem::path& folder, const Manifest& manifest, int part = 0,
             int parts = 1);
 

@@ -25,9 +25,9 @@ inline std::vector<std::string> gather_texts(Group& group, const std::string& mi
   std::memcpy(input.data_ptr(), mine.data(), mine.size());
   group.all_gather_control(output, input, label);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    texts[rank].assign(static_cast<const char*>(output.const_data_ptr()) +
-                           static_cast<int64_t>(rank) * longest,
-                       static_cast<size_t>(lengths[rank]));
+    texts[rank].assign(
+        static_cast<const char*>(output.const_data_ptr()) + static_cast<int64_t>(rank) * longest,
+        static_cast<size_t>(lengths[rank]));
   }
   return texts;
 }

@@ -90,9 +90,10 @@ class Suits {
     if (found != index_.end()) return found->second;
     std::vector<std::string> known;
     for (const auto& each : theirs_->parameters) known.push_back(each.name);
-    refuse(fmt::format("holds {} parameters and no '{}', which the model has: it is of another "
-                       "model.{}",
-                       known.size(), parameter.name, did_you_mean(parameter.name, known)));
+    refuse(
+        fmt::format("holds {} parameters and no '{}', which the model has: it is of another "
+                    "model.{}",
+                    known.size(), parameter.name, did_you_mean(parameter.name, known)));
   }
 
   void check(const Manifest::Parameter& ours, const Manifest::Parameter& theirs) const {
@@ -106,10 +107,11 @@ class Suits {
       refuse(fmt::format("holds no values of parameter '{}'", ours.name));
     if (ours.optimizer.empty() || theirs.optimizer.empty()) return;  // frozen, then or now
     if (theirs.optimizer != ours.optimizer || moments_of(theirs) != moments_of(ours)) {
-      refuse(fmt::format("holds states of {} for parameter '{}', but this run trains it by {}. "
-                         "Load it with the same optimizer, or its weights alone (save_full, and "
-                         "load_weights)",
-                         described(theirs), ours.name, described(ours)));
+      refuse(
+          fmt::format("holds states of {} for parameter '{}', but this run trains it by {}. "
+                      "Load it with the same optimizer, or its weights alone (save_full, and "
+                      "load_weights)",
+                      described(theirs), ours.name, described(ours)));
     }
     if (theirs.factored != ours.factored)
       refuse(fmt::format("holds factored states of other shapes for parameter '{}'", ours.name));
@@ -144,9 +146,8 @@ class SliceReader final : public StateSource {
         pieces_[static_cast<size_t>(slice.parameter)].push_back({{slice.begin, slice.end}, f});
     }
     for (auto& list : pieces_) {
-      std::sort(list.begin(), list.end(), [](const Piece& a, const Piece& b) {
-        return a.elements.begin < b.elements.begin;
-      });
+      std::sort(list.begin(), list.end(),
+                [](const Piece& a, const Piece& b) { return a.elements.begin < b.elements.begin; });
     }
     progress_ = make_progress();
   }
@@ -211,8 +212,7 @@ class SliceReader final : public StateSource {
       const bool begins = theirs(p).optimizer.empty();  // it was frozen
       progress.parameter_steps.push_back(begins ? 0 : theirs(p).steps);
     }
-    progress.loss_scale =
-        continued_scale(parts_.config, manifest_.loss_scale, folder_.string());
+    progress.loss_scale = continued_scale(parts_.config, manifest_.loss_scale, folder_.string());
     return progress;
   }
 

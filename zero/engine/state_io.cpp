@@ -96,8 +96,8 @@ void Engine::save(const std::string& folder, const Attached& attached) {
     check_replaceable(folder);
     whole.emplace(folder, &fail<CheckpointError>);
   });
-  const bool owns = impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0
-                                                     : group.rank() == 0;
+  const bool owns =
+      impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0 : group.rank() == 0;
   const auto entry = comm::agree<CheckpointError>(group, kLabel, [&] {
     auto file = save_slices(impl.parts(), partial, group.rank(), group.size(), owns);
     file.attached = attached;
@@ -137,8 +137,8 @@ Attached Engine::load(const std::string& folder) {
       comm::agree<DamagedCheckpoint>(group, kLabel, [&] { return read_manifest(folder); });
   const auto attached = manifest.file_of(rank).attached;
   std::unique_ptr<StateSource> source;
-  comm::agree<CheckpointError>(
-      group, kLabel, [&] { source = open_slices(impl.parts(), folder, manifest, rank); });
+  comm::agree<CheckpointError>(group, kLabel,
+                               [&] { source = open_slices(impl.parts(), folder, manifest, rank); });
   comm::agree<DamagedCheckpoint>(group, kLabel,
                                  [&] { verify(folder, manifest, rank, group.size()); });
   impl.load_states(kLabel, [&] { return std::move(source); });

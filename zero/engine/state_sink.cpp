@@ -25,19 +25,19 @@ Manifest describe(const StateParts& parts, const Progress& progress) {
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& plan = table.plan(layout.unit_of(p));
     auto names = model.names_of(p);
-    Manifest::Parameter parameter{.name = names.front(),
-                                  .other_names = {names.begin() + 1, names.end()},
-                                  .shape = model.parameter(p).sizes().vec(),
-                                  .strides = model.parameter(p).strides().vec(),
-                                  .optimizer = kind_of(parts, p),
-                                  .group = static_cast<int64_t>(
-                                      model.group_of()[static_cast<size_t>(p)]),
-                                  .steps = progress.of(p),
-                                  .states = {},
-                                  .factored = {}};
+    Manifest::Parameter parameter{
+        .name = names.front(),
+        .other_names = {names.begin() + 1, names.end()},
+        .shape = model.parameter(p).sizes().vec(),
+        .strides = model.parameter(p).strides().vec(),
+        .optimizer = kind_of(parts, p),
+        .group = static_cast<int64_t>(model.group_of()[static_cast<size_t>(p)]),
+        .steps = progress.of(p),
+        .states = {},
+        .factored = {}};
     for (const auto state : cell_states(plan)) {
-      parameter.states.push_back({std::string(table.name(layout.unit_of(p), state)),
-                                  format_of(plan, state)});
+      parameter.states.push_back(
+          {std::string(table.name(layout.unit_of(p), state)), format_of(plan, state)});
     }
     if (factored.has(p)) {
       for (const auto name : FactoredStates::kNames)
@@ -74,7 +74,8 @@ class SliceFile {
       for (const auto& segment : layout.unit(u).segments) {
         const auto part = partition::intersect(segment.range(), plan.owned);
         if (!part.empty())
-          mine.push_back({segment.parameter, part.begin - segment.offset, part.end - segment.offset});
+          mine.push_back(
+              {segment.parameter, part.begin - segment.offset, part.end - segment.offset});
       }
       for (const auto state : cell_states(plan)) {
         for (const auto& [parameter, begin, end] : mine) {
@@ -93,8 +94,8 @@ class SliceFile {
   }
 
   FileSums write(const std::filesystem::path& path) const {
-    SafetensorsWriter file(path, infos_,
-                           {{"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}});
+    SafetensorsWriter file(
+        path, infos_, {{"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}});
     for (const auto& info : file.order()) file.write(info.name, values(pieces_.at(info.name)));
     file.commit();
     return file.sums();
@@ -140,8 +141,7 @@ Manifest::File save_slices(const StateParts& parts, const std::filesystem::path&
     for (const auto name : FactoredStates::kNames)
       file.add(slice_key(name, parts.model.name(p)), parts.factored.find(p, name));
   }
-  for (const auto& [name, buffer] : parts.model.plain_buffers())
-    file.add(buffer_key(name), buffer);
+  for (const auto& [name, buffer] : parts.model.plain_buffers()) file.add(buffer_key(name), buffer);
   entry.sums = file.write(folder / entry.name);
   return entry;
 }
@@ -184,7 +184,8 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
     std::vector<TensorInfo> infos;
     for (int64_t p = 0; p < model.size(); ++p) {
       for (const auto state : full_states(table.plan(layout.unit_of(p))))
-        infos.push_back({tensor_key(parts, state, p), at::kFloat, model.parameter(p).sizes().vec()});
+        infos.push_back(
+            {tensor_key(parts, state, p), at::kFloat, model.parameter(p).sizes().vec()});
     }
     for (const auto& [key, values] : others) infos.push_back(info_of(key, values));
     file = std::make_unique<SafetensorsWriter>(path, infos, header(parts, progress));

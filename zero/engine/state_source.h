@@ -49,8 +49,8 @@ class StateSource {
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,
                                          int rank);
-/// What earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has the states of this
-/// rank, and `rank` its buffers.
+/// The files that earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has the
+/// states of this rank, and `rank` its buffers.
 std::unique_ptr<StateSource> open_shards(const StateParts& parts,
                                          const std::filesystem::path& folder, int owner, int rank,
                                          int ranks);

@@ -84,7 +84,8 @@ void check_run(const Settings& given, int ranks) {
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   int64_t done = 0;
   if (options.resume) {
-    const auto progress = resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
+    const auto progress =
+        resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
     loader.restore(progress.loader);
     done = progress.step;
   }

@@ -40,8 +40,8 @@ Json parse_record(const std::string& text, const std::filesystem::path& checkpoi
     auto record = Json::parse(text);
     if (record.is_object()) return record;
   } catch (const Json::exception& error) {
-    throw CheckpointError(
-        fmt::format("The run's record in {} cannot be read: {}.", checkpoint.string(), error.what()));
+    throw CheckpointError(fmt::format("The run's record in {} cannot be read: {}.",
+                                      checkpoint.string(), error.what()));
   }
   throw CheckpointError(fmt::format("The run's record in {} cannot be read: it is no JSON object.",
                                     checkpoint.string()));
@@ -53,9 +53,8 @@ std::string read_record(const std::filesystem::path& checkpoint) {
     const auto earlier = checkpoint / RunFolder::kEarlierMarker;
     std::error_code ignored;
     if (std::filesystem::exists(earlier, ignored)) return read_file(earlier, fail<CheckpointError>);
-    throw DamagedCheckpoint(
-        fmt::format("{} has no {}: it is not complete, or no checkpoint.", checkpoint.string(),
-                    Manifest::kFile));
+    throw DamagedCheckpoint(fmt::format("{} has no {}: it is not complete, or no checkpoint.",
+                                        checkpoint.string(), Manifest::kFile));
   }
   const auto manifest = read_manifest(checkpoint);
   verify_sizes(checkpoint, manifest);
@@ -273,8 +272,8 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
       faults.emplace_back(error.what());
     }
   }
-  throw DamagedCheckpoint(fmt::format("No checkpoint in {} can be loaded. {}", options.out,
-                                      fmt::join(faults, " ")));
+  throw DamagedCheckpoint(
+      fmt::format("No checkpoint in {} can be loaded. {}", options.out, fmt::join(faults, " ")));
 }
 
 ResumePoint resume_point(const Source& source, const RunSettings& run) {
@@ -333,11 +332,11 @@ std::string keep_global_batch(const SavedSettings& saved, int ranks) {
   const auto micro_batches = configuration.value(key, int64_t{1});
   const auto all = micro_batches * saved.ranks;
   if (all % ranks != 0) {
-    throw ConfigError(
-        fmt::format("The checkpoint is of {} ranks with {} micro-batches a step, and {} ranks cannot "
-                    "share these {}: a step would have other samples. Give --nproc {}, or other "
-                    "batches by --micro-batch and --accumulate.",
-                    saved.ranks, micro_batches, ranks, all, saved.ranks));
+    throw ConfigError(fmt::format(
+        "The checkpoint is of {} ranks with {} micro-batches a step, and {} ranks cannot "
+        "share these {}: a step would have other samples. Give --nproc {}, or other "
+        "batches by --micro-batch and --accumulate.",
+        saved.ranks, micro_batches, ranks, all, saved.ranks));
   }
   configuration[key] = all / ranks;
   configuration.erase("train_batch_size");

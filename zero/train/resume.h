@@ -100,8 +100,8 @@ struct SavedSettings {
 /// Returns the settings of a checkpoint, without the folder's name and the options about it; none
 /// where it does not have them. Throws CheckpointError.
 std::optional<SavedSettings> saved_settings(const Source& source);
-/// Returns the configuration of `saved` with as many micro-batches as make steps of the same samples
-/// on `ranks` ranks. Throws ConfigError where no number does.
+/// Returns the configuration of `saved` with as many micro-batches as make steps of the same
+/// samples on `ranks` ranks. Throws ConfigError where no number does.
 std::string keep_global_batch(const SavedSettings& saved, int ranks);
 
 /// Returns the configuration `saved` with the keys of `file`, a configuration file's text, in place

@@ -93,10 +93,9 @@ void open_folder(Run& run, std::vector<std::unique_ptr<Monitor>> more) {
     run.folder.check(options.overwrite, continues(options));
     check_monitors(options);
     check_profile_file(options);
-    check_profile_step(options,
-                       options.resume
-                           ? resume_point(find_checkpoint(options), run.settings).progress.step
-                           : 0);
+    check_profile_step(
+        options,
+        options.resume ? resume_point(find_checkpoint(options), run.settings).progress.step : 0);
     run.folder.make();
     probe_profile(options);
     for (auto& monitor : more) run.reports.add(std::move(monitor));

@@ -171,7 +171,7 @@ void RunFolder::remove_left_overs() const {
 void RunFolder::keep_checkpoints(const std::function<bool(int64_t step)>& keep) const {
   for (const int64_t step : checkpoint_steps(path_)) {
     if (keep(step)) continue;
-    // What says that it is whole goes first.
+    // The file that says that it is whole goes first.
     std::error_code ignored;
     for (const char* marker : {Manifest::kFile, kEarlierMarker})
       fs::remove(checkpoint(step) / marker, ignored);

@@ -28,7 +28,7 @@ using Json = nlohmann::ordered_json;
 // Places on a host, and what only its own work depends on. (The engine compares its own: folders
 // for states, too.)
 constexpr std::array kOfAHost{"out",      "overwrite", "resume_from", "data",
-                             "val_data", "model",     "threads"};
+                              "val_data", "model",     "threads"};
 
 // Hashes the ends alone, which are read at once: a few tokens tell one text from another.
 uint64_t checksum(const TokenRange& range) {
