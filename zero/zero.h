@@ -19,6 +19,7 @@
 #include "zero/engine/step_profile.h"
 #include "zero/engine/step_watch.h"
 #include "zero/engine/tiers.h"
+#include "zero/models/layers/cross_entropy.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/optim/loss_scaler.h"

@@ -61,8 +61,9 @@ constexpr const char* kDescription =
     "  tax     independent trainers' tok/s / the stage's, less 1: what the stage costs (below 0: "
     "gains); the median of the\n"
     "          rounds' taxes, and the least and the most\n"
-    "  wait    share of the time in which a rank waits for other ranks: what of their exchange is "
-    "not hidden\n"
+    "  wait    share of the time in which a rank waits for other ranks: communication that does "
+    "not "
+    "overlap with computation\n"
     "  link MB what leaves each host in a step, in 10^6 bytes; on several hosts\n"
     "  CPU s   processor time of all ranks for one step\n"
     "  loss    of the last step, the mean over ranks: equal at all stages, or the work was not the "
@@ -73,9 +74,9 @@ constexpr const char* kDescription =
     "  MFU      the matrix products of forward and backward, 6 FLOPs a multiply-accumulate of "
     "forward, over what the device\n"
     "           could have multiplied in the step's time, measured before\n"
-    "  exposed  ms of a step beyond the independent trainers' in the round: what of the exchange "
-    "the computing does not hide\n"
-    "           (less what a rank saves that updates its share alone)\n"
+    "  exposed  a step's ms less the independent trainers' in the round: communication that does "
+    "not overlap with computation,\n"
+    "           less what a rank saves because it updates only its share\n"
     "  device   the most that LibTorch's allocator of the device had given out, activations "
     "included\n"
     "A step's time is the mean of a run's on a device, since the host runs ahead of it.\n"
@@ -327,47 +328,29 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   return result;
 }
 
-/// One run as its ranks saw it.
-class Run {
- public:
-  Run(const Options& options, std::vector<Measurement> ranks)
-      : tokens_(options.micro_batch * options.seq), ranks_(std::move(ranks)) {}
-
-  double tokens_per_s() const {
-    double sum = 0;
-    for (const auto& rank : ranks_) sum += static_cast<double>(tokens_) / rank.step_seconds;
-    return sum;
+/// One run as its ranks saw it: means over them, where nothing else is said.
+struct Run {
+  Run(const Options& options, std::vector<Measurement> all) : ranks(std::move(all)) {
+    const auto count = static_cast<double>(ranks.size());
+    const auto tokens = static_cast<double>(options.micro_batch * options.seq);
+    for (const auto& rank : ranks) {
+      tokens_per_s += tokens / rank.step_seconds;
+      step_ms += rank.step_seconds * 1e3 / count;
+      wait_share += rank.wait_share / count;
+      cpu_seconds += rank.cpu_seconds;
+      link_megabytes += rank.link_megabytes;
+      loss += rank.loss / count;
+      mfu += rank.mfu / count;
+      step_flops += rank.step_flops / count;
+      device_peak = std::max(device_peak, rank.device_peak);
+      system_requests = std::max(system_requests, rank.system_requests);
+    }
   }
-  double step_ms() const { return mean(&Measurement::step_seconds) * 1e3; }
-  double wait_share() const { return mean(&Measurement::wait_share); }
-  double cpu_seconds() const { return mean(&Measurement::cpu_seconds) * size(); }
-  /// Returns the sum over all ranks.
-  double link_megabytes() const { return mean(&Measurement::link_megabytes) * size(); }
-  double loss() const { return mean(&Measurement::loss); }
-  double mfu() const { return mean(&Measurement::mfu); }
-  double step_flops() const { return mean(&Measurement::step_flops); }
-  /// Returns the value of the rank with the most.
-  int64_t device_peak() const {
-    int64_t most = 0;
-    for (const auto& rank : ranks_) most = std::max(most, rank.device_peak);
-    return most;
-  }
-  int64_t system_requests() const {
-    int64_t most = 0;
-    for (const auto& rank : ranks_) most = std::max(most, rank.system_requests);
-    return most;
-  }
-  const std::vector<Measurement>& ranks() const { return ranks_; }
-
- private:
-  double size() const { return static_cast<double>(ranks_.size()); }
-  double mean(double Measurement::*field) const {
-    double sum = 0;
-    for (const auto& rank : ranks_) sum += rank.*field;
-    return sum / size();
-  }
-  int64_t tokens_;
-  std::vector<Measurement> ranks_;
+  std::vector<Measurement> ranks;
+  double tokens_per_s = 0;  ///< of all ranks, as are the processor's seconds and the link's bytes
+  double step_ms = 0, wait_share = 0, cpu_seconds = 0, link_megabytes = 0;
+  double loss = 0, mfu = 0, step_flops = 0;
+  int64_t device_peak = 0, system_requests = 0;  ///< of the rank with the most
 };
 
 /// The runs of the independent trainers or of a stage, by round.
@@ -375,16 +358,12 @@ struct Series {
   Trainers trainers;
   std::vector<Run> runs{};
 
-  template <class Value>
-  std::vector<double> each(Value value) const {
+  std::vector<double> each(double Run::*value) const {
     std::vector<double> values;
-    for (const auto& run : runs) values.push_back((run.*value)());
+    for (const auto& run : runs) values.push_back(run.*value);
     return values;
   }
-  template <class Value>
-  Summary summary(Value value) const {
-    return summarize(each(value));
-  }
+  Summary summary(double Run::*value) const { return summarize(each(value)); }
 };
 
 /// Returns what `stage` costs beside `reference`, by round.
@@ -422,16 +401,7 @@ constexpr Category kOrder[] = {Category::parameters,       Category::gradients,
                                Category::activations};
 
 std::optional<int64_t> formula(const train::RankMemory& memory, Category category) {
-  switch (category) {
-    case Category::parameters:
-      return memory.parameters_formula;
-    case Category::gradients:
-      return memory.gradients_formula;
-    case Category::optimizer:
-      return memory.optimizer_formula;
-    default:
-      return std::nullopt;
-  }
+  return memory.formula[static_cast<size_t>(category)];
 }
 
 int64_t peak(const train::RankMemory& memory, Category category) {
@@ -444,9 +414,9 @@ int64_t peak(const train::RankMemory& memory) {
 
 /// Returns the measurement with the highest peak over all runs and ranks.
 const train::RankMemory& largest(const Series& series) {
-  const auto* largest = &series.runs.front().ranks().front().memory;
+  const auto* largest = &series.runs.front().ranks.front().memory;
   for (const auto& run : series.runs) {
-    for (const auto& rank : run.ranks()) {
+    for (const auto& rank : run.ranks) {
       if (peak(rank.memory) > peak(*largest)) largest = &rank.memory;
     }
   }
@@ -471,9 +441,9 @@ Json json_of(const Series& series, const AllSeries& all) {
   };
   const auto* const independent = independent_of(all, series);
   const auto& last = series.runs.back();
-  const bool products = last.step_flops() > 0;
+  const bool products = last.step_flops > 0;
   Json rounds = Json::array();
-  for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s()}});
+  for (const auto& run : series.runs) rounds.push_back({{"tokens_per_s", run.tokens_per_s}});
   return {{"run", series.trainers.name()},
           {"stage", series.trainers.stage ? Json(*series.trainers.stage) : Json()},
           {"sharding", series.trainers.sharding},
@@ -482,14 +452,14 @@ Json json_of(const Series& series, const AllSeries& all) {
           {"tax", tax_beside(independent_of(all, series))},
           {"tax_beside_lockstep", tax_beside(lockstep_of(all, series))},
           {"wait_share", series.summary(&Run::wait_share).json()},
-          {"link_megabytes_of_all_hosts", series.runs.back().link_megabytes()},
+          {"link_megabytes_of_all_hosts", series.runs.back().link_megabytes},
           {"cpu_seconds_per_step", series.summary(&Run::cpu_seconds).json()},
-          {"loss", series.runs.back().loss()},
-          {"system_requests", series.runs.back().system_requests()},
+          {"loss", series.runs.back().loss},
+          {"system_requests", series.runs.back().system_requests},
           {"mfu", products ? series.summary(&Run::mfu).json() : Json()},
-          {"flops_per_step", products ? Json(last.step_flops()) : Json()},
+          {"flops_per_step", products ? Json(last.step_flops) : Json()},
           {"exposed_ms", independent ? exposed_ms(*independent, series).json() : Json()},
-          {"device_peak", last.device_peak() > 0 ? Json(last.device_peak()) : Json()},
+          {"device_peak", last.device_peak > 0 ? Json(last.device_peak) : Json()},
           {"memory", json_of(largest(series))},
           {"rounds", rounds}};
 }
@@ -511,9 +481,9 @@ void print_speed(const AllSeries& all, int hosts) {
                series.trainers.name(), series.summary(&Run::tokens_per_s).median,
                series.summary(&Run::step_ms).median, tax_cells(independent_of(all, series), series),
                100 * series.summary(&Run::wait_share).median,
-               link(fmt::format("{:.1f}", series.runs.back().link_megabytes() / hosts)),
-               series.summary(&Run::cpu_seconds).median, series.runs.back().loss(),
-               series.runs.back().system_requests());
+               link(fmt::format("{:.1f}", series.runs.back().link_megabytes / hosts)),
+               series.summary(&Run::cpu_seconds).median, series.runs.back().loss,
+               series.runs.back().system_requests);
   }
   if (lockstep_of(all, all.back()) == nullptr) return;
   fmt::print("\n{:<12} {:>8}  {:<17}\n", "", "tax", "beside lockstep");
@@ -529,7 +499,7 @@ void print_products(const AllSeries& all, double products, c10::Device device) {
       "\nmatrix products of a rank: {:.4g} TFLOP/s at best, measured on {}; a step needs "
       "{:.4g} TFLOP\n{:<12} {:>8}  {:>10}  {:<20} {:>10}\n",
       products * 1e-12, device.is_cpu() ? "the CPU" : device.str(),
-      all.front().runs.front().step_flops() * 1e-12, "", "MFU", "exposed ms", "least to most",
+      all.front().runs.front().step_flops * 1e-12, "", "MFU", "exposed ms", "least to most",
       "device");
   for (const auto& series : all) {
     const auto* const independent = independent_of(all, series);
@@ -539,7 +509,7 @@ void print_products(const AllSeries& all, double products, c10::Device device) {
       exposed = fmt::format("{:+.2f}", ms.median);
       spread = fmt::format("{:+.2f} to {:+.2f}", ms.least, ms.most);
     }
-    const auto peak = series.runs.back().device_peak();
+    const auto peak = series.runs.back().device_peak;
     fmt::print("{:<12} {:>7.1f}%  {:>10}  {:<20} {:>10}\n", series.trainers.name(),
                100 * series.summary(&Run::mfu).median, exposed, spread,
                peak > 0 ? format_bytes(static_cast<double>(peak)) : "-");
@@ -617,7 +587,7 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
     if (!reports) continue;
     fmt::print("round {}  ", round + 1);
     for (const auto& series : all) {
-      fmt::print(" {} {:.1f}", series.trainers.name(), series.runs.back().tokens_per_s());
+      fmt::print(" {} {:.1f}", series.trainers.name(), series.runs.back().tokens_per_s);
     }
     fmt::print(" tok/s\n");
     std::fflush(stdout);
@@ -630,7 +600,7 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
     for (const auto& series : all) results.push_back(json_of(series, all));
     options.json.write("step", start,
                        {{"model", options.model},
-                        {"parameters", all.front().runs.front().ranks().front().parameters},
+                        {"parameters", all.front().runs.front().ranks.front().parameters},
                         {"dtype", options.dtype},
                         {"micro_batch", options.micro_batch},
                         {"seq", options.seq},

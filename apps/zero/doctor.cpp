@@ -37,39 +37,25 @@ const char* word(Mark mark) {
   return "";
 }
 
-Findings examine(const Plan& plan, const std::vector<std::string>& paths) {
+Report examine(const Plan& plan, const std::vector<std::string>& paths) {
   const std::filesystem::path root("/");
   const auto& variable = comm::environment_variable;
-  Findings all;
-  const auto add = [&](Findings more) {
-    all.insert(all.end(), std::make_move_iterator(more.begin()),
-               std::make_move_iterator(more.end()));
-  };
-  const auto cores = read_cores(root, variable);
-  const auto memory = read_memory(root);
-  add(judge(cores, plan.ranks));
-  add(judge(read_libtorch(root)));
-  add(judge_gpus(read_gpus(root)));
-  add(judge(memory, plan.ranks));
-  add(judge(read_huge_pages(root)));
-  add(judge(read_nodes(root), plan.ranks));
-  add(judge(read_limits(root), plan, cores.threads_of(plan.ranks)));
-  add(judge(try_sharing(plan.ranks)));
-  add(judge(try_uring(root, plan.ranks)));
-  for (const auto& path : paths) {
-    auto disk = read_disk(root, path);
-    try_disk(disk);
-    add(judge(disk, memory.available));
-  }
-  add(judge(read_links(root, variable), plan.hosts));
-  return all;
+  Report report;
+  check_cores(report, root, variable, plan.ranks);
+  check_memory(report, root, plan.ranks);
+  check_limits(report, root, plan, threads_of(root, variable, plan.ranks));
+  check_sharing(report, plan.ranks);
+  check_uring(report, plan.ranks);
+  for (const auto& path : paths) check_disk(report, root, path);
+  check_links(report, root, variable, plan.hosts);
+  return report;
 }
 
-void print_table(const Findings& findings) {
+void print_table(const Report& report) {
   size_t width = 0;
-  for (const auto& finding : findings) width = std::max(width, finding.name.size());
+  for (const auto& finding : report.findings()) width = std::max(width, finding.name.size());
   std::string section;
-  for (const auto& finding : findings) {
+  for (const auto& finding : report.findings()) {
     if (finding.section != section) {
       fmt::print("{}{}\n", section.empty() ? "" : "\n", finding.section);
       section = finding.section;
@@ -79,14 +65,19 @@ void print_table(const Findings& findings) {
       if (!sentence.empty()) fmt::print("  {:<8} {:<{}}    {}\n", "", "", width, sentence);
     }
   }
+  const auto problems = report.count(Mark::problem), pieces = report.count(Mark::advice);
+  fmt::print("\n{} problem{}, {} piece{} of advice\n", problems, problems == 1 ? "" : "s", pieces,
+             pieces == 1 ? "" : "s");
 }
 
-void print_json(const Findings& findings, const Plan& plan, int64_t problems, int64_t pieces) {
-  nlohmann::ordered_json json{
-      {"version", ZERO_VERSION}, {"ranks", plan.ranks},
-      {"hosts", plan.hosts},     {"findings", nlohmann::ordered_json::array()},
-      {"problems", problems},    {"advice", pieces}};
-  for (const auto& finding : findings) {
+void print_json(const Report& report, const Plan& plan) {
+  nlohmann::ordered_json json{{"version", ZERO_VERSION},
+                              {"ranks", plan.ranks},
+                              {"hosts", plan.hosts},
+                              {"findings", nlohmann::ordered_json::array()},
+                              {"problems", report.count(Mark::problem)},
+                              {"advice", report.count(Mark::advice)}};
+  for (const auto& finding : report.findings()) {
     nlohmann::ordered_json line{{"section", finding.section},
                                 {"name", finding.name},
                                 {"mark", word(finding.mark)},
@@ -118,21 +109,13 @@ int doctor(const Arguments& arguments) {
   parser.add_flag("--json", json, "Print JSON instead of the table");
   if (const auto status = parser.read(arguments)) return *status;
 
-  const auto findings = examine(plan, paths);
-  const auto count = [&](Mark mark) {
-    return std::count_if(findings.begin(), findings.end(),
-                         [&](const Finding& finding) { return finding.mark == mark; });
-  };
-  const auto problems = count(Mark::problem);
-  const auto pieces = count(Mark::advice);
+  const auto report = examine(plan, paths);
   if (json) {
-    print_json(findings, plan, problems, pieces);
+    print_json(report, plan);
   } else {
-    print_table(findings);
-    fmt::print("\n{} problem{}, {} piece{} of advice\n", problems, problems == 1 ? "" : "s", pieces,
-               pieces == 1 ? "" : "s");
+    print_table(report);
   }
-  return problems == 0 ? 0 : kFailed;
+  return report.count(Mark::problem) == 0 ? 0 : kFailed;
 }
 
 }  // namespace zero::app

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "apps/zero/doctor_checks.h"
 #include "zero/base/error.h"
@@ -14,8 +15,6 @@ namespace zero::app::checkup {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kLinks = "links";
 
 std::vector<std::string> addresses_of(const std::string& name) {
   std::string reason;
@@ -35,153 +34,117 @@ fs::path library_folder() {
   return fs::path(info.dli_fname).parent_path();
 }
 
-std::string speed_of(int megabits) {
+std::string speed_of(int64_t megabits) {
   if (megabits <= 0) return "speed not told";
   return megabits % 1000 == 0 ? fmt::format("{} Gb/s", megabits / 1000)
                               : fmt::format("{} Mb/s", megabits);
 }
 
-}  // namespace
-
-Links read_links(const fs::path& root, const comm::Lookup& variable) {
-  Links links;
+void check_interfaces(Report& report, const fs::path& root, const std::string& chosen, int hosts) {
+  constexpr int64_t kSlow = 10000;  // Mb/s
   std::error_code ignored;
+  std::set<fs::path> interfaces;
   for (const auto& entry : fs::directory_iterator(root / "sys/class/net", ignored)) {
     constexpr const char* kLoopback = "772";
-    if (first_line(entry.path() / "type") == kLoopback) continue;
-    const auto value = [&](const char* file) { return number(first_line(entry.path() / file)); };
-    links.interfaces.push_back({.name = entry.path().filename().string(),
-                                .state = first_line(entry.path() / "operstate"),
-                                .megabits = static_cast<int>(value("speed").value_or(-1)),
-                                .mtu = static_cast<int>(value("mtu").value_or(0))});
+    if (first_line(entry.path() / "type") != kLoopback) interfaces.insert(entry.path());
   }
-  std::sort(links.interfaces.begin(), links.interfaces.end(),
-            [](const Interface& a, const Interface& b) { return a.name < b.name; });
-  for (const auto& entry : fs::directory_iterator(root / "sys/class/infiniband", ignored))
-    links.adapters.push_back(entry.path().filename().string());
-  std::sort(links.adapters.begin(), links.adapters.end());
-  links.host = first_line(root / "proc/sys/kernel/hostname");
-  if (!links.host.empty()) links.addresses = addresses_of(links.host);
-  for (const char* name : {"ZERO_INTERFACE", "GLOO_SOCKET_IFNAME"}) {
-    const auto interface = variable(name).value_or("");
-    if (interface.empty()) continue;
-    links.chosen = fmt::format("{}={}", name, interface);
-    try {
-      (void)comm::address_of_interface(interface, name);
-    } catch (const Error& error) {
-      links.refusal = error.what();
-    }
-    break;
+  if (interfaces.empty()) {
+    report.check(hosts == 1, Mark::problem, "interfaces", "none but loopback",
+                 "Give the container a network (docker --network=host), or connect the host to "
+                 "one.",
+                 "Ranks of other hosts cannot be reached.");
   }
-  links.transport = variable("ZERO_TRANSPORT").value_or("");
+  for (const auto& folder : interfaces) {
+    const auto name = folder.filename().string();
+    const auto state = first_line(folder / "operstate");
+    const auto megabits = number(first_line(folder / "speed")).value_or(0);
+    const bool used = hosts > 1 && state == "up" && (chosen.empty() || chosen == name);
+    // 2 bytes a parameter, of which (H-1)/H cross: docs/clusters.md.
+    const double bits = 16e9 * (hosts - 1) / hosts;
+    report.check(!used || megabits <= 0 || megabits >= kSlow, Mark::advice, name,
+                 fmt::format("{}, {}, MTU {}", state, speed_of(megabits),
+                             number(first_line(folder / "mtu")).value_or(0)),
+                 "Name a faster interface in ZERO_INTERFACE, if there is one, and see "
+                 "docs/clusters.md, Fewer bytes.",
+                 fmt::format("Gathering 1e9 bf16 parameters over {} hosts takes this link at "
+                             "least {:.1f} s (computed from its speed).",
+                             hosts, bits / (static_cast<double>(megabits) * 1e6)));
+  }
+}
+
+void check_own_name(Report& report, const fs::path& root, int hosts) {
+  const auto host = first_line(root / "proc/sys/kernel/hostname");
+  const auto addresses = host.empty() ? std::vector<std::string>() : addresses_of(host);
+  const bool loopback = std::any_of(addresses.begin(), addresses.end(), comm::is_loopback);
+  report.check(
+      !loopback && !addresses.empty(), hosts > 1 ? Mark::problem : Mark::advice, "own name",
+      fmt::format("{}: {}", host.empty() ? "none" : host,
+                  addresses.empty() ? "no address" : fmt::format("{}", fmt::join(addresses, ", "))),
+      loopback ? fmt::format("Take {} off the loopback addresses in /etc/hosts, or give "
+                             "MASTER_ADDR in digits.",
+                             host)
+               : "Add this host to /etc/hosts or to the name service, or give MASTER_ADDR in "
+                 "digits.",
+      loopback ? "Where MASTER_ADDR is this name, other hosts are refused at the start of a job; "
+                 "on one host it costs nothing."
+               : "Where MASTER_ADDR is this name, no job over several hosts starts; on one host "
+                 "it costs nothing.");
+}
+
+void check_transport(Report& report, const comm::Lookup& variable) {
+  auto transport = variable("ZERO_TRANSPORT").value_or("");
+  if (transport.empty()) transport = "gloo";
+  std::vector<std::string> plugins;
+  std::error_code ignored;
+  for (const char* name : {"openmpi", "mpich"}) {
+    if (fs::exists(library_folder() / fmt::format("libzero_rail_{}.so", name), ignored))
+      plugins.emplace_back(name);
+  }
+  const auto value =
+      fmt::format("{}; plugins for MPI: {}", transport,
+                  plugins.empty() ? "none" : fmt::format("{}", fmt::join(plugins, ", ")));
   try {
     (void)comm::transport_from_environment(variable);
   } catch (const ConfigError& error) {
-    links.transport_refusal = error.what();
+    report.check(false, Mark::problem, "transport", value,
+                 std::string(error.what()) + " Or unset the variable.",
+                 "No job starts with it, on one host or several.");
+    return;
   }
-  const auto folder = library_folder();
-  for (const char* name : {"openmpi", "mpich"}) {
-    if (fs::exists(folder / fmt::format("libzero_rail_{}.so", name), ignored))
-      links.plugins.emplace_back(name);
-  }
-  return links;
+  const bool there = transport == "gloo" || (transport == "mpi" && !plugins.empty()) ||
+                     std::find(plugins.begin(), plugins.end(), transport) != plugins.end();
+  report.check(there, Mark::problem, "transport", value,
+               fmt::format("Install {} and build libzero again, or unset ZERO_TRANSPORT.",
+                           transport == "mpich" ? "libmpich-dev" : "libopenmpi-dev"),
+               "A job over several hosts does not start: the plugin that ZERO_TRANSPORT asks for "
+               "is not beside libzero.");
 }
 
-Findings judge(const Links& links, int hosts) {
-  constexpr int kSlow = 10000;  // Mb/s
-  Findings all;
-  if (links.interfaces.empty()) {
-    const auto none = fine(kLinks, "interfaces", "none but loopback");
-    all.push_back(hosts == 1 ? none
-                             : problem(none,
-                                       "Give the container a network (docker --network=host), or "
-                                       "connect the host to one.",
-                                       "Ranks of other hosts cannot be reached."));
+}  // namespace
+
+void check_links(Report& report, const fs::path& root, const comm::Lookup& variable, int hosts) {
+  report.begin("links");
+  std::string chooser, chosen;
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "ZERO_INTERFACE"}) {
+    const auto interface = variable(name).value_or("");
+    if (interface.empty()) continue;
+    chooser = name;
+    chosen = interface;
   }
-  for (const auto& link : links.interfaces) {
-    const auto line =
-        fine(kLinks, link.name,
-             fmt::format("{}, {}, MTU {}", link.state, speed_of(link.megabits), link.mtu));
-    const bool chosen = links.chosen.empty() || links.chosen.ends_with("=" + link.name);
-    const bool used = hosts > 1 && link.state == "up" && chosen;
-    if (used && link.megabits > 0 && link.megabits < kSlow) {
-      // 2 bytes a parameter, of which (H-1)/H cross: docs/clusters.md.
-      const double bytes = 2e9 * (hosts - 1) / hosts;
-      all.push_back(advice(
-          line,
-          "Name a faster interface in ZERO_INTERFACE, if there is one, and see "
-          "docs/clusters.md, Fewer bytes.",
-          fmt::format("Gathering 1e9 bf16 parameters over {} hosts takes this link at least {:.1f} "
-                      "s (computed from its speed).",
-                      hosts, bytes * 8 / (link.megabits * 1e6))));
-    } else {
-      all.push_back(line);
+  check_interfaces(report, root, chosen, hosts);
+  check_own_name(report, root, hosts);
+  if (!chosen.empty()) {
+    std::string refusal;
+    try {
+      (void)comm::address_of_interface(chosen, chooser);
+    } catch (const Error& error) {
+      refusal = error.what();
     }
+    report.check(refusal.empty(), Mark::problem, "chosen", chooser + "=" + chosen,
+                 refusal + " Name one of these, or unset the variable.",
+                 "A job over several hosts does not start with it.");
   }
-  if (!links.adapters.empty()) {
-    all.push_back(fine(kLinks, "InfiniBand",
-                       fmt::format("{}: used by an MPI alone (ZERO_TRANSPORT), or as IP by the "
-                                   "interface that ZERO_INTERFACE names",
-                                   fmt::join(links.adapters, ", "))));
-  }
-
-  const auto name = fine(
-      kLinks, "own name",
-      fmt::format("{}: {}", links.host.empty() ? "none" : links.host,
-                  links.addresses.empty() ? std::string("no address")
-                                          : fmt::format("{}", fmt::join(links.addresses, ", "))));
-  const bool loopback =
-      std::any_of(links.addresses.begin(), links.addresses.end(), comm::is_loopback);
-  if (loopback || links.addresses.empty()) {
-    const std::string change =
-        loopback ? fmt::format(
-                       "Take {} off the loopback addresses in /etc/hosts, or give "
-                       "MASTER_ADDR in digits.",
-                       links.host)
-                 : "Add this host to /etc/hosts or to the name service, or give MASTER_ADDR in "
-                   "digits.";
-    const char* cost =
-        loopback ? "Where MASTER_ADDR is this name, other hosts are refused at the start of a job; "
-                   "on one host it costs nothing."
-                 : "Where MASTER_ADDR is this name, no job over several hosts starts; on one host "
-                   "it costs nothing.";
-    all.push_back(hosts > 1 ? problem(name, change, cost) : advice(name, change, cost));
-  } else {
-    all.push_back(name);
-  }
-
-  if (!links.chosen.empty()) {
-    all.push_back(links.refusal.empty()
-                      ? fine(kLinks, "chosen", links.chosen)
-                      : problem(fine(kLinks, "chosen", links.chosen),
-                                links.refusal + " Name one of these, or unset the variable.",
-                                "A job over several hosts does not start with it."));
-  }
-  const auto& transport = links.transport;
-  const auto carried =
-      fine(kLinks, "transport",
-           fmt::format("{}; plugins for MPI: {}", transport.empty() ? "gloo" : transport,
-                       links.plugins.empty() ? std::string("none")
-                                             : fmt::format("{}", fmt::join(links.plugins, ", "))));
-  const bool missing = transport == "mpi"
-                           ? links.plugins.empty()
-                           : (transport == "openmpi" || transport == "mpich") &&
-                                 std::find(links.plugins.begin(), links.plugins.end(), transport) ==
-                                     links.plugins.end();
-  if (!links.transport_refusal.empty()) {
-    all.push_back(problem(carried, links.transport_refusal + " Or unset the variable.",
-                          "No job starts with it, on one host or several."));
-    return all;
-  }
-  all.push_back(!missing
-                    ? carried
-                    : problem(carried,
-                              fmt::format("Install {} and build libzero again, or unset "
-                                          "ZERO_TRANSPORT.",
-                                          transport == "mpich" ? "libmpich-dev" : "libopenmpi-dev"),
-                              "A job over several hosts does not start: the plugin that "
-                              "ZERO_TRANSPORT asks for is not beside libzero."));
-  return all;
+  check_transport(report, variable);
 }
 
 }  // namespace zero::app::checkup

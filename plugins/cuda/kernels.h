@@ -31,6 +31,7 @@ struct LogitRows {
   const int64_t* targets;
   const float* scales;
   double* losses;
+  float smoothing;
 };
 
 /// As softmax_cross_entropy_ of zero/models/layers/softmax.h, a loss for each row. A target outside

@@ -46,7 +46,8 @@ void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {
 }
 
 at::Tensor softmax_cross_entropy_on_cuda(at::Tensor& logits, const at::Tensor& targets,
-                                         const at::Tensor& row_scale, bool gradient) {
+                                         const at::Tensor& row_scale, bool gradient,
+                                         double smoothing) {
   const auto rows = logits.size(0);
   const auto beside = [&](const at::Tensor& array) {
     return array.dim() == 1 && array.size(0) == rows && array.device() == logits.device();
@@ -67,7 +68,8 @@ at::Tensor softmax_cross_entropy_on_cuda(at::Tensor& logits, const at::Tensor& t
                          .vocabulary = logits.size(1),
                          .targets = indices.const_data_ptr<int64_t>(),
                          .scales = scales.const_data_ptr<float>(),
-                         .losses = losses.mutable_data_ptr<double>()},
+                         .losses = losses.mutable_data_ptr<double>(),
+                         .smoothing = static_cast<float>(smoothing)},
                         gradient, c10::cuda::getCurrentCUDAStream());
   return losses.sum();
 }

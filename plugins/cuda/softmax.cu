@@ -26,7 +26,8 @@ constexpr int kBlocksAtOnce = kThreadsAtOnce / kThreads;
 __device__ softmax::Part join_warp(softmax::Part part) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     const softmax::Part other{__shfl_xor_sync(0xFFFFFFFFU, part.largest, distance),
-                              __shfl_xor_sync(0xFFFFFFFFU, part.sum, distance)};
+                              __shfl_xor_sync(0xFFFFFFFFU, part.sum, distance),
+                              __shfl_xor_sync(0xFFFFFFFFU, part.total, distance)};
     part = softmax::join<DeviceMath>(part, other);
   }
   return part;
@@ -52,10 +53,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = part;
   __syncthreads();  // nobody writes before all have read
   const auto whole = join_warp(parts[threadIdx.x % kWarp]);
-  if (threadIdx.x == 0) rows.losses[number] = softmax::loss<DeviceMath>(whole, chosen);
+  if (threadIdx.x == 0) rows.losses[number] = softmax::loss<DeviceMath>(rows, whole, chosen);
   if (!gradient) return;
-  softmax::write_gradient<DeviceMath, Numbers, kCount>(row, rows.vocabulary, threadIdx.x, kThreads,
-                                                       whole, target, rows.scales[number]);
+  softmax::write_gradient<DeviceMath, Numbers, kCount>(rows, number, threadIdx.x, kThreads, whole);
 }
 
 }  // namespace
@@ -70,7 +70,8 @@ void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t st
         .vocabulary = rows.vocabulary,
         .targets = rows.targets,
         .scales = rows.scales,
-        .losses = rows.losses};
+        .losses = rows.losses,
+        .smoothing = rows.smoothing};
     softmax::with_width(typed, [&](auto width) {
       constexpr int kCount = decltype(width)::value;
       softmax_kernel<kCount, Numbers>

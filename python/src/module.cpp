@@ -5,12 +5,21 @@
 
 #include "binding.h"
 #include "zero/device/plugin.h"
+#include "zero/models/layers/cross_entropy.h"
 
 PYBIND11_MODULE(_C, module) {
   zero::python::bind_errors(module);
   zero::python::bind_group(module);
   zero::python::bind_engine(module);
   zero::python::bind_tensors(module);
+  module.def("linear_cross_entropy", [](const at::Tensor& hidden, const at::Tensor& weight,
+                                        const at::Tensor& targets, double label_smoothing,
+                                        double divisor) {
+    return zero::python::released([&] {
+      return zero::linear_cross_entropy(hidden, weight, targets,
+                                        {.label_smoothing = label_smoothing, .divisor = divisor});
+    });
+  });
   module.def("load_device_plugin", [](const std::string& type) {
     zero::python::released([&] { zero::load_device_plugin(c10::Device(type).type()); });
   });

@@ -1,11 +1,11 @@
 // Tests the findings of `zero doctor`, on machines that folders play, and on this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -21,26 +21,8 @@ using test::run;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using Json = nlohmann::json;
-
-/// The finding `name`; what the report promises of every finding is checked on the way.
-Finding named(const Findings& findings, const std::string& name) {
-  for (const auto& finding : findings) {
-    EXPECT_FALSE(finding.value.empty()) << finding.name;
-    EXPECT_EQ(finding.change.empty(), finding.mark == Mark::ok) << finding.name;
-    EXPECT_EQ(finding.cost.empty(), finding.mark == Mark::ok) << finding.name;
-    if (finding.mark == Mark::ok) continue;
-    EXPECT_THAT(finding.change, EndsWith("."));
-    EXPECT_THAT(finding.cost, EndsWith("."));
-  }
-  for (const auto& finding : findings) {
-    if (finding.name == name) return finding;
-  }
-  ADD_FAILURE() << "there is no finding " << name;
-  return {};
-}
 
 comm::Lookup variables(std::map<std::string, std::string> all) {
   return [all = std::move(all)](const std::string& name) -> std::optional<std::string> {
@@ -59,34 +41,70 @@ class Machine : public ::testing::Test {
     root.write("proc/self/cgroup", "0::/job\n");
     root.write("sys/fs/cgroup/job/cgroup.procs", "");
   }
-  Findings cores(int ranks, std::map<std::string, std::string> set = {}) const {
-    return judge(read_cores(root.path(), variables(std::move(set))), ranks);
+  /// The finding `name` of a check; what the report promises of every finding is checked on the
+  /// way.
+  template <class Check, class... Arguments>
+  Finding found(const std::string& name, Check check, const Arguments&... arguments) const {
+    Report report;
+    check(report, arguments...);
+    Finding result;
+    for (const auto& finding : report.findings()) {
+      EXPECT_FALSE(finding.value.empty()) << finding.name;
+      EXPECT_EQ(finding.change.empty(), finding.mark == Mark::ok) << finding.name;
+      if (finding.mark != Mark::ok) {
+        EXPECT_THAT(finding.change, EndsWith("."));
+        EXPECT_THAT(finding.cost, EndsWith("."));
+      }
+      if (finding.name == name) result = finding;
+    }
+    EXPECT_EQ(result.name, name);
+    return result;
+  }
+  Finding cores(const std::string& name, int ranks,
+                std::map<std::string, std::string> set = {}) const {
+    return found(name, check_cores, root.path(), variables(std::move(set)), ranks);
+  }
+  Finding memory(const std::string& name, int ranks = 1) const {
+    return found(name, check_memory, root.path(), ranks);
+  }
+  Finding limits(const std::string& name, int ranks) const {
+    return found(name, check_limits, root.path(), Plan{.ranks = ranks}, 4);
+  }
+  Finding disk(const std::string& name, const fs::path& path) const {
+    return found(name, check_disk, root.path(), path.string());
+  }
+  Finding links(const std::string& name, int hosts,
+                std::map<std::string, std::string> set = {}) const {
+    return found(name, check_links, root.path(), variables(std::move(set)), hosts);
   }
   const TemporaryFolder root;
 };
 
 TEST_F(Machine, ThatFitsHasNothingToChange) {
-  for (const auto& finding : cores(2)) EXPECT_EQ(finding.mark, Mark::ok) << finding.name;
-  EXPECT_THAT(named(cores(2), "threads").value, StartsWith("2 ranks x 2 threads"));
-  EXPECT_THAT(named(cores(1), "available").value, "4 cores");
+  const auto threads = cores("threads", 2);
+  EXPECT_EQ(threads.mark, Mark::ok);
+  EXPECT_THAT(threads.value, StartsWith("2 ranks x 2 threads"));
+  EXPECT_EQ(cores("available", 1).value, "4 cores");
+  root.write("proc/self/status", "Cpus_allowed_list:\t1-2\n");
+  EXPECT_EQ(cores("available", 1).value, "2 of 4 cores");
+  EXPECT_THAT(cores("threads", 2).value, StartsWith("2 ranks x 1 thread"));
 }
 
 TEST_F(Machine, QuotaBelowTheThreadsIsAProblemInBothVersionsOfCgroups) {
   root.write("sys/fs/cgroup/cpu.max", "max 100000\n");
   root.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
   const auto check = [&] {
-    const auto all = cores(1);
-    EXPECT_EQ(named(all, "cgroup quota").mark, Mark::advice);
-    EXPECT_THAT(named(all, "cgroup quota").value, HasSubstr("1.50 cores"));
-    const auto threads = named(all, "threads");
+    EXPECT_EQ(cores("cgroup quota", 1).mark, Mark::advice);
+    EXPECT_THAT(cores("cgroup quota", 1).value, HasSubstr("1.50 cores"));
+    const auto threads = cores("threads", 1);
     EXPECT_EQ(threads.mark, Mark::problem);
     EXPECT_EQ(threads.change, "Set OMP_NUM_THREADS=1.");
     EXPECT_THAT(threads.cost, HasSubstr("threads take turns on 1.50 cores"));
   };
   check();
-  EXPECT_EQ(named(cores(1, {{"OMP_NUM_THREADS", "1"}}), "threads").mark, Mark::ok);
+  EXPECT_EQ(cores("threads", 1, {{"OMP_NUM_THREADS", "1"}}).mark, Mark::ok);
   fs::remove(root / "sys/fs/cgroup/job/cpu.max");
-  EXPECT_EQ(named(cores(1), "cgroup quota").value, "none");
+  EXPECT_EQ(cores("cgroup quota", 1).value, "none");
   root.write("proc/self/cgroup", "3:cpu,cpuacct:/job\n0::/\n");
   root.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "150000\n");
   root.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
@@ -94,319 +112,153 @@ TEST_F(Machine, QuotaBelowTheThreadsIsAProblemInBothVersionsOfCgroups) {
 }
 
 TEST_F(Machine, MoreThreadsOrRanksThanCoresAreAProblem) {
-  const auto threads = named(cores(2, {{"OMP_NUM_THREADS", "4"}}), "threads");
+  const auto threads = cores("threads", 2, {{"OMP_NUM_THREADS", "4"}});
   EXPECT_EQ(threads.mark, Mark::problem);
   EXPECT_EQ(threads.change, "Set OMP_NUM_THREADS=2.");
   EXPECT_THAT(threads.cost, StartsWith("8 threads take turns on 4.00 cores"));
-  const auto ranks = named(cores(9), "threads");
+  const auto ranks = cores("threads", 9);
   EXPECT_EQ(ranks.mark, Mark::problem);
   EXPECT_EQ(ranks.change, "Start at most 4 ranks.");
-}
-
-TEST_F(Machine, ThatOthersUseIsSaidToBeBusy) {
-  root.write("proc/loadavg", "0.90 0.50 0.10 1/100 4711\n");
-  EXPECT_EQ(named(cores(1), "load").mark, Mark::ok);
-  root.write("proc/loadavg", "3.25 0.50 0.10 1/100 4711\n");
-  EXPECT_EQ(named(cores(1), "load").mark, Mark::advice);
-  EXPECT_THAT(named(cores(1), "load").cost, HasSubstr("3.25 other processes"));
-}
-
-TEST_F(Machine, CoresWithoutAThreadAreCounted) {
-  const auto threads = named(cores(1, {{"OMP_NUM_THREADS", "1"}}), "threads");
-  EXPECT_EQ(threads.mark, Mark::advice);
-  EXPECT_EQ(threads.cost, "Usable cores without a thread: 3 of 4.");
-}
-
-TEST_F(Machine, BindingIsToldApartFromACpuset) {
-  root.write("proc/self/status", "Cpus_allowed_list:\t2\n");
-  const auto bound = named(cores(1), "available");
-  EXPECT_EQ(bound.mark, Mark::advice);
-  EXPECT_EQ(bound.value, "1 of 4 cores");
-  EXPECT_THAT(bound.cost, HasSubstr("3 cores"));
-  root.write("sys/fs/cgroup/job/cpuset.cpus.effective", "2\n");
-  EXPECT_EQ(named(cores(1), "available").mark, Mark::ok);
-}
-
-TEST_F(Machine, ThreadsThatAreNoNumberAreRefused) {
-  EXPECT_THROW((void)read_cores(root.path(), variables({{"OMP_NUM_THREADS", "all"}})), ConfigError);
-  EXPECT_THROW((void)read_cores(root.path(), variables({{"OMP_NUM_THREADS", "0"}})), ConfigError);
-}
-
-TEST_F(Machine, OperatorsThatLeaveVectorsUnusedAreFound) {
-  root.write("proc/cpuinfo", "model name\t: Old\nflags\t\t: fpu sse4_2 avx2 fma\n");
-  auto library = read_libtorch(root.path());
-  EXPECT_FALSE(library.kernels.empty());
-  EXPECT_TRUE(library.avx2);
-  library.operators = "DEFAULT";
-  EXPECT_THAT(named(judge(library), "instructions").change, HasSubstr("ATEN_CPU_CAPABILITY"));
-  library.operators = "AVX2";
-  EXPECT_EQ(named(judge(library), "instructions").mark, Mark::ok);
+  const auto few = cores("threads", 1, {{"OMP_NUM_THREADS", "1"}});
+  EXPECT_EQ(few.mark, Mark::advice);
+  EXPECT_EQ(few.cost, "Usable cores without a thread: 3 of 4.");
+  EXPECT_THROW(cores("threads", 1, {{"OMP_NUM_THREADS", "0"}}), ConfigError);
 }
 
 TEST_F(Machine, TwoOpenMPsInOneProcessAreAProblem) {
   root.write("proc/self/maps",
              "7f00-7f01 r-xp 0 0:0 1 /lib/libgomp.so.1\n7f02-7f03 r-xp 0 0:0 1 "
              "/opt/libiomp5.so\n7f04-7f05 r-xp 0 0:0 1 /opt/libompltarget.so\n");
-  auto library = read_libtorch(root.path());
-  EXPECT_THAT(library.runtimes, ::testing::ElementsAre("libgomp", "libiomp5"));
-  EXPECT_EQ(library.backend, "OpenMP");
-  EXPECT_EQ(named(judge(library), "threads").mark, Mark::problem);
-  library.runtimes = {"libgomp"};
-  EXPECT_EQ(named(judge(library), "threads").mark, Mark::ok);
-}
-
-TEST_F(Machine, GpusAreNamedAndWhatUsesThem) {
-  EXPECT_EQ(named(judge_gpus(read_gpus(root.path())), "GPUs").value, "none");
-  root.write("dev/nvidia0", "");
-  root.write("dev/nvidiactl", "");
-  EXPECT_THAT(read_gpus(root.path()), ::testing::ElementsAre("/dev/nvidia0"));
-  root.write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t NVIDIA H100\nIRQ: 1\n");
-  EXPECT_THAT(read_gpus(root.path()), ::testing::ElementsAre("NVIDIA H100 (0000:3b:00.0)"));
-  EXPECT_THAT(named(judge_gpus(read_gpus(root.path())), "GPUs").value,
-              AllOf(HasSubstr("H100"), HasSubstr("--device cuda")));
+  EXPECT_EQ(cores("OpenMP", 1).mark, Mark::problem);
+  EXPECT_EQ(cores("OpenMP", 1).value, "libgomp, libiomp5");
+  root.write("proc/self/maps", "7f00-7f01 r-xp 0 0:0 1 /lib/libgomp.so.1\n");
+  EXPECT_EQ(cores("OpenMP", 1).mark, Mark::ok);
 }
 
 TEST_F(Machine, MemoryThatRanksDoNotFitInIsAProblem) {
-  root.write("proc/meminfo",
-             "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 2097152 kB\nSwapFree: "
-             "1048576 kB\n");
+  root.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
   root.write("proc/self/status", "RssAnon:\t  131072 kB\n");
-  root.write("proc/vmstat", "nr_free_pages 7\noom_kill 3\n");
   root.write("proc/sys/vm/overcommit_memory", "2\n");
   root.write("sys/fs/cgroup/job/memory.max", "268435456\n");
-  const auto memory = read_memory(root.path());
-  EXPECT_EQ(memory.of_a_rank, int64_t{128} << 20);
-  EXPECT_EQ(named(judge(memory, 1), "available").mark, Mark::ok);
-  const auto all = judge(memory, 2);
-  EXPECT_EQ(named(all, "available").mark, Mark::problem);
-  EXPECT_THAT(named(all, "available").value, HasSubstr("cgroup"));
-  EXPECT_EQ(named(all, "swap").mark, Mark::advice);
-  EXPECT_THAT(named(all, "swap").cost, HasSubstr("1.00 GiB"));
-  EXPECT_EQ(named(all, "overcommit").mark, Mark::advice);
-  EXPECT_THAT(named(all, "kills").cost, HasSubstr("3 processes"));
+  EXPECT_EQ(memory("available").mark, Mark::ok);
+  EXPECT_EQ(memory("available", 2).mark, Mark::problem);
+  EXPECT_THAT(memory("available", 2).value, HasSubstr("cgroup"));
+  EXPECT_EQ(memory("overcommit").mark, Mark::advice);
 }
 
 TEST_F(Machine, HugePagesThatAreSwitchedOffAreFound) {
   const std::string folder = "sys/kernel/mm/transparent_hugepage/";
-  const auto judged = [&] { return named(judge(read_huge_pages(root.path())), "huge pages"); };
   root.write(folder + "enabled", "always madvise [never]\n");
   root.write(folder + "shmem_enabled", "always within_size advise never [deny] force\n");
-  EXPECT_EQ(judged().mark, Mark::advice);
-  EXPECT_THAT(judged().change, HasSubstr("enabled to madvise"));
+  EXPECT_EQ(memory("huge pages").mark, Mark::advice);
+  EXPECT_THAT(memory("huge pages").change, HasSubstr("enabled to madvise"));
   root.write(folder + "enabled", "always [madvise] never\n");
-  EXPECT_THAT(judged().change, HasSubstr("shmem_enabled to advise"));
+  EXPECT_THAT(memory("huge pages").change, HasSubstr("shmem_enabled to advise"));
   root.write(folder + "shmem_enabled", "always within_size advise [never] deny force\n");
-  EXPECT_EQ(judged().mark, Mark::ok);
-  EXPECT_EQ(judged().value, "madvise, shared never");
+  EXPECT_EQ(memory("huge pages").mark, Mark::ok);
+  EXPECT_EQ(memory("huge pages").value, "madvise, shared never");
   root.write("proc/self/status", "THP_enabled:\t0\n");
-  EXPECT_THAT(judged().change, HasSubstr("PR_SET_THP_DISABLE"));
+  EXPECT_THAT(memory("huge pages").change, HasSubstr("PR_SET_THP_DISABLE"));
 }
-
-TEST_F(Machine, SeveralNodesWantRanksOfTheirOwn) {
-  EXPECT_EQ(named(judge(read_nodes(root.path()), 1), "NUMA nodes").mark, Mark::ok);
-  root.write("sys/devices/system/node/online", "0-1\n");
-  root.write("sys/devices/system/node/node0/cpulist", "0-1\n");
-  root.write("sys/devices/system/node/node1/cpulist", "2-3\n");
-  const auto line = named(judge(read_nodes(root.path()), 1), "NUMA nodes");
-  EXPECT_EQ(line.mark, Mark::advice);
-  EXPECT_EQ(line.value, "node 0: 2 cores, node 1: 2 cores");
-  EXPECT_THAT(line.change, HasSubstr("2 ranks"));
-  root.write("proc/self/status", "Cpus_allowed_list:\t2-3\n");
-  EXPECT_EQ(named(judge(read_nodes(root.path()), 1), "NUMA nodes").mark, Mark::ok);
-}
-
-constexpr const char* kLimits =
-    "Limit                     Soft Limit           Hard Limit           Units     \n"
-    "Max file size             unlimited            unlimited            bytes     \n"
-    "Max processes             40                   96365                processes \n"
-    "Max open files            32                   20000                files     \n"
-    "Max locked memory         65536                65536                bytes     \n"
-    "Max address space         unlimited            unlimited            bytes     \n";
 
 TEST_F(Machine, LimitsBelowWhatAJobTakesAreProblems) {
-  root.write("proc/self/limits", kLimits);
-  root.write("proc/sys/kernel/osrelease", "6.1.0-generic\n");
-  const auto all = judge(read_limits(root.path()), {.ranks = 8}, 4);
-  EXPECT_EQ(named(all, "open files").mark, Mark::problem);
-  EXPECT_THAT(named(all, "open files").change, HasSubstr("ulimit -n"));
-  EXPECT_EQ(named(all, "processes and threads").mark, Mark::problem);
-  EXPECT_EQ(named(all, "locked memory").mark, Mark::ok);  // nothing is locked
-  EXPECT_EQ(named(all, "file size").mark, Mark::ok);
-  const auto small = judge(read_limits(root.path()), {.ranks = 1}, 4);
-  EXPECT_EQ(named(small, "processes and threads").mark, Mark::ok);
+  root.write("proc/self/limits",
+             "Limit                     Soft Limit           Hard Limit           Units     \n"
+             "Max file size             unlimited            unlimited            bytes     \n"
+             "Max processes             40                   96365                processes \n"
+             "Max open files            32                   20000                files     \n"
+             "Max locked memory         65536                65536                bytes     \n"
+             "Max address space         1073741824           unlimited            bytes     \n");
+  EXPECT_EQ(limits("open files", 8).mark, Mark::problem);
+  EXPECT_THAT(limits("open files", 8).change, HasSubstr("ulimit -n"));
+  EXPECT_EQ(limits("processes and threads", 8).mark, Mark::problem);
+  EXPECT_EQ(limits("processes and threads", 1).mark, Mark::ok);
+  EXPECT_EQ(limits("file size", 8).mark, Mark::ok);
+  EXPECT_EQ(limits("address space", 8).mark, Mark::problem);
+  EXPECT_EQ(limits("locked memory", 8).mark, Mark::ok);  // libzero locks none
+  fs::create_directories(root / "sys/class/infiniband/mlx5_0");
+  EXPECT_THAT(limits("locked memory", 8).cost, HasSubstr("InfiniBand"));
   root.write("sys/fs/cgroup/job/pids.max", "12\n");
   root.write("sys/fs/cgroup/job/pids.current", "10\n");
-  const auto group =
-      named(judge(read_limits(root.path()), {.ranks = 1}, 4), "processes and threads");
-  EXPECT_EQ(group.mark, Mark::problem);
-  EXPECT_EQ(group.value, "2");
+  EXPECT_EQ(limits("processes and threads", 1).mark, Mark::problem);
+  EXPECT_EQ(limits("processes and threads", 1).value, "2");
 }
 
-TEST_F(Machine, LittleLockedMemoryMattersToOldKernelsAndToInfiniBand) {
-  root.write("proc/self/limits", kLimits);
-  root.write("proc/sys/kernel/osrelease", "5.10.0\n");
-  const auto old = named(judge(read_limits(root.path()), {.ranks = 2}, 1), "locked memory");
-  EXPECT_EQ(old.mark, Mark::advice);
-  EXPECT_EQ(old.value, "64.0 KiB");
-  EXPECT_THAT(old.cost, HasSubstr("8 fit"));
-  root.write("proc/sys/kernel/osrelease", "6.1.0\n");
-  fs::create_directories(root / "sys/class/infiniband/mlx5_0");
-  const auto fabric = named(judge(read_limits(root.path()), {.ranks = 2}, 1), "locked memory");
-  EXPECT_EQ(fabric.mark, Mark::advice);
-  EXPECT_THAT(fabric.cost, HasSubstr("InfiniBand"));
-}
-
-TEST_F(Machine, LimitsOfFilesAndAddressesAreProblems) {
-  Limits limits;
-  limits.soft = {{"Max file size", 1 << 20}, {"Max address space", 1 << 30}};
-  const auto all = judge(limits, {}, 1);
-  EXPECT_EQ(named(all, "file size").mark, Mark::problem);
-  EXPECT_EQ(named(all, "address space").mark, Mark::problem);
-}
-
-TEST_F(Machine, WhatRanksCannotShareIsAProblem) {
-  const Sharing sharing{.arena = "no memfd",
-                        .passing = "not sent",
-                        .watching = "not permitted",
-                        .meeting = "owned by another",
-                        .folder = "/tmp/x"};
-  int problems = 0;
-  for (const auto& finding : judge(sharing)) problems += finding.mark == Mark::problem ? 1 : 0;
-  EXPECT_EQ(problems, 4);
-}
-
-TEST_F(Machine, TryingToShareLeavesNothing) {
-  const auto sharing = try_sharing(4);
-  EXPECT_THAT(sharing.arena, IsEmpty());
-  EXPECT_THAT(sharing.passing, IsEmpty());
-  EXPECT_THAT(sharing.watching, IsEmpty());
-  EXPECT_THAT(sharing.meeting, IsEmpty());
+TEST_F(Machine, RanksOfThisOneCanShare) {
+  for (const char* name : {"shared memory", "watching ranks", "meeting place"})
+    EXPECT_EQ(found(name, check_sharing, 4).mark, Mark::ok) << name;
 }
 
 TEST_F(Machine, IoUringThatIsRefusedIsAdviceWithItsReason) {
-  root.write("proc/sys/kernel/io_uring_disabled", "2\n");
-  auto uring = try_uring(root.path(), 1);  // asks the kernel that there is
-  EXPECT_EQ(uring.sysctl, 2);
-  EXPECT_EQ(uring.opened == 1, uring.error == 0);
-  uring.opened = 0;
-  uring.error = EPERM;
-  const auto off = named(judge(uring), "io_uring");
-  EXPECT_EQ(off.mark, Mark::advice);
-  EXPECT_THAT(off.change, HasSubstr("kernel.io_uring_disabled=0"));
-  EXPECT_THAT(off.cost, HasSubstr("threads"));
-  uring.sysctl = 0;
-  EXPECT_THAT(named(judge(uring), "io_uring").change, HasSubstr("seccomp"));
-  uring = {.opened = 2, .wanted = 4, .error = ENOMEM};
-  EXPECT_THAT(named(judge(uring), "io_uring").value, HasSubstr("after 2 of 4"));
-  EXPECT_THAT(named(judge(uring), "io_uring").change, HasSubstr("ulimit -l"));
-  uring.opened = 4;
-  EXPECT_EQ(named(judge(uring), "io_uring").mark, Mark::ok);
+  EXPECT_THAT(found("io_uring", check_uring, 1).value,
+              ::testing::AnyOf("works, 1 queue", HasSubstr("refused after 0 of 1 queues: ")));
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit few{.rlim_cur = 64, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  const auto refused = found("io_uring", check_uring, 100);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(refused.mark, Mark::advice);
+  EXPECT_THAT(refused.value, HasSubstr("of 100 queues: "));
 }
 
 TEST_F(Machine, TmpfsAndNetworksAreToldFromDisks) {
   const TemporaryFolder folder;
   const auto path = fs::canonical(folder.path()).string();
-  const auto type = [&](const std::string& mounts) {
+  const auto on = [&](const std::string& mounts) {
     root.write("proc/self/mounts", mounts);
-    return read_disk(root.path(), path);
+    return disk(path, path);
   };
-  auto disk =
-      type("/dev/vda / ext4 rw 0 0\ntmpfs " + path + " tmpfs rw 0 0\nx " + path + "x nfs rw 0 0\n");
-  EXPECT_EQ(disk.type, "tmpfs");
-  EXPECT_EQ(named(judge(disk, 0), path).mark, Mark::problem);
-  EXPECT_THAT(named(judge(disk, 0), path).cost, HasSubstr("memory"));
-  disk = type("/dev/vda / ext4 rw 0 0\nserver:/a " + path + " nfs4 rw 0 0\n");
-  EXPECT_EQ(named(judge(disk, 0), path).mark, Mark::advice);
-  disk = type("/dev/vda / ext4 rw 0 0\n");
-  EXPECT_EQ(disk.source, "/dev/vda");
-  EXPECT_EQ(named(judge(disk, 0), path).mark, Mark::ok);
-}
-
-TEST_F(Machine, FullBufferedAndMissingDisksAreFound) {
-  Disk disk{.path = "/d", .type = "ext4", .source = "/dev/sda1"};
-  disk.total = int64_t{1} << 40;
-  disk.free = int64_t{12} << 20;
-  try_disk(disk);  // does not try
-  EXPECT_EQ(disk.way, "");
-  EXPECT_EQ(disk.failure, "");
-  EXPECT_EQ(named(judge(disk, 0), "/d room").mark, Mark::problem);
-  EXPECT_THAT(named(judge(disk, 0), "/d room").cost, HasSubstr("1e6 parameters"));
-  disk.free = int64_t{8} << 30;
-  EXPECT_EQ(named(judge(disk, int64_t{16} << 30), "/d room").mark, Mark::advice);
-  EXPECT_EQ(named(judge(disk, int64_t{1} << 30), "/d room").mark, Mark::ok);
-  disk.way = "threads, buffered";
-  EXPECT_EQ(named(judge(disk, 0), "/d way").mark, Mark::advice);
-  disk.way = "io_uring, direct";
-  EXPECT_EQ(named(judge(disk, 0), "/d way").mark, Mark::ok);
-  const auto missing = read_disk("/", root / "nowhere");
-  EXPECT_EQ(judge(missing, 0).front().mark, Mark::problem);
-}
-
-TEST_F(Machine, DisksAreTriedAndLeftAsTheyWere) {
-  const TemporaryFolder folder;
-  auto disk = read_disk("/", folder.path());
-  try_disk(disk);
-  EXPECT_EQ(disk.failure, "");
-  EXPECT_NE(disk.way, "");
-  EXPECT_TRUE(fs::is_empty(folder.path()));
+  const auto shared =
+      on("/dev/vda / ext4 rw 0 0\ntmpfs " + path + " tmpfs rw 0 0\nx " + path + "x nfs rw 0 0\n");
+  EXPECT_EQ(shared.mark, Mark::problem);
+  EXPECT_THAT(shared.cost, HasSubstr("memory"));
+  EXPECT_EQ(on("/dev/vda / ext4 rw 0 0\nserver:/a " + path + " nfs4 rw 0 0\n").mark, Mark::advice);
+  const auto local = on("/dev/vda / ext4 rw 0 0\n");
+  EXPECT_EQ(local.mark, Mark::ok);
+  EXPECT_EQ(local.value, "ext4 on /dev/vda");
+  EXPECT_EQ(disk(path + " room", path).mark, Mark::ok);
+  EXPECT_THAT(disk(path + " way", path).value, HasSubstr(", "));  // "io_uring, direct"
+  EXPECT_TRUE(fs::is_empty(path));
+  EXPECT_EQ(disk(path + "/none", path + "/none").mark, Mark::problem);
 }
 
 TEST_F(Machine, NamesThatMeanLoopbackAreFound) {
   root.write("proc/sys/kernel/hostname", "localhost\n");
-  const auto links = read_links(root.path(), variables({}));
-  const auto one = named(judge(links, 1), "own name");
-  EXPECT_EQ(one.mark, Mark::advice);
-  EXPECT_THAT(one.change, HasSubstr("/etc/hosts"));
-  EXPECT_EQ(named(judge(links, 2), "own name").mark, Mark::problem);
-  Links good;
-  good.host = "node1";
-  good.addresses = {"10.0.0.7"};
-  EXPECT_EQ(named(judge(good, 2), "own name").mark, Mark::ok);
+  EXPECT_EQ(links("own name", 1).mark, Mark::advice);
+  EXPECT_THAT(links("own name", 1).change, HasSubstr("/etc/hosts"));
+  EXPECT_EQ(links("own name", 2).mark, Mark::problem);
+  root.write("proc/sys/kernel/hostname", "10.0.0.7\n");
+  EXPECT_EQ(links("own name", 2).mark, Mark::ok);
 }
 
 TEST_F(Machine, LinksOfSeveralHostsAreComputed) {
+  EXPECT_EQ(links("interfaces", 2).mark, Mark::problem);
   const std::string folder = "sys/class/net/eth0/";
   root.write(folder + "type", "1\n");
   root.write(folder + "operstate", "up\n");
   root.write(folder + "speed", "1000\n");
   root.write(folder + "mtu", "1500\n");
   root.write("sys/class/net/lo/type", "772\n");
-  auto links = read_links(root.path(), variables({}));
-  ASSERT_EQ(links.interfaces.size(), 1);
-  EXPECT_EQ(named(judge(links, 1), "eth0").mark, Mark::ok);
-  EXPECT_EQ(named(judge(links, 2), "eth0").mark, Mark::advice);
-  EXPECT_THAT(named(judge(links, 2), "eth0").cost, HasSubstr("8.0 s"));
-  links.interfaces[0].megabits = 100000;
-  EXPECT_EQ(named(judge(links, 2), "eth0").mark, Mark::ok);
-}
-
-TEST_F(Machine, InterfacesAndPluginsThatThereAreNotAreProblems) {
-  auto links = read_links(root.path(),
-                          variables({{"ZERO_INTERFACE", "none7"}, {"ZERO_TRANSPORT", "mpich"}}));
-  EXPECT_EQ(named(judge(links, 1), "chosen").mark, Mark::problem);
-  EXPECT_THAT(named(judge(links, 1), "chosen").change, HasSubstr("none7"));
+  EXPECT_EQ(links("eth0", 1).mark, Mark::ok);
+  EXPECT_EQ(links("eth0", 2).mark, Mark::advice);
+  EXPECT_THAT(links("eth0", 2).cost, HasSubstr("8.0 s"));
   // Only the interface that is chosen is looked at.
-  links.interfaces = {{.name = "slow", .state = "up", .megabits = 100, .mtu = 1500}};
-  EXPECT_EQ(named(judge(links, 2), "slow").mark, Mark::ok);
-  links.chosen = "ZERO_INTERFACE=slow";
-  EXPECT_EQ(named(judge(links, 2), "slow").mark, Mark::advice);
-  links.plugins = {"openmpi"};
-  EXPECT_EQ(named(judge(links, 1), "transport").mark, Mark::problem);
-  links.plugins = {"mpich"};
-  EXPECT_EQ(named(judge(links, 1), "transport").mark, Mark::ok);
-  EXPECT_EQ(named(judge(Links{}, 2), "interfaces").mark, Mark::problem);
+  EXPECT_EQ(links("eth0", 2, {{"ZERO_INTERFACE", "eth1"}}).mark, Mark::ok);
+  EXPECT_EQ(links("eth0", 2, {{"ZERO_INTERFACE", "eth0"}}).mark, Mark::advice);
+  root.write(folder + "speed", "100000\n");
+  EXPECT_EQ(links("eth0", 2).mark, Mark::ok);
 }
 
-TEST_F(Machine, ATransportThatNoJobAcceptsIsAProblem) {
-  const auto judged = [&](const char* transport) {
-    return named(judge(read_links(root.path(), variables({{"ZERO_TRANSPORT", transport}})), 2),
-                 "transport");
-  };
-  EXPECT_EQ(judged("gloo").mark, Mark::ok);
-  const auto wrong = judged("nccl");
+TEST_F(Machine, InterfacesAndTransportsThatThereAreNotAreProblems) {
+  const auto chosen = links("chosen", 1, {{"ZERO_INTERFACE", "none7"}});
+  EXPECT_EQ(chosen.mark, Mark::problem);
+  EXPECT_THAT(chosen.change, HasSubstr("none7"));
+  EXPECT_EQ(links("transport", 2).mark, Mark::ok);
+  const auto wrong = links("transport", 2, {{"ZERO_TRANSPORT", "nccl"}});
   EXPECT_EQ(wrong.mark, Mark::problem);
-  EXPECT_THAT(wrong.change, HasSubstr("ZERO_TRANSPORT is 'nccl'"));
-  EXPECT_THAT(wrong.change, HasSubstr("gloo, openmpi, mpich or mpi"));
+  EXPECT_THAT(wrong.change, AllOf(HasSubstr("ZERO_TRANSPORT is 'nccl'"),
+                                  HasSubstr("gloo, openmpi, mpich or mpi")));
 }
 
 Json line_of(const Json& report, const std::string& name) {
@@ -422,8 +274,8 @@ TEST(Doctor, SaysTheSameInATableAndInJson) {
   const auto path = folder.path().string();
   const auto table = run({ZERO_PROGRAM, "doctor", "-n", "2", "--nvme-path", path}, places);
   EXPECT_EQ(table.err, "");
-  for (const char* section : {"cores\n", "\nLibTorch\n", "\nmemory\n", "\nlimits\n", "\nsystem\n",
-                              "\ndisks\n", "\nlinks\n"})
+  for (const char* section :
+       {"cores\n", "\nmemory\n", "\nlimits\n", "\nsystem\n", "\ndisks\n", "\nlinks\n"})
     EXPECT_THAT(table.out, HasSubstr(section));
   const auto outcome =
       run({ZERO_PROGRAM, "doctor", "-n", "2", "--nvme-path", path, "--json"}, places);

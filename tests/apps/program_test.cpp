@@ -245,7 +245,7 @@ TEST(Program, ExplainsAKey) {
   EXPECT_THAT(zero_program({"config", "--explain", "comet.enabled"}).out,
               HasSubstr("effect   Has no effect here."));
   EXPECT_THAT(zero_program({"config", "--explain", "zero_hpz_partition_size"}).out,
-              HasSubstr("cost     Parameters of 1 / (ranks of a host)"));
+              HasSubstr("cost     A rank holds 1 / (ranks of a host)"));
   EXPECT_THAT(zero_program({"config", "--explain", "bf16.enabled"}).out,
               testing::Not(HasSubstr("nothing to speak of")));
   for (const char* key : {"train_batch_size", "muon_lr"})

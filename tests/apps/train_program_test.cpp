@@ -294,7 +294,7 @@ TEST(Train, FollowsTheScheduleOfAFileOrOfTheCommandLine) {
   const auto outcome = test::run(words);
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(rates_of(folder, "file"), ElementsAre(0, 0, 0.001, 0.002, 0.003, 0.004));
-  EXPECT_THAT(outcome.err, HasSubstr("comet: Nothing is sent to another host"));
+  EXPECT_THAT(outcome.err, HasSubstr("comet: libzero sends nothing to Comet"));
   EXPECT_EQ(folder.event("config", "file")["engine"]["scheduler"]["type"], "WarmupLR");
 
   // The program's own schedule comes in its place; and one of the command line in both's.
@@ -419,7 +419,7 @@ TEST(Train, ASignalEndsAValidation) {
     ASSERT_TRUE(folder.wait_for_step(1));
     expect_stopped(folder, program);
     EXPECT_EQ(folder.steps().size(), 1u);
-    EXPECT_TRUE(std::filesystem::exists(folder.out() / "checkpoint-1/manifest.json"));
+    EXPECT_TRUE(std::filesystem::exists(folder.out() / "checkpoint-1/train.json"));
     for (const auto& line : folder.log()) EXPECT_NE(line.value("event", ""), "validation");
   }
 }

@@ -200,18 +200,19 @@ TEST(Quantise, EqualsThePlainLoopForAnyBitsTailsAndAlignments) {
             std::vector<std::byte> fast(bytes + shift + 64, std::byte{0x5A});
             auto plain = fast;
             quantise(fast.data() + shift, values.data(), dtype, numel, q);
-            quantise_reference(plain.data() + shift, values.data(), dtype, numel, q);
+            quantise(plain.data() + shift, values.data(), dtype, numel, q, {}, Loops::plain);
             ASSERT_TRUE(fast == plain) << numel << " of " << dtype;
             Array read(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
             Array read_plainly(dtype, std::vector<float>(static_cast<size_t>(numel)), shift);
             dequantise(read.data(), dtype, fast.data() + shift, numel, q);
-            dequantise_reference(read_plainly.data(), dtype, plain.data() + shift, numel, q);
+            dequantise(read_plainly.data(), dtype, plain.data() + shift, numel, q, {},
+                       Loops::plain);
             ASSERT_TRUE(read == read_plainly) << numel << " of " << dtype;
             Array sum(ScalarType::Float, normal_values(numel, 7), shift);
             Array sum_plainly(ScalarType::Float, normal_values(numel, 7), shift);
             dequantise_add(static_cast<float*>(sum.data()), fast.data() + shift, numel, q);
-            dequantise_add_reference(static_cast<float*>(sum_plainly.data()), plain.data() + shift,
-                                     numel, q);
+            dequantise_add(static_cast<float*>(sum_plainly.data()), plain.data() + shift, numel, q,
+                           {}, Loops::plain);
             ASSERT_TRUE(sum == sum_plainly) << numel << " of " << dtype;
           }
         }
@@ -224,7 +225,7 @@ TEST(Quantise, EqualsThePlainLoopAtTheExtremes) {
   for_all([](const Quantisation& q) {
     const Array values(ScalarType::Float, extreme_values(q.block));
     std::vector<std::byte> plain(static_cast<size_t>(wire_bytes(q, values.numel())));
-    quantise_reference(plain.data(), values.data(), values.dtype(), values.numel(), q);
+    quantise(plain.data(), values.data(), values.dtype(), values.numel(), q, {}, Loops::plain);
     ASSERT_TRUE(message_of(values, q) == plain);
   });
 }
@@ -386,8 +387,8 @@ TEST(Feedback, EqualsThePlainLoop) {
             dtype, step == 3 ? any_values(numel, step, 4) : normal_values(numel, step, 0.01F));
         std::vector<std::byte> fast(static_cast<size_t>(wire_bytes(q, numel))), plain = fast;
         quantise_with_feedback(fast.data(), error.data(), values.data(), dtype, numel, q, 0.8F);
-        quantise_with_feedback_reference(plain.data(), plain_error.data(), values.data(), dtype,
-                                         numel, q, 0.8F);
+        quantise_with_feedback(plain.data(), plain_error.data(), values.data(), dtype, numel, q,
+                               0.8F, {}, Loops::plain);
         ASSERT_TRUE(fast == plain) << step;
         ASSERT_TRUE(error == plain_error) << step;
       }

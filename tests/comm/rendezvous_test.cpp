@@ -16,6 +16,7 @@
 #include <map>
 #include <thread>
 
+#include "tests/support/message_of.h"
 #include "tests/support/run_program.h"
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
@@ -42,12 +43,7 @@ Job job_of(const Variables& variables) {
 }
 
 std::string complaint_about(const Variables& variables) {
-  try {
-    job_of(variables);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no complaint";
+  return message_of<ConfigError>([&] { job_of(variables); });
 }
 
 const Variables kTorchrun{{"RANK", "1"},

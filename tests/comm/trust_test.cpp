@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "tests/support/message_of.h"
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -96,12 +97,7 @@ std::string joiner_hears(const std::string& process, const std::string& arena) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("zero/comm/1/process/0", process);
   store->set("zero/comm/1/arena/0", arena);
-  try {
-    meet(*store, 1, 2, seconds(60));
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<CommError>([&] { meet(*store, 1, 2, seconds(60)); });
 }
 
 TEST(Joiner, RefusesANonceOrALayoutThatNoRankWrites) {
@@ -224,12 +220,7 @@ std::string caller_hears(
   write(slot, peer.mapping->layout());
   slot.started.store(1);
   slot.ticks.store(1000);
-  try {
-    call(*group);
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<CommError>([&] { call(*group); });
 }
 
 struct Lie {

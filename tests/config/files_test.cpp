@@ -27,7 +27,7 @@ struct Expectation {
 };
 
 // Reasons that several files meet.
-const std::string kUnits = "`unit_bytes` says how much is gathered";
+const std::string kUnits = "`unit_bytes` is the size that is gathered";
 const std::string kReuse = "zero_optimization.stage3_max_reuse_distance: From the second step";
 const std::string kPartition = "there is nothing to partition";
 
@@ -37,16 +37,16 @@ const std::vector<Expectation>& expectations() {
       {"activation_checkpointing",
        {"activation_checkpointing.cpu_checkpointing, partition_activations", kPartition}},
       {"amp_off",
-       {"zero_force_ds_cpu_optimizer: An update in host memory is always libzero's own"}},
-      {"amp_on", {}, {"amp: Apex's mixed precision is not here: use the section bf16 or fp16"}},
+       {"zero_force_ds_cpu_optimizer: libzero always uses its own update in host memory"}},
+      {"amp_on", {}, {"amp: libzero does not have Apex's mixed precision. Use the section"}},
       {"autotuning_off"},
-      {"autotuning_on", {"autotuning: Nothing is tuned by itself"}},
+      {"autotuning_on", {"autotuning: libzero does not tune itself"}},
       {"batch_of_eight_ranks", {}, {"train_batch_size is 64, but", "4 x 2 x 2 = 16"}},
       {"bert_lamb_fp16"},
       {"bert_onebit_adam", {"OneBitAdam"}},
       {"bert_onebit_lamb", {"OneBitLamb"}},
       {"bert_zero_one_adam", {"ZeroOneAdam"}},
-      {"bf16_and_communication", {"bf16.immediate_grad_update: Gradients go to"}},
+      {"bf16_and_communication", {"bf16.immediate_grad_update: Gradients always go"}},
       {"checkpoint_and_nebula"},
       {"cifar10", {kUnits}},
       {"comments_and_commas"},
@@ -78,7 +78,7 @@ const std::vector<Expectation>& expectations() {
       {"hf_zero3_nvme", {kReuse, kUnits, "zero_optimization.offload_param.buffer_size: "}},
       {"hf_zero3_nvme_fp16_on", {kReuse, kUnits}},
       {"hf_zero3_offload", {kReuse, kUnits}},
-      {"hybrid_engine_and_compile", {"hybrid_engine: The engine that trains also generates"}},
+      {"hybrid_engine_and_compile", {"hybrid_engine: The training engine also generates"}},
       {"key_in_the_wrong_place",
        {},
        {"'overlap_comm'", "It belongs in the section 'zero_optimization'"}},
@@ -86,9 +86,9 @@ const std::vector<Expectation>& expectations() {
       {"megatron_curriculum_off"},
       {"megatron_gpt2", {}, {"optimizer.params.max_grad_norm is replaced by gradient_clipping"}},
       {"monitors_off"},
-      {"monitors_on", {"wandb: libzero writes no run"}},
+      {"monitors_on", {"wandb: libzero writes nothing"}},
       {"old_bfloat16"},
-      {"old_cpu_offload", {"cpu_offload_use_pin_memory: ", "overlap_comm: What it chooses"}},
+      {"old_cpu_offload", {"cpu_offload_use_pin_memory: ", "overlap_comm: libzero always works"}},
       {"old_cpu_offload_params"},
       {"old_offload_and_new",
        {},
@@ -103,8 +103,8 @@ const std::vector<Expectation>& expectations() {
       {"optimizer_sgd"},
       {"optimizer_torch_adam", {"optimizer.params.torch_adam: "}},
       {"pipeline_alexnet",
-       {"pipeline.activation_checkpoint_interval, partition, stages: libzero has data parallelism "
-        "alone"}},
+       {"pipeline.activation_checkpoint_interval, partition, stages: libzero has only data "
+        "parallelism"}},
       {"progressive_layer_drop",
        {},
        {"progressive_layer_drop: libzero drops no layers", "train.dropout"}},
@@ -122,7 +122,7 @@ const std::vector<Expectation>& expectations() {
       {"stage2_offload_param",
        {"zero_optimization.offload_param: Only stage 3 takes parameters away between their uses; "
         "the stage is 2"}},
-      {"tensor_parallel_2", {}, {"tensor_parallel.autotp_size: ", "data parallelism alone"}},
+      {"tensor_parallel_2", {}, {"tensor_parallel.autotp_size: ", "only data parallelism"}},
       {"torch_autocast", {"torch_autocast.lower_precision_safe_modules"}},
       {"torch_autocast_and_bf16"},
       {"torch_autocast_fp16_of_bf16", {}, {"torch_autocast.dtype is fp16, but bf16.enabled"}},

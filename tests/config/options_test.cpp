@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
 
@@ -15,17 +16,8 @@ using ::testing::HasSubstr;
 
 using Options = ProgramSettings;
 
-std::string complaint(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no complaint";
-}
-
 std::string complaint_about_file(const std::string& json) {
-  return complaint([&] { (void)Settings::parse(json, 1, "file.json"); });
+  return message_of<ConfigError>([&] { (void)Settings::parse(json, 1, "file.json"); });
 }
 
 TEST(Options, ReadBackWhatTheyDump) {
@@ -64,11 +56,11 @@ TEST(Options, NameTheKeyTheValueAndTheNearestKnownKey) {
 
 TEST(Options, RefuseValuesOutOfRange) {
   const Options good{.data = "text"};
-  EXPECT_EQ(complaint([&] { good.validate(); }), "no complaint");
+  EXPECT_EQ(message_of<ConfigError>([&] { good.validate(); }), "nothing was thrown");
   const auto with = [&](auto Options::*member, auto value) {
     Options options = good;
     options.*member = value;
-    return complaint([&] { options.validate(); });
+    return message_of<ConfigError>([&] { options.validate(); });
   };
   EXPECT_THAT(with(&Options::data, ""), HasSubstr("'data'"));
   EXPECT_THAT(with(&Options::out, ""), HasSubstr("train.out"));
@@ -83,10 +75,10 @@ TEST(Options, RefuseValuesOutOfRange) {
   EXPECT_THAT(with(&Options::temperature, -1.0), HasSubstr("train.temperature is -1"));
   EXPECT_THAT(with(&Options::prompt, ""), HasSubstr("'prompt' is empty"));
   const Options no_sample{.data = "text", .sample_tokens = 0, .prompt = ""};
-  EXPECT_EQ(complaint([&] { no_sample.validate(); }), "no complaint");
+  EXPECT_EQ(message_of<ConfigError>([&] { no_sample.validate(); }), "nothing was thrown");
   Options both = good;
   both.overwrite = both.resume = true;
-  EXPECT_THAT(complaint([&] { both.validate(); }), HasSubstr("overwrite"));
+  EXPECT_THAT(message_of<ConfigError>([&] { both.validate(); }), HasSubstr("overwrite"));
 }
 
 }  // namespace

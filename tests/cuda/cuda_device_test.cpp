@@ -246,16 +246,18 @@ TEST(DeviceKernels, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailAndStride)
         auto targets = at::randint(vocabulary, {kRows}, at::kLong);
         targets[2] = kIgnoredTarget;
         const auto scales = targets.ne(kIgnoredTarget).to(at::kFloat).mul_(0.2);
+        const double smoothing = stride == vocabulary ? 0 : 0.1;
         auto expected = values.to(at::kFloat, false, /*copy=*/true);
-        const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
+        const auto loss =
+            softmax_cross_entropy_reference_(expected, targets, scales, true, smoothing);
         const auto whole = at::full({kRows, stride}, 375, dtype).to(device());
         auto found = whole.narrow(1, 0, vocabulary);
         const auto what =
             fmt::format("{}, {} words, rows {} apart", c10::toString(dtype), vocabulary, stride);
         for (const bool gradient : {false, true}) {
           found.copy_(values);
-          const auto sum =
-              softmax_cross_entropy_(found, targets.to(device()), scales.to(device()), gradient);
+          const auto sum = softmax_cross_entropy_(found, targets.to(device()), scales.to(device()),
+                                                  gradient, smoothing);
           EXPECT_NEAR(sum.item<double>(), loss.item<double>(), 1e-5 * loss.item<double>() + 1e-5)
               << what;
         }

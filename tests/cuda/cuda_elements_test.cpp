@@ -204,7 +204,7 @@ softmax::Part joined(std::vector<softmax::Part> parts) {
   return parts.front();
 }
 double softmax_by_threads(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
-                          bool gradient) {
+                          bool gradient, double smoothing = 0) {
   constexpr int64_t kWarp = 32, kThreads = 128;  // fewer than the kernel's: some read several times
   double sum = 0;
   device::with_numbers(logits.scalar_type(), [&]<class Numbers>(Numbers) {
@@ -214,7 +214,8 @@ double softmax_by_threads(at::Tensor& logits, const at::Tensor& targets, const a
         .vocabulary = logits.size(1),
         .targets = targets.const_data_ptr<int64_t>(),
         .scales = scales.const_data_ptr<float>(),
-        .losses = nullptr};
+        .losses = nullptr,
+        .smoothing = static_cast<float>(smoothing)};
     softmax::with_width(rows, [&](auto width) {
       for (int64_t r = 0; r < logits.size(0); ++r) {
         auto* const row = rows.logits + r * rows.stride;
@@ -233,10 +234,9 @@ double softmax_by_threads(at::Tensor& logits, const at::Tensor& targets, const a
           warps.push_back(joined(lanes));
         }
         const auto whole = joined(warps);
-        sum += softmax::loss<HostMath>(whole, Numbers::widen(row[target]));
+        sum += softmax::loss<HostMath>(rows, whole, Numbers::widen(row[target]));
         for (int64_t t = kThreads; gradient && t-- > 0;)
-          softmax::write_gradient<HostMath, Numbers, width>(row, rows.vocabulary, t, kThreads,
-                                                            whole, target, rows.scales[r]);
+          softmax::write_gradient<HostMath, Numbers, width>(rows, r, t, kThreads, whole);
       }
     });
   });
@@ -272,10 +272,12 @@ TEST(CudaElements, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailStrideAndAl
             auto scales = at::full({5}, 0.2);
             targets[2] = kIgnoredTarget;
             scales[2] = 0;
+            const double smoothing = offset == 1 ? 0.1 : 0;
             Padded found(values, stride, offset);
             auto expected = values.to(at::kFloat, false, /*copy=*/true);
-            const double sum = softmax_by_threads(found.logits, targets, scales, true);
-            const auto loss = softmax_cross_entropy_reference_(expected, targets, scales, true);
+            const double sum = softmax_by_threads(found.logits, targets, scales, true, smoothing);
+            const auto loss =
+                softmax_cross_entropy_reference_(expected, targets, scales, true, smoothing);
             const auto what = std::string(c10::toString(dtype)) + " vocabulary " +
                               std::to_string(vocabulary) + " stride " + std::to_string(stride) +
                               " offset " + std::to_string(offset);
@@ -287,7 +289,8 @@ TEST(CudaElements, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailStrideAndAl
             EXPECT_EQ(found.logits[2].abs().max().item<float>(), 0) << what;
             EXPECT_TRUE(found.padding_intact()) << what;
             Padded unread(values, stride, offset);
-            EXPECT_EQ(softmax_by_threads(unread.logits, targets, scales, false), sum) << what;
+            EXPECT_EQ(softmax_by_threads(unread.logits, targets, scales, false, smoothing), sum)
+                << what;
             EXPECT_TRUE(at::equal(unread.logits, values)) << what;
             if (HasFailure()) return;
           }

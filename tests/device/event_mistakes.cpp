@@ -1,5 +1,4 @@
 // Mistakes between streams: who waits for whom, and when the event is recorded.
-#include <array>
 #include <vector>
 
 #include "tests/device/mistakes.h"
@@ -7,7 +6,6 @@
 namespace zero::simulated {
 namespace {
 
-using at::Tensor;
 using c10::Event;
 
 // ---- a wait is missing
@@ -41,19 +39,6 @@ void two_streams_write(bool mistake) {
   synchronize();
 }
 
-// A slot that is filled and used by turns: there is a wait for each filling and none for its use.
-void waits_in_one_direction_only(bool mistake) {
-  const ThreeStreams s;
-  const auto slot = filled(0);
-  for (int round = 0; round < 3; ++round) {
-    if (!mistake) order(s.main, s.side);
-    slot.fill_(round);
-    order(s.side, s.main);
-    on(s.side, [&] { return slot * 2; });
-  }
-  synchronize();
-}
-
 // A bucket that two streams fill.
 void two_producers_and_one_is_waited_for(bool mistake) {
   const ThreeStreams s;
@@ -64,18 +49,6 @@ void two_producers_and_one_is_waited_for(bool mistake) {
   order(s.side, s.main);
   if (!mistake) order(s.side, s.third);
   on(s.side, [&] { return bucket * 2; });
-  synchronize();
-}
-
-void two_consumers_and_one_is_waited_for(bool mistake) {
-  const ThreeStreams s;
-  const auto weight = filled(1);
-  synchronize();
-  on(s.side, [&] { return weight * 2; });
-  on(s.third, [&] { return weight * 3; });
-  order(s.main, s.side);
-  if (!mistake) order(s.main, s.third);
-  weight.sub_(1);
   synchronize();
 }
 
@@ -92,49 +65,6 @@ void only_the_first_piece_waits(bool mistake) {
     on(stream, [&] {
       copy.narrow(0, piece * kNumel, kNumel).copy_(source.narrow(0, piece * kNumel, kNumel));
     });
-  }
-  synchronize();
-}
-
-void first_step_does_not_wait_for_the_initialisation(bool mistake) {
-  const ThreeStreams s;
-  const auto weight = on(s.side, [] { return filled(1); });
-  for (int step = 0; step < 2; ++step) {
-    if (step > 0 || !mistake) order(s.main, s.side);
-    weight.sub_(0.5);
-    order(s.side, s.main);
-    on(s.side, [&] { return weight * 2; });
-  }
-  synchronize();
-}
-
-// Each step's beginning waits for the update, and after the last step none begins.
-void evaluation_does_not_wait_for_the_last_update(bool mistake) {
-  const ThreeStreams s;
-  const auto weight = filled(1);
-  for (int step = 0; step < 2; ++step) {
-    order(s.main, s.side);
-    const auto loss = weight * 2;
-    order(s.side, s.main);
-    on(s.side, [&] { weight.sub_(0.5); });
-  }
-  if (!mistake) order(s.main, s.side);
-  const auto score = weight * 3;
-  synchronize();
-}
-
-// The stream that used the unit first has waited; "present" says nothing to another.
-void unit_is_present_for_its_first_user_alone(bool mistake) {
-  const ThreeStreams s;
-  const auto unit = filled(0), shard = filled(1);
-  synchronize();
-  on(s.side, [&] { unit.copy_(shard); });
-  const Event gathered = record(s.side);
-  bool present = false;
-  for (const auto& user : {s.main, s.third}) {
-    if (!present || !mistake) gathered.block(user);
-    present = true;
-    on(user, [&] { return unit * 2; });
   }
   synchronize();
 }
@@ -198,24 +128,6 @@ void one_event_for_a_list_of_streams(bool mistake) {
   synchronize();
 }
 
-// An event goes back to the pool when its first consumer has waited; there is a second one.
-void event_goes_back_to_its_pool_too_early(bool mistake) {
-  const ThreeStreams s;
-  const auto fourth = stream(3);
-  const auto a = filled(1), b = filled(1);
-  synchronize();
-  std::array<Event, 2> pool{Event(c10::kPrivateUse1), Event(c10::kPrivateUse1)};
-  a.add_(1);
-  pool[0].record(s.main);
-  pool[0].block(s.side);
-  on(s.side, [&] { return a * 2; });
-  on(s.third, [&] { b.add_(1); });
-  pool[mistake ? 0 : 1].record(s.third);
-  pool[0].block(fourth);
-  on(fourth, [&] { return a * 3; });
-  synchronize();
-}
-
 void event_of_the_step_before_is_waited_for(bool mistake) {
   const ThreeStreams s;
   const auto weight = filled(1);
@@ -231,41 +143,6 @@ void event_of_the_step_before_is_waited_for(bool mistake) {
   synchronize();
 }
 
-void consumer_waits_for_the_piece_before(bool mistake) {
-  const ThreeStreams s;
-  const auto array = filled(0, 0, 4 * kNumel);
-  synchronize();
-  std::vector<Event> written;
-  for (int piece = 0; piece < 4; ++piece) {
-    on(s.side, [&] { array.narrow(0, piece * kNumel, kNumel).add_(1); });
-    written.push_back(record(s.side));
-  }
-  for (int piece = 0; piece < 4; ++piece) {
-    const int awaited = mistake ? piece - 1 : piece;
-    if (awaited >= 0) written[static_cast<size_t>(awaited)].block(s.main);
-    const auto y = array.narrow(0, piece * kNumel, kNumel) * 2;
-  }
-  synchronize();
-}
-
-// Two buffers by turns; with three events by turns each stands for the use before the last one.
-void events_are_counted_differently_from_buffers(bool mistake) {
-  const ThreeStreams s;
-  const std::array buffers{filled(0), filled(0)};
-  std::vector<Event> used;
-  for (int i = 0; i < (mistake ? 3 : 2); ++i) used.emplace_back(c10::kPrivateUse1);
-  for (size_t i = 0; i < 6; ++i) {
-    const auto& buffer = buffers.at(i % 2);
-    Event& event = used[i % used.size()];
-    event.block(s.main);
-    buffer.fill_(static_cast<double>(i));
-    order(s.side, s.main);
-    on(s.side, [&] { return buffer * 2; });
-    event.record(s.side);
-  }
-  synchronize();
-}
-
 // ---- the stream is another one
 
 void another_stream_waits(bool mistake) {
@@ -273,15 +150,6 @@ void another_stream_waits(bool mistake) {
   const auto x = filled(1);
   order(mistake ? s.third : s.side, s.main);
   on(s.side, [&] { return x * 2; });
-  synchronize();
-}
-
-void waits_after_the_use(bool mistake) {
-  const ThreeStreams s;
-  const auto x = filled(1);
-  if (!mistake) order(s.side, s.main);
-  const auto y = on(s.side, [&] { return x * 2; });
-  if (mistake) order(s.side, s.main);
   synchronize();
 }
 
@@ -298,21 +166,6 @@ void event_is_recorded_outside_of_the_scope(bool mistake) {
   if (mistake) done.record(current_stream());
   done.block(s.third);
   on(s.third, [&] { return x * 2; });
-  synchronize();
-}
-
-// The current stream waits before the scope of the consumer begins.
-void wait_is_enqueued_outside_of_the_scope(bool mistake) {
-  const ThreeStreams s;
-  const auto x = filled(1);
-  synchronize();
-  on(s.third, [&] { x.add_(1); });
-  const Event done = record(s.third);
-  if (mistake) done.block(current_stream());
-  on(s.side, [&] {
-    if (!mistake) done.block(current_stream());
-    return x * 2;
-  });
   synchronize();
 }
 
@@ -353,33 +206,17 @@ std::vector<Mistake> mistakes_with_events() {
       {"overwrites_what_is_read", overwrites_what_is_read,
        "is not ordered after the read by aten::mul"},
       {"two_streams_write", two_streams_write, "is not ordered after the write by aten::fill_"},
-      {"waits_in_one_direction_only", waits_in_one_direction_only, wait_of(0, 1)},
       {"two_producers_and_one_is_waited_for", two_producers_and_one_is_waited_for, wait_of(1, 2)},
-      {"two_consumers_and_one_is_waited_for", two_consumers_and_one_is_waited_for, wait_of(0, 2)},
       {"only_the_first_piece_waits", only_the_first_piece_waits, wait_of(2, 0)},
-      {"first_step_does_not_wait_for_the_initialisation",
-       first_step_does_not_wait_for_the_initialisation, wait_of(0, 1)},
-      {"evaluation_does_not_wait_for_the_last_update", evaluation_does_not_wait_for_the_last_update,
-       wait_of(0, 1)},
-      {"unit_is_present_for_its_first_user_alone", unit_is_present_for_its_first_user_alone,
-       wait_of(2, 1)},
       {"event_is_recorded_too_early", event_is_recorded_too_early, wait_of(1, 0)},
       {"event_is_never_recorded", event_is_never_recorded, wait_of(1, 0)},
       {"event_is_recorded_again", event_is_recorded_again, wait_of(1, 0)},
       {"one_event_for_a_list_of_streams", one_event_for_a_list_of_streams, wait_of(1, 0)},
-      {"event_goes_back_to_its_pool_too_early", event_goes_back_to_its_pool_too_early,
-       wait_of(3, 0)},
       {"event_of_the_step_before_is_waited_for", event_of_the_step_before_is_waited_for,
        wait_of(1, 0)},
-      {"consumer_waits_for_the_piece_before", consumer_waits_for_the_piece_before, wait_of(0, 1)},
-      {"events_are_counted_differently_from_buffers", events_are_counted_differently_from_buffers,
-       wait_of(0, 1)},
       {"another_stream_waits", another_stream_waits, wait_of(1, 0)},
-      {"waits_after_the_use", waits_after_the_use, wait_of(1, 0)},
       {"event_is_recorded_outside_of_the_scope", event_is_recorded_outside_of_the_scope,
        wait_of(2, 1)},
-      {"wait_is_enqueued_outside_of_the_scope", wait_is_enqueued_outside_of_the_scope,
-       wait_of(1, 2)},
       {"relay_does_not_wait", relay_does_not_wait, wait_of(1, 0)},
       {"relay_is_marked_before_it_has_waited", relay_is_marked_before_it_has_waited, wait_of(1, 0)},
   };

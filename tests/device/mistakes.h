@@ -31,7 +31,7 @@ std::vector<Mistake> mistakes_with_events();
 std::vector<Mistake> mistakes_with_memory();
 /// Pinned memory that the host and copies use.
 std::vector<Mistake> mistakes_with_the_host();
-/// A step's parts: backward, flags, norms, updates.
+/// Backward: its hooks and its branches.
 std::vector<Mistake> mistakes_in_a_step();
 /// Around the collectives of ranks.
 std::vector<Mistake> mistakes_with_collectives();

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 
 namespace zero::simulated {
@@ -34,18 +33,6 @@ INSTANTIATE_TEST_SUITE_P(Step, Mistakes, testing::ValuesIn(mistakes_in_a_step())
 INSTANTIATE_TEST_SUITE_P(Collectives, Mistakes, testing::ValuesIn(mistakes_with_collectives()),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Peers, Mistakes, testing::ValuesIn(mistakes_with_peers()), name_of);
-
-TEST(Mistakes, AreAHundredOrMore) {
-  std::set<std::string> names;
-  for (const auto& kind :
-       {mistakes_with_events(), mistakes_with_memory(), mistakes_with_the_host(),
-        mistakes_in_a_step(), mistakes_with_collectives(), mistakes_with_peers()}) {
-    for (const Mistake& mistake : kind) {
-      EXPECT_TRUE(names.insert(mistake.name).second) << mistake.name << " is there twice";
-    }
-  }
-  EXPECT_GE(names.size(), 100);
-}
 
 }  // namespace
 }  // namespace zero::simulated

@@ -110,92 +110,6 @@ void rank_leaves_before_its_peers_have_read(bool mistake) {
 
 // ---- ranks whose streams wait for each other's events
 
-// Each rank adds up the peer's contribution and goes on to its next one, without a second meeting
-// of the streams. ROCm/aiter pull request 3514.
-void sum_in_one_shot_has_no_meeting_at_its_end(bool mistake) {
-  const std::array inputs{filled(1, 0), filled(2, 1)};
-  synchronize();
-  auto ready = four_events(), done = four_events();
-  std::barrier meeting(2);
-  run_ranks(2, [&](int r) {
-    const auto own = static_cast<size_t>(r), peer = 1 - own;
-    writes("produce", inputs.at(own));
-    ready.at(own).record(stream(0, r));
-    meeting.arrive_and_wait();
-    ready.at(peer).block(stream(0, r));
-    reads("add up", inputs.at(peer));
-    done.at(own).record(stream(0, r));
-    meeting.arrive_and_wait();
-    if (!mistake) done.at(peer).block(stream(0, r));
-    if (r == 0) writes("produce the next", inputs.at(own));
-    stream(0, r).synchronize();
-  });
-}
-
-void owner_waits_for_one_of_its_readers(bool mistake) {
-  const auto window = filled(0, 0);
-  synchronize();
-  auto read = four_events();
-  std::barrier meeting(4);
-  run_ranks(4, [&](int r) {
-    if (r > 0) {
-      reads("gather", window);
-      read.at(static_cast<size_t>(r)).record(stream(0, r));
-    }
-    meeting.arrive_and_wait();
-    if (r == 0) {
-      for (size_t reader = 1; reader < (mistake ? 2 : 4); ++reader)
-        read.at(reader).block(stream(0, 0));
-      writes("publish", window);
-    }
-    meeting.arrive_and_wait();
-    stream(0, r).synchronize();
-  });
-}
-
-void reader_waits_for_the_epoch_before(bool mistake) {
-  const auto window = filled(0, 0);
-  synchronize();
-  auto published = four_events(), read = four_events();
-  std::barrier meeting(2);
-  run_ranks(2, [&](int r) {
-    for (size_t epoch = 0; epoch < 3; ++epoch) {
-      if (r == 0) {
-        if (epoch > 0) read.at(epoch - 1).block(stream(0, 0));
-        writes("publish", window);
-        published.at(epoch).record(stream(0, 0));
-      }
-      meeting.arrive_and_wait();
-      if (r == 1) {
-        if (epoch > 0 || !mistake) published.at(mistake ? epoch - 1 : epoch).block(stream(0, 1));
-        reads("gather", window);
-        read.at(epoch).record(stream(0, 1));
-      }
-      meeting.arrive_and_wait();
-    }
-    stream(0, r).synchronize();
-  });
-}
-
-void peer_pushes_into_a_bucket_that_is_being_cleared(bool mistake) {
-  const auto bucket = filled(1, 0);
-  synchronize();
-  Event cleared(c10::kPrivateUse1);
-  std::barrier meeting(2);
-  run_ranks(2, [&](int r) {
-    if (r == 0) {
-      bucket.zero_();
-      cleared.record(stream(0, 0));
-    }
-    meeting.arrive_and_wait();
-    if (r == 1) {
-      if (!mistake) cleared.block(stream(0, 1));
-      writes("push a gradient", bucket);
-    }
-    stream(0, r).synchronize();
-  });
-}
-
 // Each peer has a place of its own in the owner's memory, unless the number is the wrong one.
 void two_peers_push_into_one_place(bool mistake) {
   const auto places = filled(0, 0, 4 * kNumel);
@@ -244,13 +158,6 @@ std::vector<Mistake> mistakes_with_peers() {
        wait_of(0, 0, 0, 1)},
       {"rank_leaves_before_its_peers_have_read", rank_leaves_before_its_peers_have_read,
        record_of(0)},
-      {"sum_in_one_shot_has_no_meeting_at_its_end", sum_in_one_shot_has_no_meeting_at_its_end,
-       wait_of(0, 0, 0, 1)},
-      {"owner_waits_for_one_of_its_readers", owner_waits_for_one_of_its_readers,
-       wait_of(0, 0, 0, 3)},
-      {"reader_waits_for_the_epoch_before", reader_waits_for_the_epoch_before, wait_of(0, 0, 1, 0)},
-      {"peer_pushes_into_a_bucket_that_is_being_cleared",
-       peer_pushes_into_a_bucket_that_is_being_cleared, wait_of(0, 0, 1, 0)},
       {"two_peers_push_into_one_place", two_peers_push_into_one_place, wait_of(0, 0, 2, 1)},
       {"owner_adds_up_before_all_have_pushed", owner_adds_up_before_all_have_pushed,
        wait_of(0, 0, 0, 2)},

@@ -88,19 +88,6 @@ TEST(BackwardPass, AScaledLossGivesTheSameBits) {
   }
 }
 
-TEST(BackwardPass, UpdatesInBackwardAndOnTheHostGoOn) {
-  auto in_backward = config(3);
-  in_backward.update_in_backward = true;
-  expect_equal_runs(in_backward, kOwn);
-  for (const int stage : {1, 2, 3}) {
-    auto on_host = config(stage);
-    on_host.offload_optimizer.device = OffloadDevice::cpu;
-    expect_equal_runs(on_host, kOwn);
-    on_host.offload_optimizer.delayed_update_after = 1;
-    expect_equal_runs(on_host, kOwn);
-  }
-}
-
 TEST(BackwardPass, AnUnscaledLossInFp16IsRefused) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_as_threads(2, [&](auto group) {

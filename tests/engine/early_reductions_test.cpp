@@ -59,31 +59,19 @@ TEST(EarlyReductions, GiveTheBitsOfOneHost) {
   for (const int stage : {0, 1}) {
     for (const bool bf16 : {false, true}) {
       for (const int64_t k : {1, 3}) {
-        SCOPED_TRACE("stage " + std::to_string(stage) + (bf16 ? " bf16" : " fp32") + ", k " +
-                     std::to_string(k));
-        expect_the_bits_of_one_host(clipped(stage, bf16, k),
-                                    [&](Engine& engine, Uneven& model, int rank) {
-                                      for (int64_t i = 0; i < 4 * k; ++i) {
-                                        engine.backward(model.loss(rank, i, true));
-                                        engine.step();
-                                      }
-                                    });
-      }
-    }
-  }
-}
-
-TEST(EarlyReductions, GiveTheBitsOfOneHostWhereSumsAreSentInAnotherDtype) {
-  for (const int stage : {0, 1}) {
-    for (const auto sent : {DtypeName::fp32, DtypeName::bf16}) {
-      auto c = clipped(stage, sent == DtypeName::fp32);
-      c.communication_dtype = sent;
-      expect_the_bits_of_one_host(c, [&](Engine& engine, Uneven& model, int rank) {
-        for (int64_t i = 0; i < 4; ++i) {
-          engine.backward(model.loss(rank, i, true));
-          engine.step();
+        for (const bool converts : {false, true}) {
+          SCOPED_TRACE(testing::Message() << "stage " << stage << ", bf16 " << bf16 << ", k " << k
+                                          << ", converts " << converts);
+          auto c = clipped(stage, bf16, k);
+          if (converts) c.communication_dtype = bf16 ? DtypeName::fp32 : DtypeName::bf16;
+          expect_the_bits_of_one_host(c, [&](Engine& engine, Uneven& model, int rank) {
+            for (int64_t i = 0; i < 4 * k; ++i) {
+              engine.backward(model.loss(rank, i, true));
+              engine.step();
+            }
+          });
         }
-      });
+      }
     }
   }
 }
@@ -245,61 +233,49 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
   }
 }
 
-// Returns a loss. If its backward pass `throws`, it does so in the first layer that forward meets,
-// which backward meets last.
-at::Tensor loss_that(bool throws, Uneven& model, int rank, int64_t step) {
-  auto x = input(rank, step, at::kFloat).requires_grad_(true);
-  if (throws) x.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
-  return model.net->forward(torch::tanh(model.extra(x))).pow(2).mean();
-}
+// The pass that a rank makes before the one that counts.
+enum class Pass { none, whole, throws_last, throws_first };
 
-// Returns a loss whose backward pass throws in the last layer, before any unit is complete.
-at::Tensor loss_that_throws_at_once(Uneven& model, int rank, int64_t step) {
-  auto y = model.net->forward(input(rank, step, at::kFloat));
-  y.register_hook([](const at::Tensor&) { throw std::runtime_error("as planned"); });
+// Returns a loss whose backward pass throws: in the last layer, before any unit is complete, or in
+// the first layer that forward meets, which backward meets last.
+at::Tensor loss_that(Pass pass, Uneven& model, int rank, int64_t step) {
+  const auto fail = [](const at::Tensor&) { throw std::runtime_error("as planned"); };
+  auto x = input(rank, step, at::kFloat).requires_grad_(true);
+  if (pass == Pass::throws_last) x.register_hook(fail);
+  const auto y = model.net->forward(torch::tanh(model.extra(x)));
+  if (pass == Pass::throws_first) y.register_hook(fail);
   return y.pow(2).mean();
 }
 
-// Gradients that a pass has begun to reduce when it fails are dropped, and later ones go on.
-TEST(EarlyReductions, OfAPassThatThrowsAreDropped) {
+// Gradients that a pass has begun to reduce when it fails are dropped on all ranks, wherever the
+// others are, and later ones go on.
+TEST(EarlyReductions, OfPassesThatThrowAreDroppedOnAll) {
+  struct Row {
+    const char* name;
+    Pass rank0, rank1;
+    bool begun;  // on rank 0
+    void (Engine::*drop)();
+  };
+  const std::vector<Row> rows{
+      {"on both", Pass::throws_last, Pass::throws_last, true, nullptr},
+      {"on one", Pass::whole, Pass::throws_last, true, &Engine::drop_gradients},
+      {"where the other had none", Pass::none, Pass::throws_last, false, &Engine::drop_gradients},
+      {"and are cleared", Pass::none, Pass::throws_last, false, &Engine::zero_grad},
+      {"in two places", Pass::throws_first, Pass::throws_last, false, &Engine::zero_grad}};
   for (const int stage : {0, 1}) {
     const auto c = clipped(stage, false);
-    const auto body = [&](bool fails) {
+    const auto body = [&](const Row* fails) {
       return [&, fails](Engine& engine, Uneven& model, int rank) {
         for (int64_t step = 0; step < 4; ++step) {
-          if (fails && step == 2) {
+          if (fails != nullptr && step == 2) {
             const int64_t before = sums(engine.group(), stage);
-            EXPECT_THROW(engine.backward(loss_that(true, model, rank, step)), std::runtime_error);
-            EXPECT_GT(sums(engine.group(), stage), before) << "it has begun to reduce";
-          }
-          engine.backward(model.loss(rank, step, true));
-          const auto gradient = engine.gradient("net.b.weight");
-          EXPECT_TRUE(gradient.defined());
-          engine.step();
-        }
-      };
-    };
-    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
-  }
-}
-
-// It has begun some of what the others have begun all of.
-TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
-  for (const int stage : {0, 1}) {
-    const auto c = clipped(stage, false);
-    const auto body = [&](bool fails) {
-      return [&, fails](Engine& engine, Uneven& model, int rank) {
-        for (int64_t step = 0; step < 4; ++step) {
-          if (fails && step == 2) {
-            const int64_t before = sums(engine.group(), stage);
-            const auto loss = loss_that(rank == 1, model, rank, step);
-            if (rank == 1) {
-              EXPECT_THROW(engine.backward(loss), std::runtime_error);
-            } else {
-              engine.backward(loss);
+            const auto pass = rank == 0 ? fails->rank0 : fails->rank1;
+            if (pass == Pass::whole) engine.backward(loss_that(pass, model, rank, step));
+            if (pass == Pass::throws_first || pass == Pass::throws_last) {
+              EXPECT_THROW(engine.backward(loss_that(pass, model, rank, step)), std::runtime_error);
             }
-            EXPECT_GT(sums(engine.group(), stage), before) << "it has begun to reduce";
-            engine.drop_gradients();
+            EXPECT_EQ(sums(engine.group(), stage) > before, rank == 1 || fails->begun);
+            if (fails->drop != nullptr) (engine.*fails->drop)();
           }
           engine.backward(model.loss(rank, step, true));
           engine.step();
@@ -307,61 +283,11 @@ TEST(EarlyReductions, OfAPassThatThrowsOnOneRankAreDroppedOnAll) {
         }
       };
     };
-    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
-  }
-}
-
-// The other rank waits for nobody, since it has begun nothing: both drop what the one has begun.
-TEST(EarlyReductions, OfAPassThatThrowsWhereOthersHadNoneAreDroppedOnAll) {
-  for (const int stage : {0, 1}) {
-    for (const bool by_zero_grad : {true, false}) {
-      const auto body = [&](bool fails) {
-        return [&, fails](Engine& engine, Uneven& model, int rank) {
-          for (int64_t step = 0; step < 4; ++step) {
-            if (fails && step == 2) {
-              const int64_t before = sums(engine.group(), stage);
-              if (rank == 1) {
-                EXPECT_THROW(engine.backward(loss_that(true, model, rank, step)),
-                             std::runtime_error);
-              }
-              EXPECT_EQ(sums(engine.group(), stage) > before, rank == 1)
-                  << "it has begun to reduce";
-              if (by_zero_grad) {
-                engine.zero_grad();
-              } else {
-                engine.drop_gradients();
-              }
-            }
-            engine.backward(model.loss(rank, step, true));
-            engine.step();
-          }
-        };
-      };
-      const auto c = clipped(stage, false);
-      expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
+    const auto expected = trained(kTwoByOne, c, body(nullptr));
+    for (const auto& row : rows) {
+      SCOPED_TRACE(testing::Message() << "stage " << stage << ", " << row.name);
+      expect_equal(trained(kTwoByOne, c, body(&row)), expected);
     }
-  }
-}
-
-// Passes that throw on all ranks, each where it has begun some of what the others have.
-TEST(EarlyReductions, OfPassesThatThrowInSeveralPlacesAreDroppedOnAll) {
-  for (const int stage : {0, 1}) {
-    const auto c = clipped(stage, false);
-    const auto body = [&](bool fails) {
-      return [&, fails](Engine& engine, Uneven& model, int rank) {
-        for (int64_t step = 0; step < 4; ++step) {
-          if (fails && step == 2) {
-            const auto loss = rank == 1 ? loss_that(true, model, rank, step)
-                                        : loss_that_throws_at_once(model, rank, step);
-            EXPECT_THROW(engine.backward(loss), std::runtime_error);
-            engine.zero_grad();
-          }
-          engine.backward(model.loss(rank, step, true));
-          engine.step();
-        }
-      };
-    };
-    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
   }
 }
 

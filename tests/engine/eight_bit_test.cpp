@@ -89,21 +89,6 @@ TEST(EightBitStates, OfEveryOptimizerAreBitIdenticalOnDiskAndOnThreads) {
   }
 }
 
-TEST(EightBitStates, ADelayedUpdateIsTheSameEverywhere) {
-  const TemporaryFolder folder;
-  const auto delayed = [](int stage) {
-    auto c = with_states(config(stage, true), StateFormat::eight_bit);
-    c.offload_optimizer.delayed_update_after = 2;
-    return c;
-  };
-  const auto expected = weights_after(delayed(0), 2, 8);
-  for (int stage = 1; stage <= 3; ++stage) {
-    expect_equal(weights_after(delayed(stage), 2, 8), expected);
-    expect_equal(weights_after(optimizer_on_host(delayed(stage)), 2, 8), expected);
-    expect_equal(weights_after(on_disk(delayed(stage), folder), 2, 8), expected);
-  }
-}
-
 // Blocks on disk of several parts and of parts that are no whole pages.
 TEST(EightBitStates, OfALargeUnitAreThoseInMemory) {
   struct Line : nn::Module {

@@ -93,8 +93,6 @@ struct TrainRun {
   bool bf16 = false;
   int64_t accumulate = 1;
   Mode mode = Mode::plain;
-  int64_t live = 1 << 20;
-  bool one_sided = true;
 };
 
 // The losses of all ranks and the final weights.
@@ -104,9 +102,7 @@ std::vector<at::Tensor> train(const TrainRun& run) {
   std::vector<at::Tensor> weights;
   run_as_threads(run.ranks, [&](auto group) {
     auto net = std::make_shared<Net>(group->rank());
-    auto c = config(run.stage, run.bf16, run.accumulate);
-    c.max_live_parameters = run.live;
-    c.one_sided_gather = run.one_sided;
+    const auto c = config(run.stage, run.bf16, run.accumulate);
     Engine engine(net, AdamW{.lr = 0.01}, c, group);
     const auto dtype = net->first.scalar_type();
     std::vector<at::Tensor> mine;
@@ -148,18 +144,6 @@ TEST_P(EngineRecompute, GivesTheSameBitsWithDropout) {
           run.mode = mode;
           expect_equal(train(run), reference);
         }
-      }
-    }
-  }
-}
-
-TEST(EngineRecomputePaging, TheBudgetAndTheWayOfGatheringChangeNoBit) {
-  const auto reference = train({.stage = 3});
-  for (const int64_t live : {0, 500, 1200}) {
-    for (const bool one_sided : {true, false}) {
-      for (const auto mode : {Mode::recomputed, Mode::nested}) {
-        expect_equal(train({.stage = 3, .mode = mode, .live = live, .one_sided = one_sided}),
-                     reference);
       }
     }
   }

@@ -48,35 +48,6 @@ TEST(HybridSharding, OfAsManyRanksAsThereAreIsFullSharding) {
   expect_same(outcome_of(kTwoByTwo, hybrid(c, 4)), outcome_of(kTwoByTwo, c));
 }
 
-// Stage 1 adds up micro-batches on each rank before any sum; stages 2 and 3 in the block, before
-// the sum over replicas.
-TEST(HybridSharding, AccumulatesAsFullShardingAtStageOneAndAlikeAtStagesTwoAndThree) {
-  for (const bool bf16 : {false, true}) {
-    SCOPED_TRACE(bf16 ? "bf16" : "fp32");
-    const auto one = clipped(1, bf16, 3);
-    expect_same(outcome_of(kTwoByTwo, hybrid(one, 2)), outcome_of(kTwoByTwo, one));
-    const auto two = outcome_of(kTwoByTwo, hybrid(clipped(2, bf16, 3), 2));
-    const auto three = hybrid(clipped(3, bf16, 3), 2);
-    expect_same(outcome_of(kTwoByTwo, three), two);
-    expect_same(outcome_of(kFourByOne, three), two);
-  }
-}
-
-TEST(HybridSharding, WithStatesOnTheHostGivesTheBitsOfFullSharding) {
-  for (const bool bf16 : {false, true}) {
-    for (const int64_t k : {1, 2}) {
-      auto c = clipped(3, bf16, k);
-      c.offload_optimizer.device = OffloadDevice::cpu;
-      const auto full = outcome_of(kTwoByTwo, c);
-      expect_same(outcome_of(kTwoByTwo, hybrid(c, 2)), full);
-      // Replicas on the same host, too: each has all states, and adds a fourth of the sums.
-      expect_same(outcome_of(kTwoByTwo, hybrid(c, 1)), full);
-      expect_same(outcome_of(kFourByOne, hybrid(c, 1), 2), full);
-      expect_same(outcome_of(kTwoByOne, hybrid(c, 1)), outcome_of(kTwoByOne, c));
-    }
-  }
-}
-
 // Shards of one rank are stage 0, whatever stage is asked for: also in how sums are kept in fp16's
 // range.
 TEST(HybridSharding, OfOneRankIsStageZeroInFp16Too) {
@@ -88,35 +59,6 @@ TEST(HybridSharding, OfOneRankIsStageZeroInFp16Too) {
     sharded.stage = stage;
     expect_same(outcome_of(kTwoByOne, sharded), outcome_of(kTwoByOne, c));
   }
-}
-
-// Some units' sums over replicas are made with each micro-batch, others' once.
-TEST(HybridSharding, WithSomeStatesOnTheHostIsTheSameOnHostsAndOnOne) {
-  for (const bool bf16 : {false, true}) {
-    auto c = hybrid(clipped(2, bf16, 3), 2);
-    c.offload_optimizer.device = OffloadDevice::cpu;
-    c.offload_optimizer.ratio = 0.5;
-    expect_same(outcome_of(kTwoByTwo, c), outcome_of(kFourByOne, c));
-  }
-}
-
-TEST(HybridSharding, WithUpdatesInBackwardGivesTheBitsOfFullSharding) {
-  auto c = config(3, true);
-  c.update_in_backward = true;
-  const auto trained = [&](const Config& with) {
-    std::mutex mutex;
-    std::vector<at::Tensor> result;
-    run_in(kTwoByTwo, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{.lr = 1e-2}, with, group);
-      train(engine, *net, 3);
-      const auto all = weights(engine);
-      const std::lock_guard lock(mutex);
-      result = all;
-    });
-    return result;
-  };
-  expect_equal(trained(hybrid(c, 2)), trained(c));
 }
 
 TEST(HybridSharding, HoldsTheStatesOfABlockByTheFormulaAndTheLedger) {
@@ -224,17 +166,6 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
 }
 
 TEST(HybridSharding, RefusesSizesThatDoNotSuitTheHosts) {
-  const auto refusal = [](World world, const Config& c) {
-    std::string message;
-    std::mutex mutex;
-    run_in(world, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
-      const std::lock_guard lock(mutex);
-      message = mine;
-    });
-    return message;
-  };
   EXPECT_THAT(refusal(kTwoByTwo, hybrid(config(3), 3)),
               AllOf(HasSubstr("mics_shard_size is 3"), HasSubstr("4 ranks, 2 on each host"),
                     HasSubstr("Use one of 1, 2, 4.")));

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
-#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -53,39 +52,6 @@ TEST(KeptParameters, GiveTheBitsOfFullSharding) {
       expect_same(outcome_of({3, 2}, kept(c)), outcome_of({3, 2}, c));
     }
   }
-}
-
-// Each host keeps what the messages say, as hosts that keep nothing gather it.
-TEST(KeptParameters, ThatComeQuantisedGiveTheBitsOfThoseThatAreNotKept) {
-  for (const bool bf16 : {false, true}) {
-    const auto c = quantised(clipped(3, bf16, 2));
-    expect_same(outcome_of(kTwoByTwo, kept(c)), outcome_of(kTwoByTwo, c));
-    expect_same(outcome_of({3, 2}, kept(c)), outcome_of({3, 2}, c));
-  }
-}
-
-TEST(KeptParameters, GiveTheSameBitsWheneverUpdatesRun) {
-  const auto trained = [](const Config& c) {
-    std::mutex mutex;
-    std::vector<at::Tensor> result;
-    run_in(kTwoByTwo, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-      train(engine, *net, 5);
-      const auto all = weights(engine);
-      const std::lock_guard lock(mutex);
-      result = all;
-    });
-    return result;
-  };
-  auto in_backward = config(3, true);
-  in_backward.update_in_backward = true;
-  expect_equal(trained(kept(in_backward)), trained(in_backward));
-  auto offloaded = config(3, true, 2);
-  offloaded.offload_optimizer.device = OffloadDevice::cpu;
-  expect_equal(trained(kept(offloaded)), trained(offloaded));
-  offloaded.offload_optimizer.delayed_update_after = 2;
-  expect_equal(trained(kept(offloaded)), trained(offloaded));
 }
 
 TEST(KeptParameters, LieOnceOnEachHostByTheFormulaAndTheLedger) {
@@ -244,17 +210,6 @@ TEST(KeptParameters, GoWithTheirEngineWhichAnotherMayReplace) {
 }
 
 TEST(KeptParameters, AreRefusedWhereTheyDoNotSuitTheHosts) {
-  const auto refusal = [](World world, const Config& c) {
-    std::string message;
-    std::mutex mutex;
-    run_in(world, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
-      const std::lock_guard lock(mutex);
-      message = mine;
-    });
-    return message;
-  };
   EXPECT_THAT(refusal(kTwoByTwo, kept(config(3), 4)),
               AllOf(HasSubstr("zero_hpz_partition_size is 4"), HasSubstr("2 ranks on each host"),
                     HasSubstr("Use 2, or leave it out")));

@@ -112,25 +112,6 @@ TEST(Optimizers, StagesSlicesTiersAndSchedulesGiveTheSameBits) {
   }
 }
 
-TEST(Optimizers, ADelayedUpdateGivesTheSameBitsWhereverStatesAre) {
-  const TemporaryFolder folder;
-  for (const auto& [name, optimizer] : optimizers()) {
-    for (const bool bf16 : {false, true}) {
-      SCOPED_TRACE(testing::Message() << name << " bf16 " << bf16);
-      auto c = config(0, bf16);
-      c.offload_optimizer.device = OffloadDevice::cpu;
-      c.offload_optimizer.delayed_update_after = 2;
-      const auto expected = after_training(c, optimizer, 2, 6);
-      for (c.stage = 1; c.stage <= 3; ++c.stage) {
-        expect_equal(after_training(c, optimizer, 2, 6), expected);
-        expect_equal(after_training(on_disk(c, folder), optimizer, 2, 6), expected);
-      }
-      c.stage = 3;
-      expect_equal(after_training(all_on_disk(c, folder), optimizer, 2, 6), expected);
-    }
-  }
-}
-
 // The threads of the update: LibTorch's matrix products depend on them.
 TEST(Optimizers, ThreadsDoNotMatter) {
   const int threads = at::get_num_threads();

@@ -40,16 +40,6 @@ TEST(PackedExponents, GiveTheBitsOfTrainingWithoutThem) {
   }
 }
 
-TEST(PackedExponents, GoWithParametersThatHostsKeepAndWithQuantisedGradients) {
-  for (const bool bf16 : {false, true}) {
-    auto c = clipped(3, bf16);
-    c.hpz_partition_size = 2;
-    expect_same(outcome_of(kTwoByTwo, packed(c)), outcome_of(kTwoByTwo, c));
-    c.quantised.gradients = true;
-    expect_same(outcome_of(kTwoByTwo, packed(c)), outcome_of(kTwoByTwo, c));
-  }
-}
-
 TEST(PackedExponents, DoNotTouchWhatIsInFp16) {
   auto c = clipped(2, false);
   c.fp16 = true;

@@ -161,23 +161,6 @@ TEST(Fp16, InBackwardStepsThatOverflowAreTakenBack) {
   }
 }
 
-TEST(Fp16, MicroBatchesAddUpAlikeWithinThePairsOfStages) {
-  for (const auto dtype : {AccumulationDtype::fp32, AccumulationDtype::model}) {
-    const auto of_stage = [&](int stage) {
-      auto c = half(stage, 3);
-      c.accumulation_dtype = dtype;
-      return run(c, 2);
-    };
-    const auto zero = of_stage(0);
-    expect_same(of_stage(1), zero);
-    const auto two = of_stage(2);
-    expect_same(of_stage(3), two);
-    EXPECT_EQ(two.scales, zero.scales);
-    for (size_t i = 0; i < zero.states.size(); ++i)
-      EXPECT_TRUE(torch::allclose(zero.states[i], two.states[i], 1e-2, 1e-2));
-  }
-}
-
 TEST(Fp16, ASkippedStepChangesNothing) {
   const TemporaryFolder folder;
   for (int stage = 0; stage <= 3; ++stage) {
@@ -629,35 +612,6 @@ Config narrow(int stage, bool states, int64_t accumulate = 1) {
   c.bf16_master_weights_and_grads = true;
   c.bf16_optimizer_states = states;
   return c;
-}
-
-TEST(NarrowStates, AreBitIdenticalOverStagesTiersAndTimings) {
-  const TemporaryFolder folder;
-  for (const bool states : {false, true}) {
-    for (int ranks = 1; ranks <= 3; ++ranks) {
-      const auto of = [&](const Config& c) {
-        return states_after_training<Net>(c, AdamW{.lr = 1e-2}, ranks, folder.path() / "save");
-      };
-      const auto expected = of(narrow(0, states));
-      for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(testing::Message()
-                     << "states " << states << ", ranks " << ranks << ", stage " << stage);
-        const auto c = narrow(stage, states);
-        expect_equal(of(c), expected);
-        expect_equal(of(optimizer_on_host(c)), expected);
-        expect_equal(of(on_disk(c, folder)), expected);
-        if (stage == 3) {
-          expect_equal(of(all_on_host(c)), expected);
-          expect_equal(of(all_on_disk(c, folder)), expected);
-        }
-        if (stage >= 2) {
-          expect_equal(of(in_backward(c)), expected);
-          expect_equal(of(in_backward(stage == 3 ? all_on_disk(c, folder) : on_disk(c, folder))),
-                       expected);
-        }
-      }
-    }
-  }
 }
 
 TEST(NarrowStates, TakeTheBytesOfTheFormula) {

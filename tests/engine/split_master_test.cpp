@@ -52,53 +52,6 @@ TEST(SplitMaster, GivesTheSameBitsAtEveryStageAndTier) {
   expect_no_left_overs(folder);
 }
 
-TEST(SplitMaster, GoesWithUpdatesBesideThePasses) {
-  const TemporaryFolder folder;
-  for (const int ranks : {1, 3}) {
-    auto c = split(0);
-    c.offload_optimizer.delayed_update_after = 2;
-    const auto expected = after_delayed_steps(c, ranks);
-    for (int stage = 1; stage <= 3; ++stage) {
-      SCOPED_TRACE(testing::Message() << "stage " << stage << ", ranks " << ranks);
-      c.stage = stage;
-      expect_equal(after_delayed_steps(c, ranks), expected);
-      expect_equal(after_delayed_steps(on_disk(c, folder), ranks), expected);
-    }
-    expect_equal(after_delayed_steps(all_on_host(c), ranks), expected);
-    expect_equal(after_delayed_steps(all_on_disk(c, folder), ranks), expected);
-
-    const auto plain = after_accumulation(split(0), ranks);
-    for (const auto& beside : {all_on_disk(split(3), folder), split(3)})
-      expect_equal(after_accumulation(beside, ranks), plain);
-    const auto without = weights_after(split(0), ranks, 4);
-    for (const auto& beside :
-         {in_backward(split(2)), in_backward(split(3)), in_backward(on_disk(split(3), folder)),
-          in_backward(all_on_disk(split(3), folder))})
-      expect_equal(weights_after(beside, ranks, 4), without);
-  }
-}
-
-// Parameters that a pass does not use keep both halves, wherever they lie.
-TEST(SplitMaster, AbsentParametersStayAsTheyAre) {
-  const TemporaryFolder folder;
-  const auto after = [&](const Config& c) {
-    return of_rank_zero(2, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{.lr = 1e-2}, c, group);
-      train(engine, *net, 2);
-      const auto before = engine.parameter("a.weight").clone();
-      train_without_a(engine, *net);
-      EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), before));
-      return weights(engine);
-    });
-  };
-  auto c = split(3);
-  c.unit_bytes = 1 << 20;
-  const auto expected = after(c);
-  expect_equal(after(all_on_disk(c, folder)), expected);
-  expect_equal(after(on_disk(c, folder)), expected);
-}
-
 // Whole master weights that one process updates in the plain reference, and round to the
 // parameters as halves do.
 TEST(SplitMaster, IsAWholeMasterThatRoundsTiesAway) {

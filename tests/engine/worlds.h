@@ -9,9 +9,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "tests/engine/net.h"
+#include "tests/support/message_of.h"
+#include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 
@@ -112,6 +115,19 @@ inline void expect_same(const Outcome& a, const Outcome& b) {
   if (a.gradient.defined()) {
     EXPECT_TRUE(torch::equal(a.gradient, b.gradient));
   }
+}
+
+// The message with which an engine refuses a configuration; all ranks give it.
+inline std::string refusal(World world, const Config& c) {
+  std::string message;
+  std::mutex mutex;
+  run_in(world, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    const auto mine = message_of<ConfigError>([&] { Engine(net, AdamW{}, c, group); });
+    const std::lock_guard lock(mutex);
+    message = mine;
+  });
+  return message;
 }
 
 inline Config clipped(int stage, bool bf16, int64_t k = 1) {

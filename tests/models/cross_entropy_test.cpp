@@ -40,10 +40,12 @@ Result gradients(const Problem& p, const at::Tensor& loss) {
 }
 
 // The plain composition, in fp64 on the same (rounded) inputs.
-Result reference(const Problem& p, double scale = 1) {
+Result reference(const Problem& p, double scale = 1, double smoothing = 0,
+                 at::Reduction::Reduction reduction = at::Reduction::Mean) {
   auto hidden = p.hidden.detach().to(at::kDouble).requires_grad_();
   auto weight = p.weight.detach().to(at::kDouble).requires_grad_();
-  auto loss = at::cross_entropy_loss(hidden.mm(weight.t()), p.targets);
+  auto loss = at::cross_entropy_loss(hidden.mm(weight.t()), p.targets, {}, reduction,
+                                     kIgnoredTarget, smoothing);
   (loss * scale).backward();
   return {loss.detach(), hidden.grad(), weight.grad()};
 }
@@ -86,6 +88,35 @@ TEST(LinearCrossEntropy, IgnoredTargetsHaveNeitherLossNorGradient) {
   EXPECT_LT(error(result.hidden, expected.hidden), 1e-6);
   EXPECT_LT(error(result.weight, expected.weight), 1e-6);
   EXPECT_EQ(result.hidden[4].abs().max().item<float>(), 0.0F);
+}
+
+TEST(LinearCrossEntropy, SmoothsLabelsAndDividesByWhatIsGiven) {
+  auto p = problem(9, 8, 33);
+  p.targets[4] = kIgnoredTarget;
+  for (const double smoothing : {0.0, 0.1, 1.0}) {
+    for (const double divisor : {0.0, 1.0, 24.0}) {
+      const auto expected = reference(p, divisor > 0 ? 1 / divisor : 1, smoothing,
+                                      divisor > 0 ? at::Reduction::Sum : at::Reduction::Mean);
+      auto options = rows_at_a_time(4, p);
+      options.label_smoothing = smoothing;
+      options.divisor = divisor;
+      const auto result =
+          gradients(p, linear_cross_entropy(p.hidden, p.weight, p.targets, options));
+      EXPECT_NEAR(result.loss.item<double>(),
+                  expected.loss.item<double>() / (divisor > 0 ? divisor : 1), 1e-5);
+      EXPECT_LT(error(result.hidden, expected.hidden), 1e-6);
+      EXPECT_LT(error(result.weight, expected.weight), 1e-6);
+    }
+  }
+  for (const double bad : {-0.1, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, p.targets, {.label_smoothing = bad}),
+                 ConfigError);
+  }
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, p.targets, {.divisor = -1}), ConfigError);
+  // Nothing is divided by zero: the sum of no loss is zero.
+  p.targets.fill_(kIgnoredTarget);
+  const auto none = linear_cross_entropy(p.hidden, p.weight, p.targets, {.divisor = 24});
+  EXPECT_EQ(none.item<double>(), 0);
 }
 
 TEST(LinearCrossEntropy, IsNanWithZeroGradientWhenEveryTargetIsIgnored) {
@@ -173,23 +204,26 @@ TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
 
 TEST(SoftmaxCrossEntropy, KernelEqualsReference) {
   at::manual_seed(3);
+  double smoothing = 0;
   for (const int64_t vocabulary : {1, 2, 7, 8, 31, 64, 1003}) {
     for (const double spread : {0.1, 10.0, 300.0}) {
       const auto logits = at::randn({5, vocabulary}) * spread;
+      smoothing = 0.3 - smoothing;  // of every other one
       auto targets = at::randint(vocabulary, {5}, at::kLong);
       auto scale = at::full({5}, 0.2);
       targets[2] = kIgnoredTarget;
       scale[2] = 0;
       auto fast = logits.clone();
       auto plain = logits.clone();
-      const auto loss = softmax_cross_entropy_(fast, targets, scale, true);
-      const auto expected = softmax_cross_entropy_reference_(plain, targets, scale, true);
+      const auto loss = softmax_cross_entropy_(fast, targets, scale, true, smoothing);
+      const auto expected =
+          softmax_cross_entropy_reference_(plain, targets, scale, true, smoothing);
       EXPECT_NEAR(loss.item<double>(), expected.item<double>(),
                   1e-5 * std::max(1.0, expected.item<double>()))
           << vocabulary << " " << spread;
       EXPECT_LT((fast - plain).abs().max().item<float>(), 1e-6F);
       auto unread = logits.clone();
-      EXPECT_EQ(softmax_cross_entropy_(unread, targets, scale, false).item<double>(),
+      EXPECT_EQ(softmax_cross_entropy_(unread, targets, scale, false, smoothing).item<double>(),
                 loss.item<double>());
     }
   }

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/deferred_graph.h"
 #include "zero/base/error.h"
@@ -36,16 +37,6 @@ at::Tensor values(at::IntArrayRef sizes, double phase, at::ScalarType dtype = at
 
 at::Tensor parameter(at::IntArrayRef sizes, double phase, at::ScalarType dtype = at::kFloat) {
   return values(sizes, phase, dtype).clone().requires_grad_();  // no view
-}
-
-template <class Function>
-std::string error_of(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 // x + dropout(gelu(x W + b)) V, from library operators and our own.
@@ -386,29 +377,30 @@ TEST(Recompute, ARetainedGraphRunsAgainAndAReleasedOneSaysSo) {
     const auto once = x.grad().clone();
     y.backward();
     EXPECT_TRUE(at::equal(x.grad(), once * 2.0)) << "the same masks twice";
-    EXPECT_THAT(error_of([&] { y.backward(); }), HasSubstr("retain_graph=true"));
+    EXPECT_THAT(message_of<Error>([&] { y.backward(); }), HasSubstr("retain_graph=true"));
   }
 }
 
 TEST(Recompute, SecondDerivativesAreRefused) {
   const auto x = parameter({4}, 0.1);
   const auto y = zero::recompute([](const at::Tensor& z) { return z * z; }, x).sum();
-  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
-              HasSubstr("second derivative"));
+  EXPECT_THAT(
+      message_of<Error>([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
+      HasSubstr("second derivative"));
 }
 
 TEST(Recompute, GradientsOfGivenInputsAloneAreRefused) {
   const auto w = parameter({4}, 0.3);
   const auto x = parameter({4}, 0.1);
   const auto y = zero::recompute([w](const at::Tensor& z) { return z * w; }, x).sum();
-  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}); }),
+  EXPECT_THAT(message_of<Error>([&] { torch::autograd::grad({y}, {x}); }),
               HasSubstr("Call backward without inputs"));
   EXPECT_FALSE(w.grad().defined());
 }
 
 TEST(Recompute, AnInputThatChangesIsRefused) {
   const auto x = parameter({4}, 0.1);
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(message_of<Error>([&] {
                 zero::recompute([](const at::Tensor& z) { return z.add_(1.0).exp(); }, x * 2.0);
               }),
               HasSubstr("changed its input 0 in place"));
@@ -418,7 +410,8 @@ TEST(Recompute, AnInputThatChangesIsRefused) {
     const at::NoGradGuard no_grad;
     z.add_(1.0);
   }
-  EXPECT_THAT(error_of([&] { y.backward(); }), HasSubstr("Input 0 of zero::recompute was changed"));
+  EXPECT_THAT(message_of<Error>([&] { y.backward(); }),
+              HasSubstr("Input 0 of zero::recompute was changed"));
 }
 
 TEST(Recompute, AFunctionThatDoesSomethingElseInBackwardIsRefused) {
@@ -429,7 +422,7 @@ TEST(Recompute, AFunctionThatDoesSomethingElseInBackwardIsRefused) {
         return std::exchange(first, false) ? z * 1.0 : z.narrow(0, 0, 2);
       },
       x);
-  EXPECT_THAT(error_of([&] { rows.sum().backward(); }), HasSubstr("another shape"));
+  EXPECT_THAT(message_of<Error>([&] { rows.sum().backward(); }), HasSubstr("another shape"));
   first = true;
   const auto count = zero::recompute(
       [&](const Tensors& in) {
@@ -437,7 +430,7 @@ TEST(Recompute, AFunctionThatDoesSomethingElseInBackwardIsRefused) {
                                            : Tensors{in[0] * 1.0, in[0] * 2.0};
       },
       Tensors{x});
-  EXPECT_THAT(error_of([&] { count[0].sum().backward(); }),
+  EXPECT_THAT(message_of<Error>([&] { count[0].sum().backward(); }),
               HasSubstr("1 tensors in forward and 2 in backward"));
 }
 
@@ -453,7 +446,7 @@ TEST(Recompute, AnErrorInTheSecondRunLeavesEverythingAsItWas) {
       },
       x);
   const auto state = at::detail::getDefaultCPUGenerator().get_state();
-  EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("the second run"));
+  EXPECT_THAT(message_of<Error>([&] { y.sum().backward(); }), HasSubstr("the second run"));
   EXPECT_TRUE(at::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
   EXPECT_TRUE(at::GradMode::is_enabled());
@@ -567,9 +560,9 @@ TEST(DiskActivations, AGraphThatBackwardNeverVisitsLeavesItsPlace) {
 }
 
 TEST(DiskActivations, SayWhatIsWrongWithTheFolderOrTheDisk) {
-  EXPECT_THAT(error_of([] { DiskActivations({.folder = "/nonexistent/folder"}); }),
+  EXPECT_THAT(message_of<Error>([] { DiskActivations({.folder = "/nonexistent/folder"}); }),
               HasSubstr("/nonexistent/folder"));
-  EXPECT_THAT(error_of([] { DiskActivations({.folder = "/tmp", .buffers = 1}); }),
+  EXPECT_THAT(message_of<Error>([] { DiskActivations({.folder = "/tmp", .buffers = 1}); }),
               HasSubstr("buffers is 1"));
   // A file that something else truncates.
   const TemporaryFolder folder;
@@ -583,8 +576,8 @@ TEST(DiskActivations, SayWhatIsWrongWithTheFolderOrTheDisk) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
     if (entry.path().filename() == "activations-0") std::filesystem::resize_file(entry.path(), 0);
   }
-  EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("truncated"));
-  EXPECT_THAT(error_of([&] { zero::recompute(blocks[0], x * 2.0, {.store = store}); }),
+  EXPECT_THAT(message_of<Error>([&] { y.sum().backward(); }), HasSubstr("truncated"));
+  EXPECT_THAT(message_of<Error>([&] { zero::recompute(blocks[0], x * 2.0, {.store = store}); }),
               HasSubstr("truncated"))
       << "what a failed transfer left is not given out";
 }
@@ -657,7 +650,8 @@ TEST(Gpt2Recompute, KeepsItsSettingsInACloneAndRefusesNegativeOnes) {
   model->recompute({.every = 2});
   const auto clone = std::dynamic_pointer_cast<Gpt2Impl>(model->clone());
   EXPECT_EQ(clone->recompute().every, 2);
-  EXPECT_THAT(error_of([&] { model->recompute({.every = -1}); }), HasSubstr("every is -1"));
+  EXPECT_THAT(message_of<Error>([&] { model->recompute({.every = -1}); }),
+              HasSubstr("every is -1"));
 }
 
 }  // namespace

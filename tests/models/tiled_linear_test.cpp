@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/layers/linear.h"
@@ -19,16 +20,6 @@ namespace {
 namespace nn = torch::nn;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <class Function>
-std::string tiling_error_of(const Function& function) {
-  try {
-    function();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 at::Tensor input(at::IntArrayRef sizes) {
   return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37).view(sizes);
@@ -122,24 +113,24 @@ TEST(TiledLinear, Clones) {
 }
 
 TEST(TiledLinear, WrongInputIsNamed) {
-  EXPECT_THAT(tiling_error_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 TiledLinear(TiledLinearOptions{0, 3});
               }),
               HasSubstr("in_features is 0"));
-  EXPECT_THAT(tiling_error_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 TiledLinear(TiledLinearOptions{3, 3, 1, 4});
               }),
               HasSubstr("out_splits is 4; it must be from 1 to out_features, which is 3"));
   TiledLinear tiled(TiledLinearOptions{3, 4, 2, 2});
-  EXPECT_THAT(tiling_error_of([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 tiled(input({2, 4}));
               }),
               HasSubstr("3 input features was given (2, 4)"));
-  EXPECT_THAT(tiling_error_of([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 tiled->load(input({3, 4}), input({4}));
               }),
               HasSubstr("weight (3, 4) and a bias (4)"));
-  EXPECT_THAT(tiling_error_of([&] { tiled->load(input({4, 3})); }), HasSubstr("bias none"));
+  EXPECT_THAT(message_of<ConfigError>([&] { tiled->load(input({4, 3})); }), HasSubstr("bias none"));
 }
 
 TEST(TileLinears, ReplacesTheLargeLayersOfASequence) {
@@ -246,21 +237,24 @@ TEST(TileLinears, ALayerThatItCannotReplaceIsNamedAndNothingIsChanged) {
   };
   nn::Sequential net;
   net->register_module("model", std::make_shared<Parent>());
-  EXPECT_THAT(tiling_error_of([&] { tile_linears(*net, 20); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { tile_linears(*net, 20); }),
               HasSubstr("'model.fc' cannot be tiled"));
   EXPECT_EQ(net->named_parameters().keys(),
             (std::vector<std::string>{"model.list.0.weight", "model.list.0.bias", "model.fc.weight",
                                       "model.fc.bias"}));
   nn::ModuleList modules(nn::Linear(8, 8));
-  EXPECT_THAT(tiling_error_of([&] { tile_linears(*modules, 20); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { tile_linears(*modules, 20); }),
               HasSubstr("'0' cannot be tiled"));
   nn::Linear root(8, 8);
-  EXPECT_THAT(tiling_error_of([&] { tile_linears(*root, 20); }), HasSubstr("has no parent"));
-  EXPECT_THAT(tiling_error_of([&] { tile_linears(*net, -1); }), HasSubstr("tiles of -1 elements"));
+  EXPECT_THAT(message_of<ConfigError>([&] { tile_linears(*root, 20); }),
+              HasSubstr("has no parent"));
+  EXPECT_THAT(message_of<ConfigError>([&] { tile_linears(*net, -1); }),
+              HasSubstr("tiles of -1 elements"));
   EXPECT_THAT(tile_linears(*net, 0), ElementsAre()) << "no tiles are wanted";
   nn::Sequential tied(nn::Linear(8, 8), nn::Linear(8, 8));
   tied->ptr<nn::LinearImpl>(1)->weight = tied->ptr<nn::LinearImpl>(0)->weight;
-  EXPECT_THAT(tiling_error_of([&] { tile_linears(*tied, 20); }), HasSubstr("weight is shared"));
+  EXPECT_THAT(message_of<ConfigError>([&] { tile_linears(*tied, 20); }),
+              HasSubstr("weight is shared"));
 }
 
 }  // namespace

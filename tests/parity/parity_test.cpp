@@ -79,34 +79,6 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Parity,
                                   (std::get<1>(info.param) > 0 ? "Clipped" : "Unclipped");
                          });
 
-TEST(ParityOfUnits, UnitsLargerAndSmallerThanALayerAreBitIdentical) {
-  const auto usual = run(gpt2(), config(0, at::kFloat, 0.0), 6);
-  for (const int64_t unit_bytes : {1, 1024, 1 << 20}) {
-    const auto expected = run(gpt2(), config(0, at::kFloat, 0.0, 1, unit_bytes), 6);
-    EXPECT_EQ(expected.losses, usual.losses)
-        << "without clipping only the norm's rounding depends on the units";
-    for (int stage = 1; stage <= 3; ++stage) {
-      EXPECT_EQ(difference(expected, run(gpt2(), config(stage, at::kFloat, 0.0, 1, unit_bytes), 6),
-                           *world()),
-                "")
-          << "stage " << stage << ", units of " << unit_bytes << " bytes";
-    }
-  }
-}
-
-TEST(ParityOfBudgets, EveryLiveBudgetAndMatchedGathersAreBitIdentical) {
-  const auto expected = run(gpt2(), config(0, at::kBFloat16, 0.5), 6);
-  for (const int64_t live : {int64_t{0}, int64_t{3000}, int64_t{1} << 40}) {
-    auto three = config(3, at::kBFloat16, 0.5);
-    three.max_live_parameters = live;
-    EXPECT_EQ(difference(expected, run(gpt2(), three, 6), *world()), "")
-        << live << " live parameters";
-    three.one_sided_gather = false;
-    EXPECT_EQ(difference(expected, run(gpt2(), three, 6), *world()), "")
-        << live << " live parameters, matched";
-  }
-}
-
 TEST(ParityOfModels, EveryKindOfModelIsBitIdentical) {
   for (const auto& [name, make] : other_models()) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {

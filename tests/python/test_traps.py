@@ -693,6 +693,65 @@ def test_data_loader_workers(group):
 
 
 @ranks(1, 2)
+def test_linear_cross_entropy(group):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(37, 8)
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, tokens):
+            return self.norm(self.tokens(tokens))
+
+    def words(rank, step):
+        torch.manual_seed(97 * step + rank)
+        return torch.randint(0, 37, (2, 9))
+
+    def plain(model, tokens, **keywords):
+        logits = model(tokens[:, :-1]) @ model.tokens.weight.T
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), **keywords)
+
+    def fused(model, tokens, **keywords):
+        return libzero.linear_cross_entropy(model(tokens[:, :-1]), model.tokens.weight, tokens[:, 1:], **keywords)
+
+    torch.manual_seed(1)
+    first = Tied()
+    for keywords in ({}, {"label_smoothing": 0.1}, {"ignore_index": 3}, {"reduction": "sum"}):
+        expected = copy.deepcopy(first)
+        reference = torch.optim.AdamW(expected.parameters(), lr=1e-2)
+        losses = []
+        for step in range(3):
+            parts = [plain(expected, words(rank, step), **keywords) for rank in range(group.size)]
+            losses.append(parts[group.rank].item())
+            (sum(parts) / group.size).backward()
+            reference.step()
+            reference.zero_grad()
+        found = []
+        for stage in STAGES:
+            model, opt = sharded(stage, copy.deepcopy(first))
+            here = []
+            for step in range(3):
+                loss = fused(model, words(group.rank, step), **keywords)
+                loss.backward()
+                opt.step()
+                opt.zero_grad()
+                here.append(loss.item())
+            opt.close()
+            torch.testing.assert_close(torch.tensor(here), torch.tensor(losses), rtol=1e-5, atol=1e-6)
+            found.append(here)
+        assert all(here == found[0] for here in found), found
+    tokens = words(0, 0)
+    assert torch.allclose(fused(first, tokens, divisor=8), plain(first, tokens, reduction="sum") / 8)
+    for keywords, word in (({"reduction": "none"}, "reduction"), ({"divisor": 0}, "divisor"), ({"label_smoothing": 2}, "label_smoothing")):
+        with expect(libzero.ConfigError, word):
+            fused(first, tokens, **keywords)
+    with expect(libzero.ConfigError, "targets"):
+        libzero.linear_cross_entropy(first(tokens), first.tokens.weight, tokens[:, 1:])
+    with expect(libzero.Error, "vocabulary"):
+        libzero.linear_cross_entropy(first(tokens), first.tokens.weight, tokens + 37)
+
+
+@ranks(1, 2)
 def test_close(group):
     for stage in STAGES:
         model, opt = sharded(stage)

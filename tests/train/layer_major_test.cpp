@@ -271,26 +271,6 @@ TEST(LayerMajor, ReadsParametersFromDiskTwiceAndWritesGradientsOnce) {
   }
 }
 
-TEST(LayerMajor, UpdatesInBackwardWithTheSameBits) {
-  const TemporaryFolder folder;
-  for (const bool tied : {false, true}) {
-    for (const bool bf16 : {false, true}) {
-      for (int ranks = 1; ranks <= 3; ++ranks) {
-        const Settings settings{.bf16 = bf16, .tied = tied};
-        auto c = configuration(settings, true);
-        c.gradient_clipping = 0;
-        const auto expected = train(settings, c, ranks);
-        c.update_in_backward = true;
-        expect_equal(train(settings, c, ranks), expected);
-        c.offload_param = {.device = OffloadDevice::nvme, .nvme_path = folder.path().string()};
-        c.offload_optimizer.device = OffloadDevice::nvme;
-        c.offload_optimizer.nvme_path = folder.path().string();
-        expect_equal(train(settings, c, ranks), expected);
-      }
-    }
-  }
-}
-
 TEST(LayerMajor, CountsAllThatTheModelComputesAsForward) {
   const Settings settings;
   run_as_threads(2, [&](auto group) {

@@ -103,10 +103,10 @@ TEST_F(JsonlTest, WritesTheLossScaleOfAStep) {
 TEST_F(JsonlTest, WritesMemoryAndTrafficByRankWithTheFormulaBeside) {
   RankMemory memory;
   memory.usage[static_cast<size_t>(Category::gradients)] = {10, 20};
-  memory.gradients_formula = 30;
+  memory.formula[static_cast<size_t>(Category::gradients)] = 30;
   RankTraffic traffic;
   traffic.counts[static_cast<size_t>(comm::Collective::all_gather)] = {4, 5, 6};
-  traffic.all_gather_formula = 7;
+  traffic.formula[static_cast<size_t>(comm::Collective::all_gather)] = 7;
   {
     const auto monitor = jsonl_monitor(path_, false);
     monitor->memory({RankMemory{}, memory});
@@ -129,8 +129,8 @@ RankTraffic traffic_of_two_hosts() {
   traffic.counts[static_cast<size_t>(comm::Collective::all_gather)] = {1, 10, 4096, 2048};
   traffic.counts[static_cast<size_t>(comm::Collective::reduce_scatter)] = {1, 20, 1024, 8192};
   traffic.counts[static_cast<size_t>(comm::Collective::control)] = {1, 30, 512, 256};
-  traffic.all_gather_link_formula = 3072;
-  traffic.reduce_scatter_link_formula = 1024;
+  traffic.link_formula[static_cast<size_t>(comm::Collective::all_gather)] = 3072;
+  traffic.link_formula[static_cast<size_t>(comm::Collective::reduce_scatter)] = 1024;
   return traffic;
 }
 
@@ -146,7 +146,6 @@ TEST_F(JsonlTest, TellsWhatCrossesBetweenHostsWhereThereAreSeveral) {
                                         {"logical_bytes", 10},
                                         {"copied_bytes", 4096},
                                         {"link_bytes", 2048},
-                                        {"formula", 0},
                                         {"link_formula", 3072}}));
   EXPECT_EQ(of_two["control"]["link_bytes"], 256);
   EXPECT_FALSE(of_two["control"].contains("link_formula"));

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 #include "zero/base/error.h"
@@ -38,47 +39,38 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return std::nullopt;
 }
 
-// The two versions of cgroups have different names for the same things.
-struct Version {
-  fs::path mount;
-  const char* limit;
-  const char* resident;
-  const char* shared;
-};
-
 // One id for each thing that has a number in the kernel that runs now.
 int64_t identity(const std::string& boot, const std::string& what) {
   return static_cast<int64_t>(std::hash<std::string>{}(boot + what) | 1);
 }
 
-// Adds what one group and those above it leave.
-void add_groups(std::vector<MemoryLimit>& limits, const Version& version, const std::string& path,
-                const std::string& boot) {
-  // In a container the path may be the one outside it; then the mount itself is this process's
-  // group.
-  auto group = version.mount / fs::path(path).relative_path();
-  std::error_code ignored;
-  if (!fs::exists(group, ignored)) group = version.mount;
-  const auto levels = std::distance(version.mount.begin(), version.mount.end());
-  for (; std::distance(group.begin(), group.end()) >= levels; group = group.parent_path()) {
-    const auto limit = number_in(group / version.limit);
-    if (!limit) continue;
-    const auto statistics = group / "memory.stat";
-    const int64_t used = number_of(statistics, version.resident).value_or(0) +
-                         number_of(statistics, version.shared).value_or(0);
-    // A group's number is the same in every container that sees it.
-    struct stat status {};
-    const bool known = stat(group.c_str(), &status) == 0;
-    limits.push_back(
-        {std::max<int64_t>(0, *limit - used),
-         fmt::format("a memory cgroup's limit of {}, of which {} are used",
-                     format_bytes(static_cast<double>(*limit)),
-                     format_bytes(static_cast<double>(used))),
-         known ? identity(boot, fmt::format("{}:{}", status.st_dev, status.st_ino)) : 0});
-  }
-}
-
 }  // namespace
+
+std::vector<fs::path> cgroups_of(const std::string& controller, const fs::path& root) {
+  std::vector<fs::path> all;
+  std::ifstream lines(root / "proc/self/cgroup");
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    std::string number, controllers, path;
+    std::getline(fields, number, ':');
+    std::getline(fields, controllers, ':');
+    std::getline(fields, path);
+    const bool second = controllers.empty();
+    if (!second && ("," + controllers + ",").find("," + controller + ",") == std::string::npos)
+      continue;
+    auto mount = root / "sys/fs/cgroup";
+    if (!second) mount /= controller;
+    // In a container the path may be the one outside it; then the mount itself is this process's
+    // group.
+    auto group = mount / fs::path(path).relative_path();
+    std::error_code ignored;
+    if (!fs::exists(group, ignored)) group = mount;
+    const auto levels = std::distance(mount.begin(), mount.end());
+    for (; std::distance(group.begin(), group.end()) >= levels; group = group.parent_path())
+      all.push_back(group);
+  }
+  return all;
+}
 
 std::vector<MemoryLimit> memory_limits(const fs::path& root) {
   std::string boot;
@@ -92,17 +84,23 @@ std::vector<MemoryLimit> memory_limits(const fs::path& root) {
     limits[0].reason =
         fmt::format("the machine's memory, {}", format_bytes(static_cast<double>(total << 10)));
   }
-  const Version first{root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss",
-                      "total_shmem"};
-  const Version second{root / "sys/fs/cgroup", "memory.max", "anon", "shmem"};
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto controllers = line.find(':');
-    const auto path = line.find(':', controllers + 1);
-    if (path == std::string::npos) continue;
-    const auto names = line.substr(controllers + 1, path - controllers - 1);
-    if (names.empty()) add_groups(limits, second, line.substr(path + 1), boot);
-    if (names == "memory") add_groups(limits, first, line.substr(path + 1), boot);
+  for (const auto& group : cgroups_of("memory", root)) {
+    std::error_code ignored;
+    const bool first = fs::exists(group / "memory.limit_in_bytes", ignored);
+    const auto limit = number_in(group / (first ? "memory.limit_in_bytes" : "memory.max"));
+    if (!limit) continue;
+    const auto statistics = group / "memory.stat";
+    const int64_t used = number_of(statistics, first ? "total_rss" : "anon").value_or(0) +
+                         number_of(statistics, first ? "total_shmem" : "shmem").value_or(0);
+    // A group's number is the same in every container that sees it.
+    struct stat status {};
+    const bool known = stat(group.c_str(), &status) == 0;
+    limits.push_back(
+        {std::max<int64_t>(0, *limit - used),
+         fmt::format("a memory cgroup's limit of {}, of which {} are used",
+                     format_bytes(static_cast<double>(*limit)),
+                     format_bytes(static_cast<double>(used))),
+         known ? identity(boot, fmt::format("{}:{}", status.st_dev, status.st_ino)) : 0});
   }
   std::sort(limits.begin() + 1, limits.end(),
             [](const MemoryLimit& a, const MemoryLimit& b) { return a.available < b.available; });

@@ -15,10 +15,14 @@ struct MemoryLimit {
   int64_t id = 0;
 };
 
+/// Returns the folders of this process's cgroup of `controller` and of those above it, of version 1
+/// or 2. `root` is where the file systems proc and sys are; tests give another.
+std::vector<std::filesystem::path> cgroups_of(const std::string& controller,
+                                              const std::filesystem::path& root = "/");
+
 /// Returns the limits on this process: the memory of the machine, and the tightest limits of the
 /// cgroups (version 1 or 2) that it is in. Processes that share memory need not share all of these
-/// (containers of one pod), and others may (containers of one machine). `root` is where the file
-/// systems proc and sys are; tests give another.
+/// (containers of one pod), and others may (containers of one machine).
 std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
 /// There are at most so many limits; the first is the machine's.
 inline constexpr size_t kMemoryLimits = 4;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -15,20 +16,27 @@
 
 namespace zero::comm {
 
-/// Returns every rank's `mine`, in rank order. Collective; blocks. Its bytes count as control; in a
-/// group of one there are none.
+/// Returns every rank's `mine`, as many on each, one behind the other in rank order. Collective;
+/// blocks. Its bytes count as control; in a group of one there are none.
 template <class Record>
-std::vector<Record> gather_records(Group& group, const Record& mine, std::string_view label) {
+std::vector<Record> gather_arrays(Group& group, std::span<const Record> mine,
+                                  std::string_view label) {
   static_assert(std::is_trivially_copyable_v<Record>);
-  if (group.size() == 1) return {mine};
-  const auto size = static_cast<int64_t>(sizeof(Record));
+  if (group.size() == 1 || mine.empty()) return {mine.begin(), mine.end()};
+  const auto size = static_cast<int64_t>(mine.size_bytes());
   const auto input = at::empty({size}, at::kByte);
   const auto output = at::empty({size * group.size()}, at::kByte);
-  std::memcpy(input.data_ptr(), &mine, sizeof(Record));
+  std::memcpy(input.data_ptr(), mine.data(), mine.size_bytes());
   group.all_gather_control(output, input, label);
-  std::vector<Record> all(static_cast<size_t>(group.size()));
+  std::vector<Record> all(mine.size() * static_cast<size_t>(group.size()));
   std::memcpy(all.data(), output.data_ptr(), static_cast<size_t>(output.numel()));
   return all;
+}
+
+/// Does the same for one record of each rank.
+template <class Record>
+std::vector<Record> gather_records(Group& group, const Record& mine, std::string_view label) {
+  return gather_arrays(group, std::span(&mine, 1), label);
 }
 
 /// Returns the first rank that says `failed`, if one does. Collective; blocks.

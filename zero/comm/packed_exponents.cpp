@@ -400,31 +400,20 @@ int64_t rest_bytes(c10::ScalarType dtype, int64_t numel) {
   return all - whole_bytes(packed_bytes(dtype, numel), all);
 }
 
-bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel) {
-  return is_float(dtype) ? pack_as<uint32_t>(message, values, numel, false)
-                         : pack_as<uint16_t>(message, values, numel, false);
+bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
+                    bool plainly) {
+  return is_float(dtype) ? pack_as<uint32_t>(message, values, numel, plainly)
+                         : pack_as<uint16_t>(message, values, numel, plainly);
 }
 
 bool is_packed(const std::byte* message, int64_t numel) {
   return numel == 0 || message[0] != kNotPacked;
 }
 
-void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message,
-                      int64_t numel) {
-  is_float(dtype) ? unpack_as<uint32_t>(values, message, numel, false)
-                  : unpack_as<uint16_t>(values, message, numel, false);
-}
-
-bool pack_exponents_reference(std::byte* message, const void* values, c10::ScalarType dtype,
-                              int64_t numel) {
-  return is_float(dtype) ? pack_as<uint32_t>(message, values, numel, true)
-                         : pack_as<uint16_t>(message, values, numel, true);
-}
-
-void unpack_exponents_reference(void* values, c10::ScalarType dtype, const std::byte* message,
-                                int64_t numel) {
-  is_float(dtype) ? unpack_as<uint32_t>(values, message, numel, true)
-                  : unpack_as<uint16_t>(values, message, numel, true);
+void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
+                      bool plainly) {
+  is_float(dtype) ? unpack_as<uint32_t>(values, message, numel, plainly)
+                  : unpack_as<uint16_t>(values, message, numel, plainly);
 }
 
 }  // namespace zero::comm

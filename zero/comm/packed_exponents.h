@@ -44,19 +44,16 @@ int64_t rest_bytes(c10::ScalarType dtype, int64_t numel);
 /// message = values. Returns false where there was no room: then the last `rest_bytes` bytes of the
 /// values are to be sent too. Pointers to values need the alignment of their elements, messages
 /// none; they may not overlap. Serial; vectorised with run-time dispatch. Every instruction set
-/// gives the same bytes, but for those of unused room.
-bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel);
+/// gives the same bytes, but for those of unused room, and so do the plain loops (`plainly`), with
+/// which tests compare.
+bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
+                    bool plainly = false);
 
 /// Returns true if `pack_exponents` has found room.
 bool is_packed(const std::byte* message, int64_t numel);
 
 /// values = message; all but their last `rest_bytes` bytes where the message is not packed.
-void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel);
-
-/// Plain loops that do the same; the two functions above are tested against them.
-bool pack_exponents_reference(std::byte* message, const void* values, c10::ScalarType dtype,
-                              int64_t numel);
-void unpack_exponents_reference(void* values, c10::ScalarType dtype, const std::byte* message,
-                                int64_t numel);
+void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
+                      bool plainly = false);
 
 }  // namespace zero::comm

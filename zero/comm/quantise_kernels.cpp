@@ -506,20 +506,13 @@ void feedback_plain(std::byte* bytes, const Message& message, std::byte* error,
   });
 }
 
-// Limits a range to the blocks that there are; `whole_of` limits it to those that are whole.
-BlockRange clamp(const Message& message, BlockRange range) {
-  return {range.begin, std::min(range.end, message.blocks())};
-}
-BlockRange whole_of(const Message& message, BlockRange range) {
-  return {range.begin, std::min(range.end, message.numel / message.block)};
-}
-
 // `vectors(range)` does whole blocks, unless it returns false; `plain(range)` does any.
 template <class Vectors, class Plain>
-void run(const Message& message, BlockRange range, const Vectors& vectors, const Plain& plain) {
-  range = clamp(message, range);
-  const auto whole = whole_of(message, range);
-  if (whole.begin < whole.end && vectors(whole)) range.begin = whole.end;
+void run(const Message& message, BlockRange range, Loops loops, const Vectors& vectors,
+         const Plain& plain) {
+  range.end = std::min(range.end, message.blocks());
+  const BlockRange whole{range.begin, std::min(range.end, message.numel / message.block)};
+  if (loops == Loops::vectors && whole.begin < whole.end && vectors(whole)) range.begin = whole.end;
   plain(range);
 }
 
@@ -555,11 +548,11 @@ Quantisation feedback_quantisation(const Quantisation& quantisation) {
 }
 
 void quantise(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-              const Quantisation& quantisation, BlockRange range) {
+              const Quantisation& quantisation, BlockRange range, Loops loops) {
   const auto parts = message_of(quantisation, numel, dtype);
   const auto format = quantisation.format;
   run(
-      parts, range,
+      parts, range, loops,
       [&](BlockRange whole) {
         return HWY_DYNAMIC_DISPATCH(QuantiseVectors)(message, parts, values, dtype, format, whole);
       },
@@ -567,11 +560,11 @@ void quantise(std::byte* message, const void* values, c10::ScalarType dtype, int
 }
 
 void dequantise(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-                const Quantisation& quantisation, BlockRange range) {
+                const Quantisation& quantisation, BlockRange range, Loops loops) {
   const auto parts = message_of(quantisation, numel, dtype);
   const auto format = quantisation.format;
   run(
-      parts, range,
+      parts, range, loops,
       [&](BlockRange whole) {
         return HWY_DYNAMIC_DISPATCH(DequantiseVectors)(values, dtype, message, parts, format,
                                                        whole);
@@ -580,11 +573,11 @@ void dequantise(void* values, c10::ScalarType dtype, const std::byte* message, i
 }
 
 void dequantise_add(float* sum, const std::byte* message, int64_t numel,
-                    const Quantisation& quantisation, BlockRange range) {
+                    const Quantisation& quantisation, BlockRange range, Loops loops) {
   const auto parts = message_of(quantisation, numel);
   const auto format = quantisation.format;
   run(
-      parts, range,
+      parts, range, loops,
       [&](BlockRange whole) {
         return HWY_DYNAMIC_DISPATCH(DequantiseAddVectors)(sum, message, parts, format, whole);
       },
@@ -593,12 +586,12 @@ void dequantise_add(float* sum, const std::byte* message, int64_t numel,
 
 void quantise_with_feedback(std::byte* message, std::byte* error, const void* values,
                             c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
-                            float beta, BlockRange range) {
+                            float beta, BlockRange range, Loops loops) {
   const auto parts = message_of(quantisation, numel, dtype);
   const auto error_message = message_of(feedback_quantisation(quantisation), numel);
   const auto format = quantisation.format;
   run(
-      parts, range,
+      parts, range, loops,
       [&](BlockRange whole) {
         return HWY_DYNAMIC_DISPATCH(FeedbackVectors)(message, parts, error, error_message, values,
                                                      dtype, format, beta, whole);
@@ -606,33 +599,6 @@ void quantise_with_feedback(std::byte* message, std::byte* error, const void* va
       [&](BlockRange rest) {
         feedback_plain(message, parts, error, error_message, values, dtype, format, beta, rest);
       });
-}
-
-void quantise_reference(std::byte* message, const void* values, c10::ScalarType dtype,
-                        int64_t numel, const Quantisation& quantisation, BlockRange range) {
-  const auto parts = message_of(quantisation, numel, dtype);
-  quantise_plain(message, parts, values, dtype, quantisation.format, clamp(parts, range));
-}
-
-void dequantise_reference(void* values, c10::ScalarType dtype, const std::byte* message,
-                          int64_t numel, const Quantisation& quantisation, BlockRange range) {
-  const auto parts = message_of(quantisation, numel, dtype);
-  dequantise_plain(values, dtype, message, parts, quantisation.format, clamp(parts, range));
-}
-
-void dequantise_add_reference(float* sum, const std::byte* message, int64_t numel,
-                              const Quantisation& quantisation, BlockRange range) {
-  const auto parts = message_of(quantisation, numel);
-  dequantise_add_plain(sum, message, parts, quantisation.format, clamp(parts, range));
-}
-
-void quantise_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
-                                      c10::ScalarType dtype, int64_t numel,
-                                      const Quantisation& quantisation, float beta,
-                                      BlockRange range) {
-  const auto parts = message_of(quantisation, numel, dtype);
-  feedback_plain(message, parts, error, message_of(feedback_quantisation(quantisation), numel),
-                 values, dtype, quantisation.format, beta, clamp(parts, range));
 }
 
 }  // namespace zero::comm

@@ -58,20 +58,25 @@ struct BlockRange {
 // The functions below take the whole message of `numel` elements, and read and write only the
 // blocks in `range`; `values`, `sum` and `message` point to the beginnings of the whole. Pointers
 // need the alignment of their elements only, messages none. No two may overlap. Serial; vectorised
-// with run-time dispatch. Every instruction set gives the same bits, except for which NaN a NaN
-// becomes in bf16 and fp16.
+// with run-time dispatch. Every instruction set gives the same bits as the plain loops, with which
+// tests compare, except for which NaN a NaN becomes in bf16 and fp16.
+
+enum class Loops : uint8_t { vectors, plain };
 
 /// message = values, quantised.
 void quantise(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
-              const Quantisation& quantisation, BlockRange range = {});
+              const Quantisation& quantisation, BlockRange range = {},
+              Loops loops = Loops::vectors);
 
 /// values = what the message says, rounded to `dtype` (to nearest, ties to even).
 void dequantise(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
-                const Quantisation& quantisation, BlockRange range = {});
+                const Quantisation& quantisation, BlockRange range = {},
+                Loops loops = Loops::vectors);
 
 /// sum += what the message says, in fp32.
 void dequantise_add(float* sum, const std::byte* message, int64_t numel,
-                    const Quantisation& quantisation, BlockRange range = {});
+                    const Quantisation& quantisation, BlockRange range = {},
+                    Loops loops = Loops::vectors);
 
 /// Returns the quantisation of the errors that `quantise_with_feedback` keeps from one message to
 /// the next. They are a message too, of int8 and the same block: 1 byte an element and 4 a block.
@@ -83,18 +88,6 @@ Quantisation feedback_quantisation(const Quantisation& quantisation);
 /// block's message is NaN, its e stays as it was.
 void quantise_with_feedback(std::byte* message, std::byte* error, const void* values,
                             c10::ScalarType dtype, int64_t numel, const Quantisation& quantisation,
-                            float beta, BlockRange range = {});
-
-/// Plain loops that do the same; the four functions above are tested against them.
-void quantise_reference(std::byte* message, const void* values, c10::ScalarType dtype,
-                        int64_t numel, const Quantisation& quantisation, BlockRange range = {});
-void dequantise_reference(void* values, c10::ScalarType dtype, const std::byte* message,
-                          int64_t numel, const Quantisation& quantisation, BlockRange range = {});
-void dequantise_add_reference(float* sum, const std::byte* message, int64_t numel,
-                              const Quantisation& quantisation, BlockRange range = {});
-void quantise_with_feedback_reference(std::byte* message, std::byte* error, const void* values,
-                                      c10::ScalarType dtype, int64_t numel,
-                                      const Quantisation& quantisation, float beta,
-                                      BlockRange range = {});
+                            float beta, BlockRange range = {}, Loops loops = Loops::vectors);
 
 }  // namespace zero::comm

@@ -12,7 +12,8 @@ namespace {
 
 using List = std::vector<Json>;
 
-/// Adds the rows of a section in which no key acts.
+/// Adds the rows of a section in which no key acts. The key "*" is all others of the section, where
+/// nothing is gained by knowing them.
 class Section {
  public:
   Section(All& all, std::string name) : rows_(all, Part::engine, std::move(name)) {}
@@ -24,7 +25,7 @@ class Section {
   }
   /// Refuses the keys that follow, and says what to use `instead`.
   Section& refused(std::string_view instead, List holds = {}) {
-    about_ = {.sentence = "Not here", .holds = std::move(holds), .refused = instead};
+    about_ = {.sentence = "Not supported", .holds = std::move(holds), .refused = instead};
     return *this;
   }
   template <class Value>
@@ -58,9 +59,8 @@ class Section {
 void add_reports(All& all) {
   Section(all, "comet")
       .without_effect(
-          "Nothing is sent to another host, nor written for it. The run's log.jsonl has every "
-          "step's numbers, and validations, memory and traffic; `tensorboard` and `csv_monitor` "
-          "act.")
+          "libzero sends nothing to Comet, and writes nothing for it. log.jsonl has the numbers of "
+          "every step, validations, memory and traffic. Use `tensorboard` or `csv_monitor`.")
       .keys<bool>({"enabled"})
       .keys<double>({"samples_log_interval"})
       .keys<std::string>(
@@ -68,8 +68,8 @@ void add_reports(All& all) {
       .keys<bool>({"online"});
   Section(all, "wandb")
       .without_effect(
-          "libzero writes no run for Weights & Biases. Switch on the section `tensorboard` "
-          "(--tensorboard DIR): `wandb sync DIR` sends its event files.")
+          "libzero writes nothing for Weights & Biases. Switch on the section `tensorboard` "
+          "(--tensorboard DIR), and send its event files with `wandb sync DIR`.")
       .keys<bool>({"enabled"})
       .keys<std::string>({"output_path", "group", "team", "project"});
   Section(all, "timers")
@@ -81,17 +81,16 @@ void add_reports(All& all) {
           "peak.",
           {false})
       .keys<bool>({"memory_breakdown"})
-      .without_effect("The first line of log.jsonl has the configuration in force.", {false})
+      .without_effect("The first line of log.jsonl is the configuration in force.", {false})
       .keys<bool>({"dump_state"})
-      .without_effect("There is one level of messages.")
+      .without_effect("libzero has one level of messages.")
       .keys<std::string>({"log_level"});
 }
 
 void add_checkpoint(All& all) {
   Section(all, "checkpoint")
       .without_effect(
-          "A checkpoint is whole or absent, and each rank writes and reads its part of "
-          "it.",
+          "A checkpoint is complete or absent, and each rank always writes and reads its own part.",
           {"Warn", "WARN", "warn", "Ignore", "IGNORE", "ignore", false})
       .keys<std::string>({"tag_validation"})
       .keys<bool>({"load_universal", "use_node_local_storage", "parallel_write.pipeline_stage"})
@@ -119,48 +118,30 @@ void add_compression(All& all) {
         .keys<Json>({"quantizer_kernel", "schedule_offset", "schedule_offset_end",
                      "schedule_offset_stride", "quantize_groups", "quantize_verbose",
                      "quantization_type", "rounding", "quantize_weight_in_forward",
-                     "fp16_mixed_quantize.enabled", "fp16_mixed_quantize.quantize_change_ratio",
-                     "range_calibration", "method", "block_pattern", "dense_ratio",
-                     "excluded_modules"});
-    Section(all, technique + ".different_groups.*")
-        .refused(kInstead)
-        .keys<Json>({"params.start_bits", "params.target_bits", "params.quantization_period",
-                     "params.bits", "params.dense_ratio", "params.num_heads", "modules",
-                     "related_modules"});
+                     "fp16_mixed_quantize", "range_calibration", "method", "block_pattern",
+                     "dense_ratio", "excluded_modules"});
+    Section(all, technique).refused(kInstead).keys<Json>({"different_groups"});
   }
   Section(all, "compression_training")
       .refused(kInstead)
       .keys<bool>({"layer_reduction.enabled"})
-      .keys<double>({"layer_reduction.keep_number_layer"})
-      .keys<std::string>({"layer_reduction.module_name_prefix"})
-      .keys<List>({"layer_reduction.teacher_layer", "layer_reduction.other_module_name"});
+      .keys<Json>({"layer_reduction.*"});
 
-  Section moq(all, "quantize_training");
-  moq.refused(kInstead)
-      .keys<bool>({"enabled", "quantize_verbose", "quantize_eigenvalue", "quantizer_kernel",
-                   "fp16_mixed_quantize.enabled"})
-      .keys<std::string>(
-          {"quantize_type", "quantize_algo.q_type", "quantize_algo.rounding", "quantize_type_name"})
-      .keys<double>({"quantize_groups", "quantize_bits.start_bits", "quantize_bits.target_bits",
-                     "quantize_schedule.quantize_period", "quantize_schedule.schedule_offset",
-                     "fp16_mixed_quantize.quantize_change_ratio"});
+  Section(all, "quantize_training").refused(kInstead).keys<bool>({"enabled"}).keys<Json>({"*"});
   Section(all, "eigenvalue")
       .without_effect("Only quantize_training used it.")
-      .keys<bool>({"enabled", "verbose"})
-      .keys<double>({"max_iter", "tol", "stability", "gas_boundary_resolution", "layer_num"})
-      .keys<std::string>({"layer_name", "model_name"});
+      .keys<bool>({"enabled"})
+      .keys<Json>({"*"});
   Section(all, "weight_quantization")
       .refused(kInstead)
       .switched_by<bool>("enabled", false)
-      .keys<double>({"num_bits", "q_groups"})
-      .keys<std::string>({"q_type"})
-      .keys<Json>({"quantized_initialization", "post_init_quant"});
+      .keys<Json>({"*"});
   Section(all, "progressive_layer_drop")
       .refused(
           "libzero drops no layers while it trains: use dropout (`train.dropout`), or a "
           "smaller model.")
       .keys<bool>({"enabled"})
-      .keys<double>({"theta", "gamma"});
+      .keys<Json>({"*"});
 }
 
 void add_attention(All& all) {
@@ -170,11 +151,7 @@ void add_attention(All& all) {
           "attention, or give the engine a model with its own.",
           {"dense"})
       .switched_by<std::string>("mode", "dense")
-      .keys<double>({"block", "num_local_blocks", "num_global_blocks", "num_random_blocks",
-                     "num_sliding_window_blocks", "num_different_global_patterns"})
-      .keys<bool>({"different_layout_per_head", "horizontal_global_attention"})
-      .keys<std::string>({"attention"})
-      .keys<List>({"local_window_blocks", "global_block_indices", "global_block_end_indices"});
+      .keys<Json>({"*"});
 }
 
 void add_data(All& all) {
@@ -184,11 +161,7 @@ void add_data(All& all) {
   Section(all, "curriculum_learning")
       .refused(kCurriculum)
       .keys<bool>({"enabled"})
-      .keys<std::string>({"curriculum_type", "schedule_type"})
-      .keys<double>({"min_difficulty", "max_difficulty"})
-      .keys<double>({"schedule_config.total_curriculum_step", "schedule_config.difficulty_step",
-                     "schedule_config.root_degree"})
-      .keys<List>({"schedule_config.difficulty", "schedule_config.max_step"});
+      .keys<Json>({"*"});
   Section(all, "data_efficiency")
       .without_effect("`zero train` samples its data by `train.seed`.")
       .keys<bool>({"enabled", "data_sampling.enabled", "data_routing.enabled"})
@@ -196,58 +169,28 @@ void add_data(All& all) {
       .keys<bool>({"data_sampling.pin_memory"})
       .refused(kCurriculum)
       .keys<bool>({"data_sampling.curriculum_learning.enabled"})
-      .keys<std::string>({"data_sampling.curriculum_learning.data_cluster_path"})
-      .keys<Json>({"data_sampling.curriculum_learning.curriculum_metrics.*.index_to_sample_path",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.index_to_metric_path",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.difficulty_type",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.clustering_type",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.min_difficulty",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.max_difficulty",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.schedule_type",
-                   "data_sampling.curriculum_learning.curriculum_metrics.*.schedule_config"})
+      .keys<Json>({"data_sampling.curriculum_learning.*"})
       .refused("libzero's batches have a fixed number of sequences of `train.seq` tokens.")
-      .keys<bool>(
-          {"data_sampling.dynamic_batching.enabled", "data_sampling.dynamic_batching.verbose"})
-      .keys<std::string>({"data_sampling.dynamic_batching.metrics_path",
-                          "data_sampling.dynamic_batching.lr_scaling_method",
-                          "data_sampling.dynamic_batching.sequence_picking_order"})
-      .keys<double>({"data_sampling.dynamic_batching.min_batch_size",
-                     "data_sampling.dynamic_batching.max_batch_size",
-                     "data_sampling.dynamic_batching.max_tokens"})
+      .keys<bool>({"data_sampling.dynamic_batching.enabled"})
+      .keys<Json>({"data_sampling.dynamic_batching.*"})
       .refused(
           "libzero passes every token through every layer (no random-LTD). To save memory use "
           "`activation_checkpointing.every`, to save compute a smaller `train.seq`.")
-      .keys<bool>({"data_routing.random_ltd.enabled",
-                   "data_routing.random_ltd.layer_token_lr_schedule.enabled"})
-      .keys<std::string>({"data_routing.random_ltd.model_mask_name",
-                          "data_routing.random_ltd.model_type",
-                          "data_routing.random_ltd.hidden_state_order",
-                          "data_routing.random_ltd.random_ltd_schedule.schedule_type"})
-      .keys<List>({"data_routing.random_ltd.random_ltd_layer_id"})
-      .keys<double>({"data_routing.random_ltd.total_layer_num",
-                     "data_routing.random_ltd.random_ltd_layer_num",
-                     "data_routing.random_ltd.micro_batch_size",
-                     "data_routing.random_ltd.global_batch_size",
-                     "data_routing.random_ltd.random_ltd_schedule.min_value",
-                     "data_routing.random_ltd.random_ltd_schedule.max_value",
-                     "data_routing.random_ltd.random_ltd_schedule.schedule_config.require_steps",
-                     "data_routing.random_ltd.random_ltd_schedule.schedule_config.seq_per_step",
-                     "data_routing.random_ltd.layer_token_lr_schedule.total_layer_tokens",
-                     "data_routing.random_ltd.layer_token_lr_schedule.warmup_layer_tokens"})
-      .keys<std::string>({"data_routing.random_ltd.layer_token_lr_schedule.warmup_type"});
+      .keys<bool>({"data_routing.random_ltd.enabled"})
+      .keys<Json>({"data_routing.random_ltd.*"});
   Section(all, "")
-      .without_effect("All sequences are whole.", {true, false})
+      .without_effect("All batches are complete.", {true, false})
       .keys<bool>({"dataloader_drop_last"})
-      .without_effect("`train.vocab_size` is the model's.")
+      .without_effect("Use `train.vocab_size`.")
       .keys<double>({"vocabulary_size"})
-      .without_effect("`train.steps` (--steps) is the run's.")
+      .without_effect("Use `train.steps` (--steps).")
       .keys<double>({"train_steps"});
 }
 
 void add_parallelism(All& all) {
   constexpr const char* kNoOther =
-      "libzero has data parallelism alone: each rank passes whole sequences through all layers. "
-      "Stage 3 and offloading train what does not fit otherwise.";
+      "libzero has only data parallelism: each rank passes whole sequences through all layers. For "
+      "models that do not fit, use stage 3 and offloading.";
   Section(all, "tensor_parallel")
       .refused(kNoOther, {0, 1})
       .keys<double>({"autotp_size", "tp.tp_size", "tensor_parallel.tp_size"})
@@ -257,44 +200,7 @@ void add_parallelism(All& all) {
                    "replace_with_kernel_inject", "kernel_inject"})
       .keys<std::string>({"dtype", "vocab_parallel_ce_backend", "preset_model"})
       .keys<Json>({"partition_config", "injection_policy_tuple"});
-  Section(all, "expert_parallel")
-      .refused(kNoOther)
-      .keys<bool>({"enabled"})
-      .keys<Json>({"autoep_size",
-                   "expert_tensor_parallel_size",
-                   "validate_folding_routing",
-                   "async_split_plan",
-                   "preset_model",
-                   "moe_layer_pattern",
-                   "expert_pattern",
-                   "router_pattern",
-                   "use_grouped_mm",
-                   "disable_triton_grouped_mm",
-                   "route_norm",
-                   "route_scale",
-                   "score_apply",
-                   "combine_impl",
-                   "row_weighting_impl",
-                   "gate_up_impl",
-                   "comm_backend",
-                   "comm_num_sm",
-                   "comm_qp_margin",
-                   "comm_max_tokens_per_rank",
-                   "num_expert_groups",
-                   "num_limited_groups",
-                   "score_func",
-                   "top_k",
-                   "routed_scaling_factor",
-                   "expert_w1",
-                   "expert_w2",
-                   "expert_w3",
-                   "num_experts_attr",
-                   "top_k_attr",
-                   "has_shared_experts",
-                   "shared_experts_pattern",
-                   "shared_experts_gate_pattern",
-                   "expert_activation",
-                   "load_balance_coeff"});
+  Section(all, "expert_parallel").refused(kNoOther).keys<bool>({"enabled"}).keys<Json>({"*"});
   Section(all, "pipeline")
       .without_effect(kNoOther, {"auto", 1})
       .keys<Json>({"stages"})
@@ -312,72 +218,65 @@ void add_parallelism(All& all) {
 
 void add_tuning(All& all) {
   Section(all, "autotuning")
-      .without_effect("Nothing is tuned by itself: `zero bench step` measures a step.")
-      .keys<bool>({"enabled", "fast", "overwrite", "model_info.profile"})
-      .keys<std::string>(
-          {"results_dir", "exps_dir", "metric", "metric_path", "tuner_type", "model_info_path"})
-      .keys<double>({"start_step", "end_step", "start_profile_step", "end_profile_step",
-                     "tuner_early_stopping", "tuner_num_trials", "mp_size", "max_train_batch_size",
-                     "min_train_batch_size", "max_train_micro_batch_size_per_gpu",
-                     "min_train_micro_batch_size_per_gpu", "num_tuning_micro_batch_sizes",
-                     "model_info.num_params", "model_info.hidden_size", "model_info.num_layers"})
-      .keys<Json>({"arg_mappings"});
+      .without_effect("libzero does not tune itself. Use `zero bench step` to measure a step.")
+      .keys<bool>({"enabled"})
+      .keys<Json>({"*"});
   Section(all, "elasticity")
       .refused(
-          "libzero does not choose a batch by the number of ranks, as DeepSpeed does then, in "
-          "place of the keys of the batch. Set train_batch_size and "
-          "train_micro_batch_size_per_gpu, and leave the section out or switch it off.")
-      .keys<bool>({"enabled", "ignore_non_elastic_batch_info", "prefer_larger_batch"})
-      .keys<double>({"max_train_batch_size", "min_gpus", "max_gpus", "min_time", "version",
-                     "num_gpus_per_node", "model_parallel_size"})
-      .keys<List>({"micro_batch_sizes"});
+          "libzero does not choose a batch by the number of ranks, as DeepSpeed's elasticity does. "
+          "Set train_batch_size and train_micro_batch_size_per_gpu, and leave the section out or "
+          "switch it off.")
+      .keys<bool>({"enabled"})
+      .keys<Json>({"*"});
   Section(all, "compile")
-      .without_effect("Operators run as LibTorch has them; nothing is compiled.", {false})
+      .without_effect("libzero runs LibTorch's operators as they are, and compiles nothing.",
+                      {false})
       .keys<bool>({"enabled", "disable", "deepcompile", "autoep_non_moe", "free_activation",
                    "offload_activation", "offload_opt_states", "symmetric_memory", "debug_log",
                    "offload_parameters", "sync_before_reduce", "sync_after_reduce",
                    "sync_before_allgather", "sync_after_allgather", "keep_all_input_tensors"})
-      .without_effect("Operators run as LibTorch has them; nothing is compiled.", {true})
+      .without_effect("libzero runs LibTorch's operators as they are, and compiles nothing.",
+                      {true})
       .keys<bool>({"offload_activation_pin_memory", "double_buffer", "keep_int_input_tensors"})
       .keys<double>({"free_activation_threshold"})
       .keys<Json>({"backend", "kwargs", "passes"});
   Section(all, "hybrid_engine")
-      .without_effect("The engine that trains also generates.")
-      .keys<bool>({"enabled", "release_inference_cache", "pin_parameters", "enable_cuda_graph"})
-      .keys<double>({"max_out_tokens", "inference_tp_size", "tp_gather_partition_size"});
+      .without_effect("The training engine also generates text.")
+      .keys<bool>({"enabled"})
+      .keys<Json>({"*"});
   Section(all, "")
       .without_effect("It concerns DeepSpeed's inference engine.")
       .keys<Json>({"inference"})
       .without_effect("It concerns CUDA graphs.", {false})
       .keys<bool>({"graph_harvesting"})
-      .without_effect("There is no garbage collector.", {true, false})
+      .without_effect("libzero has no garbage collector.", {true, false})
       .keys<bool>({"disable_python_gc"});
 }
 
 void add_numbers(All& all) {
   Section(all, "amp")
-      .refused("Apex's mixed precision is not here: use the section bf16 or fp16.")
+      .refused("libzero does not have Apex's mixed precision. Use the section bf16 or fp16.")
       .keys<bool>({"enabled"})
-      .keys<Json>({"opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
-                   "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses",
-                   "verbosity", "min_loss_scale", "max_loss_scale"});
+      .keys<Json>({"*"});
   Section(all, "")
       .without_effect("Every optimizer here is tested at every stage.", {true, false})
       .keys<bool>({"zero_allow_untested_optimizer"})
-      .without_effect("An update in host memory is always libzero's own.", {true})
+      .without_effect("libzero always uses its own update in host memory.", {true})
       .keys<bool>({"zero_force_ds_cpu_optimizer"})
-      .without_effect("Gradients of embeddings are reduced like all others.", {false})
+      .without_effect("Gradients of embeddings are reduced like all other gradients.", {false})
       .keys<bool>({"sparse_gradients"})
-      .without_effect("Sums of gradients are always in fp32.", {true})
+      .without_effect("Gradients are always summed in fp32.", {true})
       .keys<bool>({"fp32_allreduce", "allreduce_always_fp32"})
       .without_effect("New parameters are always gathered.", {false})
       .keys<bool>({"disable_allgather"})
-      .without_effect("`zero_optimization.unit_bytes` says how much is gathered at once.")
+      .without_effect("`zero_optimization.unit_bytes` is the size that is gathered at once.")
       .keys<double>({"allgather_size"})
       .refused("The engine counts micro-batches itself: set gradient_accumulation_steps.", {true})
       .keys<bool>({"managed_gradient_accumulation"})
-      .refused("Gradients are averaged over ranks. For their sum multiply the loss by the ranks.",
-               {"mean"})
+      .refused(
+          "libzero averages gradients over ranks. To get their sum, multiply the loss by the "
+          "number of ranks.",
+          {"mean"})
       .keys<std::string>({"gradient_allreduce_op"});
 }
 

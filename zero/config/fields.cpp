@@ -76,8 +76,8 @@ void add_zero_optimization(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
   zero.add(
       "stage",
-      {.sentence = "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 "
-                   "parameters too",
+      {.sentence = "ZeRO stage: 0 shards nothing, 1 shards optimizer states, 2 also gradients, 3 "
+                   "also parameters",
        .option = "--stage",
        .common = true,
        .most = 3,
@@ -85,58 +85,65 @@ void add_zero_optimization(All& all) {
                "In bf16 a rank holds 16 bytes a parameter at stage 0, 4 + 12/N at 1, "
                "2 + 14/N at 2, 16/N at 3."},
       &Config::stage);
-  zero.add("stage3_max_live_parameters",
-           {.sentence = "Stage 3: parameters (elements) that may be gathered at once",
-            .details = "0 releases each unit right after the operator that used it. With "
-                       "parameters on disk and no budget, lowered to half of what the host has "
-                       "left for the rank beside a step.",
-            .option = "--live-parameters",
-            .also = {"max_live_parameters"},
-            .cost = "2 bytes (fp32: 4) for each where units are gathered by copying; fewer cost a "
-                    "second gather of a unit in backward, Psi (N-1)/N elements more in all."},
-           &Config::max_live_parameters);
+  zero.add(
+      "stage3_max_live_parameters",
+      {.sentence = "Stage 3: the most parameters (elements) that are gathered at a time",
+       .details = "0 releases each unit right after the operator that used it. With parameters on "
+                  "disk and no `memory_budget`, the engine lowers this to half of the host memory "
+                  "that a step leaves to the rank.",
+       .option = "--live-parameters",
+       .also = {"max_live_parameters"},
+       .cost =
+           "2 bytes (fp32: 4) for each parameter if units are gathered by copying. A smaller value "
+           "gathers units a second time in backward, at most Psi (N-1)/N elements more a step."},
+      &Config::max_live_parameters);
   zero.add("stage3_prefetch_bucket_size",
-           {.sentence = "Stage 3: of those, parameters that may be gathered ahead of their use",
-            .details = "Never needed on one host, where units are read in place.",
+           {.sentence = "Stage 3: the most parameters that are gathered ahead of their use, as a "
+                        "part of `stage3_max_live_parameters`",
+            .details = "Not used on one host, where units are read in place.",
             .also = {"prefetch_bucket_size"},
-            .cost = "Part of `stage3_max_live_parameters`; nothing beside it."},
+            .cost = "No memory beyond that of `stage3_max_live_parameters`."},
            &Config::prefetch_bucket_size);
   Rows speeds(all, Part::engine, "zero_optimization.prefetch_speeds", &Settings::engine,
               &Config::prefetch_speeds);
   const auto speed = [](std::string_view sentence, std::string_view details) {
     return About{.sentence = sentence, .details = details, .least = 0};
   };
-  speeds.add("compute",
-             speed("FLOPs that a rank does in a second; where given, stage 3 gathers ahead no more "
-                   "than makes a step shorter",
-                   "The distance is chosen after the first update, by a simulated timeline at the "
-                   "speeds of this section, and is at most `stage3_prefetch_bucket_size`; less "
-                   "memory for gathered units, and the same results. `zero bench timeline` shows "
-                   "it. 0: none is chosen. Not in DeepSpeed."),
-             &PrefetchSpeeds::compute);
+  speeds.add(
+      "compute",
+      speed("FLOPs a second of a rank; if given, stage 3 gathers no further ahead than makes a "
+            "step shorter",
+            "After the first update the engine simulates a step at the speeds of this section, and "
+            "chooses a distance of at most `stage3_prefetch_bucket_size`. Gathered units then take "
+            "less memory, and results are the same. `zero bench timeline` shows the simulation. 0: "
+            "the engine does not choose. Not in DeepSpeed."),
+      &PrefetchSpeeds::compute);
   speeds.add("link",
-             speed("Bytes a second that a rank sends, or on several hosts a host",
-                   "0: what goes there takes no time."),
+             speed("Bytes a second that a rank sends; on several hosts, that a host sends",
+                   "0: treated as infinitely fast."),
              &PrefetchSpeeds::link);
-  speeds.add("pcie", speed("Bytes a second between device and host, each way", "0: the same."),
+  speeds.add("pcie",
+             speed("Bytes a second between device and host, in each direction",
+                   "0: treated as infinitely fast."),
              &PrefetchSpeeds::pcie);
-  speeds.add("disk", speed("Bytes a second of a rank's disk", "0: the same."),
+  speeds.add("disk", speed("Bytes a second of a rank's disk", "0: treated as infinitely fast."),
              &PrefetchSpeeds::disk);
-  zero.add("unit_bytes",
-           {.sentence = "Bytes that are gathered and reduced at once",
-            .details = "A larger parameter is a unit of its own. Not in DeepSpeed.",
-            .option = "--bucket-size",
-            .least = 1,
-            .bytes = true,
-            .cost = "Two gradient buckets of so many bytes. Small units cost a collective's "
-                    "latency each, large ones memory while they are gathered."},
-           &Config::unit_bytes);
+  zero.add(
+      "unit_bytes",
+      {.sentence = "Size of a unit: the bytes of parameters that are gathered and reduced together",
+       .details = "A larger parameter is a unit of its own. Not in DeepSpeed.",
+       .option = "--bucket-size",
+       .least = 1,
+       .bytes = true,
+       .cost = "Two gradient buckets of this size. Each small unit costs the latency of a "
+               "collective; large units take memory while they are gathered."},
+      &Config::unit_bytes);
 
   const auto always = [](std::string_view why, std::vector<Json> holds) {
     return About{.sentence = "Accepted, without effect", .details = why, .holds = std::move(holds)};
   };
   const auto is_so = [&](bool value) {
-    return always("What it chooses is always so here, or decided by `unit_bytes`.", {value});
+    return always("libzero always works in this way, or `unit_bytes` decides it.", {value});
   };
   zero.accept<bool>({"contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce",
                      "allgather_partitions", "overlap_comm", "load_from_fp32_weights"},
@@ -152,20 +159,20 @@ void add_zero_optimization(All& all) {
   zero.accept<bool>(
       {"round_robin_gradients", "log_trace_cache_warnings", "enable_sanity_checks",
        "parameter_alignment"},
-      always("Slices lie side by side, aligned, and checks are always on.", {true, false}));
-  auto gather_on_save = always("Weights are always saved whole.", {true, false});
+      always("Slices are always contiguous and aligned, and checks are always on.", {true, false}));
+  auto gather_on_save = always("`zero train` always saves whole weights.", {true, false});
   gather_on_save.also = {"gather_16bit_weights_on_model_save",
                          "stage3_gather_fp16_weights_on_model_save"};
   zero.accept<bool>({"stage3_gather_16bit_weights_on_model_save"}, gather_on_save);
   zero.accept<int64_t>(
       {"reduce_bucket_size", "allgather_bucket_size", "allgather_size", "sub_group_size"},
-      always("`unit_bytes` says how much is gathered, reduced and updated at once.", {}));
+      always("`unit_bytes` is the size that is gathered, reduced and updated at once.", {}));
   const auto of_stage3 = [&]<class Value>(Value, const char* key, const char* other,
                                           std::vector<Json> holds) {
     auto about = always(
-        "From the second step on the pager knows every later use of a unit and keeps, within "
-        "`stage3_max_live_parameters`, those that are needed soonest; small parameters share a "
-        "unit with others.",
+        "From the second step on libzero knows the order in which units are used. Within "
+        "`stage3_max_live_parameters` it keeps the units that are needed soonest. Small parameters "
+        "share a unit.",
         std::move(holds));
     about.also = {other};
     zero.accept<Value>({key}, about);
@@ -178,23 +185,23 @@ void add_zero_optimization(All& all) {
             {false});
   of_stage3(false, "stage3_allgather_sequential", "allgather_sequential", {false});
   const auto leaf = always(
-      "Operators are served by themselves, whichever module they are in, so that no module is a "
-      "leaf.",
+      "libzero gathers parameters for each operator, in whichever module it is, so no module has "
+      "to be a leaf.",
       {Json::array()});
   zero.accept<std::vector<Json>>(
       {"leaf_module.classes", "leaf_module.names", "leaf_module.name_suffixes"}, leaf);
   zero.accept<Json>(
       {"zenflow"},
-      {.sentence = "Not here",
-       .refused = "libzero has no ZenFlow. offload_optimizer.delayed_update_after hides the "
-                  "update beside the next step."});
+      {.sentence = "Not supported",
+       .refused = "libzero has no ZenFlow. Use offload_optimizer.delayed_update_after, which runs "
+                  "the update during the next step."});
 }
 
 /// Old names: DeepSpeed maps them in the same way.
 void add_old_names(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
   const auto to_cpu = [](std::string_view key) {
-    return About{.sentence = "Old name: true is the device \"cpu\"",
+    return About{.sentence = "Old name: true means the device \"cpu\"",
                  .stands_for = key,
                  .meaning = {{true, "cpu"}, {false, Json()}}};
   };
@@ -203,7 +210,7 @@ void add_old_names(All& all) {
   params.also = {"cpu_offload_params"};
   zero.accept<bool>({"cpu_offload_param"}, params);
   zero.accept<bool>({"cpu_offload_use_pin_memory"}, {.sentence = "Accepted, without effect",
-                                                     .details = "Memory is pinned for GPUs alone.",
+                                                     .details = "Memory is pinned only for GPUs.",
                                                      .holds = {false}});
   Rows top(all, Part::program, "", &Settings::program);
   top.accept<int64_t>({"steps_per_print"},
@@ -214,90 +221,91 @@ void add_old_names(All& all) {
 
 void add_hosts(All& all) {
   Rows zero(all, Part::engine, "zero_optimization", &Settings::engine);
-  zero.add(
-      "zero_hpz_partition_size",
-      {.sentence = "Stage 3: ranks of a host that keep parameters from forward to backward; "
-                   "1: none",
-       .details = "ZeRO++'s hpZ; the one other value is the ranks of a host. Each of several "
-                  "hosts keeps all parameters in one array that its ranks read in place, so they "
-                  "cross between hosts once a step and not twice a micro-batch; on one host that "
-                  "is so anyway. With the quantised weights each rank keeps its own slice too.",
-       .least = 1,
-       .cost = "Parameters of 1 / (ranks of a host) a rank in place of 1/N."},
-      &Config::hpz_partition_size);
+  zero.add("zero_hpz_partition_size",
+           {.sentence = "Stage 3: number of ranks that keep all parameters together from forward "
+                        "to backward; 1: switched off",
+            .details =
+                "ZeRO++'s hpZ. The value is 1 or the number of ranks on a host. Each host keeps "
+                "all parameters in one array, which its ranks read in place. So parameters cross "
+                "between hosts once a step, instead of twice a micro-batch. On one host the key "
+                "changes nothing. With quantised weights each rank also keeps its own exact slice.",
+            .least = 1,
+            .cost = "A rank holds 1 / (ranks of a host) of the parameters, instead of 1/N."},
+           &Config::hpz_partition_size);
   zero.add("mics_shard_size",
-           {.sentence = "Stages 1 to 3: consecutive ranks among which states are sharded, the "
-                        "other blocks being replicas; -1: all ranks",
-            .details = "MiCS, PyTorch's HSDP. Divides all ranks, and divides those of a host or is "
-                       "a multiple of them. With the ranks of a host, no parameter comes from "
-                       "another one, and gradients are added across hosts: the same results "
-                       "bit for bit. Each rank then holds states as if there were no other host.",
+           {.sentence = "Stages 1 to 3: number of consecutive ranks that shard the states among "
+                        "themselves; -1: all ranks",
+            .details =
+                "MiCS, or PyTorch's HSDP. Each block of so many ranks is a replica of the others. "
+                "The value must divide the number of all ranks. It must also divide the ranks of a "
+                "host, or be a multiple of them. If it is the ranks of a host, parameters do not "
+                "cross between hosts, gradients are added over hosts, and results are the same bit "
+                "for bit. A rank then holds as many states as in a job on one host.",
             .least = -1,
-            .cost = "States of 1 / `mics_shard_size` a rank in place of 1/N; saves the gathers "
-                    "between hosts."},
+            .cost = "A rank holds 1 / `mics_shard_size` of the states, instead of 1/N. Saves the "
+                    "gathers between hosts."},
            &Config::mics_shard_size);
-  zero.accept<bool>(
-      {"mics_hierarchical_params_gather"},
-      {.sentence = "Accepted, without effect",
-       .details =
-           "Numbers from other hosts always come once to each host, and its ranks share them.",
-       .holds = {true, false}});
+  zero.accept<bool>({"mics_hierarchical_params_gather"},
+                    {.sentence = "Accepted, without effect",
+                     .details = "Data from other hosts always crosses once for each host, and the "
+                                "ranks of the host share it.",
+                     .holds = {true, false}});
 
-  zero.add(
-      "zero_packed_exponents",
-      {.sentence = "Stages 1 to 3 on several hosts: numbers cross between hosts in fewer bytes, "
-                   "and arrive with every bit",
-       .details = "Exponents of neighbours are alike, and go in 4 bits instead of 8. Results "
-                  "are those without it, bit for bit. What is quantised is not packed. Not in "
-                  "DeepSpeed.",
-       .option = "--packed-exponents",
-       .cost = "Processor time for packing, beside the link's; bytes between hosts are 12.2 of "
-               "16 bits in bf16 and 28.2 of 32 in fp32."},
-      &Config::packed_exponents);
+  zero.add("zero_packed_exponents",
+           {.sentence = "Stages 1 to 3 on several hosts: send numbers between hosts in fewer "
+                        "bytes, without loss",
+            .details = "Exponents of neighbouring numbers are similar, so they are sent in 4 bits "
+                       "instead of 8. Results are the same bit for bit. Quantised numbers are not "
+                       "packed. Not in DeepSpeed.",
+            .option = "--packed-exponents",
+            .cost = "Processor time for packing, while the link is busy. Between hosts a bf16 "
+                    "number takes 12.2 bits instead of 16, and an fp32 number 28.2 instead of 32."},
+           &Config::packed_exponents);
 
   Rows links(all, Part::engine, "zero_optimization", &Settings::engine, &Config::quantised);
-  links.add(
-      "zero_quantized_weights",
-      {.sentence = "Stage 3 on several hosts: parameters cross between hosts quantised",
-       .details = "ZeRO++'s qwZ. Their owner computes with what it sent, so all ranks have "
-                  "the same. Other results than without; master weights are whole, and so is what "
-                  "is saved.",
-       .cost = "Half the bytes between hosts of bf16 (int4: a quarter); accuracy: a parameter is "
-               "rounded to 8 bits of its block's largest."},
-      &QuantisedLinks::weights);
+  links.add("zero_quantized_weights",
+            {.sentence = "Stage 3 on several hosts: quantise parameters that cross between hosts",
+             .details = "ZeRO++'s qwZ. The owner of a slice also computes with the values that it "
+                        "sent, so all ranks have the same weights. Results differ from those "
+                        "without the key. Master weights and saved files are exact.",
+             .cost = "Half of bf16's bytes between hosts (int4: a quarter). Accuracy: a parameter "
+                     "is rounded to 8 bits, relative to the largest of its block."},
+            &QuantisedLinks::weights);
   links.add("zero_quantized_nontrainable_weights",
-            {.sentence = "Frozen parameters cross between hosts quantised too"},
+            {.sentence = "Quantise frozen parameters that cross between hosts, too"},
             &QuantisedLinks::frozen_weights);
-  links.add("zero_quantized_gradients",
-            {.sentence = "Stage 3 on several hosts: gradients cross between hosts quantised",
-             .details = "ZeRO++'s qgZ. They are added up exactly in each host, quantised once, and "
-                        "added up in fp32 where they arrive. Other results than without.",
-             .cost = "A quarter of bf16's bytes between hosts; accuracy, which `zeropp_loco_param` "
-                     "gives back in part."},
-            &QuantisedLinks::gradients);
+  links.add(
+      "zero_quantized_gradients",
+      {.sentence = "Stage 3 on several hosts: quantise gradients that cross between hosts",
+       .details =
+           "ZeRO++'s qgZ. Each host adds up its ranks' gradients exactly and quantises the sum "
+           "once. The receiver adds the sums in fp32. Results differ from those without the key.",
+       .cost = "A quarter of bf16's bytes between hosts. Accuracy, a part of which "
+               "`zeropp_loco_param` gives back."},
+      &QuantisedLinks::gradients);
   links.add("zero_quantized_weights_format",
-            {.sentence = "Format of quantised parameters: whole numbers of 8 or 4 bits, or e4m3",
-             .details = "DeepSpeed has int8 alone."},
+            {.sentence = "Format of quantised parameters: integers of 8 or 4 bits, or fp8 (e4m3)",
+             .details = "DeepSpeed has only int8."},
             &QuantisedLinks::weights_format);
   links.add("zero_quantized_gradients_format",
-            {.sentence = "Format of quantised gradients", .details = "DeepSpeed has int4 alone."},
+            {.sentence = "Format of quantised gradients", .details = "DeepSpeed has only int4."},
             &QuantisedLinks::gradients_format);
   links.add("zero_quantized_block_size",
-            {.sentence = "Elements that share a scale, of 4 bytes",
-             .details = "The scale is the largest magnitude over the format's greatest number, so "
-                        "none is cut off. Not in DeepSpeed.",
+            {.sentence = "Elements that share one scale, which takes 4 bytes",
+             .details = "The scale is the largest magnitude of the block divided by the largest "
+                        "number of the format, so no element is clipped. Not in DeepSpeed.",
              .least = 64,
              .most = comm::kLargestBlock,
              .multiple_of = 64},
             &QuantisedLinks::block);
   all.push_back(
       {Spec{"zero_optimization.zeropp_loco_param",
-            {.sentence = "Add to each quantised gradient what the ones before it lost: LoCo",
-             .details =
-                 "`err_beta` (0.8; at least 0, less than 1): what a moving average of the "
-                 "losses keeps at each gradient. `reset_T` (1024; at least 1): updates "
-                 "after which it begins anew, as it does after a load: checkpoints do not have "
-                 "it.",
+            {.sentence =
+                 "Add to each quantised gradient what earlier ones have lost by rounding (LoCo)",
+             .details = "`err_beta` (0.8; at least 0, less than 1) is the share of the old value "
+                        "in the moving average of the lost parts. `reset_T` (1024; at least 1) is "
+                        "the number of updates after which the average starts again from zero. It "
+                        "also starts again after a load, because checkpoints do not hold it.",
              .cost = "About a byte for each element that a rank sends."},
             Kind::section},
        [](Settings& root, const Json& section, Report& report) {
@@ -321,68 +329,73 @@ void add_offload(All& all) {
                  &Config::offload_optimizer);
   optimizer.add(
       "device",
-      {.sentence = "Place of master weights and moments: none (the device), cpu (host memory) or "
-                   "nvme (files)",
-       .details = "At any stage, with the same results bit for bit. \"nvme\": they stream through "
-                  "a few buffers in the update. \"cpu\": with the gradients that the update reads; "
-                  "gradients are copied down as they are reduced (stages 0 and 1: once a step), "
-                  "new parameters up in small blocks.",
+      {.sentence = "Where master weights and moments are kept: none (the device), cpu (host "
+                   "memory) or nvme (files)",
+       .details =
+           "Works at any stage; results are the same bit for bit. \"nvme\": the update streams "
+           "them through a few buffers. \"cpu\": the gradients that the update reads are in host "
+           "memory too. They are copied to the host as they are reduced (stages 0 and 1: once a "
+           "step), and new parameters are copied back in small blocks.",
        .option = "--offload-optimizer",
        .common = true,
-       .cost = "12 bytes a parameter and rank share (bf16) leave the device. \"cpu\": 2 bytes a "
-               "parameter down and 2 up a step. \"nvme\": each state is read and written once a "
-               "step, 24 bytes a parameter in bf16.",
+       .cost = "The device holds 12 bytes less for each parameter of the rank's share (bf16). "
+               "\"cpu\": a step copies 2 bytes a parameter to the host, and 2 back. \"nvme\": each "
+               "state is read and written once a step, 24 bytes a parameter in bf16.",
        .off = {"none"}},
       &OffloadOptimizer::device);
   optimizer.add(
       "nvme_path",
-      {.sentence = "Folder on a local disk for what is offloaded to nvme",
-       .details = "Each rank makes a private folder in it, which goes with the run (what a killed "
-                  "run leaves, the next removes). Several, with commas between, are striped by the "
-                  "measured speed of their disks.",
+      {.sentence = "Folder on a local disk for states that are offloaded to nvme",
+       .details =
+           "Each rank makes a private folder in it, which is removed when the run ends (the next "
+           "run removes the folders of a killed one). You may give several folders, separated by "
+           "commas; states are then striped over them by the measured speed of their disks.",
        .option = "--nvme-path",
        .argument = "DIR",
        .acts_alone = true},
       &OffloadOptimizer::nvme_path);
   optimizer.add(
       "buffer_count",
-      {.sentence = "Blocks in memory at a time, each of 4 MiB of every state array", .least = 1},
+      {.sentence = "Blocks that are in memory at a time; each has 4 MiB of every state array",
+       .least = 1},
       &OffloadOptimizer::buffer_count);
   optimizer.add(
       "pipeline_read",
-      {.sentence = "Read the next blocks while one is updated", .details = "DeepSpeed: false."},
+      {.sentence = "Read the next blocks while a block is updated", .details = "DeepSpeed: false."},
       &OffloadOptimizer::pipeline_read);
   optimizer.add("pipeline_write",
                 {.sentence = "Write a block back while the next one is updated",
                  .details = "DeepSpeed: false."},
                 &OffloadOptimizer::pipeline_write);
   optimizer.add("ratio",
-                {.sentence = "The part of master weights and moments that goes to host or disk; "
-                             "the rest (the first units) stays on the device",
+                {.sentence = "The part of master weights and moments that is offloaded; the rest "
+                             "(the first units) stays on the device",
                  .least = 0,
                  .most = 1},
                 &OffloadOptimizer::ratio);
-  optimizer.add("gradients",
-                {.sentence = "Gradients on disk too, beside the optimizer's states there",
-                 .details = "Stages 2 and 3: written as they are reduced and read by the update "
-                            "with the rest. Not in DeepSpeed.",
-                 .option = "--offload-gradients",
-                 .cost = "The rank's slice of the gradients leaves the device; the disk writes and "
-                         "reads it once a step, with accumulation once a micro-batch."},
-                &OffloadOptimizer::gradients);
+  optimizer.add(
+      "gradients",
+      {.sentence = "Keep gradients on disk too, beside the optimizer's states",
+       .details = "Needs stage 2 or 3. Gradients are written as they are reduced, and the update "
+                  "reads them with the states. Not in DeepSpeed.",
+       .option = "--offload-gradients",
+       .cost = "The device does not hold the rank's slice of the gradients. The disk writes and "
+               "reads the slice once a step, or with accumulation once a micro-batch."},
+      &OffloadOptimizer::gradients);
   optimizer.add(
       "delayed_update_after",
-      {.sentence = "Updates after which each one runs beside the next step, which uses weights one "
-                   "update old (ZeRO-Offload's delayed update; the paper: 40); 0: never",
-       .details = "On any device; new parameters and gradients take a second copy. Not in "
-                  "DeepSpeed.",
+      {.sentence = "Number of updates after which each update runs during the next step, which "
+                   "then uses weights that are one update old; 0: never",
+       .details =
+           "ZeRO-Offload's delayed update, with 40 in the paper. Works with states on the device, "
+           "host or disk. New parameters and gradients take a second copy. Not in DeepSpeed.",
        .option = "--delayed-update-after",
        .cost = "A second copy of parameters and gradients; weights are one update old.",
        .acts_alone = true},
       &OffloadOptimizer::delayed_update_after);
   const auto of_gpus = [](std::vector<Json> holds) {
     return About{.sentence = "Accepted, without effect",
-                 .details = "It concerns transfers to a GPU and DeepSpeed's start.",
+                 .details = "It concerns DeepSpeed's transfers to a GPU and its start.",
                  .holds = std::move(holds)};
   };
   optimizer.accept<bool>({"pin_memory", "fast_init"}, of_gpus({true, false}));
@@ -391,32 +404,37 @@ void add_offload(All& all) {
 
   Rows param(all, Part::engine, "zero_optimization.offload_param", &Settings::engine,
              &Config::offload_param);
-  param.add("device",
-            {.sentence = "Stage 3: where parameters live between their uses: none (the device), "
-                         "cpu (host memory) or nvme (files)",
-             .details = "\"nvme\": every rank reads its own slices and the group gathers, also a "
-                        "rank that is alone. \"cpu\": a gather copies the rank's slice to the "
-                        "device, and the group gathers there (nothing is read in place any more).",
-             .option = "--offload-param",
-             .cost = "The rank's slice of the parameters leaves the device; each gather brings it "
-                     "back, twice a step unless `stage3_max_live_parameters` holds the model.",
-             .off = {"none"}},
-            &OffloadParam::device);
-  param.add("nvme_path",
-            {.sentence = "Folder, or folders, as `offload_optimizer.nvme_path`",
-             .details = "If both are on disk, states are striped over the folders of both.",
-             .option = "--nvme-path"},
-            &OffloadParam::nvme_path);
+  param.add(
+      "device",
+      {.sentence = "Stage 3: where parameters are kept between their uses: none (the device), cpu "
+                   "(host memory) or nvme (files)",
+       .details = "\"nvme\": every rank reads its own slices, and the ranks then gather; a single "
+                  "rank does so too. \"cpu\": a gather copies the rank's slice to the device, "
+                  "where the ranks gather by copying; nothing is read in place.",
+       .option = "--offload-param",
+       .cost = "The device does not hold the rank's slice of the parameters. Each gather reads it "
+               "back, twice a step unless the model fits into `stage3_max_live_parameters`.",
+       .off = {"none"}},
+      &OffloadParam::device);
+  param.add(
+      "nvme_path",
+      {.sentence = "Folder or folders for parameters on nvme, as in `offload_optimizer.nvme_path`",
+       .details =
+           "If optimizer states are on disk too, both are striped over the folders of both keys.",
+       .option = "--nvme-path"},
+      &OffloadParam::nvme_path);
   param.add("buffer_count",
-            {.sentence = "Slices of `unit_bytes` / ranks that are read ahead of their all-gather",
+            {.sentence = "Number of slices, of `unit_bytes` / ranks each, that are read ahead of "
+                         "their all-gather",
              .least = 1},
             &OffloadParam::buffer_count);
-  param.add("max_in_cpu",
-            {.sentence = "Elements of a rank's slices that stay in host memory all the same",
-             .details = "DeepSpeed: 1e9."},
-            &OffloadParam::max_in_cpu);
-  const char* buffers =
-      "A buffer is as large as the slice that it holds; memory is pinned for GPUs alone.";
+  param.add(
+      "max_in_cpu",
+      {.sentence =
+           "Elements of a rank's slices that stay in host memory, and are not offloaded to nvme",
+       .details = "DeepSpeed: 1e9."},
+      &OffloadParam::max_in_cpu);
+  const char* buffers = "A buffer has the size of its slice, and memory is pinned only for GPUs.";
   param.accept<int64_t>({"buffer_size"},
                         {.sentence = "Accepted, without effect", .details = buffers});
   param.accept<bool>(
@@ -430,24 +448,26 @@ void add_aio(All& all) {
           {.sentence = "Bytes of one transfer", .least = 4096, .multiple_of = 4096, .bytes = true},
           &Aio::block_size);
   aio.add("queue_depth",
-          {.sentence = "Transfers under way at a time",
+          {.sentence = "Transfers in flight at a time",
            .details = "DeepSpeed: 8.",
            .least = 1,
            .most = 4096},
           &Aio::queue_depth);
-  aio.add("use_io_uring", {.sentence = "False: threads, even where io_uring works"},
+  aio.add("use_io_uring", {.sentence = "Use io_uring where it works; false: always use threads"},
           &Aio::use_io_uring);
-  aio.add("checksums",
-          {.sentence = "Keep a checksum of every page that is written, and refuse a page that the "
-                       "disk returns otherwise",
-           .details = "Not in DeepSpeed.",
-           .cost = "8 bytes a page of 4 KiB, and a pass over what is read and written."},
-          &Aio::checksums);
+  aio.add(
+      "checksums",
+      {.sentence = "Keep a checksum of every page that is written, and stop with an error if the "
+                   "disk returns a page with another one",
+       .details = "Not in DeepSpeed.",
+       .cost =
+           "8 bytes for each page of 4 KiB, and a pass over everything that is read and written."},
+      &Aio::checksums);
   const auto of_deepspeed = [](std::vector<Json> holds) {
     return About{.sentence = "Accepted, without effect",
                  .details =
-                     "It concerns DeepSpeed's own engine; libzero's submits and completes all that "
-                     "there is at once.",
+                     "It concerns DeepSpeed's own I/O engine. libzero's submits and completes all "
+                     "pending transfers at once.",
                  .holds = std::move(holds)};
   };
   aio.accept<bool>({"single_submit"}, of_deepspeed({false}));
@@ -459,52 +479,54 @@ void add_aio(All& all) {
 void add_model(All& all) {
   Rows recompute(all, Part::model, "activation_checkpointing", &Settings::model,
                  &ModelSettings::activation_checkpointing);
-  recompute.add("every",
-                {.sentence = "Compute the activations of the first of every so many blocks again "
-                             "in backward; 0: none",
-                 .details = "Such a block keeps its input alone, with the same results to the bit. "
-                            "In C++ `Gpt2::recompute`, and `zero::recompute` around any function. "
-                            "Not in DeepSpeed.",
-                 .option = "--recompute",
-                 .argument = "EVERY",
-                 .zero_is_none = true,
-                 .cost = "A second forward of the recomputed blocks, up to a third of a step's "
-                         "compute; saves their activations but the input."},
-                &ActivationCheckpointing::every);
-  recompute.add("contiguous_memory_optimization",
-                {.sentence = "The kept inputs lie in one buffer that every step uses again, "
-                             "measured in the first"},
-                &ActivationCheckpointing::contiguous_memory_optimization);
-  recompute.add("nvme",
-                {.sentence = "The kept inputs live in files, in a private folder of each rank "
-                             "inside `nvme_path`",
-                 .details = "Written while forward goes on, read ahead in backward, three of them "
-                            "in memory at a time; `aio` says how. Refused without `every` or "
-                            "`layer_major_accumulation`: there are none. Not in DeepSpeed."},
-                &ActivationCheckpointing::nvme);
+  recompute.add(
+      "every",
+      {.sentence = "Recompute the activations of one of every so many blocks in backward; 0: none",
+       .details = "1 recomputes every block, and 2 the first of every two. A recomputed block "
+                  "keeps only its input; results are the same bit for bit. In C++ use "
+                  "`Gpt2::recompute`, or `zero::recompute` around any function. Not in DeepSpeed.",
+       .option = "--recompute",
+       .argument = "EVERY",
+       .zero_is_none = true,
+       .cost = "A second forward pass of the recomputed blocks, up to a third of a step's "
+               "computation. Saves all of their activations but the input."},
+      &ActivationCheckpointing::every);
+  recompute.add(
+      "contiguous_memory_optimization",
+      {.sentence =
+           "Keep the inputs of recomputed blocks in one buffer, which every step uses again"},
+      &ActivationCheckpointing::contiguous_memory_optimization);
+  recompute.add(
+      "nvme",
+      {.sentence = "Keep the inputs of recomputed blocks in files, in a private folder of each "
+                   "rank inside `nvme_path`",
+       .details = "They are written during forward and read ahead in backward, with the settings "
+                  "of `aio`; three are in memory at a time. Refused without `every` or "
+                  "`layer_major_accumulation`, because no inputs are kept then. Not in DeepSpeed."},
+      &ActivationCheckpointing::nvme);
   recompute.add("nvme_path", {.sentence = "Folder on a local disk for `nvme`"},
                 &ActivationCheckpointing::nvme_path);
   const About of_gpus{
       .sentence = "Accepted, without effect",
       .details =
-          "Without tensor parallelism there is nothing to partition, and on a CPU all "
-          "activations are in host memory. `every` switches recomputation on.",
+          "Without tensor parallelism there is nothing to partition, and on a CPU all activations "
+          "are in host memory anyway. Use `every` to switch recomputation on.",
       .holds = {false}};
   recompute.accept<bool>(
       {"partition_activations", "cpu_checkpointing", "synchronize_checkpoint_boundary", "profile"},
       of_gpus);
   recompute.accept<int64_t>({"number_checkpoints"},
                             {.sentence = "Accepted, without effect",
-                             .details = "`every` says which blocks are recomputed."});
+                             .details = "`every` chooses the blocks that are recomputed."});
 
   Rows tiling(all, Part::model, "tiling", &Settings::model);
   tiling.add("max_elements",
-             {.sentence = "Linear layers whose weight has more elements are split into tiles of at "
-                          "most so many, which stage 3 brings in one at a time; 0: none",
+             {.sentence = "Split linear layers whose weight has more elements than this into tiles "
+                          "of at most this size, which stage 3 gathers one at a time; 0: none",
               .details = "Memory-centric tiling: each tile is a parameter of its own. Results are "
-                         "equal to rounding; the files of `zero train` have the whole layers. In "
-                         "C++ `zero::tile_linears(*model, elements)` before the engine is "
-                         "constructed. DeepSpeed has `zero.TiledLinear` alone.",
+                         "the same within rounding. The files of `zero train` hold whole layers. "
+                         "In C++ call `zero::tile_linears(*model, elements)` before you construct "
+                         "the engine. DeepSpeed has only `zero.TiledLinear`.",
               .option = "--tile-elements",
               .zero_is_none = true,
               .cost = "A matrix product for each tile."},
@@ -516,109 +538,116 @@ void add_batch(All& all) {
   Rows program(all, Part::program, "", &Settings::program);
   engine.accept<int64_t>({"train_batch_size"},
                          {.sentence = "Micro-batch x accumulation x ranks",
-                          .details = "Any two of the three determine the third. The options of "
-                                     "`zero train` stand for the keys of the file."});
+                          .details = "The product of micro-batch, accumulation and ranks must "
+                                     "equal this. Any two of the three keys determine the third. "
+                                     "Options of `zero train` replace the keys of the file."});
   all.back().set = [](Settings&, const Json&) {};  // the batch rule reads it: settings.cpp
   program.add("train_micro_batch_size_per_gpu",
-              {.sentence = "Sequences or samples that a rank passes at a time",
-               .details = "`zero train`: 8 where nothing says it.",
+              {.sentence = "Sequences or samples that a rank processes at a time",
+               .details = "In `zero train` the default is 8.",
                .option = "--micro-batch",
                .common = true,
                .least = 1},
               &ProgramSettings::micro_batch_size);
-  engine.add("gradient_accumulation_steps",
-             {.sentence = "Micro-batches of a rank whose gradients are added before an update",
-              .option = "--accumulate",
-              .least = 1,
-              .cost = "Gradients are kept between micro-batches, in fp32 unless "
-                      "data_types.grad_accum_dtype says otherwise; stage 3 gathers and stages 2 "
-                      "and 3 reduce each time."},
-             &Config::gradient_accumulation_steps);
+  engine.add(
+      "gradient_accumulation_steps",
+      {.sentence =
+           "Number of micro-batches of a rank whose gradients are added up before an update",
+       .option = "--accumulate",
+       .least = 1,
+       .cost =
+           "Gradients are kept between micro-batches, in fp32 unless data_types.grad_accum_dtype "
+           "says otherwise. For each micro-batch stage 3 gathers, and stages 2 and 3 reduce."},
+      &Config::gradient_accumulation_steps);
 }
 
 void add_engine(All& all) {
   Rows engine(all, Part::engine, "", &Settings::engine);
   engine.add("gradient_clipping",
-             {.sentence = "Global norm to which gradients are clipped; 0: not at all",
+             {.sentence = "Global norm to which gradients are clipped; 0: no clipping",
               .option = "--clip",
               .least = 0},
              &Config::gradient_clipping);
   engine.add(
       "gradient_clipping_value",
-      {.sentence = "Magnitude at which each element of the mean gradient is cut off; 0: none "
-                   "is",
-       .details = "After clipping by norm. Works with `update_in_backward`. Not in DeepSpeed.",
+      {.sentence = "Largest magnitude of an element of the mean gradient, beyond which it is "
+                   "clipped; 0: no clipping",
+       .details =
+           "Applied after clipping by norm. Works with `update_in_backward`. Not in DeepSpeed.",
        .option = "--clip-value",
        .least = 0},
       &Config::gradient_clipping_value);
   engine.add(
       "layer_major_accumulation",
-      {.sentence = "All micro-batches of a step pass one layer before the next: stage 3 gathers, "
-                   "and stages 2 and 3 reduce, once a step",
-       .details = "Stage 3 gathers each parameter twice a step, whatever the number of "
-                  "micro-batches. Layers are recomputed in backward; `activation_checkpointing` "
-                  "says where their inputs are kept. In C++ `zero::backward_layer_major` for any "
-                  "model that shows its layers. Not in DeepSpeed.",
+      {.sentence = "Pass all micro-batches of a step through one layer before the next layer",
+       .details = "Stage 3 then gathers each parameter twice a step (once in forward, once in "
+                  "backward), and stages 2 and 3 reduce each gradient once a step, for any number "
+                  "of micro-batches. Layers are recomputed in backward; `activation_checkpointing` "
+                  "says where their inputs are kept. In C++ `zero::backward_layer_major` does this "
+                  "for any model that shows its layers. Not in DeepSpeed.",
        .option = "--layer-major",
-       .cost = "A second forward of each layer, and the inputs of all layers for all "
-               "micro-batches."},
+       .cost = "A second forward pass of each layer, and memory for the inputs of all layers for "
+               "all micro-batches."},
       &Config::layer_major_accumulation);
-  engine.add("update_in_backward",
-             {.sentence = "Update a unit as soon as its gradient is reduced, beside the rest of "
-                          "backward; without clipping",
-              .details = "Gradients are not kept; for states on disk, whose bytes then pass beside "
-                         "the compute. The same results bit for bit; needs stage 2 or 3, "
-                         "`gradient_clipping` 0, and one pass a step (one micro-batch, or "
-                         "`layer_major_accumulation`); a gradient that is not finite is an error "
-                         "then. Not in DeepSpeed.",
-              .option = "--update-in-backward",
-              .cost = "No clipping. Saves the gradients' memory."},
-             &Config::update_in_backward);
+  engine.add(
+      "update_in_backward",
+      {.sentence =
+           "Update a unit as soon as its gradient is reduced, while the rest of backward runs",
+       .details =
+           "Gradients are not kept. States on disk are read and written while backward computes. "
+           "Results are the same bit for bit. Needs stage 2 or 3, `gradient_clipping` 0, and one "
+           "pass a step (one micro-batch, or `layer_major_accumulation`). A gradient that is "
+           "infinite or NaN is then an error. Not in DeepSpeed.",
+       .option = "--update-in-backward",
+       .cost = "No clipping. Saves the gradients' memory."},
+      &Config::update_in_backward);
   engine.add("update_in_forward",
-             {.sentence = "Stage 3: units whose parameters are on disk may be updated beside the "
-                          "next forward pass, up to their first use there",
-              .details = "With clipping too; with `update_in_backward`, what backward has not got "
-                         "to. The same results bit for bit; an error of the disk may show in the "
-                         "next step. Not in DeepSpeed.",
+             {.sentence = "Stage 3: update units whose parameters are on disk during the next "
+                          "forward pass, before their first use in it",
+              .details = "Works with clipping. With `update_in_backward` it completes the updates "
+                         "that backward has not finished. Results are the same bit for bit. An "
+                         "error of the disk may appear in the next step. Not in DeepSpeed.",
               .option = "--no-update-in-forward"},
              &Config::update_in_forward);
-  engine.add("one_sided_gather",
-             {.sentence = "On one host, use the owners' memory in place: a gather waits for its "
-                          "owners and copies nothing",
-              .details = "False: every gather is a matched all-gather. Not in DeepSpeed."},
-             &Config::one_sided_gather);
+  engine.add(
+      "one_sided_gather",
+      {.sentence = "On one host, read parameters in place in the owners' memory: a gather waits "
+                   "for the owners and copies nothing",
+       .details =
+           "False: every gather is an all-gather in which all ranks take part. Not in DeepSpeed."},
+      &Config::one_sided_gather);
   engine.add("seed_by_rank",
-             {.sentence = "Constructing the engine gives each rank a random seed of its own, so "
-                          "that dropout differs",
-              .details = "False: the program seeds its ranks, as `zero train` does for each step. "
-                         "Not in DeepSpeed."},
+             {.sentence = "Give each rank a random seed of its own when the engine is constructed, "
+                          "so that dropout differs",
+              .details = "False: the program seeds its ranks itself, as `zero train` does for each "
+                         "step. Not in DeepSpeed."},
              &Config::seed_by_rank);
   engine.add(
       "memory_budget",
-      {.sentence = "Bytes that a rank may hold, states, buffers and activations together; 0: no "
-                   "limit",
-       .details =
-           "Written as 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are refused "
-           "before they are allocated, with what each higher stage would take; a first step "
-           "that exceeds it, when it ends. What it leaves is for gathered units, up to "
-           "`stage3_max_live_parameters` (on one host units are read in place and need "
-           "nothing). Where `offload_optimizer.nvme_path` names a folder and nothing is "
-           "offloaded, as much as needed goes to disk: a part of the optimizer's states, "
-           "all of them, the gradients, the parameters (`zero train` says what and why). "
-           "Not in DeepSpeed.",
+      {.sentence =
+           "Bytes that a rank may hold in total: states, buffers and activations; 0: no limit",
+       .details = "Written as 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are "
+                  "an error before they are allocated, which says what each higher stage would "
+                  "take. If the first step exceeds it, the run stops after that step. Gathered "
+                  "units may use what is left, up to `stage3_max_live_parameters` (on one host "
+                  "units are read in place and need no memory). If `offload_optimizer.nvme_path` "
+                  "names a folder and nothing is offloaded, as much as necessary goes to disk, in "
+                  "this order: a part of the optimizer's states, all of them, the gradients, the "
+                  "parameters. `zero train` says what and why. Not in DeepSpeed.",
        .option = "--memory-budget",
        .bytes = true},
       &Config::memory_budget);
   engine.add(
       "device_memory",
-      {.sentence = "Bytes of memory that stand for a rank's device; the rest is its host's; 0: no "
-                   "limit",
-       .details = "States that are not on host or disk, gathered units, gradient buckets, staging "
-                  "and activations (all of LibTorch's tensors in the process, where it uses "
-                  "libzero's allocator, as `zero train` does) count against it. What does not fit "
-                  "is an `OutOfMemory` with the ledger and the next cheaper choice of "
-                  "configuration. Units are gathered by copies then, also on one host, in what the "
-                  "first step leaves less a sixteenth. Not in DeepSpeed.",
+      {.sentence = "Bytes of memory that stand for a rank's device, while the rest counts as its "
+                   "host's memory; 0: no limit",
+       .details =
+           "These count against it: states that are not on host or disk, gathered units, gradient "
+           "buckets, staging buffers and activations. (Activations are all tensors of LibTorch in "
+           "the process, if it uses libzero's allocator as `zero train` does.) If something does "
+           "not fit, an `OutOfMemory` lists what is held and names the next cheaper configuration. "
+           "Units are then gathered by copying, also on one host. They use what the first step "
+           "leaves, less a sixteenth of the device. Not in DeepSpeed.",
        .option = "--device-memory",
        .bytes = true},
       &Config::device_memory);
@@ -635,38 +664,38 @@ void add_dtypes(All& all) {
            &Config::bf16);
   bf16.add(
       "split_master_weights",
-      {.sentence = "Keep of master weights only the half that bf16 parameters lack, 2 bytes a "
-                   "parameter less",
-       .details = "The lower 16 bits lie beside the bf16 parameters that are the upper ones: "
-                  "less in memory, in the update's way to memory, and in what is written to a "
-                  "disk. The same fp32 arithmetic; a tie rounds away from zero and not to "
-                  "even, so results are not those of whole master weights, but the same at "
-                  "every stage and number of ranks. Parameters and their states must lie in "
-                  "the same place, or the states on disk. Writing a parameter in place sets "
-                  "the upper half alone. Checkpoints hold whole master weights and load either "
-                  "way. Not in DeepSpeed.",
+      {.sentence = "Keep only the lower 16 bits of the fp32 master weights, because the bf16 "
+                   "parameters are the upper 16",
+       .details = "This saves 2 bytes a parameter in memory, in the traffic of the update, and in "
+                  "writes to a disk. The update computes in fp32 as before, but a tie rounds away "
+                  "from zero instead of to even. So results differ from those with whole master "
+                  "weights, but are the same at every stage and number of ranks. Parameters and "
+                  "their states must be in the same place, unless the states are on disk. Writing "
+                  "to a parameter in place sets only its upper half. Checkpoints hold whole master "
+                  "weights and load with or without this key. Not in DeepSpeed.",
        .option = "--split-master-weights",
        .cost = "Saves 2 bytes a parameter; ties round away from zero."},
       &Config::split_master_weights);
   bf16.add("check_grad_overflow",
-           {.sentence = "Leave out a step with a gradient that is infinite or NaN",
-            .details = "On all ranks together. False: it updates the weights all the same. In fp32 "
-                       "and fp16 such a step is always left out."},
+           {.sentence = "Skip a step with a gradient that is infinite or NaN",
+            .details = "All ranks skip it together. False: the step updates the weights anyway. In "
+                       "fp32 and fp16 such a step is always skipped."},
            &Config::check_grad_overflow);
-  bf16.accept<bool>({"immediate_grad_update"},
-                    {.sentence = "Accepted, without effect",
-                     .details = "Gradients go to the array that the update reads as they are made, "
-                                "always."});
+  bf16.accept<bool>(
+      {"immediate_grad_update"},
+      {.sentence = "Accepted, without effect",
+       .details = "Gradients always go directly to the array that the update reads."});
   bf16.add("bf16_master_weights_and_grads",
-           {.sentence = "No fp32 master weights: bf16 parameters are updated themselves, and "
-                        "micro-batches add up in bf16",
-            .details = "4 bytes a parameter less. Weights are rounded stochastically, by a hash of "
-                       "element and step, so that results are the same at every stage and number "
-                       "of ranks. DeepSpeed rounds to nearest."},
+           {.sentence = "Keep no fp32 master weights: update the bf16 parameters themselves, and "
+                        "add up micro-batches in bf16",
+            .details = "This saves 4 bytes a parameter. Weights are rounded stochastically, by a "
+                       "hash of element and step, so results are the same at every stage and "
+                       "number of ranks. DeepSpeed rounds to nearest."},
            &Config::bf16_master_weights_and_grads);
   bf16.add("bf16_optimizer_states",
-           {.sentence = "With that: the optimizer's states in bf16 too, rounded likewise",
-            .details = "Half of their bytes."},
+           {.sentence = "With `bf16_master_weights_and_grads`: keep the optimizer's states in bf16 "
+                        "too, rounded in the same way",
+            .details = "This halves their bytes."},
            &Config::bf16_optimizer_states);
 }
 
@@ -679,35 +708,39 @@ void add_fp16(All& all) {
             .common = true,
             .words = {{"fp32", false}, {"bf16", false}, {"fp16", true}}},
            &Config::fp16);
-  fp16.accept<bool>({"auto_cast"},
-                    {.sentence = "Accepted, without effect",
-                     .details = "DeepSpeed casts what it passes to the module; here the program "
-                                "calls its module itself, and gives it inputs of its dtype."});
+  fp16.accept<bool>(
+      {"auto_cast"},
+      {.sentence = "Accepted, without effect",
+       .details = "DeepSpeed casts the inputs that it passes to the module. Here the program calls "
+                  "its module itself, with inputs of the module's dtype."});
   Rows scaling(all, Part::engine, "fp16", &Settings::engine, &Config::loss_scaling);
   scaling.add("loss_scale",
-              {.sentence = "Factor of the loss for backward; 0: a dynamic scale",
-               .details = "docs/precision.md says how that follows overflows.",
+              {.sentence = "Factor by which the loss is scaled for backward; 0: a dynamic scale",
+               .details = "docs/precision.md explains how the dynamic scale changes.",
                .least = 0},
               &LossScaling::fixed);
   scaling.add("initial_scale_power",
               {.sentence = "The first dynamic scale is 2 to this power", .most = 127},
               &LossScaling::initial_power);
-  scaling.add("loss_scale_window", {.sentence = "Steps without overflow after which it doubles"},
-              &LossScaling::window);
+  scaling.add(
+      "loss_scale_window",
+      {.sentence = "Number of steps without overflow after which the dynamic scale doubles"},
+      &LossScaling::window);
   scaling.add("hysteresis",
-              {.sentence = "The overflow of this number halves it, and every one after that",
-               .details = "Until it doubles again."},
+              {.sentence = "Number of the overflow that first halves the dynamic scale; every "
+                           "later overflow halves it too",
+               .details = "Counting starts again when the scale doubles."},
               &LossScaling::hysteresis);
   scaling.add("consecutive_hysteresis",
-              {.sentence = "A step without overflow begins to count `hysteresis` anew"},
+              {.sentence = "Start the count of `hysteresis` again after any step without overflow"},
               &LossScaling::consecutive_hysteresis);
   scaling.add(
       "min_loss_scale",
-      {.sentence = "It is not halved below this; a further overflow is an error", .least = 0},
+      {.sentence = "Smallest dynamic scale; an overflow at this scale is an error", .least = 0},
       &LossScaling::minimum);
   fp16.accept<bool>(
       {"fp16_master_weights_and_grads"},
-      {.sentence = "Only the default",
+      {.sentence = "Must be the default",
        .only = false,
        .because = "an fp16 weight loses updates below 6e-8 whatever its size. Leave it out, or use "
                   "bf16.bf16_master_weights_and_grads"});
@@ -715,98 +748,100 @@ void add_fp16(All& all) {
 
 void add_autocast(All& all) {
   Rows rows(all, Part::engine, "torch_autocast", &Settings::engine, &Config::autocast);
-  rows.add("enabled",
-           {.sentence = "Compute matrix products in bf16 or fp16, with parameters in fp32",
-            .details = "Parameters, gradients and optimizer states stay as they are. `zero train` "
-                       "does it; a C++ program computes its loss in a `zero::Autocast` scope.",
-            .option = "--autocast",
-            .argument = "bf16|fp16",
-            .by_option = true},
-           &AutocastSettings::enabled);
-  rows.add("dtype",
-           {.sentence = "Dtype of these products; with fp16 the loss is scaled as the section fp16 "
-                        "says",
-            .option = "--autocast",
-            .spellings = kDtypes},
-           &AutocastSettings::dtype);
+  rows.add(
+      "enabled",
+      {.sentence = "Compute matrix products in bf16 or fp16, with parameters in fp32",
+       .details = "Parameters, gradients and optimizer states do not change. `zero train` does "
+                  "this by itself; a C++ program computes its loss in a `zero::Autocast` scope.",
+       .option = "--autocast",
+       .argument = "bf16|fp16",
+       .by_option = true},
+      &AutocastSettings::enabled);
+  rows.add(
+      "dtype",
+      {.sentence =
+           "Dtype of the products; with fp16 the loss is scaled by the keys of the section fp16",
+       .option = "--autocast",
+       .spellings = kDtypes},
+      &AutocastSettings::dtype);
   rows.accept<std::vector<Json>>(
       {"lower_precision_safe_modules"},
       {.sentence = "Accepted, without effect",
-       .details = "DeepSpeed sends gradients of these modules in 16 bits, and at stage 3 their "
-                  "parameters; here `communication_data_type` applies to all gradients."});
+       .details = "DeepSpeed sends gradients of these modules in 16 bits, and at stage 3 also "
+                  "their parameters. Here `communication_data_type` applies to all gradients."});
 }
 
 void add_data_types(All& all) {
   Rows types(all, Part::engine, "data_types", &Settings::engine);
   types.add("grad_accum_dtype",
-            {.sentence = "Dtype in which micro-batches are added up: \"model\" is the parameters' "
-                         "own (with bf16 or fp16 also \"bf16\", \"fp16\")",
+            {.sentence = "Dtype in which the gradients of micro-batches are added up; \"model\" is "
+                         "the parameters' dtype, which may also be named (\"bf16\", \"fp16\")",
              .spellings = kDtypes},
             &Config::accumulation_dtype);
-  types.add("optimizer_state_dtype",
-            {.sentence = "Format of the optimizer's states besides master weights: fp32, "
-                         "bf16, or 8 bits an element",
-             .details = "AdamW's two moments, Lion's and SGD's momentum, Adagrad's sum; updates "
-                        "compute in fp32 and round stochastically, so that results are the same "
-                        "at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
-                        "\"8bit\". Checkpoints of the whole (`save_full`) hold fp32 and load in "
-                        "any format. Refused with LAMB and Muon. Not in DeepSpeed, whose "
-                        "`bf16.bf16_optimizer_states` says \"bf16\" of bf16 parameters.",
-             .option = "--optimizer-states",
-             .cost = "Bytes an element of a state: 4, 2, or 1 1/16. docs/precision.md says how "
-                     "near to fp32 8 bits come.",
-             .spellings = kStateFormats},
-            &Config::optimizer_states);
+  types.add(
+      "optimizer_state_dtype",
+      {.sentence = "Format of the optimizer's states (not of master weights): fp32, bf16, or 8 "
+                   "bits an element",
+       .details = "It applies to AdamW's two moments, to the momentum of Lion and SGD, and to "
+                  "Adagrad's sum. Updates compute in fp32 and round stochastically, so results are "
+                  "the same at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
+                  "\"8bit\". Full checkpoints (`save_full`) hold fp32 and load in any format. "
+                  "Refused with LAMB, Muon and Adafactor. Not in DeepSpeed, where "
+                  "`bf16.bf16_optimizer_states` chooses bf16 for bf16 parameters.",
+       .option = "--optimizer-states",
+       .cost = "An element of a state takes 4, 2, or 1 1/16 bytes. docs/precision.md says how near "
+               "8 bits come to fp32.",
+       .spellings = kStateFormats},
+      &Config::optimizer_states);
   types.accept<std::string>(
       {"param_dtype", "buffer_dtype"},
       {.sentence = "Accepted, without effect",
-       .details = "Parameters have the dtype that the sections bf16 and fp16 say, and buffers keep "
-                  "theirs."});
+       .details =
+           "The sections bf16 and fp16 choose the dtype of parameters. Buffers keep their dtype."});
 }
 
 void add_reduction(All& all) {
   Rows engine(all, Part::engine, "", &Settings::engine);
+  engine.add("communication_data_type",
+             {.sentence = "Dtype in which gradients are sent and added over ranks; the default is "
+                          "the dtype in which they are accumulated",
+              .details = "With any value, sums add up in fp32 and are rounded once. For 16-bit "
+                         "gradients \"fp32\" sends twice the bytes and gives the same results. For "
+                         "fp32 gradients \"bf16\" and \"fp16\" halve the bytes. A single rank "
+                         "sends nothing and rounds nothing. bf16 and fp16 cannot be mixed.",
+              .spellings = kDtypes},
+             &Config::communication_dtype);
   engine.add(
-      "communication_data_type",
-      {.sentence =
-           "Dtype in which gradients are sent and added over ranks, where not that in which "
-           "they are collected",
-       .details =
-           "Sums are added up in fp32 and rounded once, whatever it is: \"fp32\" sends twice "
-           "the bytes of 16 bits and gives what those give, \"bf16\" and \"fp16\" halve what "
-           "fp32 gradients take. One rank sends nothing and rounds nothing. Refused between "
-           "bf16 and fp16.",
-       .spellings = kDtypes},
-      &Config::communication_dtype);
-  engine.add("prescale_gradients",
-             {.sentence = "Each rank divides its gradients by the ranks before they are added",
-              .details = "Always so in fp16, whose sums would leave its range, unless "
-                         "`gradient_predivide_factor` is given."},
-             &Config::prescale_gradients);
+      "prescale_gradients",
+      {.sentence = "Each rank divides its gradients by the number of ranks before they are added",
+       .details = "fp16 always does this, because sums could exceed its range, unless "
+                  "`gradient_predivide_factor` is given."},
+      &Config::prescale_gradients);
   engine.add("gradient_predivide_factor",
-             {.sentence = "Each rank divides its gradients by this before they are added, and the "
-                          "sum is divided by the rest",
-              .details = "Without effect with `prescale_gradients`.",
+             {.sentence = "Each rank divides its gradients by this before they are added; the sum "
+                          "is divided by the number of ranks over this",
+              .details = "It has no effect with `prescale_gradients`.",
               .least = 0},
              &Config::gradient_predivide_factor);
 }
 
 void add_measuring(All& all) {
   Rows program(all, Part::program, "", &Settings::program);
-  program.add("wall_clock_breakdown",
-              {.sentence = "Tell of each step how long forward, backward and step took, and what "
-                           "of that was spent waiting",
-               .details = "On the console and in log.jsonl: docs/profiling.md. Of rank 0.",
-               .option = "--wall-clock-breakdown"},
-              &ProgramSettings::wall_clock_breakdown);
+  program.add(
+      "wall_clock_breakdown",
+      {.sentence = "Report how long forward, backward and step took in each step, and how much of "
+                   "it was waiting",
+       .details = "The numbers of rank 0 go to the console and to log.jsonl: docs/profiling.md.",
+       .option = "--wall-clock-breakdown"},
+      &ProgramSettings::wall_clock_breakdown);
 }
 
 void add_program(All& all) {
   Rows train(all, Part::program, "train", &Settings::program);
   using Program = ProgramSettings;
   train.add("model",
-            {.sentence = "Sizes of the model, whose initial weights are random: gpt2, gpt2-medium, "
-                         "gpt2-large, gpt2-xl, gpt2-nano, or a Hugging Face config.json",
+            {.sentence = "Architecture of the model: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
+                         "gpt2-nano, or a Hugging Face config.json; the initial weights are random",
              .option = "--model",
              .common = true,
              .not_empty = true},
@@ -816,71 +851,76 @@ void add_program(All& all) {
              .option = "--data",
              .common = true},
             &Program::data);
-  train.add("val_data",
-            {.sentence = "File or folder to validate on; without it the validation split of --data",
-             .option = "--val-data"},
-            &Program::val_data);
+  train.add(
+      "val_data",
+      {.sentence = "File or folder to validate on; if left out, the validation split of --data",
+       .option = "--val-data"},
+      &Program::val_data);
   train.add("out",
-            {.sentence = "Folder of log.jsonl, model.safetensors and config.json",
+            {.sentence = "Folder for log.jsonl, model.safetensors and config.json",
              .option = "--out",
              .common = true,
              .not_empty = true},
             &Program::out);
-  train.add("vocab_size",
-            {.sentence = "Tokens of the model; 0: its own, for gpt2-nano those of the data",
-             .option = "--vocab-size",
-             .zero_is_none = true},
-            &Program::vocab_size);
+  train.add(
+      "vocab_size",
+      {.sentence =
+           "Size of the model's vocabulary; 0: the model's own, and for gpt2-nano that of the data",
+       .option = "--vocab-size",
+       .zero_is_none = true},
+      &Program::vocab_size);
   train.add("seq",
-            {.sentence = "Tokens of a sequence", .option = "--seq", .common = true, .least = 1},
+            {.sentence = "Tokens in a sequence", .option = "--seq", .common = true, .least = 1},
             &Program::seq);
   train.add("steps",
-            {.sentence = "Updates of the weights", .option = "--steps", .common = true, .least = 1},
+            {.sentence = "Number of steps; each updates the weights once",
+             .option = "--steps",
+             .common = true,
+             .least = 1},
             &Program::steps);
   train.add("min_lr",
-            {.sentence = "Rate at the last step; a tenth of --lr where it is left out",
+            {.sentence = "Learning rate at the last step; if left out, a tenth of --lr",
              .option = "--min-lr",
              .least = 0},
             &Program::min_lr);
   train.add("warmup",
-            {.sentence = "Steps of linear warm-up; a tenth of --steps, at most 200, where it is "
-                         "left out",
+            {.sentence = "Steps of linear warm-up; if left out, a tenth of --steps, at most 200",
              .option = "--warmup"},
             &Program::warmup);
   train.add("schedule",
-            {.sentence = "Decay after the warm-up",
-             .details = "wsd: the rate stays, and falls linearly in the last steps. The section "
-                        "`scheduler` has more schedules, and comes in its place.",
+            {.sentence = "How the learning rate decays after the warm-up",
+             .details = "wsd keeps the rate constant and lowers it linearly in the last steps. The "
+                        "section `scheduler` has more schedules, and replaces this key.",
              .option = "--schedule"},
             &Program::schedule);
   train.add("decay_steps",
-            {.sentence = "Steps of wsd's decay; a tenth of --steps where it is left out",
+            {.sentence = "Steps of wsd's decay; if left out, a tenth of --steps",
              .option = "--decay-steps",
              .least = 1},
             &Program::decay_steps);
   train.add("dropout",
-            {.sentence = "Probability; the model's own where it is left out",
+            {.sentence = "Dropout probability; if left out, the model's own",
              .option = "--dropout",
              .least = 0,
              .below = 1},
             &Program::dropout);
   train.add("seed",
-            {.sentence = "Seed of weights, of the order of the data and of dropout",
+            {.sentence = "Seed for the weights, the order of the data, and dropout",
              .option = "--seed",
              .least = -9223372036854775808.0},
             &Program::seed);
   train.add(
       "threads",
-      {.sentence = "Threads of each rank; 0: OMP_NUM_THREADS, or the cores shared by the ranks",
+      {.sentence = "Threads of each rank; 0: OMP_NUM_THREADS, or the cores divided by the ranks",
        .option = "--threads",
        .most = 65536,
        .zero_is_none = true},
       &Program::threads);
   train.add("device",
-            {.sentence = "Device on which the model lies and is trained",
-             .details = "cuda: each rank of a host takes the device of its number there, and NCCL "
-                        "carries their tensors. any: that, where there is such a device and "
-                        "libzero's plugin for it; else the CPU, and a line says why.",
+            {.sentence = "Device on which the model is trained",
+             .details = "cuda: each rank takes the device with its number on the host, and NCCL "
+                        "carries the tensors. any: the same if there is such a device and "
+                        "libzero's plugin for it; otherwise the CPU, and a line says why.",
              .option = "--device",
              .common = true},
             &Program::device);
@@ -905,58 +945,59 @@ void add_program(All& all) {
              .least = 1},
             &Program::log_every);
   train.add("detect_anomaly",
-            {.sentence = "Looks at the output of every operator for the first NaN or infinity",
-             .details = "Without it a step whose loss or gradient is not finite is run again so.",
+            {.sentence = "Check the output of every operator for the first NaN or infinity",
+             .details = "Without it, only a step whose loss or gradient is infinite or NaN is run "
+                        "again with this check.",
              .option = "--detect-anomaly",
-             .cost = "time: a pass over each output"},
+             .cost = "Time for a pass over each output."},
             &Program::detect_anomaly);
-  train.add(
-      "check_replicas",
-      {.sentence = "Steps between checks that parameters which several ranks hold are the same; 0: "
-                   "none",
-       .details =
-           "By checksums of units, before the update. What differs is an error that names "
-           "parameters and ranks. At stage 3 nothing is held twice, but with mics_shard_size.",
-       .option = "--check-replicas",
-       .argument = "STEPS",
-       .cost = "A pass over the parameters every so many steps."},
-      &Program::check_replicas);
+  train.add("check_replicas",
+            {.sentence = "Steps between checks that ranks which hold the same parameters have "
+                         "equal values; 0: no checks",
+             .details = "The ranks compare checksums of units before the update. A difference is "
+                        "an error that names the parameters and ranks. At stage 3 several ranks "
+                        "hold the same parameters only with mics_shard_size.",
+             .option = "--check-replicas",
+             .argument = "STEPS",
+             .cost = "A pass over the parameters at each check."},
+            &Program::check_replicas);
   train.add("group_norms",
             {.sentence = "Write the gradient norm of each parameter group to log.jsonl",
-             .details = "In the order of the groups: what decays, then what does not (biases and "
-                        "norms), then what Muon leaves to AdamW.",
+             .details = "The order is: parameters with weight decay, then those without (biases "
+                        "and norms), then those that Muon leaves to AdamW.",
              .option = "--group-norms",
              .cost = "A pass over the gradients."},
             &Program::group_norms);
   train.add("skip_spikes",
-            {.sentence = "Leave out steps whose loss is far above that of the steps before",
-             .details = "More than 6 standard deviations above the mean of the last 32, and 1.1 "
-                        "times it. Such a step is always told of, with what changed.",
+            {.sentence = "Skip steps whose loss is far above that of the steps before",
+             .details = "\"Far above\" means more than 6 standard deviations above the mean of the "
+                        "last 32 steps, and more than 1.1 times that mean. Such a step is always "
+                        "reported, with what else changed.",
              .option = "--skip-spikes"},
             &Program::skip_spikes);
   train.add(
       "rewind_spikes",
-      {.sentence = "At such a loss go back to the newest checkpoint that is at least so many steps "
-                   "old, and on with the data that follow; 0: never",
-       .details =
-           "Needs save_every; as many checkpoints are kept as that takes. Where none is so old, "
-           "the step is left out. The run ends with an error when it has gone back three times "
-           "without passing the step of the first spike. log.jsonl has the steps that made the "
-           "weights, and an event for each time.",
+      {.sentence = "At such a loss, go back to the newest checkpoint that is at least this many "
+                   "steps old, and continue with the data that follow; 0: never",
+       .details = "Needs save_every, and keeps as many checkpoints as necessary. If no checkpoint "
+                  "is old enough, the step is skipped. The run ends with an error after it has "
+                  "gone back three times without passing the step of the first spike. log.jsonl "
+                  "has only the steps that led to the weights, and an event for each return.",
        .option = "--rewind-spikes",
        .argument = "STEPS",
        .zero_is_none = true},
       &Program::rewind_spikes);
   train.add("profile",
-            {.sentence = "Write what all ranks do in one step to this file, for Perfetto",
-             .details = "The trace event format, which ui.perfetto.dev and Chrome open: "
-                        "docs/profiling.md.",
+            {.sentence = "Write a timeline of one step on all ranks to this file, for Perfetto",
+             .details = "The file is in the trace event format, which ui.perfetto.dev and Chrome "
+                        "open: docs/profiling.md.",
              .option = "--profile",
              .argument = "FILE",
              .cost = "Memory for the step's spans (16 MiB), and some time in that step."},
             &Program::profile);
   train.add("profile_step",
-            {.sentence = "Step that the profile shows; a resumed run begins to count anew",
+            {.sentence =
+                 "Step that the profile shows, counted from the start or the resumption of the run",
              .option = "--profile-step",
              .least = 1},
             &Program::profile_step);
@@ -966,14 +1007,6 @@ void add_program(All& all) {
              .common = true,
              .zero_is_none = true},
             &Program::save_every);
-  train.add("keep_last",
-            {.sentence = "Newest checkpoints that are kept", .option = "--keep-last", .least = 1},
-            &Program::keep_last);
-  train.add("keep_every",
-            {.sentence = "Keep also the checkpoints of steps that are multiples of it; 0: none",
-             .option = "--keep-every",
-             .zero_is_none = true},
-            &Program::keep_every);
   train.add("sample_tokens",
             {.sentence = "Tokens to generate at the end; 0: none", .option = "--sample-tokens"},
             &Program::sample_tokens);
@@ -985,51 +1018,39 @@ void add_program(All& all) {
              .least = 0},
             &Program::temperature);
   train.add("top_k",
-            {.sentence = "The sample takes only the likeliest so many tokens; 0: any",
+            {.sentence = "Sample only from this many of the likeliest tokens; 0: from all",
              .option = "--top-k",
              .zero_is_none = true},
             &Program::top_k);
   train.add("decay_all",
-            {.sentence = "Weight decay acts on biases and norms too, and not on matrices alone",
+            {.sentence = "Apply weight decay to biases and norms too, instead of to matrices only",
              .option = "--decay-all"},
             &Program::decay_all);
   train.add("overwrite", {.sentence = "Replace an earlier run in --out", .option = "--overwrite"},
             &Program::overwrite);
   train.add("resume",
-            {.sentence = "Continue the run in --out from a checkpoint: the newest that is sound "
-                         "(auto), that of a step, or a folder",
+            {.sentence = "Continue the run in --out from its last checkpoint",
              .option = "--resume",
-             .common = true,
-             .argument = "auto|STEP|PATH",
-             .alone = true,
-             .by_option = true},
+             .common = true},
             &Program::resume);
-  train.add("resume_from",
-            {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty or "
-                         "\"auto\": the newest that is sound",
-             .details = "A folder elsewhere begins a run of its own in `out`.",
-             .option = "--resume"},
-            &Program::resume_from);
 }
 
 /// The section has rows of its own, by optimizer.
 void add_optimizer(All& all) {
-  all.push_back(
-      {Spec{
-           "optimizer",
-           {.sentence = "The optimizer: `type` (\"AdamW\", \"Adam\", \"SGD\", ...: "
-                        "docs/optimizers.md) and `params`",
-            .details = "Used where the program names none. Names are DeepSpeed's and PyTorch's, in "
-                       "any case; \"Adam\" is AdamW too, as in DeepSpeed, unless `adam_w_mode` is "
-                       "false."},
-           Kind::section},
-       [](Settings& root, const Json& section, Report& report) {
-         root.engine.optimizer = read_optimizer(section, report);
-       },
-       [](const Settings& root) {
-         const auto& chosen = root.engine.optimizer;
-         return chosen ? write_optimizer(*chosen) : Json();
-       }});
+  all.push_back({Spec{"optimizer",
+                      {.sentence = "The optimizer: `type` (such as \"AdamW\", \"Adam\" or \"SGD\": "
+                                   "docs/optimizers.md) and `params`",
+                       .details = "It is used if the program names no optimizer. Names are "
+                                  "DeepSpeed's and PyTorch's, in upper or lower case. \"Adam\" "
+                                  "means AdamW, as in DeepSpeed, unless `adam_w_mode` is false."},
+                      Kind::section},
+                 [](Settings& root, const Json& section, Report& report) {
+                   root.engine.optimizer = read_optimizer(section, report);
+                 },
+                 [](const Settings& root) {
+                   const auto& chosen = root.engine.optimizer;
+                   return chosen ? write_optimizer(*chosen) : Json();
+                 }});
 }
 
 }  // namespace

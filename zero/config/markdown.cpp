@@ -22,8 +22,9 @@ std::string meaning_of(const About& about) {
   std::string text = fmt::format("{}.", about.sentence);
   if (!about.also.empty()) text += fmt::format(" Also `{}`.", fmt::join(about.also, "`, `"));
   if (!about.details.empty()) text += fmt::format(" {}", about.details);
-  if (!about.refused.empty()) text += fmt::format(" Switched on, an error: {}", about.refused);
-  if (!about.stands_for.empty()) text += fmt::format(" Stands for `{}`.", about.stands_for);
+  if (!about.refused.empty())
+    text += fmt::format(" An error if it is switched on: {}", about.refused);
+  if (!about.stands_for.empty()) text += fmt::format(" Sets `{}`.", about.stands_for);
   return text;
 }
 
@@ -94,8 +95,9 @@ std::string table(const std::vector<Line>& lines, const std::string& prefix = ""
 /// Sections of which no key acts, in a line for each reason: their keys by their last parts.
 std::string table_without_effect(const std::vector<std::vector<Line>>& sections) {
   std::string text =
-      "## Sections without effect\nWhere a section is switched off, nothing is said of it.\n\n"
-      "| section | keys | what becomes of it |\n|---|---|---|\n";
+      "## Sections without effect\nWarnings and errors do not mention a section that is switched "
+      "off. `*` is every other key of the section.\n\n"
+      "| section | keys | effect |\n|---|---|---|\n";
   for (const auto& lines : sections) {
     std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
     for (const auto& line : lines) {
@@ -137,8 +139,9 @@ std::vector<std::pair<Line, std::string>> all_lines() {
 
 std::string effect_of(const Line& line) {
   const auto& about = line.row.about;
-  if (!about.refused.empty()) return fmt::format("Switched on, an error: {}", about.refused);
-  if (!about.stands_for.empty()) return fmt::format("Stands for {}.", about.stands_for);
+  if (!about.refused.empty())
+    return fmt::format("An error if it is switched on: {}", about.refused);
+  if (!about.stands_for.empty()) return fmt::format("Sets {}.", about.stands_for);
   if (!about.only.is_null()) return fmt::format("Any other value is an error: {}.", about.because);
   return line.acts ? "" : "Has no effect here.";
 }

@@ -27,15 +27,15 @@ void add_files(All& all, MonitorSettings ProgramSettings::*monitor, const std::s
             .by_option = true},
            &MonitorSettings::enabled);
   rows.add("output_path",
-           {.sentence = "Folder in which `job_name` is; empty: the run's (`train.out`)",
-            .details = "DeepSpeed: where it is started.",
+           {.sentence = "Folder that contains `job_name`; empty: the run's folder (`train.out`)",
+            .details = "In DeepSpeed empty means the folder where the program was started.",
             .option = option},
            &MonitorSettings::output_path);
   rows.add("job_name",
-           {.sentence = "Folder of the files; empty: `output_path` itself",
-            .details = "The option leaves it empty. The folder is of one run: another is refused "
-                       "there, unless it continues or replaces that run (`train.resume`, "
-                       "`train.overwrite`).",
+           {.sentence = "Folder for the files inside `output_path`; empty: `output_path` itself",
+            .details =
+                "The option makes it empty. A folder holds one run: another run is refused there, "
+                "unless it continues or replaces that run (`train.resume`, `train.overwrite`).",
             .option = option,
             .by_option = ""},
            &MonitorSettings::job_name);
@@ -61,23 +61,23 @@ void check_collective(const std::string& name) {
 void add_comms_logger(All& all) {
   Rows rows(all, Part::program, "comms_logger", &Settings::program, &ProgramSettings::comms_logger);
   rows.add("enabled",
-           {.sentence = "Print how long collectives take, by kind and size of message, at the end",
-            .details = "And write it to log.jsonl: docs/profiling.md. Of rank 0.",
+           {.sentence = "At the end, print how long collectives took, by kind and size of message",
+            .details = "The table of rank 0 is also written to log.jsonl: docs/profiling.md.",
             .option = "--comms-logger"},
            &CommsLogger::enabled);
-  rows.add("verbose", {.sentence = "Print each call too"}, &CommsLogger::verbose);
-  rows.add("prof_all", {.sentence = "Time every collective; else those in `prof_ops`"},
+  rows.add("verbose", {.sentence = "Also print each call"}, &CommsLogger::verbose);
+  rows.add("prof_all", {.sentence = "Time every collective; false: only those in `prof_ops`"},
            &CommsLogger::prof_all);
   rows.add("debug",
-           {.sentence = "`verbose` names what a call is for: a unit of parameters",
-            .details = "DeepSpeed: the function that called."},
+           {.sentence = "With `verbose`, print the unit of parameters that a call is for",
+            .details = "DeepSpeed prints the calling function."},
            &CommsLogger::debug);
   rows.accept<std::vector<Json>>(
       {"prof_ops"},
-      {.sentence = "Collectives, where `prof_all` is false",
-       .details = "\"all_gather\", \"reduce_scatter\", \"all_reduce\", \"broadcast\", "
-                  "\"all_to_all\", \"control\" (\"barrier\"), and DeepSpeed's names "
-                  "that begin so (\"all_gather_into_tensor\")."});
+      {.sentence = "Collectives to time if `prof_all` is false",
+       .details = "Names are \"all_gather\", \"reduce_scatter\", \"all_reduce\", \"broadcast\", "
+                  "\"all_to_all\" and \"control\" (or \"barrier\"), and DeepSpeed's names that "
+                  "begin with one of them (\"all_gather_into_tensor\")."});
   all.back().set = [](Settings& root, const Json& list) {
     auto& chosen = root.program.comms_logger.prof_ops;
     chosen.clear();
@@ -107,41 +107,43 @@ void add_flops_profiler(All& all) {
   using Profiler = FlopsProfilerSettings;
   Rows rows(all, Part::program, "flops_profiler", &Settings::program,
             &ProgramSettings::flops_profiler);
-  rows.add("enabled",
-           {.sentence = "Count one step's FLOPs by module, and report them to the console or FILE",
-            .details = "With times, and the part of what the machine's matrix products reach. The "
-                       "numbers are in log.jsonl too.",
-            .option = "--flops-profiler",
-            .argument = "FILE",
-            .alone = true,
-            .by_option = true,
-            .cost = "The step that is counted takes a little longer; the others do not."},
-           &Profiler::enabled);
+  rows.add(
+      "enabled",
+      {.sentence =
+           "Count the FLOPs of one step by module, and write a report to the console or to FILE",
+       .details = "The report also has times, and the part of the machine's speed in matrix "
+                  "products that the step reaches. The numbers are in log.jsonl too.",
+       .option = "--flops-profiler",
+       .argument = "FILE",
+       .alone = true,
+       .by_option = true,
+       .cost = "The step that is counted takes a little longer. Other steps do not."},
+      &Profiler::enabled);
   rows.add("profile_step",
-           {.sentence = "Steps before the one that is counted",
-            .details = "DeepSpeed's too: it calls the first step 0. They are those of this start, "
-                       "also where a run is resumed; of a shorter run the last step is counted."},
+           {.sentence = "Number of steps before the one that is counted",
+            .details = "This is DeepSpeed's numbering, in which the first step is 0. A resumed run "
+                       "starts counting again. If the run is shorter, its last step is counted."},
            &Profiler::profile_step);
   rows.add(
       "module_depth",
-      {.sentence = "How deep the report goes into the modules; -1: to the innermost", .least = -1},
+      {.sentence = "How deep into the modules the report goes; -1: to the innermost", .least = -1},
       &Profiler::module_depth);
-  rows.add("top_modules",
-           {.sentence = "Modules of each depth that are named as the largest", .least = 1},
-           &Profiler::top_modules);
+  rows.add(
+      "top_modules",
+      {.sentence = "Number of modules that are named as the largest at each depth", .least = 1},
+      &Profiler::top_modules);
   rows.add("detailed",
-           {.sentence = "The report has a table of all modules",
-            .details = "Else totals and the "
-                       "largest alone."},
+           {.sentence = "Write a table of all modules",
+            .details = "False: only totals and the largest modules."},
            &Profiler::detailed);
   rows.add("output_file",
-           {.sentence = "File of the report, in place of what is there; empty: the console",
-            .details = "With a file the console has the totals.",
+           {.sentence = "File for the report, which is overwritten; empty: the console",
+            .details = "With a file the console shows only the totals.",
             .option = "--flops-profiler"},
            &Profiler::output_file);
   rows.add("recompute_fwd_factor",
-           {.sentence = "Part of forward that backward does again, for its FLOPs",
-            .details = "1 where every layer is recomputed (`activation_checkpointing`).",
+           {.sentence = "Part of forward that backward recomputes, for the count of its FLOPs",
+            .details = "It is 1 if every layer is recomputed (`activation_checkpointing`).",
             .least = 0},
            &Profiler::recompute_fwd_factor);
 }
@@ -152,11 +154,11 @@ void add_monitors(All& all) {
   add_comms_logger(all);
   add_files(all, &ProgramSettings::tensorboard, "tensorboard", "--tensorboard",
             "Write event files for TensorBoard to this folder",
-            "By samples under DeepSpeed's names, by steps all that a step of log.jsonl has; the "
-            "configuration and the sample as texts.");
+            "Curves by samples have DeepSpeed's names. Curves by steps show all numbers of a step "
+            "in log.jsonl. The configuration and the sample are texts.");
   add_files(all, &ProgramSettings::csv_monitor, "csv_monitor", "--csv",
             "Write a CSV file for each number of a step to this folder",
-            "With DeepSpeed's names and columns.");
+            "Names and columns are DeepSpeed's.");
   add_wandb_option(all);
   add_flops_profiler(all);
 }

@@ -52,16 +52,16 @@ About steps(std::string_view sentence, std::string_view details = {}) {
 }
 About rate(std::string_view sentence) { return {.sentence = sentence, .least = 0}; }
 
-constexpr std::string_view kAutoSteps = "\"auto\": the run's `train.steps`.";
+constexpr std::string_view kAutoSteps = "\"auto\" means the run's `train.steps`.";
 constexpr std::string_view kAutoWarmup =
-    "\"auto\": the run's `train.warmup`. 1 counts as 2, as in DeepSpeed; so does 0, which it "
-    "refuses.";
+    "\"auto\" means the run's `train.warmup`. 1 counts as 2, as in DeepSpeed. 0 counts as 2 too; "
+    "DeepSpeed refuses it.";
 
 template <class S>
 void add_start(std::vector<Field<S>>& rows) {
   rows.push_back(
       accepted<S, int64_t>("last_batch_iteration",
-                           {.sentence = "Only the default, -1",
+                           {.sentence = "Must be the default, -1",
                             .least = -1,
                             .only = -1,
                             .because = "a run that goes on knows its step from its checkpoint"}));
@@ -69,9 +69,11 @@ void add_start(std::vector<Field<S>>& rows) {
 
 template <class S>
 void add_warmup(std::vector<Field<S>>& rows) {
+  rows.push_back(field<S>("warmup_num_steps",
+                          steps("Number of updates in the warm-up", kAutoWarmup),
+                          &S::warmup_steps));
   rows.push_back(
-      field<S>("warmup_num_steps", steps("Updates of the warm-up", kAutoWarmup), &S::warmup_steps));
-  rows.push_back(field<S>("warmup_type", {.sentence = "How the rate grows in it"}, &S::type));
+      field<S>("warmup_type", {.sentence = "How the rate grows during the warm-up"}, &S::type));
 }
 
 template <class S>
@@ -79,7 +81,7 @@ void add_warmup_rates(std::vector<Field<S>>& rows) {
   rows.push_back(field<S>("warmup_min_lr", rate("Rate of the first update"), &S::min_lr));
   rows.push_back(field<S>("warmup_max_lr",
                           {.sentence = "Rate after the warm-up",
-                           .details = "\"auto\": the optimizer's.",
+                           .details = "\"auto\" means the optimizer's rate.",
                            .least = 0,
                            .auto_is_none = true},
                           &S::max_lr));
@@ -87,8 +89,9 @@ void add_warmup_rates(std::vector<Field<S>>& rows) {
 
 template <class S>
 void add_total(std::vector<Field<S>>& rows) {
-  rows.push_back(
-      field<S>("total_num_steps", steps("Updates of the whole", kAutoSteps), &S::total_steps));
+  rows.push_back(field<S>("total_num_steps",
+                          steps("Number of updates in the whole schedule", kAutoSteps),
+                          &S::total_steps));
 }
 
 void fill(std::vector<Field<optim::DeepSpeedWarmup>>& rows) {
@@ -104,12 +107,13 @@ void fill(std::vector<Field<optim::DeepSpeedWarmupCosine>>& rows) {
   using S = optim::DeepSpeedWarmupCosine;
   add_total(rows);
   rows.push_back(
-      field<S>("lr", rate("Rate at the peak; the optimizer's where it is left out"), &S::lr));
+      field<S>("lr", rate("Rate at the peak; if left out, the optimizer's rate"), &S::lr));
   rows.push_back(field<S>("warmup_min_ratio",
-                          rate("Part of the optimizer's rate with which the warm-up begins"),
+                          rate("Start of the warm-up, as a part of the optimizer's rate"),
                           &S::warmup_min_ratio));
-  rows.push_back(
-      field<S>("cos_min_ratio", rate("Part of it with which the cosine ends"), &S::cos_min_ratio));
+  rows.push_back(field<S>("cos_min_ratio",
+                          rate("End of the cosine, as a part of the optimizer's rate"),
+                          &S::cos_min_ratio));
   add_warmup(rows);
 }
 void fill(std::vector<Field<optim::DeepSpeedOneCycle>>& rows) {
@@ -121,26 +125,33 @@ void fill(std::vector<Field<optim::DeepSpeedOneCycle>>& rows) {
     return About{.sentence = sentence, .least = least};
   };
   rows.push_back(
-      field<S>("cycle_min_lr", rate("Rate at both ends of the cycle; must be given"), &S::min_lr));
-  rows.push_back(field<S>("cycle_max_lr", rate("Rate at its peak; must be given"), &S::max_lr));
+      field<S>("cycle_min_lr", rate("Rate at both ends of the cycle; required"), &S::min_lr));
+  rows.push_back(
+      field<S>("cycle_max_lr", rate("Rate at the peak of the cycle; required"), &S::max_lr));
   rows.push_back(
       field<S>("decay_lr_rate", rate("How fast the rate falls after the cycle"), &S::decay_rate));
+  rows.push_back(field<S>("cycle_first_step_size",
+                          count("Number of updates in the first half of the cycle", 1),
+                          &S::first_steps));
   rows.push_back(
-      field<S>("cycle_first_step_size", count("Updates of the first half", 1), &S::first_steps));
-  rows.push_back(field<S>("cycle_second_step_size",
-                          count("Updates of the second half; as the first where left out"),
-                          &S::second_steps));
+      field<S>("cycle_second_step_size",
+               count("Number of updates in the second half; if left out, as in the first"),
+               &S::second_steps));
   rows.push_back(field<S>("cycle_first_stair_count",
-                          count("Stairs of the first half; 0: a straight line"), &S::first_stairs));
-  rows.push_back(field<S>("cycle_second_stair_count",
-                          count("Stairs of the second half; as the first where left out"),
-                          &S::second_stairs));
-  rows.push_back(field<S>("decay_step_size",
-                          count("Updates of one unit of the decay after the cycle; 0: none"),
-                          &S::decay_steps));
-  rows.push_back(field<S>("cycle_momentum",
-                          {.sentence = "Adam's beta1 goes the opposite way, and beta2 is 0.99"},
-                          &S::cycle_momentum));
+                          count("Number of stairs in the first half; 0: a straight line"),
+                          &S::first_stairs));
+  rows.push_back(
+      field<S>("cycle_second_stair_count",
+               count("Number of stairs in the second half; if left out, as in the first"),
+               &S::second_stairs));
+  rows.push_back(
+      field<S>("decay_step_size",
+               count("Number of updates in one unit of the decay after the cycle; 0: no decay"),
+               &S::decay_steps));
+  rows.push_back(
+      field<S>("cycle_momentum",
+               {.sentence = "Cycle Adam's beta1 in the opposite direction, and set beta2 to 0.99"},
+               &S::cycle_momentum));
   rows.push_back(field<S>("cycle_min_mom", momentum("beta1 at the peak"), &S::min_momentum));
   rows.push_back(field<S>("cycle_max_mom", momentum("beta1 at both ends"), &S::max_momentum));
   rows.push_back(field<S>("decay_mom_rate", rate("How fast beta1 grows after the cycle"),
@@ -149,34 +160,37 @@ void fill(std::vector<Field<optim::DeepSpeedOneCycle>>& rows) {
 void fill(std::vector<Field<optim::DeepSpeedRangeTest>>& rows) {
   using S = optim::DeepSpeedRangeTest;
   rows.push_back(field<S>("lr_range_test_min_lr", rate("Rate of the first update"), &S::min_lr));
-  rows.push_back(
-      field<S>("lr_range_test_step_size",
-               {.sentence = "Updates after which the rate has grown by the step rate", .least = 1},
-               &S::step_size));
+  rows.push_back(field<S>(
+      "lr_range_test_step_size",
+      {.sentence = "Number of updates in which the rate grows by `lr_range_test_step_rate`",
+       .least = 1},
+      &S::step_size));
   rows.push_back(field<S>("lr_range_test_step_rate",
-                          rate("Growth in each such step, as a part of the first rate"),
+                          rate("Growth of the rate in one such step, as a part of the first rate"),
                           &S::step_rate));
-  rows.push_back(
-      field<S>("lr_range_test_staircase", {.sentence = "It grows in stairs"}, &S::staircase));
+  rows.push_back(field<S>("lr_range_test_staircase", {.sentence = "Let the rate grow in stairs"},
+                          &S::staircase));
 }
 void fill(std::vector<Field<optim::WarmupDecay>>& rows) {
   using S = optim::WarmupDecay;
   rows.push_back(field<S>("lr",
                           {.sentence = "Rate after the warm-up",
-                           .details = "The optimizer's where it is left out.",
+                           .details = "If left out, the optimizer's rate.",
                            .least = 0},
                           &S::lr));
   rows.push_back(field<S>("min_lr", rate("Rate at the last step"), &S::min_lr));
-  rows.push_back(field<S>("warmup_num_steps",
-                          steps("Updates of linear warm-up", "\"auto\": the run's `train.warmup`."),
-                          &S::warmup_steps));
-  auto total = steps("Updates of the whole", "The run's `train.steps` where left out.");
+  rows.push_back(field<S>(
+      "warmup_num_steps",
+      steps("Number of updates in the linear warm-up", "\"auto\" means the run's `train.warmup`."),
+      &S::warmup_steps));
+  auto total =
+      steps("Number of updates in the whole schedule", "If left out, the run's `train.steps`.");
   total.least = 1;
   rows.push_back(field<S>("total_num_steps", total, &S::total_steps));
-  rows.push_back(
-      field<S>("decay_num_steps",
-               {.sentence = "Updates of WSD's decay; a tenth of all where left out", .least = 1},
-               &S::decay_steps));
+  rows.push_back(field<S>(
+      "decay_num_steps",
+      {.sentence = "Number of updates in WSD's decay; if left out, a tenth of all", .least = 1},
+      &S::decay_steps));
 }
 
 template <class S>
@@ -277,9 +291,9 @@ void add_scheduler(All& all) {
   all.push_back(
       {Spec{"scheduler",
             {.sentence = "The learning rate's schedule: `type` and `params`",
-             .details = "DeepSpeed's five, with its results, and Constant, Linear, Cosine and WSD. "
-                        "It comes in place of `train.schedule`. In C++ `Settings::scheduler` and "
-                        "`zero::optim::rate`.",
+             .details = "Types are DeepSpeed's five, with DeepSpeed's results, and Constant, "
+                        "Linear, Cosine and WSD. The section replaces `train.schedule`. In C++ use "
+                        "`Settings::scheduler` and `zero::optim::rate`.",
              .option = "--scheduler",
              .argument = "TYPE[:KEY=VALUE,...]"},
             Kind::section,

@@ -5,7 +5,6 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/isnan.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
@@ -23,6 +22,7 @@
 #include <utility>
 
 #include "zero/engine/parameter_names.h"
+#include "zero/engine/thread_observer.h"
 #include "zero/optim/optimizer.h"
 #include "zero/paging/page.h"
 
@@ -310,7 +310,19 @@ struct AnomalyWatch::State {
     return result;
   }
 
-  std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& range, bool records) {
+  // A tensor that cannot be looked at (a dtype without isfinite) is passed over: callbacks must
+  // not throw.
+  std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& range) {
+    const bool records = c10::GradMode::is_enabled();
+    const Unobserved unobserved;
+    try {
+      return started(range, records);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+  std::unique_ptr<at::ObserverContext> started(const at::RecordFunction& range, bool records) {
     const bool around = std::string_view(range.name()).starts_with(kAround);
     const bool is_node = range.scope() == at::RecordScope::BACKWARD_FUNCTION;
     if (is_node && options.throws) throw_at_end();
@@ -401,7 +413,16 @@ struct AnomalyWatch::State {
     as.infinities = count.infinities;
   }
 
-  void end(const at::RecordFunction& range, Operation& operation) {
+  void end(const at::RecordFunction& range, at::ObserverContext& context) {
+    const Unobserved unobserved;
+    try {
+      ended(range, static_cast<Operation&>(context));
+    } catch (const std::exception&) {
+      return;
+    }
+  }
+
+  void ended(const at::RecordFunction& range, Operation& operation) {
     if (operation.node) {
       if (!nodes.empty()) nodes.pop_back();
       return;
@@ -475,59 +496,21 @@ struct AnomalyWatch::State {
   std::optional<Anomaly> infinity;
   bool infinite_gradient = false;
   int64_t throwing_task = -1;
-  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
   std::weak_ptr<State> self;
-
-  // LibTorch's callbacks are plain functions. They must not throw: what they cannot look at (a
-  // dtype without isfinite) is passed over.
-  static State*& of_this_thread() {
-    thread_local State* state = nullptr;
-    return state;
-  }
-  static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& range) {
-    auto* state = of_this_thread();
-    if (state == nullptr) return nullptr;
-    const bool records = c10::GradMode::is_enabled();
-    const Unobserved unobserved;
-    try {
-      return state->start(range, records);
-    } catch (const std::exception&) {
-      return nullptr;
-    }
-  }
-  static void on_end(const at::RecordFunction& range, at::ObserverContext* context) {
-    auto* state = of_this_thread();
-    if (state == nullptr || context == nullptr) return;
-    const Unobserved unobserved;
-    try {
-      state->end(range, *static_cast<Operation*>(context));
-    } catch (const std::exception&) {
-      return;
-    }
-  }
+  ThreadObserver<State> observer{
+      *this,
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION},
+      true,
+      "A second zero::AnomalyWatch on this thread while another one lives: end that one first, or "
+      "ask it."};
 };
 
 AnomalyWatch::AnomalyWatch(const NamedTensors& tensors, Options options)
     : state_(std::make_shared<State>(tensors, options)) {
-  auto& current = State::of_this_thread();
-  if (current != nullptr) {
-    throw Error(
-        "A second zero::AnomalyWatch on this thread while another one lives: end that one first, "
-        "or ask it.");
-  }
   state_->self = state_;
-  state_->handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&State::on_start, &State::on_end)
-          .needsInputs(true)
-          .needsOutputs(true)
-          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  current = state_.get();
 }
 
-AnomalyWatch::~AnomalyWatch() {
-  at::removeCallback(state_->handle);
-  State::of_this_thread() = nullptr;
-}
+AnomalyWatch::~AnomalyWatch() = default;
 
 const std::optional<Anomaly>& AnomalyWatch::first() const { return state_->first(); }
 const std::optional<Anomaly>& AnomalyWatch::first_infinity() const { return state_->infinity; }

@@ -52,11 +52,32 @@ class BackwardPass::Ending {
   BackwardPass* pass_;
 };
 
-BackwardPass::BackwardPass(ReduceFlow& reduce, std::unique_ptr<Steps> steps)
-    : reduce_(reduce), steps_(std::move(steps)) {}
-
 BackwardPass::~BackwardPass() {
   if (const auto ending = ending_.lock()) ending->forget();
+}
+
+void BackwardPass::begin(bool holds, const std::vector<int64_t>& shared) {
+  plan_.model().check();
+  plan_.model().hook();
+  schedule_.begin_pass(holds);
+  reduce_.begin_backward(holds, shared, progress_.micro_batches_left() <= 1);
+  if (plan_.timing().in_backward) update_.begin();
+}
+
+void BackwardPass::end() {
+  schedule_.end_pass();
+  reduce_.end_backward();
+  progress_.end_pass();
+}
+
+// The pass, or `end`, has thrown.
+void BackwardPass::fail() {
+  reduce_.abandon_backward();
+  // Some weights are updated from this pass already: the next call says that a checkpoint is to be
+  // loaded.
+  if (reduce_.handed_over()) return;
+  reduce_.clear();
+  progress_.restart();
 }
 
 void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
@@ -71,16 +92,16 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
       }
       ending->forget();  // autograd has not let go of it yet: it has thrown
       ending_.reset();
-      steps_->fail();
+      fail();
     }
-    steps_->begin(holds, shared);
+    begin(holds, shared);
   }
   try {
     const Mark mark(*this);
     passes();
-    steps_->end();
+    end();
   } catch (...) {
-    steps_->fail();
+    fail();
     throw;
   }
 }
@@ -91,7 +112,7 @@ std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
   try {
     return f();
   } catch (const Error&) {
-    steps_->rethrow();
+    if (const auto& in_users_language = plan_.model().rethrow()) in_users_language();
     throw;
   }
 }
@@ -120,12 +141,16 @@ at::Tensor BackwardPass::place(int64_t parameter) {
 void BackwardPass::begin_unmarked() {
   if (marked_here() || torch::autograd::get_current_graph_task_id() < 0) return;
   if (marked_ || !ending_.expired()) return;
-  steps_->check_unmarked();
+  if (plan_.config().scales_loss() && !progress_.in_scaled_pass()) {
+    throw Error(
+        "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
+        "Call engine.backward(loss), or engine.scale(loss).backward().");
+  }
   const auto ending = std::make_shared<Ending>(*this);
   torch::autograd::Engine::get_default_engine().queue_callback([ending] { ending->complete(); });
   ending_ = ending;
   try {
-    steps_->begin(false, {});
+    begin(false, {});
   } catch (...) {
     ending->forget();
     ending_.reset();
@@ -137,9 +162,9 @@ void BackwardPass::end_unmarked() {
   const std::lock_guard lock(mutex_);
   ending_.reset();
   try {
-    steps_->end();
+    end();
   } catch (...) {
-    steps_->fail();
+    fail();
     throw;
   }
 }
@@ -148,7 +173,7 @@ void BackwardPass::fail_unmarked() noexcept {
   const std::lock_guard lock(mutex_);
   ending_.reset();
   try {
-    steps_->fail();
+    fail();
   } catch (const std::exception&) {  // the user sees what the pass has thrown
   }
 }

@@ -29,53 +29,49 @@
 #include <type_traits>
 #include <vector>
 
-#include "zero/engine/model.h"
+#include "zero/engine/engine_plan.h"
 #include "zero/engine/reduce.h"
+#include "zero/engine/step_progress.h"
+#include "zero/engine/update.h"
+#include "zero/engine/update_schedule.h"
 
 namespace zero {
 
 class BackwardPass final : public GradientSink {
  public:
-  /// The engine's part in its passes.
-  class Steps {
-   public:
-    virtual ~Steps() = default;
-    /// A pass begins. `holds` and `shared` are GradientReduction::Pass's.
-    virtual void begin(bool holds, const std::vector<int64_t>& shared) = 0;
-    virtual void end() = 0;
-    /// The pass, or `end`, has thrown. Called once.
-    virtual void fail() = 0;
-    /// A pass that nobody has marked is about to begin: throws if it may not.
-    virtual void check_unmarked() const = 0;
-    virtual double loss_factor() const = 0;
-    /// An Error is about to leave through LibTorch: throws it in the user's language, or returns.
-    virtual void rethrow() const = 0;
-  };
-
-  /// Gradients go to `reduce`, which outlives this.
-  BackwardPass(ReduceFlow& reduce, std::unique_ptr<Steps> steps);
+  /// All outlive this. Gradients go to `reduce`.
+  BackwardPass(EnginePlan& plan, StepProgress& progress, ReduceFlow& reduce, UpdateFlow& update,
+               UpdateSchedule& schedule)
+      : plan_(plan), progress_(progress), reduce_(reduce), update_(update), schedule_(schedule) {}
   ~BackwardPass() override;
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// Makes what `passes` does one pass, of this engine alone.
+  /// Makes what `passes` does one pass, of this engine alone. `holds` and `shared` are
+  /// GradientReduction::Pass's.
   void run(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
-  double loss_factor() const override { return steps_->loss_factor(); }
+  double loss_factor() const override { return progress_.loss_factor(); }
 
  private:
   class Ending;
   class Mark;
   template <class F>
   std::invoke_result_t<F> leaving(F&& f);
+  void begin(bool holds, const std::vector<int64_t>& shared);
+  void end();
+  void fail();
   void begin_unmarked();
   void end_unmarked();
   void fail_unmarked() noexcept;
 
+  EnginePlan& plan_;
+  StepProgress& progress_;
   ReduceFlow& reduce_;
-  std::unique_ptr<Steps> steps_;
+  UpdateFlow& update_;
+  UpdateSchedule& schedule_;
   bool marked_ = false;
   std::weak_ptr<Ending> ending_;  // of an unmarked pass under way
   std::recursive_mutex mutex_;    // autograd may run hooks on threads of its own

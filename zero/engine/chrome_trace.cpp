@@ -72,8 +72,7 @@ class Writer {
   std::string end(int64_t dropped) {
     return fmt::format(
         "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"writer\":\"libzero\",\"dropped_spans\":{}}}"
-        ","
-        "\"traceEvents\":[\n{}\n]}}\n",
+        ",\"traceEvents\":[\n{}\n]}}\n",
         dropped, text_);
   }
 

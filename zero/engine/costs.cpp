@@ -36,7 +36,8 @@ int64_t bytes_on_disk(const UnitPlan& plan, State state) {
 }
 
 std::vector<DiskTier::Unit> arrays_on_disk(const PlannedStep& step) {
-  return StateTable::units_on_disk(step.units, step.timing.hides(), step.timing.undoes);
+  return StateTable::units_on_disk(step.units, step.timing.keeps_old_parameters(),
+                                   step.timing.keeps_old_states);
 }
 
 int64_t passes_of_update(const UnitPlan& plan) {
@@ -72,7 +73,8 @@ void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCos
     return;
   }
   costs.update_down = slice;
-  if (!plan.own_master() && !step.timing.hides()) costs.update_up = passes_of_update(plan) * slice;
+  if (!plan.own_master() && !step.timing.keeps_old_parameters())
+    costs.update_up = passes_of_update(plan) * slice;
 }
 
 // Gradients on their way to where the update reads them.
@@ -130,13 +132,6 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
 void add(const MessageBytes& message, int64_t times, int64_t& sent, int64_t& leaves) {
   sent += times * message.sent;
   leaves += times * message.leaves;
-}
-
-// Some updates run beside what follows: then whoever ends them shows the units.
-bool updates_beside(const PlannedStep& step) {
-  return step.timing.hides() ||
-         std::any_of(step.units.begin(), step.units.end(),
-                     [&](const UnitPlan& plan) { return step.timing.late(plan); });
 }
 
 // Parameters of a unit to the other ranks. `shows`: the step ends with showing those of trained
@@ -301,8 +296,9 @@ std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step) {
 TrafficFormula step_traffic(const PlannedStep& step, bool updated) {
   const int64_t k = step.passes;
   const auto costs = unit_costs(step);
-  const bool updates = updated || step.timing.undoes;
-  const bool shows = updated || updates_beside(step) || step.sharded.parameters;
+  const bool updates = updated || step.timing.keeps_old_states;
+  // Whoever ends updates that run beside what follows shows the units.
+  const bool shows = updated || step.timing.any_beside(step.units) || step.sharded.parameters;
   TrafficFormula sum;
   for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
     const auto& plan = plan_of(step, u);

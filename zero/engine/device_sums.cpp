@@ -19,15 +19,15 @@ namespace {
 // Sums stay on the device, where micro-batches add up.
 class DeviceSums : public GradientSums {
  public:
-  explicit DeviceSums(const ReductionContext& context) : GradientSums(context) {
+  DeviceSums(const ReductionContext& context, const std::vector<int64_t>& units,
+             bool takes_norms = false)
+      : GradientSums(context, takes_norms) {
     if (!context_.settings.doubled) return;
     other_.resize(static_cast<size_t>(context_.layout.unit_count()));
-    for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
-      const auto& plan = context_.table.plan(u);
-      if (!plan.trainable || plan.gradients_at != Tier::device) continue;
+    for (const int64_t u : units) {
       const auto make = [&](Category category) {
-        return device_zeros(plan.owned.size(), dtype(u), context_.table.device(),
-                            context_.table.ledger(), category);
+        return device_zeros(numel(u), dtype(u), context_.table.device(), context_.table.ledger(),
+                            category);
       };
       cell(u) = make(Category::gradients);
       other_[static_cast<size_t>(u)] = make(Category::offload_buffers);
@@ -113,10 +113,9 @@ class DeviceSums : public GradientSums {
 // Sums are handed over for an update in backward. A sum that it does not want stays.
 class HandedSums final : public DeviceSums {
  public:
-  HandedSums(const ReductionContext& context, HandOver& hand_over)
-      : DeviceSums(context),
-        hand_over_(hand_over),
-        norms_(static_cast<size_t>(context.layout.unit_count())) {}
+  HandedSums(const ReductionContext& context, const std::vector<int64_t>& units,
+             HandOver& hand_over)
+      : DeviceSums(context, units, true), hand_over_(hand_over) {}
 
   void prepare(Reduction& reduction) override {
     if (!in_place(reduction)) reduction.sum = make_slice(reduction.unit);
@@ -132,8 +131,7 @@ class HandedSums final : public DeviceSums {
       sum = cut_slice(reduction);
     }
     const int64_t unit = reduction.unit;
-    const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(sum);
-    if (norm.finite && hand_over_.wants(unit)) {
+    if (take_norm(unit, sum).finite && hand_over_.wants(unit)) {
       hand_over_.give(unit, std::move(sum));
     } else {
       cell(unit) = std::move(sum);
@@ -141,21 +139,20 @@ class HandedSums final : public DeviceSums {
   }
 
   void drop(Reduction reduction) override { give_bucket(reduction); }
-  optim::SquaredNorm norm(int64_t unit) override { return norms_[static_cast<size_t>(unit)]; }
 
  protected:
   Category category() const override { return Category::gradient_buckets; }
 
  private:
   HandOver& hand_over_;
-  std::vector<optim::SquaredNorm> norms_;
 };
 
 }  // namespace
 
-std::unique_ptr<GradientSums> device_sums(const ReductionContext& context, HandOver* hand_over) {
-  if (hand_over != nullptr) return std::make_unique<HandedSums>(context, *hand_over);
-  return std::make_unique<DeviceSums>(context);
+std::unique_ptr<GradientSums> device_sums(const ReductionContext& context,
+                                          const std::vector<int64_t>& units, HandOver* hand_over) {
+  if (hand_over != nullptr) return std::make_unique<HandedSums>(context, units, *hand_over);
+  return std::make_unique<DeviceSums>(context, units);
 }
 
 }  // namespace zero

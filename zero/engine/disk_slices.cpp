@@ -27,8 +27,11 @@ namespace {
 // Reads slices to buffers, ahead of their gathers.
 class BufferedSlices final : public SliceSource {
  public:
-  BufferedSlices(const partition::Layout& layout, StateTable& table, comm::Group& group,
-                 LateUpdates& updates, DiskReads options);
+  BufferedSlices(StateTable& table, LateUpdates& updates, DiskReads options)
+      : table_(table),
+        updates_(updates),
+        options_(options),
+        reads_(static_cast<size_t>(table.layout().unit_count())) {}
 
   at::Tensor bring(int64_t unit, const at::Tensor& place) override;
   void release(int64_t unit) override;
@@ -49,9 +52,7 @@ class BufferedSlices final : public SliceSource {
   void leave_ahead(int64_t unit);
   Buffer take_buffer(int64_t bytes);
 
-  const partition::Layout& layout_;
   StateTable& table_;
-  comm::Group& group_;
   LateUpdates& updates_;
   DiskReads options_;
   std::mutex mutex_;             // of what follows
@@ -60,15 +61,6 @@ class BufferedSlices final : public SliceSource {
   int64_t ahead_bytes_ = 0;      // of those
   std::vector<Buffer> buffers_;  // that no slice is in
 };
-
-BufferedSlices::BufferedSlices(const partition::Layout& layout, StateTable& table,
-                               comm::Group& group, LateUpdates& updates, DiskReads options)
-    : layout_(layout),
-      table_(table),
-      group_(group),
-      updates_(updates),
-      options_(options),
-      reads_(static_cast<size_t>(layout.unit_count())) {}
 
 at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
   updates_.complete(unit);
@@ -80,7 +72,8 @@ at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
   }
   table_.wait(read.transfer);
   const auto& plan = table_.plan(unit);
-  const auto slice = read.buffer.memory.view(plan.dtype).narrow(0, 0, layout_.slice_numel(unit));
+  const auto slice =
+      read.buffer.memory.view(plan.dtype).narrow(0, 0, table_.layout().slice_numel(unit));
   if (!plan.comes_up()) return slice;
   table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
                    read.buffer.sent);
@@ -140,7 +133,8 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
     return taken;
   }
   if (table_.device().is_cpu())
-    return {.memory = group_.empty(whole, at::kByte, Category::offload_buffers), .sent = {}};
+    return {.memory = table_.group().empty(whole, at::kByte, Category::offload_buffers),
+            .sent = {}};
   // Pinned memory need not begin where a disk wants it.
   auto memory = pinned_zeros(whole + store::kAlignment, at::kByte, table_.device(), table_.ledger(),
                              Category::host_buffers);
@@ -152,8 +146,10 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
 // Reads the slices of a rank that is alone, which are whole units, to where they are wanted.
 class DirectSlices final : public SliceSource {
  public:
-  DirectSlices(const partition::Layout& layout, StateTable& table, LateUpdates& updates)
-      : table_(table), updates_(updates), transfers_(static_cast<size_t>(layout.unit_count())) {}
+  DirectSlices(StateTable& table, LateUpdates& updates)
+      : table_(table),
+        updates_(updates),
+        transfers_(static_cast<size_t>(table.layout().unit_count())) {}
 
   at::Tensor bring(int64_t unit, const at::Tensor& place) override {
     updates_.complete(unit);
@@ -175,12 +171,10 @@ class DirectSlices final : public SliceSource {
 
 }  // namespace
 
-std::unique_ptr<SliceSource> disk_slices(const partition::Layout& layout, StateTable& table,
-                                         comm::Group& group, LateUpdates& updates,
-                                         DiskReads reads) {
-  if (group.size() == 1 && table.device().is_cpu())
-    return std::make_unique<DirectSlices>(layout, table, updates);
-  return std::make_unique<BufferedSlices>(layout, table, group, updates, reads);
+std::unique_ptr<SliceSource> disk_slices(StateTable& table, LateUpdates& updates, DiskReads reads) {
+  if (table.group().size() == 1 && table.device().is_cpu())
+    return std::make_unique<DirectSlices>(table, updates);
+  return std::make_unique<BufferedSlices>(table, updates, reads);
 }
 
 }  // namespace zero

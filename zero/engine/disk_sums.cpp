@@ -13,8 +13,7 @@ namespace {
 
 class DiskSums final : public GradientSums {
  public:
-  explicit DiskSums(const ReductionContext& context)
-      : GradientSums(context), norms_(static_cast<size_t>(context.layout.unit_count())) {}
+  explicit DiskSums(const ReductionContext& context) : GradientSums(context, true) {}
   ~DiskSums() override { writes_.clear(); }  // waits for them
 
   void prepare(Reduction& reduction) override {
@@ -29,8 +28,8 @@ class DiskSums final : public GradientSums {
     auto sum = std::move(reduction.sum);
     if (reduction.adds) {
       wait();  // this unit's sum may be one of those that are written
-      auto read = disk().start_read(unit, place(unit), sum.mutable_data_ptr());
-      disk().wait(read);
+      auto read = table().start_read(unit, State::gradients, sum.mutable_data_ptr());
+      table().wait(read);
       add_output(sum, reduction);
     }
     reduction.output = at::Tensor();
@@ -49,7 +48,7 @@ class DiskSums final : public GradientSums {
     while (!writes_.empty()) end_oldest_write();
   }
 
-  at::Tensor slice(int64_t unit) override { return context_.table.read(unit, State::gradients); }
+  at::Tensor slice(int64_t unit) override { return table().read(unit, State::gradients); }
 
   void store(int64_t unit, const at::Tensor& sum) override {
     auto copy = context_.pool.take(sum.numel(), sum.scalar_type());
@@ -58,10 +57,8 @@ class DiskSums final : public GradientSums {
     wait();
   }
 
-  optim::SquaredNorm norm(int64_t unit) override { return norms_[static_cast<size_t>(unit)]; }
-
   at::Tensor detach(int64_t unit) override {
-    if (context_.settings.doubled) disk().flip(unit, place(unit));
+    if (context_.settings.doubled) table().exchange_copies(unit, State::gradients);
     return {};
   }
 
@@ -72,28 +69,24 @@ class DiskSums final : public GradientSums {
     store::Transfer transfer;
   };
 
-  store::DiskTier& disk() const { return *context_.table.disk(); }
-  int64_t place(int64_t unit) const {
-    return *context_.table.place_on_disk(unit, State::gradients);
-  }
+  StateTable& table() const { return context_.table; }
 
   // Takes the norm too, while the sum is in memory.
   void write(int64_t unit, at::Tensor sum) {
-    norms_[static_cast<size_t>(unit)] = norm_of(sum);
+    take_norm(unit, sum);
     while (writes_.size() >= kWrites) end_oldest_write();
-    auto transfer = disk().start_write(unit, place(unit), sum.const_data_ptr());
+    auto transfer = table().start_write(unit, State::gradients, sum.const_data_ptr());
     writes_.push_back({std::move(sum), std::move(transfer)});
   }
 
   void end_oldest_write() {
     auto write = std::move(writes_.front());
     writes_.pop_front();
-    disk().wait(write.transfer);
+    table().wait(write.transfer);
     context_.pool.give(std::move(write.memory));
   }
 
   std::deque<Write> writes_;
-  std::vector<optim::SquaredNorm> norms_;
 };
 
 }  // namespace

@@ -1,74 +1,64 @@
+// The life of an Engine, and a step: backward, accumulate, step.
 #include "zero/engine/engine.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <cmath>
-#include <string_view>
+#include <mutex>
 #include <utility>
 
-#include "zero/base/error.h"
 #include "zero/base/not_finite.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
-#include "zero/engine/flat.h"
 #include "zero/engine/norm.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
 
-class Engine::Impl::Passes final : public BackwardPass::Steps {
- public:
-  explicit Passes(Impl& impl) : impl_(impl) {}
-  void begin(bool holds, const std::vector<int64_t>& shared) override {
-    impl_.model.check();
-    impl_.model.hook();
-    impl_.schedule->begin_pass(holds);
-    const bool last = impl_.micro_batches + 1 >= impl_.config.gradient_accumulation_steps;
-    impl_.reduce->begin_backward(holds, shared, last);
-    if (impl_.timing.in_backward) impl_.update->begin();
-  }
-  void end() override {
-    impl_.schedule->end_pass();
-    impl_.reduce->end_backward();
-    impl_.passed = true;
-  }
-  void fail() override {
-    impl_.reduce->abandon_backward();
-    // Some weights are updated from this pass already: the next call says that a checkpoint is to
-    // be loaded.
-    if (impl_.reduce->handed_over()) return;
-    impl_.reduce->clear();
-    impl_.micro_batches = 0;
-    impl_.passed = false;
-  }
-  void check_unmarked() const override {
-    if (!impl_.config.scales_loss() || impl_.scaled > 0) return;
-    throw Error(
-        "loss.backward() of a loss that is to be scaled (fp16): its small gradients would be lost. "
-        "Call engine.backward(loss), or engine.scale(loss).backward().");
-  }
-  double loss_factor() const override { return impl_.loss_factor(); }
-  void rethrow() const override {
-    if (const auto& in_users_language = impl_.model.rethrow()) in_users_language();
-  }
+namespace {
 
- private:
-  Impl& impl_;
-};
+// Ranks draw different numbers, so that dropout differs.
+void seed_ranks(const EnginePlan& plan) {
+  const int rank = plan.group().rank();
+  if (!plan.config().seed_by_rank || rank == 0) return;
+  const auto seed = [&](at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(generator.current_seed() + static_cast<uint64_t>(rank));
+  };
+  const auto device = plan.model().device();
+  const auto& of_host = at::detail::getDefaultCPUGenerator();
+  seed(of_host);
+  if (device.is_cpu()) return;
+  const auto& of_device = at::globalContext().defaultGenerator(device);
+  if (of_device != of_host) seed(of_device);
+}
 
-void Engine::Impl::make_pass() {
-  pass = std::make_unique<BackwardPass>(*reduce, std::make_unique<Passes>(*this));
+}  // namespace
+
+Engine::Impl::Impl(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
+                   std::shared_ptr<comm::Group> group)
+    : plan(std::move(tensors), groups, std::move(config), std::move(group)),
+      flows(plan, progress, hyper_parameters, memory, recording) {
+  recording.start_first(flows);
+  if (plan.group().size() > 1) shown = std::make_unique<ShownOperators>(plan.group());
+  seed_ranks(plan);
+}
+
+Engine::Impl::~Impl() {
+  plan.model().leave();
+  recording.stop(flows);
 }
 
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
                std::shared_ptr<comm::Group> group)
     : impl_(
           std::make_shared<Impl>(std::move(tensors), groups, std::move(config), std::move(group))) {
-  if (pager() == nullptr) impl_->model.allow_take_over([this] { release(); });
+  if (pager() == nullptr) impl_->plan.model().allow_take_over([this] { release(); });
 }
 
 // A forked child has a copy: threads, files, shared memory and peers are its parent's.
@@ -78,14 +68,14 @@ Engine::~Engine() {
   if (!impl->owner.here()) {
     impl_.abandon();
   } else {
-    impl->model.allow_take_over({});  // a zero::Gathered scope may outlive this
+    impl->plan.model().allow_take_over({});  // a zero::Gathered scope may outlive this
   }
 }
 
 // Another engine takes the model over.
 void Engine::release() {
   if (!impl_->owner.here()) {
-    impl_->model.leave();
+    impl_->plan.model().leave();
     impl_.abandon();
     return;
   }
@@ -94,7 +84,7 @@ void Engine::release() {
         "The model was given to another Engine while a zero::Gathered scope of its Engine is open. "
         "Close it before.");
   }
-  impl_->complete_update("the start of another Engine");
+  impl_->changes.complete_update("the start of another Engine");
   impl_.reset();
 }
 
@@ -117,6 +107,21 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
   return {ParameterGroup{{}, *config.optimizer}};
 }
 
+namespace {
+
+// Gradients of what `passes` runs go to the table.
+void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows, bool holds,
+              const std::vector<int64_t>& shared, const std::function<void()>& passes) {
+  const Timeline::Scope phase(*plan.group().accounts().timeline, Activity::backward);
+  try {
+    flows.pass().run(holds, shared, passes);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw memory.explained(error);
+  }
+}
+
+}  // namespace
+
 void Engine::backward(const at::Tensor& loss) {
   if (!loss.defined() || loss.numel() != 1) {
     throw Error(fmt::format("Engine::backward takes a loss of one element; this one has {}.",
@@ -127,8 +132,10 @@ void Engine::backward(const at::Tensor& loss) {
         "Engine::backward was given a loss that depends on no parameter that requires a gradient "
         "(computed under NoGradGuard or InferenceMode?).");
   }
+  auto& impl = *impl_;
   const auto alive = impl_.shared();  // a hook may end this engine
-  impl_->collect(false, {}, [&] { loss.backward(loss_gradient(loss)); });
+  run_pass(impl.plan, impl.memory, impl.flows, false, {},
+           [&] { loss.backward(loss_gradient(loss)); });
 }
 
 void Engine::accumulate(int64_t micro_batches,
@@ -136,218 +143,165 @@ void Engine::accumulate(int64_t micro_batches,
                         const std::vector<at::Tensor>& shared) {
   const auto alive = impl_.shared();  // a pass may end this engine
   auto& impl = *impl_;
-  if (!impl.config.layer_major_accumulation) {
+  const auto& config = impl.plan.config();
+  if (!config.layer_major_accumulation) {
     throw ConfigError(
         "Engine::accumulate needs layer_major_accumulation to be true in the configuration: it "
         "decides where gradients of several micro-batches add up.");
   }
-  const int64_t left = impl.config.gradient_accumulation_steps - impl.micro_batches;
+  const int64_t left = impl.progress.micro_batches_left();
   if (micro_batches < 1 || micro_batches > left) {
     throw ConfigError(
         fmt::format("Engine::accumulate was given {} micro-batches; this step has {} left of "
                     "gradient_accumulation_steps {}.",
-                    micro_batches, left, impl.config.gradient_accumulation_steps));
+                    micro_batches, left, config.gradient_accumulation_steps));
   }
   std::vector<int64_t> indices;
   for (const auto& tensor : shared) {
-    const auto found = impl.model.find(tensor);
+    const auto found = impl.plan.model().find(tensor);
     if (!found)
       throw ConfigError("Engine::accumulate: a shared tensor is no parameter of this model.");
     indices.push_back(*found);
   }
-  impl.collect(true, indices, [&] { passes([&] { impl.reduce->release(); }); });
-  impl.micro_batches += micro_batches - 1;
-}
-
-void Engine::Impl::collect(bool holds, const std::vector<int64_t>& shared,
-                           const std::function<void()>& passes) {
-  const Timeline::Scope phase(*group().accounts().timeline, Activity::backward);
-  try {
-    pass->run(holds, shared, passes);
-  } catch (const c10::OutOfMemoryError& error) {
-    throw explained(error);
-  }
+  run_pass(impl.plan, impl.memory, impl.flows, true, indices,
+           [&] { passes([&] { impl.flows.reduce().release(); }); });
+  impl.progress.pass_together(micro_batches);
 }
 
 // The pass that begins with the scaled loss counts as scaled until autograd lets go of it.
 at::Tensor Engine::scale(const at::Tensor& loss) {
-  if (!impl_->config.scales_loss()) return loss;
-  auto scaled = loss * impl_->loss_factor();
+  if (!config().scales_loss()) return loss;
+  auto scaled = loss * impl_->progress.loss_factor();
   if (!scaled.requires_grad()) return scaled;
   scaled.register_hook([weak = std::weak_ptr(impl_.shared())](const at::Tensor&) {
     const auto impl = weak.lock();
     if (!impl) return;
-    ++impl->scaled;
+    impl->progress.begin_scaled_pass();
     const std::shared_ptr<void> counted(nullptr, [weak](void*) {
-      if (const auto alive = weak.lock()) --alive->scaled;
+      if (const auto alive = weak.lock()) alive->progress.end_scaled_pass();
     });
     torch::autograd::Engine::get_default_engine().queue_callback([counted] {});
   });
   return scaled;
 }
 
-void Engine::rehook() { impl_->model.hook(); }
-
-// As DeepSpeed divides a loss in fp16: micro-batches may add up in it.
-double Engine::Impl::loss_factor() const {
-  if (!loss_scale) return 1;
-  return loss_scale->value() / static_cast<double>(config.gradient_accumulation_steps);
-}
-
-double Engine::Impl::mean_scale() const {
-  const double divided = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients);
-  const auto terms = static_cast<double>(placement.ranks() * config.gradient_accumulation_steps);
-  return divided / (terms * loss_factor());
-}
-
 at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
   // Not of the loss's own dtype, which may not hold the number: infinity is an overflow like any.
   const auto wide = loss.options().dtype(at::kFloat).requires_grad(false);
-  return at::full_like(loss, impl_->loss_factor(), wide).to(loss.scalar_type());
+  return at::full_like(loss, impl_->progress.loss_factor(), wide).to(loss.scalar_type());
 }
+
+namespace {
+
+// Clips as torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
+double clipping_factor(double norm, double largest) {
+  return largest > 0 && norm > largest ? std::min(1.0, largest / (norm + 1e-6)) : 1;
+}
+
+// Lowers or raises the loss scale, where there is one.
+void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, StepResult& result) {
+  auto& scale = progress.loss_scale();
+  if (!scale) return;
+  result.loss_scale = scale->value();
+  if (!scale->update(!finite)) {
+    throw NotFinite(fmt::format(
+        "A gradient is infinite or NaN, and the loss scale is at its minimum already "
+        "(fp16.min_loss_scale, {}): it cannot be lowered any more, and nothing was updated in this "
+        "step. Lower the learning rate, clip gradients, or use bf16.enabled, which has fp32's "
+        "range.",
+        result.loss_scale));
+  }
+  result.next_loss_scale = scale->value();
+  // They are of gradients at the old scale.
+  if (result.next_loss_scale != result.loss_scale) reduce.forget_losses();
+}
+
+}  // namespace
 
 StepResult Engine::step(bool update) {
   auto& impl = *impl_;
-  const Timeline::Scope phase(*impl.group().accounts().timeline, Activity::step);
-  if (!update && impl.timing.in_backward) {
+  auto& plan = impl.plan;
+  auto& progress = impl.progress;
+  const auto& flows = impl.flows;
+  const bool in_backward = plan.timing().in_backward;
+  const Timeline::Scope phase(*group().accounts().timeline, Activity::step);
+  if (!update && in_backward) {
     throw Error(
         "Engine::step without an update, with update_in_backward: backward has updated weights "
         "already.");
   }
   const c10::NoGradGuard no_grad;
   // Refusals come first: a `step` that was refused may be called again.
-  impl.model.check();
-  if (impl.reduce->only_foreign()) {
+  plan.model().check();
+  if (flows.reduce().only_foreign()) {
     throw Error(
         "Engine::step without a backward pass for it: the gradients since the last step came in "
         "passes of other engines (engine.backward of a loss that goes through this model), and "
-        "were "
-        "dropped. Call engine.backward(loss) of this engine; or Engine::zero_grad, where nothing "
-        "was to be learnt from them.");
+        "were dropped. Call engine.backward(loss) of this engine; or Engine::zero_grad, where "
+        "nothing was to be learnt from them.");
   }
-  const int64_t k = impl.config.gradient_accumulation_steps;
-  impl.passed = false;
-  impl.micro_batches = std::min(impl.micro_batches + 1, k);
-  if (impl.micro_batches < k) return {.step = impl.steps};
-  impl.model.check_names();
+  if (!progress.end_micro_batch()) return {.step = progress.steps()};
+  plan.model().check_names();
   if (const auto* pages = pager()) pages->check_unpinned();
-  impl.reduce->finish();
-  StepResult result{.boundary = true, .step = impl.steps};
+  flows.reduce().finish();
+  StepResult result{.boundary = true, .step = progress.steps()};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
-  double scale = impl.mean_scale();
-  auto global = global_norm(impl.layout, *impl.table, impl.placement, impl.reduce->norms(),
-                            impl.written_units());
-  const bool finite = global.finite;
+  double scale = progress.mean_scale();
+  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units());
   result.grad_norm = global.norm * scale;
-  impl.frozen_written = std::move(global.frozen_written);
-  if (impl.timing.in_backward)
-    impl.refuse_writes("in a step whose backward updates it (update_in_backward)");
-  const bool updates = update && (finite || (config().bf16 && !config().check_grad_overflow));
-  if (!updates && impl.timing.undoes) {
-    impl.schedule->take_back_updates();
-  } else if (!updates && impl.timing.in_backward) {
+  flows.writes().set_frozen_written(std::move(global.frozen_written));
+  if (in_backward)
+    flows.writes().refuse("in a step whose backward updates it (update_in_backward)");
+  result.updated = update && (global.finite || (config().bf16 && !config().check_grad_overflow));
+  if (!result.updated && plan.timing().keeps_old_states) {
+    flows.schedule().take_back_updates();
+  } else if (!result.updated && in_backward) {
     throw NotFinite(
         "A gradient is infinite or NaN, and with update_in_backward other weights have been "
         "updated from this step already. Load the last checkpoint; without update_in_backward such "
         "a step is left out.");
   }
-  if (updates) {
-    const double clip = impl.config.gradient_clipping;
-    // As torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
-    if (clip > 0 && result.grad_norm > clip)
-      scale *= std::min(1.0, clip / (result.grad_norm + 1e-6));
-  }
-  impl.gather->settle();
-  impl.schedule->finish();  // of the step before, where they are delayed
-  impl.micro_batches = 0;   // from here on nothing is refused
-  impl.commit_writes();
-  impl.invalidate();
+  if (result.updated) scale *= clipping_factor(result.grad_norm, config().gradient_clipping);
+  flows.gather().settle();
+  flows.schedule().finish();  // of the step before, where they are delayed
+  progress.restart();         // from here on nothing is refused
+  flows.writes().commit();
+  flows.writes().invalidate();
   if (auto* pages = pager()) pages->end_step();
-  if (updates) {
-    impl.schedule->start(scale, impl.steps);
-    result.updated = true;
-    result.step = ++impl.steps;
+  if (result.updated) {
+    flows.schedule().start(scale, progress.steps());
+    progress.set_steps(progress.steps() + 1);
+    result.step = progress.steps();
   }
   // An update that runs here publishes each unit itself. What the user wrote to sharded parameters
   // must reach the peers in any case.
-  if (impl.schedule->beside() || (!updates && impl.placement.sharded.parameters)) {
-    for (int64_t u = 0; u < impl.layout.unit_count(); ++u) impl.publish(u);
+  if (flows.schedule().beside() || (!result.updated && plan.placement().sharded.parameters)) {
+    for (int64_t u = 0; u < plan.layout().unit_count(); ++u) flows.writes().publish(u);
   }
-  impl.gather->finish_publish();
-  impl.reduce->clear();
-  const auto& feedback = impl.config.quantised.feedback;
-  if (result.updated && feedback && impl.steps % feedback->reset_every == 0)
-    impl.reduce->forget_losses();
-  impl.model.synchronize_buffers(impl.buffer_policy, impl.group());
+  flows.gather().finish_publish();
+  flows.reduce().clear();
+  const auto& feedback = config().quantised.feedback;
+  if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
+    flows.reduce().forget_losses();
+  plan.model().synchronize_buffers(impl.buffer_policy, group());
   // A step that was skipped has not had the memory that an update takes.
-  if (result.updated && !std::exchange(impl.budget_spent, true)) impl.spend_budget();
-  if (impl.recorder) impl.end_recording(result.updated);
-  if (impl.loss_scale) {
-    result.loss_scale = impl.loss_scale->value();
-    if (!impl.loss_scale->update(!finite)) {
-      throw NotFinite(fmt::format(
-          "A gradient is infinite or NaN, and the loss scale is at its minimum already "
-          "(fp16.min_loss_scale, {}): it cannot be lowered any more, and nothing was updated in "
-          "this "
-          "step. Lower the learning rate, clip gradients, or use bf16.enabled, which has fp32's "
-          "range.",
-          result.loss_scale));
-    }
-    result.next_loss_scale = impl.loss_scale->value();
-    // They are of gradients at the old scale.
-    if (result.next_loss_scale != result.loss_scale) impl.reduce->forget_losses();
-  }
+  if (result.updated) impl.memory.spend(flows);
+  impl.recording.end_step(result.updated, flows);
+  adapt_loss_scale(global.finite, progress, flows.reduce(), result);
   return result;
 }
 
 void Engine::zero_grad() {
-  auto& impl = *impl_;
-  impl.check_between_steps("Engine::zero_grad");
-  impl.reduce->join_begun();
-  impl.reduce->clear();
-  impl.micro_batches = 0;
-  impl.passed = false;
+  impl_->changes.check_between_steps("Engine::zero_grad");
+  impl_->changes.drop_gradients();
 }
 
 void Engine::drop_gradients() {
-  auto& impl = *impl_;
-  bool any = impl.passed;
-  if (impl.reduce->drops_together())
-    any = comm::any_rank(impl.group(), any || impl.reduce->has_begun(), "passes to drop");
+  const auto& reduce = impl_->flows.reduce();
+  bool any = impl_->progress.passed();
+  if (reduce.drops_together())
+    any = comm::any_rank(group(), any || reduce.has_begun(), "passes to drop");
   if (any) zero_grad();
 }
-
-std::vector<double> Engine::group_norms() {
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
-  auto& impl = *impl_;
-  impl.check_gradients_kept();
-  if (!impl.passed || impl.micro_batches + 1 < impl.config.gradient_accumulation_steps) {
-    throw Error(fmt::format(
-        "Engine::group_norms is of a whole step, between its last backward and Engine::step; {} of "
-        "its {} micro-batches have been passed.",
-        impl.micro_batches + (impl.passed ? 1 : 0), impl.config.gradient_accumulation_steps));
-  }
-  impl.reduce->finish();
-  auto norms = zero::group_norms(impl.layout, *impl.table, impl.placement, *impl.reduce,
-                                 impl.model.group_of(), group_count());
-  for (auto& norm : norms) norm *= impl.mean_scale();
-  return norms;
-}
-
-bool Engine::passed() const { return impl_->passed; }
-int64_t Engine::micro_batches() const { return impl_->micro_batches; }
-void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
-BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }
-
-void Engine::complete_update() { impl_->complete_update("Engine::complete_update"); }
-const Config& Engine::config() const { return impl_->config; }
-comm::Group& Engine::group() { return impl_->group(); }
-int64_t Engine::steps() const { return impl_->steps; }
-double Engine::loss_scale() const { return impl_->loss_scale ? impl_->loss_scale->value() : 1; }
-int64_t Engine::parameter_count() const { return impl_->layout.content(); }
-const partition::Layout& Engine::layout() const { return impl_->layout; }
-std::vector<std::string> Engine::parameter_names() const { return impl_->model.names(); }
-paging::Pager* Engine::pager() { return impl_->gather->pager(); }
 
 }  // namespace zero

@@ -8,24 +8,19 @@
 
 namespace zero {
 
-FactorExchange::FactorExchange(comm::Group& group, const partition::Layout& layout,
-                               const StateTable& table, FactoredStates& states)
-    : group_(group), layout_(layout), table_(table), states_(states) {}
-
-optim::Interval FactorExchange::of_rank(const Matrix& matrix, int rank) const {
+optim::Interval FactorExchange::part_of(const Matrix& matrix, partition::Range of_unit) const {
   const auto& segment = layout_.segment_of(matrix.parameter);
-  const auto part =
-      partition::intersect(segment.range(), layout_.slice(layout_.unit_of(matrix.parameter), rank));
+  const auto part = partition::intersect(segment.range(), of_unit);
   if (part.empty()) return {};
   return {part.begin - segment.offset, part.end - segment.offset};
 }
 
+optim::Interval FactorExchange::of_rank(const Matrix& matrix, int rank) const {
+  return part_of(matrix, layout_.slice(layout_.unit_of(matrix.parameter), rank));
+}
+
 optim::Interval FactorExchange::owned(const Matrix& matrix) const {
-  const auto& segment = layout_.segment_of(matrix.parameter);
-  const auto part =
-      partition::intersect(segment.range(), table_.plan(layout_.unit_of(matrix.parameter)).owned);
-  if (part.empty()) return {};
-  return {part.begin - segment.offset, part.end - segment.offset};
+  return part_of(matrix, table_.plan(layout_.unit_of(matrix.parameter)).owned);
 }
 
 void FactorExchange::add_batch(const PassBatch& planned) {

@@ -19,9 +19,9 @@ namespace zero {
 
 class FactorExchange {
  public:
-  /// The last three outlive this, as does `group`, whose ranks shard.
-  FactorExchange(comm::Group& group, const partition::Layout& layout, const StateTable& table,
-                 FactoredStates& states);
+  /// Both outlive this.
+  FactorExchange(const StateTable& table, FactoredStates& states)
+      : group_(table.group()), layout_(table.layout()), table_(table), states_(states) {}
 
   /// Takes a batch. Batches are numbered from 0 on; those of another reach have nothing here.
   void add_batch(const PassBatch& planned);
@@ -48,7 +48,8 @@ class FactorExchange {
     int64_t count = 0;    ///< rows and columns
     int64_t message = 0;  ///< how many of them a rank sends; 0: nothing is exchanged
   };
-  // Elements of a parameter that are in the slice of a rank.
+  // Elements of a parameter that are in a part of its unit, and in the slice of a rank.
+  optim::Interval part_of(const Matrix& matrix, partition::Range of_unit) const;
   optim::Interval of_rank(const Matrix& matrix, int rank) const;
   optim::Interval owned(const Matrix& matrix) const;
   template <class Put>

@@ -7,12 +7,12 @@
 
 namespace zero {
 
-FactoredStates::FactoredStates(const partition::Layout& layout, const std::vector<UnitPlan>& plans,
-                               const Model& model, const std::shared_ptr<Ledger>& ledger)
-    : entries_(static_cast<size_t>(model.size())) {
+FactoredStates::FactoredStates(const EnginePlan& plan)
+    : entries_(static_cast<size_t>(plan.model().size())) {
+  const auto& model = plan.model();
   const auto place = [&](int64_t parameter) -> size_t {
-    const auto& plan = plans[static_cast<size_t>(layout.unit_of(parameter))];
-    return plan.factored_at() == Tier::device ? 0 : 1;
+    const auto& unit = plan.units()[static_cast<size_t>(plan.layout().unit_of(parameter))];
+    return unit.factored_at() == Tier::device ? 0 : 1;
   };
   std::array<int64_t, 2> numel{};
   for (int64_t p = 0; p < model.size(); ++p) {
@@ -26,7 +26,7 @@ FactoredStates::FactoredStates(const partition::Layout& layout, const std::vecto
       memory_[at] = at::zeros({0}, at::TensorOptions(at::kFloat));
       continue;
     }
-    memory_[at] = host_zeros(numel[at], at::kFloat, ledger,
+    memory_[at] = host_zeros(numel[at], at::kFloat, plan.group().ledger(),
                              at == 0 ? Category::optimizer : Category::host_optimizer);
   }
   std::array<int64_t, 2> taken{};

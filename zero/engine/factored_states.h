@@ -11,16 +11,12 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "zero/base/ledger.h"
-#include "zero/engine/model.h"
-#include "zero/engine/unit_plan.h"
+#include "zero/engine/engine_plan.h"
 #include "zero/optim/factors.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -29,9 +25,8 @@ class FactoredStates {
   /// As checkpoints name them, and PyTorch.
   static constexpr std::array<std::string_view, 2> kNames{"row_var", "col_var"};
 
-  /// Zero-filled, charged to the optimizer's categories. `plans` has one a unit.
-  FactoredStates(const partition::Layout& layout, const std::vector<UnitPlan>& plans,
-                 const Model& model, const std::shared_ptr<Ledger>& ledger);
+  /// Zero-filled, charged to the optimizer's categories.
+  explicit FactoredStates(const EnginePlan& plan);
 
   bool has(int64_t parameter) const { return entries_[static_cast<size_t>(parameter)].has_value(); }
   /// The parameter must have factored states.

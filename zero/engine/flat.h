@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "zero/partition/layout.h"
 
@@ -35,6 +36,15 @@ inline at::Tensor unflattened(const at::Tensor& flat, const at::Tensor& like) {
 inline std::string unit_label(const partition::Layout& layout, int64_t unit) {
   const auto first = static_cast<size_t>(layout.unit(unit).segments.front().parameter);
   return "unit " + std::to_string(unit) + " (" + layout.parameters()[first].name + ")";
+}
+
+/// The labels of all units, each behind `prefix`.
+inline std::vector<std::string> unit_labels(const partition::Layout& layout,
+                                            const std::string& prefix = "") {
+  std::vector<std::string> labels;
+  for (int64_t u = 0; u < layout.unit_count(); ++u)
+    labels.push_back(prefix + unit_label(layout, u));
+  return labels;
 }
 
 }  // namespace zero

@@ -1,18 +1,18 @@
 #include "zero/engine/flops_profiler.h"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
-#include "zero/base/error.h"
 #include "zero/engine/operator_cost.h"
 #include "zero/engine/parameter_names.h"
+#include "zero/engine/thread_observer.h"
 
 namespace zero {
 
@@ -197,7 +197,8 @@ struct FlopsProfiler::State {
     return running;
   }
 
-  void end(const at::RecordFunction& range, Running& running) {
+  void end(const at::RecordFunction& range, at::ObserverContext& context) {
+    auto& running = static_cast<Running&>(context);
     const auto time = Clock::now() - running.begin;
     --depth;
     if (running.hides) {
@@ -268,47 +269,20 @@ struct FlopsProfiler::State {
   int depth = 0;       // operators that run
   int counting = 0;    // of them, those that count
   int hidden = 0;      // of them, those that hide what is in them
-  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
-
-  // LibTorch's callbacks are plain functions.
-  static State*& of_this_thread() {
-    thread_local State* state = nullptr;
-    return state;
-  }
-  static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& range) {
-    auto* state = of_this_thread();
-    return state == nullptr ? nullptr : state->start(range);
-  }
-  static void on_end(const at::RecordFunction& range, at::ObserverContext* context) {
-    auto* state = of_this_thread();
-    if (state != nullptr && context != nullptr) state->end(range, *static_cast<Running*>(context));
-  }
+  std::optional<ThreadObserver<State>> observer{
+      std::in_place, *this, ThreadObserver<State>::Scopes{at::RecordScope::FUNCTION}, true,
+      "A second zero::FlopsProfiler on this thread while another one counts: stop that one first."};
 };
 
 FlopsProfiler::FlopsProfiler(const NamedTensors& tensors)
-    : state_(std::make_unique<State>(tensors)) {
-  auto& current = State::of_this_thread();
-  if (current != nullptr) {
-    throw Error(
-        "A second zero::FlopsProfiler on this thread while another one counts: stop that one "
-        "first.");
-  }
-  state_->handle =
-      at::addThreadLocalCallback(at::RecordFunctionCallback(&State::on_start, &State::on_end)
-                                     .needsInputs(true)
-                                     .needsOutputs(true)
-                                     .scopes({at::RecordScope::FUNCTION}));
-  current = state_.get();
-}
+    : state_(std::make_unique<State>(tensors)) {}
 
 FlopsProfiler::~FlopsProfiler() { stop(); }
 
 void FlopsProfiler::stop() {
-  auto& state = *state_;
-  if (state.handle == at::INVALID_CALLBACK_HANDLE) return;
-  at::removeCallback(std::exchange(state.handle, at::INVALID_CALLBACK_HANDLE));
-  State::of_this_thread() = nullptr;
-  state.end_pass();
+  if (!state_->observer) return;
+  state_->observer.reset();
+  state_->end_pass();
 }
 
 ModuleFlops FlopsProfiler::profile() const { return state_->profile_of(kModel); }

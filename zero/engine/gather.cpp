@@ -13,23 +13,21 @@ std::unique_ptr<ParameterSource> make_source(const SourceParts& parts, DiskReads
 
 }  // namespace
 
-GatherFlow::GatherFlow(const partition::Layout& layout, StateTable& table,
-                       const Placement& placement, Options options)
-    : layout_(layout),
-      table_(table),
+GatherFlow::GatherFlow(StateTable& table, const Placement& placement, Options options)
+    : table_(table),
       options_(std::move(options)),
-      source_(make_source({layout, table, placement, options_.touched}, options_.disk)) {}
+      source_(make_source({table, placement, options_.touched}, options_.disk)) {}
 
 void GatherFlow::start(const std::vector<at::Tensor>& parameters, LateUpdates& updates) {
   auto* paged = source_->start(updates);
   if (paged == nullptr) return;
   pager_ = std::make_unique<paging::Pager>(
-      layout_, parameters, *paged, table_.ledger(),
+      table_.layout(), parameters, *paged, table_.ledger(),
       paging::PagerOptions{.device = table_.device(),
                            .budget_bytes = options_.live_bytes,
                            .prefetch_bytes = options_.prefetch_bytes,
                            .rethrow = options_.rethrow});
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) publish(u);
+  for (int64_t u = 0; u < table_.layout().unit_count(); ++u) publish(u);
 }
 
 void GatherFlow::settle() {

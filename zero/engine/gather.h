@@ -9,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "zero/engine/late_updates.h"
 #include "zero/engine/parameter_source.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/state_table.h"
@@ -31,10 +30,9 @@ class GatherFlow {
     std::function<void()> touched{};
   };
 
-  /// `layout` and `table` outlive this. Ends collectively where units are read in place, except
+  /// `table` outlives this. Ends collectively where units are read in place, except
   /// while an exception unwinds.
-  GatherFlow(const partition::Layout& layout, StateTable& table, const Placement& placement,
-             Options options);
+  GatherFlow(StateTable& table, const Placement& placement, Options options);
 
   /// Makes the values that were taken visible to all ranks. At stage 3 the parameters are paged
   /// from here on, and `updates`, which outlives this, are complete before a disk is read.
@@ -56,7 +54,6 @@ class GatherFlow {
   bool in_place() const { return table_.window() != nullptr; }
 
  private:
-  const partition::Layout& layout_;
   StateTable& table_;
   Options options_;
   std::unique_ptr<ParameterSource> source_;

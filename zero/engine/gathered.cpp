@@ -23,21 +23,21 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
                    std::optional<int> modifier_rank)
     : impl_(std::make_unique<Impl>(Impl{engine.impl_.shared(), access, modifier_rank, {}, {}})),
       exceptions_(std::uncaught_exceptions()) {
-  const auto& model = engine.impl_->model;
+  const auto& plan = engine.impl_->plan;
   std::set<int64_t> units;
-  for (const auto& wanted : parameters.empty() ? model.parameters() : parameters) {
-    const auto found = model.find(wanted);
+  for (const auto& wanted : parameters.empty() ? plan.model().parameters() : parameters) {
+    const auto found = plan.model().find(wanted);
     if (!found)
       throw ConfigError(
           "zero::Gathered was given a tensor that is not a parameter of its engine. Pass the "
           "parameters themselves, not views or copies.");
     impl_->parameters.push_back(*found);
-    units.insert(engine.impl_->layout.unit_of(impl_->parameters.back()));
+    units.insert(plan.layout().unit_of(impl_->parameters.back()));
   }
   // An update that began before must not overwrite the writes of this scope.
   if (access == Access::write) {
-    engine.impl_->check_between_steps("A write in zero::Gathered");
-    engine.impl_->complete_update("zero::Gathered");
+    engine.impl_->changes.check_between_steps("A write in zero::Gathered");
+    engine.impl_->changes.complete_update("zero::Gathered");
   }
   if (auto* pager = engine.pager()) {
     for (const int64_t unit : units) impl_->pins.push_back(pager->pin(unit));
@@ -48,34 +48,31 @@ void Gathered::close() {
   if (!impl_) return;
   const auto scope = std::exchange(impl_, nullptr);
   if (scope->access == Access::read) return;
-  auto& engine = *scope->engine;
-  auto* pager = engine.gather->pager();
-  if (scope->modifier_rank && engine.group().size() > 1) {
+  auto& plan = scope->engine->plan;
+  const auto& flows = scope->engine->flows;
+  auto* pager = flows.gather().pager();
+  if (scope->modifier_rank && plan.group().size() > 1) {
     for (const int64_t i : scope->parameters) {
-      engine.group()
-          .broadcast(flat_view(engine.model.parameter(i)), *scope->modifier_rank,
-                     engine.model.name(i))
+      plan.group()
+          .broadcast(flat_view(plan.model().parameter(i)), *scope->modifier_rank,
+                     plan.model().name(i))
           .wait();
     }
   }
+  std::vector<int64_t> units;
+  for (const int64_t i : scope->parameters) units.push_back(plan.layout().unit_of(i));
   if (pager != nullptr) {
-    for (const int64_t i : scope->parameters) {
-      paging::Page page{.pager = pager, .parameter = i, .unit = engine.layout.unit_of(i)};
-      pager->mark_dirty(page);
-    }
+    for (size_t i = 0; i < units.size(); ++i)
+      pager->mark_dirty({.pager = pager, .parameter = scope->parameters[i], .unit = units[i]});
     scope->pins.clear();
   }
-  std::vector<int64_t> units;
-  for (const int64_t i : scope->parameters) units.push_back(engine.layout.unit_of(i));
-  engine.change_parameters(
-      "writes in zero::Gathered",
-      [&] {
-        if (pager != nullptr) return;
-        for (const int64_t i : scope->parameters) {
-          if (engine.model.trainable(i)) engine.table->refresh_master(i);
-        }
-      },
-      units);
+  const auto refresh_masters = [&] {
+    if (pager != nullptr) return;
+    for (const int64_t i : scope->parameters) {
+      if (plan.model().trainable(i)) flows.table().refresh_master(i);
+    }
+  };
+  scope->engine->changes.change_parameters("writes in zero::Gathered", refresh_masters, units);
 }
 
 Gathered::~Gathered() noexcept(false) {

@@ -1,8 +1,9 @@
 #include "zero/engine/gradient_presence.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
+#include <vector>
+
+#include "zero/comm/gather_records.h"
 
 namespace zero {
 
@@ -36,23 +37,19 @@ GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
   const size_t units = mine.left.size();
   const size_t ordered = order.units().size();
   const size_t numel = parameters + units + ordered + 2;
-  auto sent = at::zeros({static_cast<int64_t>(numel)}, at::kInt);
-  auto* to = sent.mutable_data_ptr<int32_t>();
-  to = std::ranges::copy(here_, to).out;
+  std::vector<int32_t> sent(numel, 0);
+  auto to = std::ranges::copy(here_, sent.begin()).out;
   to = std::ranges::copy(mine.left, to).out;
   if (!order.known()) std::ranges::copy(order.seen(), to);
-  to += ordered;
+  to += static_cast<ptrdiff_t>(ordered);
   to[0] = mine.refuses_early ? 1 : 0;
   to[1] = mine.began_early ? 1 : 0;
 
-  const auto ranks = static_cast<size_t>(placement.ranks());
-  auto all = at::zeros({static_cast<int64_t>(ranks * numel)}, at::kInt);
-  placement.all->all_gather_control(all, sent, "gradients present");
-
+  const auto all = comm::gather_arrays<int32_t>(*placement.all, sent, "gradients present");
   Agreement agreed{.left = std::vector<uint8_t>(units, 0)};
   std::ranges::fill(anywhere_, uint8_t{0});
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    const auto* from = all.const_data_ptr<int32_t>() + rank * numel;
+  for (size_t rank = 0; rank * numel < all.size(); ++rank) {
+    const auto* from = &all[rank * numel];
     for (auto& parameter : anywhere_) parameter |= static_cast<uint8_t>(*from++);
     for (auto& unit : agreed.left) unit |= static_cast<uint8_t>(*from++);
     if (rank == 0) order.adopt({from, ordered});

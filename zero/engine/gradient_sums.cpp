@@ -34,19 +34,23 @@ void GradientSums::give_bucket(Reduction& reduction) const {
 
 PlacedSums::PlacedSums(const ReductionContext& context, HandOver* hand_over)
     : by_unit_(static_cast<size_t>(context.layout.unit_count()), nullptr) {
-  for (const auto tier : {Tier::device, Tier::host, Tier::disk}) {
-    GradientSums* made = nullptr;
-    for (const int64_t unit : context.order.units()) {
-      if (context.table.plan(unit).gradients_at != tier) continue;
-      if (made == nullptr) {
-        made_.push_back(tier == Tier::disk   ? disk_sums(context)
-                        : tier == Tier::host ? host_sums(context, hand_over)
-                                             : device_sums(context, hand_over));
-        made = made_.back().get();
-      }
-      by_unit_[static_cast<size_t>(unit)] = made;
-    }
+  std::vector<int64_t> on_device;
+  std::vector<int64_t> on_host;
+  std::vector<int64_t> on_disk;
+  for (int64_t u = 0; u < context.layout.unit_count(); ++u) {
+    if (!context.table.trainable(u)) continue;
+    const bool to_disk = context.table.transfer_bytes(u, State::gradients) > 0;
+    const bool to_host = context.table.plan(u).gradients_come_down();
+    (to_disk ? on_disk : to_host ? on_host : on_device).push_back(u);
   }
+  const auto add = [&](const std::vector<int64_t>& units, const auto& make) {
+    if (units.empty()) return;
+    made_.push_back(make(units));
+    for (const int64_t u : units) by_unit_[static_cast<size_t>(u)] = made_.back().get();
+  };
+  add(on_device, [&](const auto& units) { return device_sums(context, units, hand_over); });
+  add(on_host, [&](const auto& units) { return host_sums(context, units, hand_over); });
+  add(on_disk, [&](const auto& /*units*/) { return disk_sums(context); });
 }
 
 void PlacedSums::wait() const {

@@ -44,7 +44,10 @@ class HandOver {
 
 class GradientSums {
  public:
-  explicit GradientSums(const ReductionContext& context) : context_(context) {}
+  /// `takes_norms`: `take_norm` is called on each sum.
+  GradientSums(const ReductionContext& context, bool takes_norms) : context_(context) {
+    if (takes_norms) norms_.resize(static_cast<size_t>(context.layout.unit_count()));
+  }
   virtual ~GradientSums() = default;
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
@@ -65,7 +68,9 @@ class GradientSums {
   virtual void store(int64_t /*unit*/, const at::Tensor& /*sum*/) {}
   /// See GradientReduction::norm_part_on_device and norm.
   virtual at::Tensor norm_part_on_device(int64_t /*unit*/) { return {}; }
-  virtual optim::SquaredNorm norm(int64_t unit) { return norm_of(slice(unit)); }
+  optim::SquaredNorm norm(int64_t unit) {
+    return norms_.empty() ? norm_of(slice(unit)) : norms_[static_cast<size_t>(unit)];
+  }
   /// Gives the sum to an update, which reads what this returns (undefined: the disk) until the next
   /// call. New sums go elsewhere where they are doubled.
   virtual at::Tensor detach(int64_t unit) { return cell(unit); }
@@ -80,6 +85,10 @@ class GradientSums {
   /// Returns the norm of the part of a slice whose norm falls to this rank (Note [Hybrid
   /// sharding]).
   optim::SquaredNorm norm_of(const at::Tensor& slice) const;
+  /// Takes the norm of a sum while it is in memory, and returns it.
+  const optim::SquaredNorm& take_norm(int64_t unit, const at::Tensor& slice) {
+    return norms_[static_cast<size_t>(unit)] = norm_of(slice);
+  }
   /// Returns this rank's slice of the bucket.
   at::Tensor part_of_bucket(const Reduction& reduction) const;
   /// Adds `addend` to `to`.
@@ -89,14 +98,19 @@ class GradientSums {
   void give_bucket(Reduction& reduction) const;
 
   ReductionContext context_;
+
+ private:
+  std::vector<optim::SquaredNorm> norms_;  // by unit
 };
 
-// The classes. `hand_over` may be null, and outlives them.
+// The classes, of `units`. `hand_over` may be null, and outlives them.
 
 /// On the device, where micro-batches add up.
-std::unique_ptr<GradientSums> device_sums(const ReductionContext& context, HandOver* hand_over);
+std::unique_ptr<GradientSums> device_sums(const ReductionContext& context,
+                                          const std::vector<int64_t>& units, HandOver* hand_over);
 /// In the host's memory: slices come down while backward goes on, and micro-batches add up there.
-std::unique_ptr<GradientSums> host_sums(const ReductionContext& context, HandOver* hand_over);
+std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
+                                        const std::vector<int64_t>& units, HandOver* hand_over);
 /// On disk, where the update reads them with the other states. Nothing is handed over.
 std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context);
 

@@ -19,15 +19,12 @@ namespace {
 
 class HostSums final : public GradientSums {
  public:
-  HostSums(const ReductionContext& context, HandOver* hand_over)
-      : GradientSums(context),
+  HostSums(const ReductionContext& context, const std::vector<int64_t>& units, HandOver* hand_over)
+      : GradientSums(context, hand_over != nullptr),
         hand_over_(hand_over),
-        norms_(static_cast<size_t>(context.layout.unit_count())),
-        other_(norms_.size()) {
+        other_(static_cast<size_t>(context.layout.unit_count())) {
     int64_t most = 0;
-    for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
-      const auto& plan = context_.table.plan(u);
-      if (!plan.trainable || plan.gradients_at != Tier::host) continue;
+    for (const int64_t u : units) {
       most = std::max(most, numel(u));
       cell(u) = host_memory(numel(u), dtype(u), Category::host_gradients);
       if (context_.settings.doubled)
@@ -67,10 +64,6 @@ class HostSums final : public GradientSums {
     arrivals_.back().arrived.wait_on_host();  // those before it have come too
     for (auto& arrival : arrivals_) arrival.arrived = {};
     while (!arrivals_.empty()) land();
-  }
-
-  optim::SquaredNorm norm(int64_t unit) override {
-    return hand_over_ != nullptr ? norms_[static_cast<size_t>(unit)] : GradientSums::norm(unit);
   }
 
   at::Tensor detach(int64_t unit) override {
@@ -146,12 +139,10 @@ class HostSums final : public GradientSums {
     if (!arrival.last || hand_over_ == nullptr) return;
     const int64_t unit = arrival.unit;
     const auto& sum = cell(unit);
-    const auto& norm = norms_[static_cast<size_t>(unit)] = norm_of(sum);
-    if (norm.finite && hand_over_->wants(unit)) hand_over_->give(unit, sum);
+    if (take_norm(unit, sum).finite && hand_over_->wants(unit)) hand_over_->give(unit, sum);
   }
 
   HandOver* hand_over_;
-  std::vector<optim::SquaredNorm> norms_;
   std::vector<at::Tensor> other_;    // where sums are doubled: those that the update reads
   std::vector<at::Tensor> buffers_;  // for pieces that the host adds; they take turns
   size_t turn_ = 0;
@@ -161,8 +152,9 @@ class HostSums final : public GradientSums {
 
 }  // namespace
 
-std::unique_ptr<GradientSums> host_sums(const ReductionContext& context, HandOver* hand_over) {
-  return std::make_unique<HostSums>(context, hand_over);
+std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
+                                        const std::vector<int64_t>& units, HandOver* hand_over) {
+  return std::make_unique<HostSums>(context, units, hand_over);
 }
 
 }  // namespace zero

@@ -14,22 +14,12 @@ namespace zero {
 
 namespace {
 
-class DeviceSlices final : public SliceSource {
+class MemorySlices final : public SliceSource {
  public:
-  explicit DeviceSlices(StateTable& table) : table_(table) {}
-  at::Tensor bring(int64_t unit, const at::Tensor& /*place*/) override {
-    return table_.memory(unit, State::parameters);
-  }
-
- private:
-  StateTable& table_;
-};
-
-class HostSlices final : public SliceSource {
- public:
-  explicit HostSlices(StateTable& table) : table_(table) {}
+  explicit MemorySlices(StateTable& table) : table_(table) {}
   at::Tensor bring(int64_t unit, const at::Tensor& place) override {
     const auto& slice = table_.memory(unit, State::parameters);
+    if (!table_.plan(unit).comes_up()) return slice;
     const std::lock_guard lock(mutex_);
     table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
                      sent_up_);
@@ -45,12 +35,8 @@ class HostSlices final : public SliceSource {
 
 }  // namespace
 
-std::unique_ptr<SliceSource> device_slices(StateTable& table) {
-  return std::make_unique<DeviceSlices>(table);
-}
-
-std::unique_ptr<SliceSource> host_slices(StateTable& table) {
-  return std::make_unique<HostSlices>(table);
+std::unique_ptr<SliceSource> memory_slices(StateTable& table) {
+  return std::make_unique<MemorySlices>(table);
 }
 
 }  // namespace zero

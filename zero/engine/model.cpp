@@ -1,7 +1,6 @@
 #include "zero/engine/model.h"
 
 #include <ATen/core/TensorBody.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -20,6 +19,7 @@
 #include "zero/base/gradient_place.h"
 #include "zero/base/hash.h"
 #include "zero/base/host_allocator.h"
+#include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/passes.h"
@@ -357,20 +357,20 @@ void Model::agree(const Config& config, comm::Group& group) const {
     lines.push_back(fmt::format("buffer {} {} ({})", name, c10::toString(buffer.scalar_type()),
                                 fmt::join(buffer.sizes(), ", ")));
   }
-  auto mine = at::empty({2}, at::kLong);
-  Hash all_lines;
-  for (const auto& line : lines) all_lines.add(line);
-  mine[0] = static_cast<int64_t>(all_lines.value());
-  mine[1] = size();
-  auto all = at::empty({2 * group.size()}, at::kLong);
-  group.all_gather_control(all, mine, "the model's plan");
-  for (int rank = 1; rank < group.size(); ++rank) {
-    if (all[2 * rank].item<int64_t>() == all[0].item<int64_t>()) continue;
+  struct Given {
+    uint64_t hash = 0;
+    int64_t parameters = 0;
+  };
+  Hash hash;
+  for (const auto& line : lines) hash.add(line);
+  const auto all = comm::gather_records(group, Given{hash.value(), size()}, "the model's plan");
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].hash == all[0].hash) continue;
     throw ConfigError(fmt::format(
         "Rank {} was given another model or configuration than rank 0 ({} parameters there, {} on "
         "rank 0; this is rank {} with {}). Names, shapes, dtypes, order, frozen parameters, "
         "buffers, optimizers and the configuration must be the same on all ranks.",
-        rank, all[2 * rank + 1].item<int64_t>(), all[1].item<int64_t>(), group.rank(), size()));
+        rank, all[rank].parameters, all[0].parameters, group.rank(), size()));
   }
 }
 

@@ -1,11 +1,11 @@
 #include "zero/engine/norm.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
 #include "zero/engine/exact_exchange.h"
 #include "zero/engine/reduce.h"
@@ -43,36 +43,34 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
 
 // A rank's message has a number for each unit, and one that is 1 where a gradient is not finite. A
 // frozen unit has no norm: its number tells whether the rank's user has written to it.
-GlobalNorm global_norm(const partition::Layout& layout, const StateTable& table,
-                       const Placement& placement, const std::vector<optim::SquaredNorm>& mine,
+GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written) {
-  const int64_t units = layout.unit_count();
-  auto& group = *placement.all;
-  auto sent = at::zeros({units + 1}, at::kDouble);
-  auto* terms = sent.mutable_data_ptr<double>();
-  for (int64_t u = 0; u < units; ++u) {
-    const auto& term = mine[static_cast<size_t>(u)];
-    terms[u] = table.trainable(u) ? term.sum : written[static_cast<size_t>(u)];
-    if (table.trainable(u) && !term.finite) terms[units] = 1;
+  const size_t units = mine.size();
+  const auto trained = [&](size_t u) { return plan.units()[u].trainable; };
+  const auto& placement = plan.placement();
+  std::vector<double> terms(units + 1, 0);
+  for (size_t u = 0; u < units; ++u) {
+    terms[u] = trained(u) ? mine[u].sum : written[u];
+    if (trained(u) && !mine[u].finite) terms[units] = 1;
   }
-  auto all = at::empty({group.size() * sent.numel()}, at::kDouble);
-  group.all_gather_control(all, sent, "gradient norm");
-
-  const auto* of_ranks = all.const_data_ptr<double>();
-  GlobalNorm result{.frozen_written = std::vector<uint8_t>(static_cast<size_t>(units), 0)};
+  const auto all = comm::gather_arrays<double>(plan.group(), terms, "gradient norm");
+  const auto term_of = [&](int rank, size_t index) {
+    return all[static_cast<size_t>(rank) * (units + 1) + index];
+  };
+  GlobalNorm result{.frozen_written = std::vector<uint8_t>(units, 0)};
   double sum = 0;
-  for (int64_t u = 0; u < units; ++u) {
-    for (int part = 0; part < group.size(); ++part) {
-      const double term = of_ranks[placement.rank_of_part(part) * (units + 1) + u];
-      if (table.trainable(u)) {
+  for (size_t u = 0; u < units; ++u) {
+    for (int part = 0; part < placement.ranks(); ++part) {
+      const double term = term_of(placement.rank_of_part(part), u);
+      if (trained(u)) {
         sum += term;
       } else if (term != 0 && placement.sharded.parameters) {
-        result.frozen_written[static_cast<size_t>(u)] = 1;
+        result.frozen_written[u] = 1;
       }
     }
   }
-  for (int rank = 0; rank < group.size(); ++rank)
-    result.finite = result.finite && of_ranks[rank * (units + 1) + units] == 0;
+  for (int rank = 0; rank < placement.ranks(); ++rank)
+    result.finite = result.finite && term_of(rank, units) == 0;
   result.norm = std::sqrt(sum);
   return result;
 }
@@ -96,14 +94,14 @@ void add_squares(ExactSum& sum, const at::Tensor& values) {
 }  // namespace
 
 // Each of the ranks that shard adds up its slices, also where it holds all elements.
-std::vector<double> group_norms(const partition::Layout& layout, const StateTable& table,
-                                const Placement& placement, const ReduceFlow& reduce,
-                                const std::vector<size_t>& group_of, size_t groups) {
-  std::vector<ExactSum> sums(groups);
-  auto& shards = *placement.shards;
+std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce) {
+  const auto& layout = plan.layout();
+  const auto& group_of = plan.model().group_of();
+  std::vector<ExactSum> sums(plan.model().optimizers().size());
+  auto& shards = *plan.placement().shards;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    if (!table.trainable(u)) continue;
-    const auto& owned = table.plan(u).owned;
+    if (!plan.trainable(u)) continue;
+    const auto& owned = plan.units()[static_cast<size_t>(u)].owned;
     const auto slice = partition::intersect(owned, layout.slice(u, shards.rank()));
     at::Tensor gradient;  // of the owned elements, once it is needed
     for (const auto& segment : layout.unit(u).segments) {

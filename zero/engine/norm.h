@@ -11,16 +11,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "zero/engine/engine_plan.h"
 #include "zero/engine/gradient_presence.h"
 #include "zero/engine/gradient_reduction.h"
-#include "zero/engine/placement.h"
-#include "zero/engine/state_table.h"
 #include "zero/optim/optimizer.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -52,14 +49,11 @@ struct GlobalNorm {
 /// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
 /// whether its user has written to parameters. No rank reads the published parameters any more when
 /// this returns, since each has ended its backward pass. Collective.
-GlobalNorm global_norm(const partition::Layout& layout, const StateTable& table,
-                       const Placement& placement, const std::vector<optim::SquaredNorm>& mine,
+GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written);
 
-/// Returns the norm of each of `groups` parameter groups, also of the sums. `group_of` has the
-/// group of each parameter. The sums of the step are complete. Collective.
-std::vector<double> group_norms(const partition::Layout& layout, const StateTable& table,
-                                const Placement& placement, const ReduceFlow& reduce,
-                                const std::vector<size_t>& group_of, size_t groups);
+/// Returns the norm of each parameter group, also of the sums. The sums of the step are complete.
+/// Collective.
+std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce);
 
 }  // namespace zero

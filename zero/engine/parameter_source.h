@@ -16,12 +16,10 @@
 #include <vector>
 
 #include "zero/comm/group.h"
-#include "zero/engine/late_updates.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/slice_source.h"
 #include "zero/engine/state_table.h"
 #include "zero/paging/pager.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -49,9 +47,8 @@ class ParameterSource {
   virtual at::Tensor full(int64_t unit) = 0;
 };
 
-/// The parts of an engine that sources are made of. `layout` and `table` outlive them.
+/// The parts of an engine that sources are made of. `table` outlives them.
 struct SourceParts {
-  const partition::Layout& layout;
   StateTable& table;
   const Placement& placement;
   /// At stage 3 called on the thread of an operator that is about to use a unit, with the pager's
@@ -67,29 +64,22 @@ std::unique_ptr<ParameterSource> sliced_units(const SourceParts& parts, DiskRead
 /// A source for the pager of stage 3: parameters that lie in slices.
 class PagedSource : public ParameterSource, public paging::UnitSource {
  public:
-  explicit PagedSource(const SourceParts& parts);
+  explicit PagedSource(const SourceParts& parts) : table_(parts.table), touched_(parts.touched) {}
 
   void take(int64_t index, const at::Tensor& parameter) override;
   at::Tensor full(int64_t unit) override;
   void touched(int64_t unit) override;
 
  protected:
-  const partition::Layout& layout() const { return layout_; }
+  const partition::Layout& layout() const { return table_.layout(); }
   StateTable& table() const { return table_; }
-  comm::Group& group() const { return group_; }
-  /// Returns the name of a unit, for errors.
-  const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
+  comm::Group& group() const { return table_.group(); }
+  const std::string& label(int64_t unit) const { return table_.label(unit); }
 
  private:
-  const partition::Layout& layout_;
   StateTable& table_;
-  comm::Group& group_;
   std::function<void()> touched_;
-  std::vector<std::string> labels_;  // by unit
 };
-
-/// Returns the names of units, for errors.
-std::vector<std::string> unit_labels(const partition::Layout& layout);
 
 /// Throws where memory of the host allocator, which `parameter` was read from, has been overrun.
 void check_memory_of(const at::Tensor& parameter);

@@ -79,6 +79,16 @@ partition::Placement sharded_states(const Config& config, int64_t ranks) {
   return partition::placement_of_stage(pages ? config.stage : 0);
 }
 
+UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
+  UpdateTiming timing;
+  const int64_t after = config.offload_optimizer.delayed_update_after;
+  if (after > 0) timing.delayed_after = after;
+  timing.in_backward = config.update_in_backward && placement.gradients;
+  timing.keeps_old_states = timing.in_backward && config.scales_loss();
+  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
+  return timing;
+}
+
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks) {
   FormSettings settings{.ranks = ranks, .sharded = sharded_states(config, ranks.grid.shards)};

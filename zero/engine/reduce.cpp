@@ -21,27 +21,32 @@ std::vector<int64_t> trained_units(const StateTable& table, const partition::Lay
   return units;
 }
 
-std::vector<std::string> gradient_labels(const partition::Layout& layout) {
-  std::vector<std::string> labels;
-  for (int64_t u = 0; u < layout.unit_count(); ++u)
-    labels.push_back("gradients of " + unit_label(layout, u));
-  return labels;
+ReductionSettings settings_of(const EnginePlan& plan) {
+  const auto& config = plan.config();
+  const auto& placement = plan.placement();
+  ReductionSettings settings{
+      .unit_bytes = config.unit_bytes,
+      .predivisor = config.gradient_predivisor(placement.ranks(), placement.sharded.gradients),
+      .doubled = plan.timing().delayed_after.has_value(),
+      .hands_over = plan.timing().in_backward};
+  if (const auto& chosen = config.quantised.feedback)
+    settings.feedback = static_cast<float>(chosen->beta);
+  return settings;
 }
 
 }  // namespace
 
-ReduceFlow::ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> parameters,
-                       StateTable& table, const Placement& placement, ReductionSettings settings)
-    : layout_(layout),
+ReduceFlow::ReduceFlow(const EnginePlan& plan, StateTable& table)
+    : layout_(plan.layout()),
       table_(table),
-      placement_(placement),
-      settings_(settings),
+      placement_(plan.placement()),
+      settings_(settings_of(plan)),
       side_(side_stream(table.device())),
-      labels_(gradient_labels(layout)),
-      unit_norms_(layout.unit_count(), table.device()),
-      arrivals_(layout, std::move(parameters)),
-      presence_(layout),
-      order_(trained_units(table, layout)),
+      labels_(unit_labels(layout_, "gradients of ")),
+      unit_norms_(layout_.unit_count(), table.device()),
+      arrivals_(layout_, plan.model().parameters()),
+      presence_(layout_),
+      order_(trained_units(table, layout_)),
       pool_(make_pool()),
       reduction_(make_reduction()) {}
 

@@ -22,14 +22,13 @@
 
 #include "zero/device/stream.h"
 #include "zero/engine/bucket_pool.h"
+#include "zero/engine/engine_plan.h"
 #include "zero/engine/gradient_arrivals.h"
 #include "zero/engine/gradient_presence.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/norm.h"
-#include "zero/engine/placement.h"
 #include "zero/engine/reduction_order.h"
 #include "zero/engine/state_table.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
@@ -37,9 +36,8 @@ namespace zero {
 /// threads of its own.
 class ReduceFlow {
  public:
-  /// `table` and `layout` outlive this.
-  ReduceFlow(const partition::Layout& layout, std::vector<at::Tensor> parameters, StateTable& table,
-             const Placement& placement, ReductionSettings settings);
+  /// Both outlive this.
+  ReduceFlow(const EnginePlan& plan, StateTable& table);
   ReduceFlow(const ReduceFlow&) = delete;
   ReduceFlow& operator=(const ReduceFlow&) = delete;
   /// See GradientReduction::hand_over_to. To be called before the first pass.
@@ -118,7 +116,7 @@ class ReduceFlow {
 
   const partition::Layout& layout_;
   StateTable& table_;
-  Placement placement_;
+  const Placement& placement_;
   ReductionSettings settings_;
   std::optional<c10::Stream> side_;  // of a device
   StreamMark mark_;

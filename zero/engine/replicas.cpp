@@ -1,14 +1,13 @@
 #include "zero/engine/replicas.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <span>
 
 #include "zero/base/hash.h"
-#include "zero/engine/engine_impl.h"
+#include "zero/comm/gather_records.h"
+#include "zero/engine/flows.h"
 
 namespace zero {
 
@@ -20,22 +19,12 @@ int64_t hash_of_values(const at::Tensor& values) {
       zero::hash_of({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()}));
 }
 
-/// `mine` of each rank, by rank. Collective.
-at::Tensor gathered(comm::Group& group, const std::vector<int64_t>& mine, std::string_view label) {
-  const auto count = static_cast<int64_t>(mine.size());
-  const auto sent = at::empty({count}, at::kLong);
-  std::ranges::copy(mine, sent.mutable_data_ptr<int64_t>());
-  auto all = at::empty({group.size(), count}, at::kLong);
-  group.all_gather_control(all, sent, label);
-  return all;
-}
-
 /// Returns those of the ranks first, first + stride, ... whose number `index` differs from the most
 /// frequent one.
-std::vector<int> outliers(const at::Tensor& all, int64_t index, int first, int stride) {
-  const auto ranks = static_cast<int>(all.size(0));
-  const auto* numbers = all.const_data_ptr<int64_t>();
-  const auto of = [&](int rank) { return numbers[rank * all.size(1) + index]; };
+std::vector<int> outliers(const std::vector<int64_t>& all, int ranks, size_t index, int first,
+                          int stride) {
+  const size_t count = all.size() / static_cast<size_t>(ranks);
+  const auto of = [&](int rank) { return all[static_cast<size_t>(rank) * count + index]; };
   int most = first;
   int64_t frequency = 0;
   for (int rank = first; rank < ranks; rank += stride) {
@@ -55,26 +44,27 @@ std::vector<int> outliers(const at::Tensor& all, int64_t index, int first, int s
 
 }  // namespace
 
-std::vector<Divergence> Engine::diverged_parameters() {
-  auto& impl = *impl_;
-  const auto& layout = impl.layout;
+std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows& flows) {
+  const auto& layout = plan.layout();
+  auto& group = plan.group();
+  const auto& table = flows.table();
   // Ranks r, r + stride, ... hold the same.
-  const bool sharded = impl.placement.sharded.parameters;
-  const int stride = sharded ? impl.placement.shards->size() : 1;
-  if (impl.group().size() <= stride) return {};
+  const bool sharded = plan.placement().sharded.parameters;
+  const int stride = sharded ? table.group().size() : 1;
+  if (group.size() <= stride) return {};
   // Updates that `step` has left must end before their parameters are read; a delayed update hides
   // what it writes.
-  if (!impl.schedule->delayed()) impl.schedule->finish();
+  if (!flows.schedule().delayed()) flows.schedule().finish();
   const auto held = [&](int64_t unit) {
-    return sharded ? impl.table->read(unit, State::parameters) : impl.table->whole(unit);
+    return sharded ? table.read(unit, State::parameters) : table.whole(unit);
   };
   std::vector<int64_t> hashes;
   for (int64_t u = 0; u < layout.unit_count(); ++u) hashes.push_back(hash_of_values(held(u)));
-  const auto all = gathered(impl.group(), hashes, "checksums of units");
-  const auto differing = [&](const at::Tensor& numbers, int64_t index) {
+  const auto all = comm::gather_arrays<int64_t>(group, hashes, "checksums of units");
+  const auto differing = [&](const std::vector<int64_t>& numbers, size_t index) {
     std::vector<int> ranks;
     for (int first = 0; first < stride; ++first) {
-      const auto found = outliers(numbers, index, first, stride);
+      const auto found = outliers(numbers, group.size(), index, first, stride);
       ranks.insert(ranks.end(), found.begin(), found.end());
     }
     std::ranges::sort(ranks);
@@ -84,9 +74,9 @@ std::vector<Divergence> Engine::diverged_parameters() {
   std::vector<int64_t> parameters;
   std::vector<int64_t> parts;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    if (differing(all, u).empty()) continue;
+    if (differing(all, static_cast<size_t>(u)).empty()) continue;
     const auto array = held(u);
-    const auto& owned = impl.table->plan(u).owned;
+    const auto& owned = table.plan(u).owned;
     for (const auto& segment : layout.unit(u).segments) {
       const auto part = sharded ? partition::intersect(segment.range(), owned) : segment.range();
       const int64_t begin = sharded ? owned.begin : 0;
@@ -97,10 +87,10 @@ std::vector<Divergence> Engine::diverged_parameters() {
   }
   std::vector<Divergence> found;
   if (parts.empty()) return found;
-  const auto of_parameters = gathered(impl.group(), parts, "checksums of parameters");
+  const auto of_parameters = comm::gather_arrays<int64_t>(group, parts, "checksums of parameters");
   for (size_t i = 0; i < parameters.size(); ++i) {
-    auto ranks = differing(of_parameters, static_cast<int64_t>(i));
-    if (!ranks.empty()) found.push_back({impl.model.name(parameters[i]), std::move(ranks)});
+    auto ranks = differing(of_parameters, i);
+    if (!ranks.empty()) found.push_back({plan.model().name(parameters[i]), std::move(ranks)});
   }
   return found;
 }

@@ -6,6 +6,9 @@
 
 namespace zero {
 
+class EnginePlan;
+class Flows;
+
 /// A parameter of which ranks that should hold the same bytes do not.
 struct Divergence {
   std::string parameter;
@@ -13,6 +16,9 @@ struct Divergence {
   /// most.
   std::vector<int> ranks;
 };
+
+/// See Engine::diverged_parameters.
+std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows& flows);
 
 /// "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", of the first few.
 std::string text_of(const std::vector<Divergence>& divergences);

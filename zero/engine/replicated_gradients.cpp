@@ -22,12 +22,75 @@
 #include <optional>
 #include <utility>
 
+#include "zero/device/memory.h"
 #include "zero/engine/early_reductions.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/reductions.h"
-#include "zero/engine/whole_gradient.h"
 
 namespace zero {
+
+// The gradient of one unit. It is whole on the device, in the gradient storage of the formula. The
+// update reads the elements that this rank updates there; where it runs on the host, it reads a
+// copy of them in the host's memory.
+class WholeGradient {
+ public:
+  WholeGradient(const ReductionContext& context, int64_t unit)
+      : context_(context), unit_(unit), whole_(make_whole(Category::gradients)) {
+    cell() = on_host() ? make_on_host(Category::host_gradients) : owned();
+    if (context_.settings.doubled)
+      other_ =
+          on_host() ? make_on_host(Category::host_buffers) : make_whole(Category::offload_buffers);
+  }
+
+  const at::Tensor& whole() const { return whole_; }
+  // Returns the elements that this rank updates.
+  at::Tensor owned() const {
+    const auto& range = plan().owned;
+    return whole_.narrow(0, range.begin, range.size());
+  }
+
+  // The gradient is complete: what the update reads comes down to the host, if it runs there. The
+  // host waits for the norm, which is read behind this copy, before it updates.
+  void bring_down() {
+    if (!on_host()) return;
+    const auto& to = cell();
+    context_.table.link().down(to.data_ptr(), owned().const_data_ptr(),
+                               static_cast<int64_t>(to.nbytes()), context_.mark);
+  }
+
+  // Gives the elements to an update, as GradientReduction::detach.
+  at::Tensor detach() {
+    auto detached = cell();
+    if (!other_.defined()) return detached;
+    if (on_host()) {
+      std::swap(cell(), other_);
+    } else {
+      std::swap(whole_, other_);
+      cell() = owned();
+    }
+    return detached;
+  }
+
+ private:
+  const UnitPlan& plan() const { return context_.table.plan(unit_); }
+  bool on_host() const { return plan().gradients_come_down(); }
+  at::Tensor make_whole(Category category) const {
+    return context_.placement.shards
+        ->empty(context_.layout.unit(unit_).numel, plan().gradient_dtype, category)
+        .zero_();
+  }
+  at::Tensor make_on_host(Category category) const {
+    return pinned_zeros(plan().owned.size(), plan().gradient_dtype, context_.table.device(),
+                        context_.table.ledger(), category);
+  }
+  // The memory that the update reads.
+  at::Tensor& cell() const { return context_.table.memory(unit_, State::gradients); }
+
+  ReductionContext context_;
+  int64_t unit_;
+  at::Tensor whole_;
+  at::Tensor other_;  // where gradients are doubled: takes turns with the memory that is read
+};
 
 class ReplicatedGradients final : public GradientReduction {
  public:

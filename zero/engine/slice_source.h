@@ -1,4 +1,5 @@
-// Sources of this rank's slice of a unit when the unit is gathered: one class for each tier.
+// Sources of this rank's slice of a unit when the unit is gathered: one class for memory and
+// one for a disk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +8,20 @@
 #include <memory>
 
 #include "zero/comm/group.h"
-#include "zero/engine/late_updates.h"
 #include "zero/engine/state_table.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
+
+/// Updates that may still be under way when somebody reads parameters.
+class LateUpdates {
+ public:
+  virtual ~LateUpdates() = default;
+  /// Completes the update of a unit whose parameters are about to be read from a disk.
+  virtual void complete(int64_t unit) = 0;
+  /// Completes it if that needs no waiting. Returns whether the parameters may be read now.
+  virtual bool try_complete(int64_t unit) = 0;
+};
 
 /// Called by one thread at a time for a given unit, and by several for different ones.
 class SliceSource {
@@ -44,10 +54,8 @@ struct DiskReads {
 };
 
 // All that sources are made of outlives them.
-std::unique_ptr<SliceSource> device_slices(StateTable& table);
-std::unique_ptr<SliceSource> host_slices(StateTable& table);
+std::unique_ptr<SliceSource> memory_slices(StateTable& table);
 /// A slice is read after its unit's update among `updates`.
-std::unique_ptr<SliceSource> disk_slices(const partition::Layout& layout, StateTable& table,
-                                         comm::Group& group, LateUpdates& updates, DiskReads reads);
+std::unique_ptr<SliceSource> disk_slices(StateTable& table, LateUpdates& updates, DiskReads reads);
 
 }  // namespace zero

@@ -22,12 +22,11 @@ class SlicedUnits final : public PagedSource {
       : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
 
   paging::UnitSource* start(LateUpdates& updates) override {
-    sources_ = {device_slices(table()), host_slices(table()),
-                disk_slices(layout(), table(), group(), updates, reads_)};
+    sources_ = {memory_slices(table()), disk_slices(table(), updates, reads_)};
     for (int64_t u = 0; u < layout().unit_count(); ++u) {
       const bool on_disk = table().transfer_bytes(u, State::parameters) > 0;
       any_on_disk_ = any_on_disk_ || on_disk;
-      slices_.push_back(sources_[on_disk ? 2 : table().plan(u).comes_up() ? 1 : 0].get());
+      slices_.push_back(sources_[on_disk ? 1 : 0].get());
     }
     return this;
   }
@@ -87,7 +86,7 @@ class SlicedUnits final : public PagedSource {
   DiskReads reads_;
   StreamMark published_;             // behind the writes of the parameters of now
   std::vector<comm::Work> gathers_;  // by unit
-  std::array<std::unique_ptr<SliceSource>, 3> sources_;  // of the device, the host and the disk
+  std::array<std::unique_ptr<SliceSource>, 2> sources_;  // in memory and on the disk
   std::vector<SliceSource*> slices_;                     // by unit
   bool any_on_disk_ = false;
 };

@@ -60,23 +60,27 @@ void check_replaceable(const fs::path& folder) {
 
 }  // namespace
 
-StateParts Engine::Impl::parts() { return {layout, *table, model, *factored, config}; }
+StateParts Engine::Impl::parts() {
+  return {plan.layout(), flows.table(), plan.model(), flows.factored(), plan.config()};
+}
 
-Progress Engine::Impl::progress() const { return {steps, update->steps(), loss_scale}; }
+Progress Engine::Impl::saved_progress() const {
+  return {progress.steps(), flows.update().steps(), progress.loss_scale()};
+}
 
 void Engine::Impl::load_states(std::string_view label,
                                const std::function<std::unique_ptr<StateSource>()>& open) {
   std::unique_ptr<StateSource> source;
-  Progress progress;
-  comm::agree<CheckpointError>(group(), label, [&] {
+  Progress loaded;
+  comm::agree<CheckpointError>(plan.group(), label, [&] {
     source = open();
-    progress = source->progress();
-    schedule->wait();
+    loaded = source->progress();
+    flows.schedule().wait();
   });
-  replace_states(label, [&] {
-    steps = progress.steps;
-    loss_scale = progress.loss_scale;
-    update->steps() = std::move(progress.parameter_steps);
+  changes.replace_states(label, [&] {
+    progress.set_steps(loaded.steps);
+    progress.loss_scale() = loaded.loss_scale;
+    flows.update().steps() = std::move(loaded.parameter_steps);
     restore(parts(), *source);
   });
 }
@@ -86,18 +90,19 @@ void Engine::save(const std::string& folder, const Attached& attached) {
   const HostScope not_refused;
   constexpr const char* kLabel = "Engine::save";
   auto& impl = *impl_;
-  auto& group = impl.group();
-  impl.at_boundary(kLabel);
+  auto& group = impl.plan.group();
+  impl.changes.at_boundary(kLabel);
   const auto partial = WholeFolder::partial(folder);
   std::optional<WholeFolder> whole;
-  impl.change_parameters(kLabel);
+  impl.changes.change_parameters(kLabel);
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (group.rank() != 0) return;
     check_replaceable(folder);
     whole.emplace(folder, &fail<CheckpointError>);
   });
-  const bool owns =
-      impl.placement.sharded.optimizer ? impl.placement.replicas->rank() == 0 : group.rank() == 0;
+  const bool owns = impl.plan.placement().sharded.optimizer
+                        ? impl.plan.placement().replicas->rank() == 0
+                        : group.rank() == 0;
   const auto entry = comm::agree<CheckpointError>(group, kLabel, [&] {
     auto file = save_slices(impl.parts(), partial, group.rank(), group.size(), owns);
     file.attached = attached;
@@ -106,7 +111,7 @@ void Engine::save(const std::string& folder, const Attached& attached) {
   const auto entries = comm::gather_texts(group, entry, "entries of files");
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (!whole) return;
-    auto manifest = describe(impl.parts(), impl.progress());
+    auto manifest = describe(impl.parts(), impl.saved_progress());
     for (size_t g = 0; g < group_count(); ++g) manifest.groups.push_back(dump(optimizer(g)));
     manifest.buffer_policy = impl.buffer_policy == BufferPolicy::rank_0    ? "rank_0"
                              : impl.buffer_policy == BufferPolicy::average ? "average"
@@ -122,13 +127,14 @@ Attached Engine::load(const std::string& folder) {
   const HostScope not_refused;
   constexpr const char* kLabel = "Engine::load";
   auto& impl = *impl_;
-  auto& group = impl.group();
+  auto& group = impl.plan.group();
   const int rank = group.rank();
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (rank == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
   });
   if (!comm::any_rank(group, has_manifest(folder), kLabel)) {
-    const int owner = impl.placement.sharded.optimizer ? impl.placement.shards->rank() : 0;
+    const int owner =
+        impl.plan.placement().sharded.optimizer ? impl.plan.placement().shards->rank() : 0;
     impl.load_states(kLabel,
                      [&] { return open_shards(impl.parts(), folder, owner, rank, group.size()); });
     return {};
@@ -149,11 +155,12 @@ void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
-  impl.at_boundary("Engine::save_full");
-  impl.change_parameters("Engine::save_full");
+  impl.changes.at_boundary("Engine::save_full");
+  impl.changes.change_parameters("Engine::save_full");
   save_tensors(
-      impl.parts(), impl.progress(), impl.group(),
-      [&](int64_t unit, const at::Tensor& owned) { return impl.full(unit, owned); }, path);
+      impl.parts(), impl.saved_progress(), impl.plan.group(),
+      [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },
+      path);
 }
 
 void Engine::load_full(const std::string& path) {

@@ -13,6 +13,7 @@
 
 #include "zero/base/error.h"
 #include "zero/device/memory.h"
+#include "zero/engine/engine.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
@@ -73,6 +74,7 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
                        Options options)
     : layout_(layout),
       plans_(std::move(plans)),
+      labels_(unit_labels(layout)),
       group_(*placement.shards),
       ledger_(group_.ledger()),
       link_(link),
@@ -82,8 +84,8 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
           std::make_unique<store::MemoryTier>(Tier::device, link, layout.unit_count(), kStates)),
       host_(std::make_unique<store::MemoryTier>(Tier::host, link, layout.unit_count(), kStates)),
       disk_(std::move(disk)),
-      new_parameters_(plans_.size()),
       updated_(plans_.size(), 0) {
+  for (const auto& plan : plans_) new_parameters_.push_back(new_parameters(plan));
   make_parameters(placement, options);
   for (int64_t u = 0; u < layout_.unit_count(); ++u) make_optimizer(u);
   make_staging();
@@ -146,10 +148,9 @@ void StateTable::make_optimizer(int64_t unit) {
   const auto& plan = this->plan(unit);
   if (!plan.trainable) return;
   const int64_t numel = plan.owned.size();
-  if (keeps_old_parameters_ && plan.parameters_at != Tier::disk &&
-      (!plan.copies_master() || plan.copies_from_disk())) {
-    new_parameters_[static_cast<size_t>(unit)] =
-        zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
+  if (auto& made = new_parameters_[static_cast<size_t>(unit)];
+      made.place == NewParameters::Place::apart) {
+    made.memory = zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   }
   if (plan.states_at == Tier::disk) return;
   const auto category =
@@ -166,18 +167,30 @@ void StateTable::make_optimizer(int64_t unit) {
   }
 }
 
-// Returns whether new parameters are made in a block and copied from there. Master weights that are
-// the parameters are copied from where they lie, unless that is a disk.
-bool StateTable::is_staged(const UnitPlan& plan) const {
-  return plan.trainable && plan.crosses() && !keeps_old_parameters_ &&
-         (!plan.copies_master() || plan.copies_from_disk());
+StateTable::NewParameters StateTable::new_parameters(const UnitPlan& plan) const {
+  using Kind = NewParameters::Kind;
+  using Place = NewParameters::Place;
+  if (!plan.trainable) return {};
+  const bool crosses = plan.crosses() && !keeps_old_parameters_;
+  // Master weights on a disk are gone after the update.
+  const bool masters_serve = plan.copies_master() && !plan.copies_from_disk();
+  return {.kind = !plan.own_master()     ? Kind::masters
+                  : plan.copies_master() ? Kind::copies
+                                         : Kind::rounded,
+          .place = plan.parameters_at == Tier::disk ? Place::disk_block
+                   : masters_serve                  ? Place::master
+                   : keeps_old_parameters_          ? Place::apart
+                   : crosses                        ? Place::staged_block
+                                                    : Place::cell,
+          .crosses = crosses};
 }
 
 void StateTable::make_staging() {
   int64_t bytes = 0;
   auto made_at = Tier::device;
-  for (const auto& plan : plans_) {
-    if (!is_staged(plan)) continue;
+  for (size_t u = 0; u < plans_.size(); ++u) {
+    if (new_parameters_[u].place != NewParameters::Place::staged_block) continue;
+    const auto& plan = plans_[u];
     made_at = plan.updated_at();
     bytes = std::max(bytes, std::min(plan.owned.size(), kStagedNumel) *
                                 static_cast<int64_t>(c10::elementSize(plan.dtype)));
@@ -289,6 +302,15 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
   optim::join(halves_of(upper), halves_of(stored), joined.mutable_data_ptr<float>(),
               joined.numel());
   return joined;
+}
+
+at::Tensor StateTable::full(int64_t unit, const at::Tensor& owned) const {
+  const int64_t numel = layout_.unit(unit).numel;
+  auto slice = owned.to(device());
+  if (owned.numel() == numel) return slice;
+  auto whole = at::empty({numel}, slice.options());
+  group_.all_gather(whole, slice, label(unit)).wait();
+  return whole;
 }
 
 void StateTable::write(int64_t unit, State state, Range elements, const at::Tensor& values) {
@@ -403,17 +425,17 @@ at::Tensor StateTable::narrowed(int64_t unit, const at::Tensor& parameter) const
   return made;
 }
 
-void StateTable::write_master(int64_t parameter, const at::Tensor& values) {
+void StateTable::write_owned(int64_t parameter, State state, const at::Tensor& values) {
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
-  write(u, State::master, from_first_owned(mine, plan(u)),
+  write(u, state, from_first_owned(mine, plan(u)),
         values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size()));
 }
 
 void StateTable::reset_new_parameters(int64_t unit, Range elements) {
   const auto& plan = this->plan(unit);
-  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
+  const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   if (!fresh.defined() || (plan.own_master() && !plan.split)) return;
   link_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
              at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
@@ -460,7 +482,7 @@ void StateTable::use_new_parameters(int64_t unit) {
     exchange_copies(unit, State::parameters);
     return;
   }
-  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
+  const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   const auto& from = fresh.defined() ? fresh : memory(unit, State::master);
   link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at, from.const_data_ptr(),
              plan.updated_at(), static_cast<int64_t>(from.nbytes()), &parameter_copies_);
@@ -489,71 +511,77 @@ void StateTable::end_updates() {
   if (disk_) disk_->end_step();
 }
 
+DiskUse StateTable::disk_use() const {
+  if (!disk_) return {};
+  const auto counts = disk_->file().counts();
+  return {disk_->bytes(), counts.read, counts.written, disk_->wait_ms()};
+}
+
 // Blocks.
+
+// The addresses of a part of a row, but for parameters in memory.
+StateTable::Block StateTable::cells(int64_t unit, const at::Tensor& gradient,
+                                    const DiskTier::Block& part) const {
+  const auto& plan = this->plan(unit);
+  Block block{.begin = part.begin, .end = part.end};
+  const auto on_disk = plan.columns_on_disk();
+  for (size_t i = 0; i < part.arrays.size(); ++i) block.at[column(on_disk[i])] = part.arrays[i];
+  if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
+  if (plan.states_at == Tier::disk) return block;
+  for (const auto state : plan.optimizer_columns())
+    block.at[column(state)] =
+        static_cast<std::byte*>(memory(unit, state).data_ptr()) + plan.bytes_of(state, block.begin);
+  return block;
+}
 
 void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
                                 const std::function<void(const Block&)>& update, Weights weights) {
+  using Kind = NewParameters::Kind;
+  using Place = NewParameters::Place;
   const auto& plan = this->plan(unit);
-  const auto on_disk = plan.columns_on_disk();
-  const auto optimizer = plan.optimizer_columns();
-  const auto& fresh = new_parameters_[static_cast<size_t>(unit)];
-  const bool narrows = plan.own_master() && !plan.copies_master();
-  // New parameters are copied from where they were made to the other memory.
-  const bool crosses = plan.crosses() && !keeps_old_parameters_;
-  const bool staged = is_staged(plan);
-  const bool parameters_on_disk = plan.parameters_at == Tier::disk;
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(plan.dtype));
+  const auto& made = new_parameters_[static_cast<size_t>(unit)];
+  const bool staged = made.place == Place::staged_block;
   const bool updated = weights == Weights::updated;
   if (updated) updated_[static_cast<size_t>(unit)] = 1;
 
-  const auto pass = [&](const DiskTier::Block& from_disk) {
-    Block block{.begin = from_disk.begin, .end = from_disk.end};
-    const int64_t bytes = (block.end - block.begin) * element_bytes;
-    for (size_t i = 0; i < on_disk.size() && i < from_disk.arrays.size(); ++i)
-      block.at[column(on_disk[i])] = from_disk.arrays[i];
+  const auto pass = [&](const DiskTier::Block& part) {
+    auto block = cells(unit, gradient, part);
+    const int64_t bytes =
+        (block.end - block.begin) * static_cast<int64_t>(c10::elementSize(plan.dtype));
+    const auto old = [&] { return at_byte(memory(unit, State::parameters), block.begin); };
     auto& parameters = block.at[column(State::parameters)];
+    auto& master = block.at[column(State::master)];
     auto* staging = staged ? &staging_[staged_++ % staging_.size()] : nullptr;
     // A block on the device is written on the stream, behind the copies that read it.
     if (staged && plan.updated_at() == Tier::host) staging->sent.wait_on_host();
-    if (!parameters_on_disk) {
-      parameters = staged            ? static_cast<std::byte*>(staging->memory.data_ptr())
-                   : fresh.defined() ? at_byte(fresh, block.begin)
-                                     : at_byte(memory(unit, State::parameters), block.begin);
-    }
-    if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
-    if (plan.states_at != Tier::disk) {
-      for (const auto state : optimizer)
-        block.at[column(state)] = static_cast<std::byte*>(memory(unit, state).data_ptr()) +
-                                  plan.bytes_of(state, block.begin);
-    }
-    auto& master = block.at[column(State::master)];
-    if (!plan.own_master()) {
+    if (staged) parameters = static_cast<std::byte*>(staging->memory.data_ptr());
+    if (made.place == Place::apart) parameters = at_byte(made.memory, block.begin);
+    if (made.place == Place::cell) parameters = old();
+    if (made.kind == Kind::masters) {
       master = parameters;
-      if (staged) {
-        link_.copy(parameters, plan.updated_at(),
-                   at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at, bytes,
-                   &staging->sent);
-      }
+      if (staged)
+        link_.copy(parameters, plan.updated_at(), old(), plan.parameters_at, bytes, &staging->sent);
     }
     auto* const place = parameters;
-    if (!narrows) parameters = nullptr;
-    block.fresh =
-        narrows && !plan.split && (parameters_on_disk || (updated && (fresh.defined() || staged)));
+    if (made.kind != Kind::rounded) parameters = nullptr;
+    block.fresh = made.kind == Kind::rounded && !plan.split &&
+                  (made.place == Place::disk_block || (updated && made.place != Place::cell));
     update(block);
     if (!updated) return;
-    if (plan.copies_from_disk()) std::memcpy(place, master, static_cast<size_t>(bytes));
-    if (!crosses) return;
-    link_.copy(at_byte(memory(unit, State::parameters), block.begin), plan.parameters_at,
-               staged ? place : master, plan.updated_at(), bytes, &parameter_copies_);
+    if (made.kind == Kind::copies && made.place != Place::master)
+      std::memcpy(place, master, static_cast<size_t>(bytes));
+    if (!made.crosses) return;
+    link_.copy(old(), plan.parameters_at, staged ? place : master, plan.updated_at(), bytes,
+               &parameter_copies_);
     if (staged) staging->sent.record(device());
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.
-  if (!on_disk.empty()) {
+  if (!plan.columns_on_disk().empty()) {
     disk_->for_each_block(unit, pass, !staged);
     return;
   }
   const int64_t numel = plan.owned.size();
-  const int64_t step = crosses ? kStagedNumel : numel;
+  const int64_t step = made.crosses ? kStagedNumel : numel;
   for (int64_t begin = 0; begin < numel; begin += step)
     pass({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
 }

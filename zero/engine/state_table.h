@@ -44,6 +44,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -56,6 +57,8 @@
 #include "zero/store/tier.h"
 
 namespace zero {
+
+struct DiskUse;
 
 class StateTable {
  public:
@@ -85,11 +88,16 @@ class StateTable {
   StateTable(const StateTable&) = delete;
   StateTable& operator=(const StateTable&) = delete;
 
+  const partition::Layout& layout() const { return layout_; }
   const UnitPlan& plan(int64_t unit) const { return plans_[static_cast<size_t>(unit)]; }
   bool trainable(int64_t unit) const { return plan(unit).trainable; }
   /// Returns the range of all elements of a row on this rank, counted from its first.
   partition::Range all(int64_t unit) const { return {0, plan(unit).owned.size()}; }
   HostLink& link() const { return link_; }
+  /// Returns the ranks over which arrays are sharded.
+  comm::Group& group() const { return group_; }
+  /// Returns the name of a unit, for people.
+  const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
   /// Returns where the device tier lies.
   c10::Device device() const { return group_.device(); }
   c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
@@ -109,6 +117,9 @@ class StateTable {
   /// disk, in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
   at::Tensor read(int64_t unit, State state, partition::Range elements) const;
   at::Tensor read(int64_t unit, State state) const { return read(unit, state, all(unit)); }
+  /// Returns the full array of a unit of which every rank holds `owned`, on the device: gathers it
+  /// where it is sharded. Collective.
+  at::Tensor full(int64_t unit, const at::Tensor& owned) const;
   /// Returns the same as the cell stores it: the lower halves of split master weights, and the
   /// bytes of whole blocks of 8-bit states (`elements` begin and end on multiples of kCodedBlock).
   at::Tensor read_stored(int64_t unit, State state, partition::Range elements) const;
@@ -135,10 +146,8 @@ class StateTable {
   /// and writing goes to the other.
   void exchange_copies(int64_t unit, State state);
 
-  /// Returns the disk, for accounts of bytes and time; null where every state is in memory.
-  store::DiskTier* disk() const { return disk_.get(); }
-  /// Returns the number of a cell's array on disk, or none where it is in memory.
-  std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
+  /// Returns the accounts of the disk: all zero where every state is in memory.
+  DiskUse disk_use() const;
 
   // Parameters.
 
@@ -157,8 +166,8 @@ class StateTable {
   void write_from_device(int64_t parameter, const at::Tensor& values);
   /// Returns a parameter in its unit's dtype, rounded as the update rounds it.
   at::Tensor narrowed(int64_t unit, const at::Tensor& parameter) const;
-  /// Writes the owned master weights of `parameter` from its full values in storage order.
-  void write_master(int64_t parameter, const at::Tensor& values);
+  /// Writes the owned part of a state of `parameter` from its full values in storage order.
+  void write_owned(int64_t parameter, State state, const at::Tensor& values);
   /// Makes master weights follow after something else wrote the owned (low-precision) parameters:
   /// where a master weight no longer rounds to the parameter, it takes the parameter's value.
   /// Elements that were not written keep the master's extra bits; split masters keep them always.
@@ -210,14 +219,38 @@ class StateTable {
                       Weights weights = Weights::updated);
 
  private:
+  // How the update of a unit makes its new parameters.
+  struct NewParameters {
+    enum class Kind : uint8_t {
+      masters,  // the parameters are their own master weights
+      copies,   // they equal master weights that lie elsewhere
+      rounded   // they are rounded from these, or the upper halves of them
+    };
+    enum class Place : uint8_t {
+      cell,          // the update writes where the old ones lie
+      master,        // the master weights serve as the new parameters
+      apart,         // memory of their own: Note [New parameters]
+      staged_block,  // a block that is copied to the other memory
+      disk_block     // a block that is written to the disk
+    };
+    Kind kind = Kind::masters;
+    Place place = Place::cell;
+    // Each block is copied to the cell, in the other memory, when it is made.
+    bool crosses = false;
+    at::Tensor memory{};  // of those that lie apart
+  };
+  NewParameters new_parameters(const UnitPlan& plan) const;
+
   void make_parameters(const Placement& placement, const Options& options);
   void make_optimizer(int64_t unit);
   void make_staging();
-  bool is_staged(const UnitPlan& plan) const;
+  Block cells(int64_t unit, const at::Tensor& gradient, const store::DiskTier::Block& part) const;
   at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                    int64_t colour = 0) const;
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
   store::StateTier& tier(int64_t unit, State state) const;
+  // The number of a cell's array on disk, or none where it is in memory.
+  std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
@@ -231,6 +264,7 @@ class StateTable {
 
   const partition::Layout& layout_;
   std::vector<UnitPlan> plans_;
+  std::vector<std::string> labels_;  // of units
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
   HostLink& link_;
@@ -242,9 +276,7 @@ class StateTable {
   std::vector<at::Tensor> whole_;  // by unit; empty where parameters are sharded
   std::unique_ptr<comm::Window> window_;
   std::vector<int64_t> window_offset_;
-  // By unit: Note [New parameters]. Undefined where updates leave new parameters in their place, on
-  // disk, or in fp32 master weights of their own.
-  std::vector<at::Tensor> new_parameters_;
+  std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
   StreamMark parameter_copies_;   // from where updates make new parameters
   // Blocks of parameters on their way, which take turns; none where no update needs them.

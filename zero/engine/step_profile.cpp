@@ -1,13 +1,10 @@
 #include "zero/engine/step_profile.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <exception>
-#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -15,45 +12,32 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/chrome_trace.h"
+#include "zero/engine/thread_observer.h"
 
 namespace zero {
 
-// LibTorch's callbacks are plain functions: they find the timeline by their thread. On another
-// thread, to which autograd may take them along, there is none.
 class StepProfile::Operators {
  public:
-  explicit Operators(Timeline& timeline) {
-    of_this_thread() = &timeline;
-    handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(&Operators::on_start, &Operators::on_end)
-            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  explicit Operators(Timeline& timeline) : timeline_(timeline) {}
+  std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& /*range*/) const {
+    return std::make_unique<Begun>();
   }
-  Operators(const Operators&) = delete;
-  Operators& operator=(const Operators&) = delete;
-  ~Operators() {
-    at::removeCallback(handle_);
-    of_this_thread() = nullptr;
+  void end(const at::RecordFunction& range, const at::ObserverContext& context) const {
+    timeline_.add(Activity::operation, range.name(), static_cast<const Begun&>(context).at,
+                  Timeline::now());
   }
 
  private:
   struct Begun : at::ObserverContext {
     int64_t at = Timeline::now();
   };
-  static Timeline*& of_this_thread() {
-    thread_local Timeline* timeline = nullptr;
-    return timeline;
-  }
-  static std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& /*range*/) {
-    if (of_this_thread() == nullptr) return nullptr;
-    return std::make_unique<Begun>();
-  }
-  static void on_end(const at::RecordFunction& range, at::ObserverContext* context) {
-    auto* timeline = of_this_thread();
-    if (timeline == nullptr || context == nullptr) return;
-    timeline->add(Activity::operation, range.name(), static_cast<Begun*>(context)->at,
-                  Timeline::now());
-  }
-  at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
+  Timeline& timeline_;
+  ThreadObserver<Operators> observer_{
+      *this,
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION},
+      false,
+      "A second zero::StepProfile on this thread while another one keeps its operators: stop that "
+      "one first."};
 };
 
 StepProfile::StepProfile(comm::Group& group, Options options)
@@ -63,8 +47,8 @@ StepProfile::StepProfile(comm::Group& group, Options options)
         "A second zero::StepProfile of a group while another one keeps spans: stop that one, or "
         "write it, first.");
   }
-  timeline_->start(options.most);
   if (options.operators) operators_ = std::make_unique<Operators>(*timeline_);
+  timeline_->start(options.most);
 }
 
 StepProfile::~StepProfile() {

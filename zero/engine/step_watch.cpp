@@ -1,17 +1,15 @@
 #include "zero/engine/step_watch.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/isnan.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <tuple>
+
+#include "zero/comm/gather_records.h"
 
 namespace zero {
 
@@ -79,42 +77,36 @@ void StepWatch::add_loss(int64_t index, double loss) {
 
 std::string StepWatch::agree() {
   auto& group = engine_.group();
-  // A rank tells the others whether it has something, when that was, how long its text is, and
-  // whether a parameter is to be looked at.
-  constexpr int64_t kNumbers = 6;
-  auto mine = at::zeros({kNumbers}, at::kLong);
-  if (found_) {
-    const std::array<int64_t, kNumbers> numbers{1,
-                                                found_->micro_batch,
-                                                found_->backward ? 1 : 0,
-                                                found_->order,
-                                                static_cast<int64_t>(found_->text.size()),
-                                                found_->absent ? 1 : 0};
-    std::copy(numbers.begin(), numbers.end(), mine.mutable_data_ptr<int64_t>());
-  }
-  auto all = at::empty({kNumbers * group.size()}, at::kLong);
-  group.all_gather_control(all, mine, "numbers that are not finite");
-  const auto* numbers = all.const_data_ptr<int64_t>();
-  const auto when = [&](int rank) {
-    const auto* of = numbers + rank * kNumbers;
-    return std::tuple(of[1], of[2], of[3], rank);
+  // A rank tells this to the others. The earliest comes first in the order of the members.
+  struct Told {
+    int64_t nothing = 1;
+    int64_t micro_batch = 0;
+    int64_t backward = 0;
+    int64_t order = 0;
+    int64_t length = 0;  // of the text
+    int64_t absent = 0;  // a parameter is to be looked at
+    auto when() const { return std::tuple(nothing, micro_batch, backward, order); }
   };
-  std::optional<int> first;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (numbers[rank * kNumbers] != 0 && (!first || when(rank) < when(*first))) first = rank;
+  Told mine;
+  if (found_) {
+    mine = {.nothing = 0,
+            .micro_batch = found_->micro_batch,
+            .backward = found_->backward ? 1 : 0,
+            .order = found_->order,
+            .length = static_cast<int64_t>(found_->text.size()),
+            .absent = found_->absent ? 1 : 0};
   }
-  if (!first) return "";
-  const int64_t length = numbers[*first * kNumbers + 4];
-  auto text = at::zeros({length}, at::kByte);
-  auto* bytes = text.mutable_data_ptr<uint8_t>();
-  if (group.rank() == *first) std::copy_n(found_->text.begin(), length, bytes);
-  auto texts = at::empty({length * group.size()}, at::kByte);
-  group.all_gather_control(texts, text, "what is not finite");
-  const auto* theirs = texts.const_data_ptr<uint8_t>() + *first * length;
-  auto result =
-      fmt::format("First on rank {}, {}, {}", *first, name_of(numbers[*first * kNumbers + 1]),
-                  std::string(theirs, theirs + length));
-  if (numbers[*first * kNumbers + 5] != 0 && !engine_.config().update_in_backward) {
+  const auto all = comm::gather_records(group, mine, "numbers that are not finite");
+  const auto first = std::ranges::min_element(all, {}, &Told::when);
+  if (first->nothing != 0) return "";
+  const auto rank = static_cast<size_t>(first - all.begin());
+  std::string text(static_cast<size_t>(first->length), ' ');
+  if (group.rank() == static_cast<int>(rank)) text = found_->text;
+  const auto texts = comm::gather_arrays<char>(group, text, "what is not finite");
+  const auto theirs = texts.begin() + static_cast<ptrdiff_t>(rank * text.size());
+  auto result = fmt::format("First on rank {}, {}, {}", rank, name_of(first->micro_batch),
+                            std::string(theirs, theirs + first->length));
+  if (first->absent != 0 && !engine_.config().update_in_backward) {
     const auto damaged =
         first_not_finite(names_, [&](const std::string& name) { return engine_.parameter(name); });
     if (!damaged.empty()) result += fmt::format(" Parameter {}.", damaged);

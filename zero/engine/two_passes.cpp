@@ -14,22 +14,20 @@ namespace zero {
 using optim::Reach;
 using partition::intersect;
 
-TwoPasses::TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-                     const Placement& placement, FactoredStates& factored,
-                     std::vector<PassBatch> batches,
+TwoPasses::TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
                      std::function<Optimizer(int64_t parameter)> in_force)
-    : layout_(layout),
+    : layout_(plan.layout()),
       table_(table),
-      model_(model),
+      model_(plan.model()),
       in_force_(std::move(in_force)),
-      group_(*placement.shards),
-      sliced_(placement.sharded.optimizer && placement.shards->size() > 1),
-      batches_(std::move(batches)),
-      factors_(group_, layout, table, factored),
-      ratio_(static_cast<size_t>(model.size()), 1.0),
-      directions_(static_cast<size_t>(layout.unit_count())) {
-  for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    const auto optimizer = model.optimizer_of(layout.unit(u).segments.front().parameter);
+      group_(table.group()),
+      sliced_(plan.placement().sharded.optimizer && group_.size() > 1),
+      batches_(plan.step().pass_batches),
+      factors_(table, factored),
+      ratio_(static_cast<size_t>(model_.size()), 1.0),
+      directions_(static_cast<size_t>(layout_.unit_count())) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    const auto optimizer = model_.optimizer_of(layout_.unit(u).segments.front().parameter);
     keeps_direction_.push_back(table.trainable(u) && optim::keeps_direction(optimizer) ? 1 : 0);
   }
   for (const auto& batch : batches_) {

@@ -19,11 +19,10 @@
 #include <mutex>
 #include <vector>
 
+#include "zero/engine/engine_plan.h"
 #include "zero/engine/factor_exchange.h"
 #include "zero/engine/factored_states.h"
-#include "zero/engine/model.h"
 #include "zero/engine/pass_batches.h"
-#include "zero/engine/placement.h"
 #include "zero/engine/state_table.h"
 #include "zero/optim/passes.h"
 #include "zero/partition/layout.h"
@@ -33,8 +32,7 @@ namespace zero {
 class TwoPasses {
  public:
   /// All outlive this. `in_force`: the optimizer of a parameter, as it suits it, in this update.
-  TwoPasses(const partition::Layout& layout, const StateTable& table, const Model& model,
-            const Placement& placement, FactoredStates& factored, std::vector<PassBatch> batches,
+  TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
             std::function<Optimizer(int64_t parameter)> in_force);
 
   optim::Reach reach(int64_t unit) const { return table_.plan(unit).reach; }

@@ -78,6 +78,8 @@ struct UnitPlan : Form {
   }
   /// New parameters pass from one memory to the other.
   bool crosses() const { return parameters_at != Tier::disk && parameters_at != updated_at(); }
+  /// Sums of gradients come down from the device to the host's memory.
+  bool gradients_come_down() const { return trainable && gradients_at == Tier::host; }
   /// A gather brings the slice up from the host's memory to the device.
   bool comes_up() const {
     return parameters_at == Tier::host || (parameters_at == Tier::disk && own_memory);

@@ -12,37 +12,35 @@ namespace zero {
 
 using partition::intersect;
 
-UpdateFlow::UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
-                       const Placement& placement, FactoredStates& factored,
-                       std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
-                       double gradient_limit)
-    : layout_(layout),
+UpdateFlow::UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates& factored,
+                       const HyperParameters& hyper_parameters)
+    : layout_(plan.layout()),
       table_(table),
-      timeline_(placement.all->accounts().timeline),
-      groups_(std::move(groups)),
-      model_(model),
-      group_of_(model.group_of()),
-      passes_(layout, table, model, placement, factored, std::move(batches),
+      timeline_(plan.group().accounts().timeline),
+      hyper_parameters_(hyper_parameters),
+      model_(plan.model()),
+      group_of_(model_.group_of()),
+      passes_(plan, table, factored,
               [this](int64_t parameter) {
                 return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
                                      model_.parameter(parameter).dim());
               }),
-      gradient_limit_(gradient_limit == 0 ? std::numeric_limits<float>::infinity()
-                                          : static_cast<float>(gradient_limit)),
       steps_(group_of_.size(), 0) {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) labels_.push_back(unit_label(layout_, u));
+  // Without a limit nothing is cut off.
+  if (const double limit = plan.config().gradient_clipping_value; limit != 0)
+    gradient_limit_ = static_cast<float>(limit);
 }
 
 // While the unit is updated.
 Timeline::Scope UpdateFlow::shown(int64_t unit) const {
   const auto& plan = table_.plan(unit);
-  return {*timeline_, Activity::update, labels_[static_cast<size_t>(unit)],
+  return {*timeline_, Activity::update, table_.label(unit),
           plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype))};
 }
 
 void UpdateFlow::begin() {
   steps_before_ = steps_;
-  in_force_ = groups_;
+  in_force_ = hyper_parameters_.groups();
 }
 
 UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& present) const {

@@ -5,32 +5,23 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "zero/base/timeline.h"
+#include "zero/engine/engine_plan.h"
+#include "zero/engine/hyper_parameters.h"
 #include "zero/engine/state_table.h"
 #include "zero/engine/two_passes.h"
-#include "zero/optim/optimizer.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
-/// Parameters with one optimizer, and the learning rate in force.
-struct OptimizerGroup {
-  Optimizer optimizer;
-  double lr = 0;
-};
-
 class UpdateFlow {
  public:
-  /// `groups` are those of `model`; all outlive this. `batches` are of the units that are updated
-  /// in two passes. Mean gradients are cut off at `gradient_limit`, unless it is 0.
-  UpdateFlow(const partition::Layout& layout, StateTable& table, const Model& model,
-             const Placement& placement, FactoredStates& factored,
-             std::vector<OptimizerGroup> groups, std::vector<PassBatch> batches,
-             double gradient_limit);
+  /// All outlive this.
+  UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates& factored,
+             const HyperParameters& hyper_parameters);
 
   /// The next updates use the learning rates and hyper-parameters of now.
   void begin();
@@ -53,8 +44,6 @@ class UpdateFlow {
   Timeline& timeline() const { return *timeline_; }
   bool two_passes(int64_t unit) const { return passes_.reach(unit) != optim::Reach::element; }
 
-  std::vector<OptimizerGroup>& groups() { return groups_; }
-  const std::vector<OptimizerGroup>& groups() const { return groups_; }
   /// Returns the number of updates that each parameter has had.
   std::vector<int64_t>& steps() { return steps_; }
 
@@ -85,13 +74,12 @@ class UpdateFlow {
   const partition::Layout& layout_;
   StateTable& table_;
   std::shared_ptr<Timeline> timeline_;
-  std::vector<std::string> labels_;  // of units
-  std::vector<OptimizerGroup> groups_;
+  const HyperParameters& hyper_parameters_;
   const Model& model_;
   const std::vector<size_t>& group_of_;
   TwoPasses passes_;
-  float gradient_limit_;
-  std::vector<OptimizerGroup> in_force_;  // of the updates under way
+  float gradient_limit_ = std::numeric_limits<float>::infinity();  // of mean gradients
+  std::vector<OptimizerGroup> in_force_;                           // of the updates under way
   std::vector<int64_t> steps_;
   std::vector<int64_t> steps_before_;  // those of `begin`
 };

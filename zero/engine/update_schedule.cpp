@@ -8,20 +8,19 @@
 
 namespace zero {
 
-UpdateSchedule::UpdateSchedule(const partition::Layout& layout, StateTable& table,
-                               UpdateFlow& update, ReduceFlow& reduce, size_t parameters,
-                               const UpdateTiming& timing, UpdateHost& host)
-    : layout_(layout),
+UpdateSchedule::UpdateSchedule(const EnginePlan& plan, const StepProgress& progress,
+                               StateTable& table, UpdateFlow& update, ReduceFlow& reduce,
+                               ParameterWrites& writes)
+    : layout_(plan.layout()),
       table_(table),
       update_(update),
       reduce_(reduce),
-      timing_(timing),
-      host_(host),
-      left_(static_cast<size_t>(layout.unit_count()), 0) {
-  bool beside = timing.hides();
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) beside = beside || timing.late(table_.plan(u));
-  if (timing.in_backward) all_present_.assign(parameters, 1);
-  if (!beside) return;
+      timing_(plan.timing()),
+      progress_(progress),
+      writes_(writes),
+      left_(plan.units().size(), 0) {
+  if (timing_.in_backward) all_present_.assign(plan.model().names().size(), 1);
+  if (!timing_.any_beside(plan.units())) return;
   queue_ = std::make_unique<UpdateQueue>([this] {
     table_.wait_for_written_states();
     table_.end_updates();
@@ -50,7 +49,7 @@ void UpdateSchedule::end_pass() {
 void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
   constexpr int64_t kUpdates = 4;  // under way, without memory of activations
   const auto bytes = static_cast<int64_t>(sum.nbytes());
-  queue_->push(unit, [this, unit, scale = host_.mean_scale(), sum = std::move(sum)] {
+  queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
     if (update_.two_passes(unit)) {
       update_.first_pass(unit, sum, scale, all_present_);
     } else {
@@ -113,7 +112,7 @@ void UpdateSchedule::pass_first(size_t batch, double scale) {
 void UpdateSchedule::update_now(double scale) {
   const auto update = [&](int64_t u) {
     if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
-    host_.publish(u);
+    writes_.publish(u);
   };
   const auto& batches = update_.passes().batches();
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -166,7 +165,7 @@ bool UpdateSchedule::left() const {
 
 void UpdateSchedule::finish() {
   if (!left()) return;
-  if (delayed_) host_.refuse_writes("while its delayed update was under way");
+  if (delayed_) writes_.refuse("while its delayed update was under way");
   counted([&] { queue_->wait_all(); });
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
 }

@@ -52,37 +52,22 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
-#include "zero/engine/late_updates.h"
+#include "zero/engine/parameter_writes.h"
 #include "zero/engine/reduce.h"
-#include "zero/engine/state_table.h"
+#include "zero/engine/slice_source.h"
+#include "zero/engine/step_progress.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_queue.h"
-#include "zero/engine/update_timing.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
-
-/// The engine as a schedule sees it, whose updates it runs.
-class UpdateHost {
- public:
-  virtual ~UpdateHost() = default;
-  /// Returns the factor that makes a sum over ranks and micro-batches of now the mean.
-  virtual double mean_scale() const = 0;
-  /// Throws where the user has written a parameter that an update under way replaces.
-  virtual void refuse_writes(std::string_view when) = 0;
-  /// Shows the owned parameters of a unit to the other ranks.
-  virtual void publish(int64_t unit) = 0;
-};
 
 class UpdateSchedule final : public LateUpdates, public SumUser {
  public:
   /// All outlive this.
-  UpdateSchedule(const partition::Layout& layout, StateTable& table, UpdateFlow& update,
-                 ReduceFlow& reduce, size_t parameters, const UpdateTiming& timing,
-                 UpdateHost& host);
+  UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
+                 UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
   /// Returns whether some updates run beside what follows: then whoever starts them publishes the
   /// units.
@@ -131,8 +116,9 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   StateTable& table_;
   UpdateFlow& update_;
   ReduceFlow& reduce_;
-  UpdateTiming timing_;
-  UpdateHost& host_;
+  const UpdateTiming& timing_;
+  const StepProgress& progress_;
+  ParameterWrites& writes_;
   std::vector<uint8_t> present_;      // of the update under way
   std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
   std::vector<uint8_t> left_;         // by unit: `step` has left its update under way

@@ -1,8 +1,10 @@
 // When updates run, as the configuration says it: Note [When updates run] in update_schedule.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "zero/config/config.h"
 #include "zero/engine/unit_plan.h"
@@ -19,14 +21,19 @@ struct UpdateTiming {
   bool in_next_forward = false;
 
   /// Updates in backward can be taken back: only after them is it known that the step overflows.
-  bool undoes = false;
+  bool keeps_old_states = false;
 
   static UpdateTiming of(const Config& config, partition::Placement placement);
   /// Parameters are still used while new ones are made.
-  bool hides() const { return delayed_after.has_value() || in_backward; }
+  bool keeps_old_parameters() const { return delayed_after.has_value() || in_backward; }
   /// The update may run until the next forward pass uses the unit.
   bool late(const UnitPlan& plan) const {
     return in_next_forward && plan.parameters_at == Tier::disk;
+  }
+  /// Returns whether some updates run beside what follows.
+  bool any_beside(const std::vector<UnitPlan>& units) const {
+    return keeps_old_parameters() ||
+           std::ranges::any_of(units, [&](const UnitPlan& plan) { return late(plan); });
   }
 };
 

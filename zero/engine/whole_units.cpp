@@ -9,17 +9,13 @@ namespace {
 class WholeUnits final : public ParameterSource {
  public:
   explicit WholeUnits(const SourceParts& parts)
-      : layout_(parts.layout),
-        table_(parts.table),
-        group_(*parts.placement.shards),
-        gathers_(parts.placement.sharded.optimizer),
-        labels_(unit_labels(parts.layout)) {}
+      : table_(parts.table), gathers_(parts.placement.sharded.optimizer) {}
 
   // The tensor keeps its identity; its storage points into the unit from now on, which lives as
   // long as anything that uses the storage.
   void take(int64_t index, const at::Tensor& parameter) override {
-    const auto& unit = table_.whole(layout_.unit_of(index));
-    const auto& segment = layout_.segment_of(index);
+    const auto& unit = table_.whole(table_.layout().unit_of(index));
+    const auto& segment = table_.layout().segment_of(index);
     auto place = unit.narrow(0, segment.offset, segment.numel);
     place.copy_(flat_view(parameter));
     check_memory_of(parameter);
@@ -34,9 +30,9 @@ class WholeUnits final : public ParameterSource {
   // Each rank updates a slice of the unit at stages 1 and 2, and all of it at stage 0.
   void publish(int64_t unit) override {
     if (!gathers_) return;
-    publishing_.push_back(group_.all_gather(
-        table_.whole(unit), table_.memory(unit, State::parameters),
-        labels_[static_cast<size_t>(unit)], table_.plan(unit).parameter_link.wire()));
+    publishing_.push_back(
+        table_.group().all_gather(table_.whole(unit), table_.memory(unit, State::parameters),
+                                  table_.label(unit), table_.plan(unit).parameter_link.wire()));
   }
 
   void finish_publish() override {
@@ -47,11 +43,8 @@ class WholeUnits final : public ParameterSource {
   at::Tensor full(int64_t unit) override { return table_.whole(unit); }
 
  private:
-  const partition::Layout& layout_;
   StateTable& table_;
-  comm::Group& group_;
   bool gathers_;
-  std::vector<std::string> labels_;  // by unit
   std::vector<comm::Work> publishing_;
 };
 

@@ -16,6 +16,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/hash.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/owner_buckets.h"
 
 namespace zero {
@@ -149,12 +150,8 @@ void ZeroRedundancyOptimizer::Impl::agree() const {
     for (const int64_t size : parameter.tensor.sizes()) own.add(size);
     for (const int64_t stride : parameter.tensor.strides()) own.add(stride);
   }
-  auto input = at::empty({1}, at::kLong);
-  auto output = at::empty({group->size()}, at::kLong);
-  input.fill_(static_cast<int64_t>(own.value()));
-  group->all_gather_control(output, input, "the parameters' shapes");
-  const auto* all = output.const_data_ptr<int64_t>();
-  for (int r = 1; r < group->size(); ++r) {
+  const auto all = comm::gather_records(*group, own.value(), "the parameters' shapes");
+  for (size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw ConfigError(fmt::format(
         "the parameters of rank {} differ from those of rank 0 in number, shape, strides or dtype, "
@@ -208,29 +205,24 @@ void ZeroRedundancyOptimizer::Impl::check_groups(const Groups& groups) const {
 }
 
 std::vector<size_t> ZeroRedundancyOptimizer::Impl::with_gradient() const {
-  const auto count = static_cast<int64_t>(parameters.size());
-  auto input = at::empty({count}, at::kByte);
-  auto output = at::empty({group->size() * count}, at::kByte);
-  auto* own = input.mutable_data_ptr<uint8_t>();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& gradient = parameters[i].tensor.grad();
-    own[i] = absent;
-    if (!gradient.defined()) continue;
-    own[i] = gradient.layout() == at::kStrided ? dense : unusable;
+  std::vector<uint8_t> own;
+  for (const auto& parameter : parameters) {
+    const auto& gradient = parameter.tensor.grad();
+    own.push_back(!gradient.defined()                 ? absent
+                  : gradient.layout() == at::kStrided ? dense
+                                                      : unusable);
   }
-  if (count > 0) group->all_gather_control(output, input, "which parameters have gradients");
-  const auto* all = output.const_data_ptr<uint8_t>();
+  const auto all = comm::gather_arrays<uint8_t>(*group, own, "which parameters have gradients");
   std::vector<size_t> active;
   for (size_t i = 0; i < parameters.size(); ++i) {
     bool any = false;
     for (int r = 0; r < group->size(); ++r) {
-      const auto said = all[static_cast<size_t>(r * count) + i];
+      const auto said = all[static_cast<size_t>(r) * own.size() + i];
       if (said == unusable) {
-        throw ConfigError(
-            fmt::format("parameter {} of shape {} has a sparse gradient on rank {}, but "
-                        "ZeroRedundancyOptimizer "
-                        "needs dense ones. Make the embedding with sparse(false).",
-                        i, fmt::join(parameters[i].tensor.sizes(), " x "), r));
+        throw ConfigError(fmt::format(
+            "parameter {} of shape {} has a sparse gradient on rank {}, but "
+            "ZeroRedundancyOptimizer needs dense ones. Make the embedding with sparse(false).",
+            i, fmt::join(parameters[i].tensor.sizes(), " x "), r));
       }
       any = any || (said == dense && (options.average_gradients || r == parameters[i].owner));
     }
@@ -286,17 +278,14 @@ std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizer::Impl::gather_s
     const Groups& groups) const {
   const bool receives = group->rank() == 0;
   const auto own = receives ? std::string() : serialised(*inner);
-  auto input = at::empty({1}, at::kLong);
-  auto sizes = at::empty({group->size()}, at::kLong);
-  input.fill_(static_cast<int64_t>(own.size()));
-  group->all_gather_control(sizes, input, "sizes of the optimizers' states");
-
+  const auto sizes = comm::gather_records(*group, static_cast<int64_t>(own.size()),
+                                          "sizes of the optimizers' states");
   auto whole = receives ? make_inner(groups) : nullptr;
   auto piece = at::empty({kStateBytes}, at::kByte);
   auto* bytes = reinterpret_cast<char*>(piece.mutable_data_ptr<uint8_t>());  // NOLINT
   for (int r = 1; r < group->size(); ++r) {
     std::string state;
-    const int64_t size = sizes.const_data_ptr<int64_t>()[r];
+    const int64_t size = sizes[static_cast<size_t>(r)];
     for (int64_t from = 0; from < size; from += kStateBytes) {
       const int64_t count = std::min(kStateBytes, size - from);
       if (r == group->rank())

@@ -22,15 +22,16 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   }
   mine.system_requests = host.system_requests;
   mine.total = ledger.total();
-  mine.parameters_formula = formula.parameters;
-  mine.gradients_formula = formula.gradients;
-  mine.optimizer_formula = formula.optimizer;
   mine.padding = formula.padding;
   mine.device = ledger.device();
   const auto on_host = engine.host_memory_formula();
-  mine.host_parameters_formula = on_host.parameters;
-  mine.host_gradients_formula = on_host.gradients;
-  mine.host_optimizer_formula = on_host.optimizer;
+  for (const auto& [category, bytes] : {std::pair(Category::parameters, formula.parameters),
+                                        {Category::gradients, formula.gradients},
+                                        {Category::optimizer, formula.optimizer},
+                                        {Category::host_parameters, on_host.parameters},
+                                        {Category::host_gradients, on_host.gradients},
+                                        {Category::host_optimizer, on_host.optimizer}})
+    mine.formula[static_cast<size_t>(category)] = bytes;
   mine.disk = engine.disk();
   return comm::gather_records(engine.group(), mine, "memory by rank");
 }
@@ -84,13 +85,15 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   };
   RankTraffic mine;
   mine.counts = sum_;
-  mine.all_gather_formula = of_steps(&TrafficFormula::all_gather);
-  mine.reduce_scatter_formula = of_steps(&TrafficFormula::reduce_scatter);
-  mine.all_reduce_formula = of_steps(&TrafficFormula::all_reduce);
   mine.hosts = engine_.group().topology().hosts;
-  mine.all_gather_link_formula = of_steps(&TrafficFormula::all_gather_link);
-  mine.reduce_scatter_link_formula = of_steps(&TrafficFormula::reduce_scatter_link);
-  mine.all_reduce_link_formula = of_steps(&TrafficFormula::all_reduce_link);
+  const auto set = [&](comm::Collective collective, auto bytes, auto link_bytes) {
+    mine.formula[static_cast<size_t>(collective)] = of_steps(bytes);
+    mine.link_formula[static_cast<size_t>(collective)] = of_steps(link_bytes);
+  };
+  using Formula = TrafficFormula;
+  set(comm::Collective::all_gather, &Formula::all_gather, &Formula::all_gather_link);
+  set(comm::Collective::reduce_scatter, &Formula::reduce_scatter, &Formula::reduce_scatter_link);
+  set(comm::Collective::all_reduce, &Formula::all_reduce, &Formula::all_reduce_link);
   mine.disk = disk_sum_;
   mine.disk_read_formula = of_steps(&TrafficFormula::disk_read);
   mine.disk_written_formula = of_steps(&TrafficFormula::disk_written);

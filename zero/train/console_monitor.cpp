@@ -79,7 +79,6 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
-    for (const auto& fault : info.damaged) print("damaged   {}\n", fault);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
     for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);
@@ -141,13 +140,14 @@ class ConsoleMonitor final : public Monitor {
     if (ranks[0].host.down > 0 || ranks[0].host.up > 0) host_traffic(ranks, steps);
     if (ranks.size() < 2) return;
     print("\ntraffic a step, bytes sent (formula beside)\n{:>6}", "rank");
-    for (const auto& column : kTrafficColumns) print("  {:>25}", comm::name(column.collective));
+    for (const auto collective : kTrafficColumns) print("  {:>25}", comm::name(collective));
     print("\n");
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       print("{:>6}", rank);
-      for (const auto& column : kTrafficColumns) {
-        const auto& count = ranks[rank].counts[static_cast<size_t>(column.collective)];
-        print("  {}", bytes_cell(count.logical_bytes, ranks[rank].*column.formula, steps));
+      for (const auto collective : kTrafficColumns) {
+        const auto i = static_cast<size_t>(collective);
+        print("  {}", bytes_cell(ranks[rank].counts[i].logical_bytes,
+                                 ranks[rank].formula[i].value_or(0), steps));
       }
       print("\n");
     }
@@ -207,11 +207,11 @@ class ConsoleMonitor final : public Monitor {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const auto& of = ranks[rank];
       comm::TrafficCount sum;
+      int64_t formula = 0;
       for (size_t i = 0; i < comm::kCollectives; ++i) {
         if (static_cast<comm::Collective>(i) != comm::Collective::control) sum += of.counts[i];
+        formula += of.link_formula[i].value_or(0);
       }
-      const int64_t formula =
-          of.all_gather_link_formula + of.reduce_scatter_link_formula + of.all_reduce_link_formula;
       print("{:>6}  {:>12}  {}\n", rank, bytes_or_dash(sum.copied_bytes / steps),
             bytes_cell(sum.link_bytes, formula, steps));
     }
@@ -243,14 +243,8 @@ class ConsoleMonitor final : public Monitor {
     print("\n{}modules in {}\n\n", flops_totals(report.step), report.file);
   }
 
-  struct TrafficColumn {
-    comm::Collective collective;
-    int64_t RankTraffic::*formula;
-  };
-  static constexpr TrafficColumn kTrafficColumns[] = {
-      {comm::Collective::all_gather, &RankTraffic::all_gather_formula},
-      {comm::Collective::reduce_scatter, &RankTraffic::reduce_scatter_formula},
-      {comm::Collective::all_reduce, &RankTraffic::all_reduce_formula}};
+  static constexpr comm::Collective kTrafficColumns[] = {
+      comm::Collective::all_gather, comm::Collective::reduce_scatter, comm::Collective::all_reduce};
 
   /// `cell` gives a rank's value and formula.
   template <class Cell>
@@ -300,16 +294,7 @@ class ConsoleMonitor final : public Monitor {
       if (on_host(category) && !held) continue;
       tiered = tiered || on_host(category);
       table_row(name(category), ranks, [&](const RankMemory& rank) {
-        std::string formula;
-        if (category == Category::parameters) formula = bytes_or_dash(rank.parameters_formula);
-        if (category == Category::gradients) formula = bytes_or_dash(rank.gradients_formula);
-        if (category == Category::optimizer) formula = bytes_or_dash(rank.optimizer_formula);
-        if (category == Category::host_parameters)
-          formula = bytes_or_dash(rank.host_parameters_formula);
-        if (category == Category::host_gradients)
-          formula = bytes_or_dash(rank.host_gradients_formula);
-        if (category == Category::host_optimizer)
-          formula = bytes_or_dash(rank.host_optimizer_formula);
+        const auto formula = rank.formula[i] ? bytes_or_dash(*rank.formula[i]) : "";
         return std::pair(value(rank.usage[i]), formula);
       });
     }

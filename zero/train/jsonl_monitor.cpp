@@ -30,19 +30,11 @@ Json shortest(float value) {
 Json to_json(const Usage& usage) { return {{"current", usage.current}, {"peak", usage.peak}}; }
 
 Json to_json(const RankMemory& memory) {
-  const std::array<std::pair<Category, int64_t>, 6> formulas{
-      {{Category::parameters, memory.parameters_formula},
-       {Category::gradients, memory.gradients_formula},
-       {Category::optimizer, memory.optimizer_formula},
-       {Category::host_parameters, memory.host_parameters_formula},
-       {Category::host_gradients, memory.host_gradients_formula},
-       {Category::host_optimizer, memory.host_optimizer_formula}}};
   Json object;
   for (size_t i = 0; i < kCategories; ++i) {
-    object[std::string(name(static_cast<Category>(i)))] = to_json(memory.usage[i]);
+    auto& shown = object[std::string(name(static_cast<Category>(i)))] = to_json(memory.usage[i]);
+    if (memory.formula[i]) shown["formula"] = *memory.formula[i];
   }
-  for (const auto& [category, bytes] : formulas)
-    object[std::string(name(category))]["formula"] = bytes;
   object["total"] = to_json(memory.total);
   object["device"] = to_json(memory.device);
   object["padding"] = memory.padding;
@@ -56,17 +48,6 @@ Json to_json(const RankMemory& memory) {
 }
 
 Json to_json(const RankTraffic& traffic) {
-  struct Formula {
-    comm::Collective collective;
-    int64_t bytes;
-    int64_t link_bytes;
-  };
-  const std::array<Formula, 3> formulas{
-      {{comm::Collective::all_gather, traffic.all_gather_formula, traffic.all_gather_link_formula},
-       {comm::Collective::reduce_scatter, traffic.reduce_scatter_formula,
-        traffic.reduce_scatter_link_formula},
-       {comm::Collective::all_reduce, traffic.all_reduce_formula,
-        traffic.all_reduce_link_formula}}};
   const bool several_hosts = traffic.hosts > 1;
   Json object;
   for (size_t i = 0; i < comm::kCollectives; ++i) {
@@ -76,11 +57,8 @@ Json to_json(const RankTraffic& traffic) {
              {"logical_bytes", count.logical_bytes},
              {"copied_bytes", count.copied_bytes}};
     if (several_hosts) shown["link_bytes"] = count.link_bytes;
-  }
-  for (const auto& formula : formulas) {
-    auto& shown = object[std::string(comm::name(formula.collective))];
-    shown["formula"] = formula.bytes;
-    if (several_hosts) shown["link_formula"] = formula.link_bytes;
+    if (traffic.formula[i]) shown["formula"] = *traffic.formula[i];
+    if (several_hosts && traffic.link_formula[i]) shown["link_formula"] = *traffic.link_formula[i];
   }
   if (traffic.disk.bytes > 0) {
     object["disk"] = {{"read", traffic.disk.read},
@@ -175,7 +153,6 @@ class JsonlMonitor final : public Monitor {
     object["validation_tokens"] = info.validation_tokens;
     object["first_step"] = info.first_step;
     if (!info.changes.empty()) object["changes"] = info.changes;
-    if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
   }

@@ -34,7 +34,6 @@ struct RunInfo {
   int64_t first_step = 1;            ///< more than 1 where a run is resumed
   int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
   std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
-  std::vector<std::string> damaged;  ///< what is wrong with newer checkpoints, passed over
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< and what its weight decay acts on
   std::string data;
@@ -48,18 +47,13 @@ struct RunInfo {
   int64_t tokens_per_step() const { return samples_per_step() * sequence; }
 };
 
-/// Bytes of one rank by category, and what the formula says of the three that it covers.
+/// Bytes of one rank by category, and what the formula says of those that it covers.
 struct RankMemory {
   std::array<Usage, kCategories> usage{};
+  std::array<std::optional<int64_t>, kCategories> formula{};
   Usage total;  ///< of all categories but activations, which LibTorch's allocator counts by itself
-  int64_t parameters_formula = 0;
-  int64_t gradients_formula = 0;
-  int64_t optimizer_formula = 0;
   int64_t padding = 0;  ///< bytes of the formula that are padding
   Usage device;         ///< of `total`, what is not in the host tier
-  int64_t host_parameters_formula = 0;
-  int64_t host_gradients_formula = 0;
-  int64_t host_optimizer_formula = 0;
   /// Memory that LibTorch's allocator holds for `activations`, and the requests by which it got it
   /// from the system. The part above `activations` is fragmentation.
   Usage reserved;
@@ -71,14 +65,10 @@ struct RankMemory {
 /// many steps.
 struct RankTraffic {
   std::array<comm::TrafficCount, comm::kCollectives> counts{};
-  int64_t all_gather_formula = 0;
-  int64_t reduce_scatter_formula = 0;
-  int64_t all_reduce_formula = 0;
+  std::array<std::optional<int64_t>, comm::kCollectives> formula{};
   /// On several hosts, the formula's bytes of the counts' `link_bytes`.
   int64_t hosts = 1;
-  int64_t all_gather_link_formula = 0;
-  int64_t reduce_scatter_link_formula = 0;
-  int64_t all_reduce_link_formula = 0;
+  std::array<std::optional<int64_t>, comm::kCollectives> link_formula{};
   /// Bytes from and to its disk; `wait_ms` has no formula.
   DiskUse disk;
   int64_t disk_read_formula = 0;

@@ -20,40 +20,41 @@ const OptimizerSection<Adafactor>& optimizer_section() {
       .names = {{"Adafactor"}},
       .rows =
           Params<A>()
-              .lr("Learning rate, and the most of a relative step; of `zero train` the peak")
+              .lr("Learning rate, and the upper limit of a relative step; in `zero train` the peak "
+                  "of the schedule")
               .add("beta2_decay", &A::beta2_decay,
-                   {.sentence = "The share of a new square in step t is t to this power"})
+                   {.sentence = "Exponent of the decay: in step t a new square has the share t to "
+                                "this power"})
               .add("decay_rate", &A::beta2_decay, &set_as_transformers<&A::beta2_decay, double>,
-                   {.sentence = "The same, as transformers names it"}, false)
+                   {.sentence = "The same key, by its name in transformers"}, false)
               .add("d", &A::d,
-                   {.sentence = "An update whose root of the mean square is above it is scaled "
+                   {.sentence = "Largest root mean square of an update; a larger update is scaled "
                                 "down to it"})
               .add("clip_threshold", &A::d, &set_as_transformers<&A::d, double>,
-                   {.sentence = "The same, as transformers names it"}, false)
-              .weight_decay("Weights are multiplied by 1 - lr weight_decay, as in PyTorch.")
+                   {.sentence = "The same key, by its name in transformers"}, false)
+              .weight_decay("A step multiplies weights by 1 - lr weight_decay, as in PyTorch.")
               .add("scale_parameter", &A::scale_parameter,
                    &set_as_transformers<&A::scale_parameter, bool>,
-                   {.sentence = "The rate is multiplied by the root of the parameter's mean "
-                                "square"})
+                   {.sentence = "Multiply the rate by the root mean square of the parameter"})
               .add("relative_step", &A::relative_step,
                    &set_as_transformers<&A::relative_step, bool>,
-                   {.sentence = "The rate of step t is at most 1 / sqrt(t)"})
+                   {.sentence = "Limit the rate of step t to 1 / sqrt(t)"})
               .add("warmup_init", &A::warmup_init, &set_as_transformers<&A::warmup_init, bool>,
-                   {.sentence = "With relative_step, it is at most t / 1000000 too"})
+                   {.sentence = "With relative_step, also limit the rate of step t to t / 1000000"})
               .add("eps_added", &A::eps_added,
                    {.sentence =
-                        "The first eps is added to squares, as in the paper and in transformers",
-                    .details = "PyTorch's is a least value. A key of transformers (decay_rate, "
-                               "clip_threshold, scale_parameter, relative_step, warmup_init) makes "
-                               "it true where it is left out."})
+                        "Add the first eps to the squares, as in the paper and in transformers",
+                    .details = "In PyTorch the first eps is a lower limit. If this key is left "
+                               "out, a key of transformers (decay_rate, clip_threshold, "
+                               "scale_parameter, relative_step, warmup_init) makes it true."})
               .pair("eps", &A::eps1, &A::eps2,
-                    {.sentence =
-                         "The least second moment, and the least root of a parameter's mean square",
-                     .details = "null: 2^-23, or 1e-30 with `eps_added`."})
+                    {.sentence = "Lower limits of the second moment, and of the root mean square "
+                                 "of a parameter",
+                     .details = "null means 2^-23, or 1e-30 with `eps_added`."})
               .add("factored", &A::factored,
-                   {.sentence = "Matrices have second moments by rows and columns, not by "
-                                "elements"})
-              .refused("beta1", "There is no first moment",
+                   {.sentence = "Keep second moments of matrices by rows and columns, instead of "
+                                "by elements"})
+              .refused("beta1", "Refused, because there is no first moment",
                        "There is no first moment here: leave beta1 out, or use AdamW.")
               .ignored<bool>({"foreach"})
               .lacking({"maximize"})

@@ -14,25 +14,26 @@ const OptimizerSection<AdamW>& optimizer_section() {
                 {"DeepSpeedCPUAdam", kDefaults},
                 {"OneBitAdam", kDefaults, true},
                 {"ZeroOneAdam", kDefaults, true}},
-      .rows = Params<AdamW>()
-                  .lr()
-                  .betas("Decay rates of the two moments, each at least 0 and less than 1")
-                  .add("eps", &AdamW::eps, {.sentence = "Added to the root of the second moment"})
-                  .weight_decay("In a file 0 where it is left out, as in DeepSpeed.")
-                  .add("adam_w_mode", &AdamW::decoupled,
-                       {.sentence = "Decay acts on the weight and not on the gradient (AdamW)",
-                        .details = "The name \"AdamW\" always decays so, as in DeepSpeed.",
-                        .also = {"adamw_mode"}})
-                  .add("bias_correction", &AdamW::bias_correction,
-                       {.sentence = "The moments are corrected for their start at 0"})
-                  .ignored<bool>({"torch_adam", "fp32_optimizer_states", "foreach", "fused",
-                                  "set_grad_none", "cuda_aware"})
-                  .ignored<std::string>({"comm_backend_name"})
-                  .of_compression({"freeze_step", "var_freeze_step", "var_update_scaler",
-                                   "local_step_scaler", "local_step_clipper"})
-                  .clipped_by_engine()
-                  .lacking({"amsgrad", "maximize"})
-                  .rows()};
+      .rows =
+          Params<AdamW>()
+              .lr()
+              .betas("Decay rates of the two moments, each at least 0 and less than 1")
+              .add("eps", &AdamW::eps, {.sentence = "Added to the root of the second moment"})
+              .weight_decay("If a file leaves it out, it is 0, as in DeepSpeed.")
+              .add("adam_w_mode", &AdamW::decoupled,
+                   {.sentence = "Apply weight decay to the weight and not to the gradient (AdamW)",
+                    .details = "\"AdamW\" always does this, as in DeepSpeed.",
+                    .also = {"adamw_mode"}})
+              .add("bias_correction", &AdamW::bias_correction,
+                   {.sentence = "Correct the moments for their start at 0"})
+              .ignored<bool>({"torch_adam", "fp32_optimizer_states", "foreach", "fused",
+                              "set_grad_none", "cuda_aware"})
+              .ignored<std::string>({"comm_backend_name"})
+              .of_compression({"freeze_step", "var_freeze_step", "var_update_scaler",
+                               "local_step_scaler", "local_step_clipper"})
+              .clipped_by_engine()
+              .lacking({"amsgrad", "maximize"})
+              .rows()};
   return section;
 }
 

@@ -11,14 +11,15 @@ const OptimizerSection<Lamb>& optimizer_section() {
                   .betas("Decay rates of the two moments")
                   .add("eps", &Lamb::eps, {.sentence = "Added to the root of the second moment"})
                   .add("eps_inside_sqrt", &Lamb::eps_inside_sqrt,
-                       {.sentence = "Added to the second moment, before its root is taken"})
-                  .weight_decay("Part of the update whose norm is taken.")
+                       {.sentence = "Add eps to the second moment before the root is taken"})
+                  .weight_decay("It is part of the update whose norm is taken.")
                   .add("min_coeff", &Lamb::min_coeff,
-                       {.sentence = "The least trust ratio (norm of a parameter by that of its "
-                                    "update)"})
-                  .add("max_coeff", &Lamb::max_coeff, {.sentence = "The greatest trust ratio"})
+                       {.sentence = "Smallest trust ratio (the norm of a parameter divided by that "
+                                    "of its update)"})
+                  .add("max_coeff", &Lamb::max_coeff, {.sentence = "Largest trust ratio"})
                   .add("bias_correction", &Lamb::bias_correction,
-                       {.sentence = "The moments are corrected for their start at 0, by the rate"})
+                       {.sentence =
+                            "Correct the moments for their start at 0, by a factor of the rate"})
                   .clipped_by_engine()
                   .lacking({"amsgrad"})
                   .ignored<bool>({"cuda_aware"})

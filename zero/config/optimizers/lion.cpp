@@ -9,7 +9,7 @@ const OptimizerSection<Lion>& optimizer_section() {
       .names = {{"Lion", kDefaults}, {"FusedLion", kDefaults}, {"DeepSpeedCPULion", kDefaults}},
       .rows = Params<Lion>()
                   .lr()
-                  .betas("Shares of the moving mean in the update, and in the mean to come")
+                  .betas("Share of the moving mean in the update, and in the next moving mean")
                   .weight_decay()
                   .ignored<bool>({"fp32_optimizer_states", "set_grad_none"})
                   .rows()};

@@ -14,28 +14,29 @@ const OptimizerSection<Muon>& optimizer_section() {
                      muon.lr = lr;
                      muon.adam_lr.reset();
                    },
-                   {.sentence = "Learning rate; of `zero train` the peak", .option = "--lr"})
+                   {.sentence = "Learning rate; in `zero train` the peak of the schedule",
+                    .option = "--lr"})
               .add(
                   "muon_lr", &Muon::lr,
                   +[](Muon& muon, double lr) {
                     if (!muon.adam_lr) muon.adam_lr = muon.lr;
                     muon.lr = lr;
                   },
-                  {.sentence = "Learning rate of hidden matrices alone"}, false)
+                  {.sentence = "Learning rate of the hidden matrices only"}, false)
               .add("adam_lr", &Muon::adam_lr,
-                   {.sentence =
-                        "Learning rate of all else, which AdamW trains; `lr` where it is left out, "
-                        "or 3e-4 without that"})
+                   {.sentence = "Learning rate of the other parameters, which AdamW trains; if "
+                                "left out, `lr`, or 3e-4 without `lr`"})
               .add("momentum", &Muon::momentum,
                    {.sentence = "Momentum of the moving mean of gradients"})
-              .add("nesterov", &Muon::nesterov, {.sentence = "Nesterov's form"})
-              .add("ns_steps", &Muon::ns_steps, {.sentence = "Newton-Schulz iterations"})
+              .add("nesterov", &Muon::nesterov, {.sentence = "Use Nesterov's form"})
+              .add("ns_steps", &Muon::ns_steps, {.sentence = "Number of Newton-Schulz iterations"})
               .weight_decay()
               .pair("betas", &Muon::beta1, &Muon::beta2,
                     {.sentence = "Decay rates of AdamW's moments"})
               .add("eps", &Muon::eps, {.sentence = "AdamW's eps"})
               .ignored<std::string>({"ns_method"},
-                                    "Accepted: iterations are in fp32, and of the smaller side")
+                                    "Accepted, without effect: iterations are in fp32, on the "
+                                    "smaller side of the matrix")
               .ignored<bool>({"adam_w_mode", "torch_adam", "fp32_optimizer_states"})
               .lacking({"per_head_muon"})
               .rows()};

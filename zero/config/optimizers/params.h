@@ -100,7 +100,8 @@ class Params {
     return *this;
   }
 
-  Params& lr(std::string_view sentence = "Learning rate; of `zero train` the peak") {
+  Params& lr(
+      std::string_view sentence = "Learning rate; in `zero train` the peak of the schedule") {
     return add("lr", &T::lr, {.sentence = sentence, .option = "--lr", .common = true});
   }
   /// Adds the key "betas", and the options that stand for one of the two numbers.
@@ -113,10 +114,12 @@ class Params {
              {.sentence = "Second of its betas: AdamW's second moment", .option = "--beta2"});
   }
   Params& weight_decay(std::string_view details = {}) {
-    return add("weight_decay", &T::weight_decay,
-               {.sentence = "Weight decay; in `zero train` of matrices, biases and norms have none",
-                .details = details,
-                .option = "--weight-decay"});
+    return add(
+        "weight_decay", &T::weight_decay,
+        {.sentence =
+             "Weight decay; `zero train` applies it to matrices, but not to biases and norms",
+         .details = details,
+         .option = "--weight-decay"});
   }
   /// Adds keys that are checked and change nothing.
   template <class Value>
@@ -127,13 +130,13 @@ class Params {
   }
   /// Adds keys of DeepSpeed's optimizers that compress what ranks send.
   Params& of_compression(std::initializer_list<const char*> keys) {
-    return ignored<double>(keys, "Of 1-bit optimizers; nothing is compressed here");
+    return ignored<double>(keys, "Belongs to 1-bit optimizers; libzero compresses nothing");
   }
   /// Adds keys of variants that libzero does not have: only false is accepted.
   Params& lacking(std::initializer_list<const char*> keys) {
     for (const auto* key : keys) {
       rows_.push_back(
-          accepted<T, bool>(key, {.sentence = "There is none",
+          accepted<T, bool>(key, {.sentence = "Must be false: libzero has no such variant",
                                   .only = false,
                                   .because = "libzero has no such variant of this optimizer"}));
     }

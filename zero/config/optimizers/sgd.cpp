@@ -11,10 +11,10 @@ const OptimizerSection<Sgd>& optimizer_section() {
                   .add("momentum", &Sgd::momentum,
                        {.sentence = "Momentum of the running sum of gradients"})
                   .add("dampening", &Sgd::dampening,
-                       {.sentence = "Part of a gradient that does not enter that sum"})
+                       {.sentence = "Part of a gradient that is not added to the running sum"})
                   .weight_decay()
                   .add("nesterov", &Sgd::nesterov,
-                       {.sentence = "Nesterov's form; needs `momentum`, and `dampening` 0"})
+                       {.sentence = "Use Nesterov's form; needs `momentum`, and `dampening` 0"})
                   .ignored<bool>({"foreach", "fused"})
                   .lacking({"maximize"})
                   .rows()};

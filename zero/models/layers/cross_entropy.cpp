@@ -104,9 +104,12 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
   }
 
   const auto counted = targets.ne(kIgnoredTarget);
-  const auto count = counted.sum().to(at::kDouble);
+  const auto count = settings.divisor > 0
+                         ? at::full({}, settings.divisor, options.dtype(at::kDouble))
+                         : counted.sum().to(at::kDouble);
   // A row's gradient is (softmax - onehot) * row_scale: factor / count, and 0 for an ignored row.
-  const auto row_scale = counted.to(at::kFloat).mul_(factor).div_(count.clamp_min(1));
+  const auto row_scale =
+      counted.to(at::kFloat).mul_(factor).div_(settings.divisor > 0 ? count : count.clamp_min(1));
   auto sum = at::zeros({}, options.dtype(at::kDouble));
 
   const int64_t step = rows_of_chunk(hidden, vocabulary, settings.logits_bytes);
@@ -116,7 +119,8 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
     const auto logits = product(x, weight.t());
     auto seen = logits.narrow(1, 0, vocabulary);
     sum += softmax_cross_entropy_(seen, targets.narrow(0, begin, size),
-                                  row_scale.narrow(0, begin, size), need_gradient);
+                                  row_scale.narrow(0, begin, size), need_gradient,
+                                  settings.label_smoothing);
     if (!need_gradient) continue;
     // Shown by a name: to who counts what forward does, it is a part of backward.
     const std::array<at::Tensor, 0> none;
@@ -179,9 +183,21 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-// Throws for shapes and dtypes that do not fit. A weight that is `cast` may have another dtype.
-void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-           bool cast) {
+// Throws for numbers, shapes and dtypes that do not fit. A weight that is `cast` may have another
+// dtype.
+void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, bool cast,
+           const LinearCrossEntropyOptions& options) {
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+    throw ConfigError(
+        fmt::format("linear_cross_entropy takes a label_smoothing from 0 to 1, not {}.",
+                    options.label_smoothing));
+  }
+  if (!(options.divisor >= 0)) {
+    throw ConfigError(fmt::format(
+        "linear_cross_entropy takes a divisor above 0, or 0 for the number of rows with a target, "
+        "not {}.",
+        options.divisor));
+  }
   const auto shape = [](const at::Tensor& tensor) {
     return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
   };
@@ -211,7 +227,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const LinearCrossEntropyOptions& options) {
   const auto dtype = hidden.defined() ? autocast_dtype(hidden) : std::nullopt;
   const auto cast = dtype ? hidden.to(*dtype) : hidden;
-  check(cast, weight, targets, dtype.has_value());
+  check(cast, weight, targets, dtype.has_value(), options);
   const bool grad = at::GradMode::is_enabled();
   const Autocast no_more(std::nullopt, hidden.device().type());
   return LinearCrossEntropy::apply(cast, weight, targets, grad && hidden.requires_grad(),

@@ -14,17 +14,24 @@ struct LinearCrossEntropyOptions {
   /// The logits that may exist at a time, as bytes in fp32; at least one row is always computed. 0:
   /// kLogitsBytes, or kDeviceLogitsBytes on a device. See Note [Rows of a chunk].
   int64_t logits_bytes = 0;
+  /// The share of each row's wanted probability that is spread over the whole vocabulary, in [0,
+  /// 1].
+  double label_smoothing = 0;
+  /// The sum of the rows' losses is divided by this; 0: by the number of rows with a target. For a
+  /// mean over all the tokens of a step give that number times the ranks, over the micro-batches
+  /// of all ranks: the engine averages over both.
+  double divisor = 0;
   /// Backward leaves the gradient of `weight` here instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};
 };
 
-/// The mean of -log softmax(hidden weight^T)[target] over the rows whose target is not -100, as an
-/// fp32 scalar; NaN when there is no such row. hidden (N, C) and weight (V, C) are fp32, bf16 or
-/// fp16 and of one dtype (in a zero::Autocast scope they are cast, and the weight's gradient has
-/// the weight's); targets (N) are int64. The result equals
-/// at::cross_entropy_loss(hidden.mm(weight.t()), targets) to rounding; softmax statistics are fp32
-/// for every dtype.
+/// Returns the mean of -log softmax(hidden weight^T)[target] over the rows whose target is not
+/// -100, as an fp32 scalar; NaN when there is no such row. hidden (N, C) and weight (V, C) are
+/// fp32, bf16 or fp16 and of one dtype (in a zero::Autocast scope they are cast, and the weight's
+/// gradient has the weight's); targets (N) are int64. The result equals
+/// at::cross_entropy_loss(hidden.mm(weight.t()), targets), with the same label smoothing, to
+/// rounding; softmax statistics are fp32 for every dtype.
 ///
 /// The logits are computed a chunk of rows at a time. When a gradient is needed it is computed in
 /// the same visit of each chunk, so the projection is computed once, and no memory of size (N, V)

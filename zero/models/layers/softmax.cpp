@@ -35,21 +35,21 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
 
 // By the kernel that the device of the logits has, or the reference.
 at::Tensor enqueue(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& row_scale,
-                   bool gradient) {
+                   bool gradient, double smoothing) {
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("zero::softmax_cross_entropy_", "")
-          .typed<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+          .typed<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, bool, double)>();
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return op.call(logits, targets, row_scale, gradient);
+  return op.call(logits, targets, row_scale, gradient, smoothing);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
   library.def(
-      "softmax_cross_entropy_(Tensor(a!) logits, Tensor targets, Tensor row_scale, bool gradient) "
-      "-> Tensor");
+      "softmax_cross_entropy_(Tensor(a!) logits, Tensor targets, Tensor row_scale, bool gradient, "
+      "float smoothing) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(zero, CompositeExplicitAutograd, library) {
@@ -57,23 +57,28 @@ TORCH_LIBRARY_IMPL(zero, CompositeExplicitAutograd, library) {
 }
 
 at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor& targets,
-                                            const at::Tensor& row_scale, bool gradient) {
+                                            const at::Tensor& row_scale, bool gradient,
+                                            double smoothing) {
   const auto counted = targets.ne(kIgnoredTarget);
   const auto column = targets.clamp_min(0).unsqueeze(1);
   auto log_probability = at::_log_softmax(logits.to(at::kFloat), 1, false);
-  const auto loss = log_probability.gather(1, column).squeeze(1).to(at::kDouble).neg_();
+  auto loss = log_probability.gather(1, column).squeeze(1).to(at::kDouble).mul_(smoothing - 1);
+  // A probability of zero has an infinite logarithm, which only smoothing asks for.
+  if (smoothing > 0) loss.sub_(log_probability.mean(1, false, at::kDouble), smoothing);
   if (gradient) {
     const auto& probability = log_probability.exp_();
     probability.mul_(row_scale.unsqueeze(1));
-    probability.scatter_add_(1, column, row_scale.neg().unsqueeze(1));
+    probability.scatter_add_(1, column, row_scale.mul(smoothing - 1).unsqueeze(1));
+    if (smoothing > 0)
+      probability.sub_(row_scale.unsqueeze(1), smoothing / static_cast<double>(logits.size(1)));
     logits.copy_(probability);
   }
   return loss.masked_fill(counted.logical_not(), 0).sum();
 }
 
 at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
-                                  const at::Tensor& row_scale, bool gradient) {
-  if (!logits.is_cpu()) return enqueue(logits, targets, row_scale, gradient);
+                                  const at::Tensor& row_scale, bool gradient, double smoothing) {
+  if (!logits.is_cpu()) return enqueue(logits, targets, row_scale, gradient, smoothing);
   const auto indices = targets.contiguous();
   const auto scales = row_scale.contiguous();
   const int64_t rows = logits.size(0);
@@ -90,7 +95,7 @@ at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
         float* line = values + i * vocabulary;
         const int64_t row = first + i;
         if (target[row] != kIgnoredTarget) {
-          loss[row] = softmax_row(line, vocabulary, target[row], scale[row], gradient);
+          loss[row] = softmax_row(line, vocabulary, target[row], scale[row], gradient, smoothing);
         } else if (gradient) {
           std::fill_n(line, vocabulary, 0.0F);
         }

@@ -10,11 +10,13 @@ namespace zero {
 /// The target that marks a row without loss and without gradient, as in LibTorch's losses.
 inline constexpr int64_t kIgnoredTarget = -100;
 
-/// The sum over the rows whose target is not kIgnoredTarget of log(sum_v exp(logits[row, v])) -
-/// logits[row, target], an fp64 scalar. With `gradient`, logits (N, V; fp32, bf16 or fp16) becomes
-/// (softmax(logits) - onehot(target)) * row_scale; otherwise its contents are lost. targets (N)
-/// int64; row_scale (N) fp32, zero for ignored rows. Throws DataError for a target outside of [0,
-/// V).
+/// Returns the sum of the losses of the rows whose target is not kIgnoredTarget, an fp64 scalar.
+/// With s = `smoothing` in [0, 1], a row's wanted probabilities are q = (1 - s) onehot(target) +
+/// s / V (label smoothing: Szegedy et al., arXiv 1512.00567, section 7), and its loss is
+/// log(sum_v exp(logits[row, v])) - sum_v q[v] logits[row, v]. With `gradient`, logits (N, V; fp32,
+/// bf16 or fp16) becomes (softmax(logits) - q) * row_scale; otherwise its contents are lost.
+/// targets (N) int64; row_scale (N) fp32, zero for ignored rows. Throws DataError for a target
+/// outside of [0, V).
 ///
 /// On a device it is the operator `zero::softmax_cross_entropy_` of LibTorch's dispatcher, which is
 /// asynchronous: a plugin may bring a kernel (Note [Kernels of a device] in
@@ -22,11 +24,12 @@ inline constexpr int64_t kIgnoredTarget = -100;
 /// below runs. A target outside of [0, V) is found by the device then, as LibTorch's losses find
 /// it.
 at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
-                                  const at::Tensor& row_scale, bool gradient);
+                                  const at::Tensor& row_scale, bool gradient, double smoothing = 0);
 
 /// The same from LibTorch's operators: what runs on devices without a kernel, and what the kernels
 /// are tested against.
 at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor& targets,
-                                            const at::Tensor& row_scale, bool gradient);
+                                            const at::Tensor& row_scale, bool gradient,
+                                            double smoothing = 0);
 
 }  // namespace zero

@@ -1,8 +1,8 @@
 // Softmax, loss and gradient of a row of logits as a device's threads compute them, in plain C++:
 // Note [Kernels in plain C++] in zero/optim/device_elements.h.
 //
-// A thread block has one row. Each thread reads its share and has the largest logit and the sum of
-// the exponentials of it (`part_of`); the block joins these (`join`), and each thread writes the
+// A thread block has one row. Each thread reads its share and has its largest logit, the sum of its
+// exponentials, and its sum (`part_of`); the block joins these (`join`), and each thread writes the
 // gradient over its share (`write_gradient`). So a row is read twice, the second time from the
 // device's cache, and written once. The exponential and the logarithm are a device's own (`Math`),
 // which the tests replace by those of the C++ library.
@@ -25,12 +25,15 @@ struct Rows {
   const int64_t* targets;
   const float* scales;  ///< factors of the rows' gradients
   double* losses;
+  float smoothing = 0;  ///< of labels: softmax_cross_entropy_
 };
 
-/// The part that some logits add to their row's softmax. `sum` is of exp(logit - origin(largest)).
+/// The part that some logits add to their row's softmax. `sum` is of exp(logit - origin(largest)),
+/// `total` of the logits themselves.
 struct Part {
   float largest = -std::numeric_limits<float>::infinity();
   float sum = 0;
+  float total = 0;
 };
 
 inline constexpr float kLog2OfE = 1.44269504088896340736F;
@@ -53,7 +56,8 @@ constexpr Part join(Part a, Part b) {
   const float largest = b.largest > a.largest ? b.largest : a.largest;
   const float from = origin(largest);
   return {largest,
-          a.sum * exponential<Math>(a.largest, from) + b.sum * exponential<Math>(b.largest, from)};
+          a.sum * exponential<Math>(a.largest, from) + b.sum * exponential<Math>(b.largest, from),
+          a.total + b.total};
 }
 
 /// `part` with kCount further logits. NaN is never the largest, and stays in the sum.
@@ -64,8 +68,12 @@ constexpr Part add(Part part, const packs::Pack<float, kCount>& logits) {
     largest = logits.values[i] > largest ? logits.values[i] : largest;
   const float from = origin(largest);
   float sum = part.sum * exponential<Math>(part.largest, from);
-  for (int i = 0; i < kCount; ++i) sum += exponential<Math>(logits.values[i], from);
-  return {largest, sum};
+  float total = part.total;
+  for (int i = 0; i < kCount; ++i) {
+    sum += exponential<Math>(logits.values[i], from);
+    total += logits.values[i];
+  }
+  return {largest, sum, total};
 }
 
 /// The part of the logits that `thread` of so many reads: every so many-th pack of kCount.
@@ -84,19 +92,32 @@ constexpr Part part_of(const typename Numbers::Stored* row, int64_t vocabulary, 
   return part;
 }
 
-/// -log softmax of the logit `chosen`; NaN where a logit is NaN, or the largest is infinite.
-template <class Math>
-constexpr double loss(Part whole, float chosen) {
+/// Returns the loss of a row whose target has the logit `chosen`; NaN where a logit is NaN, or the
+/// largest is infinite.
+template <class Math, class Numbers>
+constexpr double loss(const Rows<Numbers>& rows, Part whole, float chosen) {
+  double wanted = chosen;
+  if (rows.smoothing > 0) {
+    const double mean = static_cast<double>(whole.total) / static_cast<double>(rows.vocabulary);
+    wanted += rows.smoothing * (mean - wanted);
+  }
   return Math::log(static_cast<double>(whole.sum)) +
-         (static_cast<double>(origin(whole.largest)) - static_cast<double>(chosen));
+         (static_cast<double>(origin(whole.largest)) - wanted);
 }
 
-/// Writes (softmax - onehot(target)) * scale over the logits that part_of reads in this thread.
+/// Writes the gradient of row `number` over the logits that part_of reads in this thread.
 template <class Math, class Numbers, int kCount>
-constexpr void write_gradient(typename Numbers::Stored* row, int64_t vocabulary, int64_t thread,
-                              int64_t threads, Part whole, int64_t target, float scale) {
+constexpr void write_gradient(const Rows<Numbers>& rows, int64_t number, int64_t thread,
+                              int64_t threads, Part whole) {
+  auto* const row = rows.logits + number * rows.stride;
+  const int64_t vocabulary = rows.vocabulary;
+  const int64_t target = rows.targets[number];
+  const float scale = rows.scales[number];
   const float from = origin(whole.largest);
   const float factor = scale / whole.sum;
+  // What the wanted probabilities take away, of every word and of the target beside.
+  const float rest = rows.smoothing / static_cast<float>(vocabulary) * scale;
+  const float most = (1 - rows.smoothing) * scale;
   const auto write = [&]<int kWidth>(int64_t begin) {
     const auto logits = packs::widened<Numbers, kWidth>(row + begin);
     const bool here = target >= begin && target < begin + kWidth;
@@ -104,7 +125,8 @@ constexpr void write_gradient(typename Numbers::Stored* row, int64_t vocabulary,
     packs::Pack<typename Numbers::Stored, kWidth> gradient{};
     for (int i = 0; i < kWidth; ++i) {
       const float probability = exponential<Math>(logits.values[i], from) * factor;
-      gradient.values[i] = Numbers::narrow(i == chosen ? probability - scale : probability);
+      const float rested = probability - rest;
+      gradient.values[i] = Numbers::narrow(i == chosen ? rested - most : rested);
     }
     optim::device::store(gradient, row + begin);
   };

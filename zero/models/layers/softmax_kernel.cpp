@@ -17,10 +17,21 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+double Sum(const float* HWY_RESTRICT values, int64_t numel) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t whole = numel - numel % lanes;
+  auto sums = hn::Zero(d);
+  for (int64_t i = 0; i < whole; i += lanes) sums = hn::Add(sums, hn::LoadU(d, values + i));
+  double sum = hn::GetLane(hn::SumOfLanes(d, sums));
+  for (int64_t i = whole; i < numel; ++i) sum += values[i];
+  return sum;
+}
+
 // A row of a vocabulary fits a core's second-level cache, so its three visits cost one trip to
 // memory.
 double SoftmaxRow(float* HWY_RESTRICT logits, int64_t vocabulary, int64_t target, float scale,
-                  bool gradient) {
+                  bool gradient, double smoothing) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t whole = vocabulary - vocabulary % lanes;
@@ -44,7 +55,11 @@ double SoftmaxRow(float* HWY_RESTRICT logits, int64_t vocabulary, int64_t target
     return std::numeric_limits<double>::quiet_NaN();
   }
 
-  const double target_logit = logits[target];
+  // The logits' mean under the wanted probabilities.
+  double wanted = logits[target];
+  if (smoothing > 0) {
+    wanted += smoothing * (Sum(logits, vocabulary) / static_cast<double>(vocabulary) - wanted);
+  }
   const auto shift = hn::Set(d, max);
   auto sum_lanes = hn::Zero(d);
   for (int64_t i = 0; i < whole; i += lanes) {
@@ -62,13 +77,16 @@ double SoftmaxRow(float* HWY_RESTRICT logits, int64_t vocabulary, int64_t target
   if (gradient) {
     const float factor = scale / sum;
     const auto factors = hn::Set(d, factor);
+    // -0 changes no number that it is added to.
+    const auto rest = static_cast<float>(-smoothing / static_cast<double>(vocabulary)) * scale;
+    const auto rests = hn::Set(d, rest);
     for (int64_t i = 0; i < whole; i += lanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, logits + i), factors), d, logits + i);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, logits + i), factors, rests), d, logits + i);
     }
-    for (int64_t i = whole; i < vocabulary; ++i) logits[i] *= factor;
-    logits[target] -= scale;
+    for (int64_t i = whole; i < vocabulary; ++i) logits[i] = logits[i] * factor + rest;
+    logits[target] -= static_cast<float>(1 - smoothing) * scale;
   }
-  return std::log(static_cast<double>(sum)) + max - target_logit;
+  return std::log(static_cast<double>(sum)) + max - wanted;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -80,8 +98,9 @@ namespace zero {
 
 HWY_EXPORT(SoftmaxRow);
 
-double softmax_row(float* logits, int64_t vocabulary, int64_t target, float scale, bool gradient) {
-  return HWY_DYNAMIC_DISPATCH(SoftmaxRow)(logits, vocabulary, target, scale, gradient);
+double softmax_row(float* logits, int64_t vocabulary, int64_t target, float scale, bool gradient,
+                   double smoothing) {
+  return HWY_DYNAMIC_DISPATCH(SoftmaxRow)(logits, vocabulary, target, scale, gradient, smoothing);
 }
 
 }  // namespace zero

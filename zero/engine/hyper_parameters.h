@@ -1,0 +1,44 @@
+// The hyper-parameters in force, by parameter group.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "zero/engine/model.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero {
+
+/// The optimizer of parameters, and the learning rate in force.
+struct OptimizerGroup {
+  Optimizer optimizer;
+  double lr = 0;
+};
+
+/// A group of Muon has a twin for the parameters that are no matrices, which follows its settings.
+/// Each function that takes the index of a group throws ConfigError where there is none of it.
+class HyperParameters {
+ public:
+  /// The groups of `model`, which outlives this.
+  explicit HyperParameters(const Model& model);
+
+  const std::vector<OptimizerGroup>& groups() const { return groups_; }
+  double lr(size_t index) const { return group(index).lr; }
+  void set_lr(double lr, size_t index);
+  /// Returns a group's optimizer with the learning rate in force.
+  Optimizer optimizer(size_t index) const;
+  /// Throws ConfigError for another optimizer than the group has, or one with other states.
+  void set_optimizer(const Optimizer& optimizer, size_t index);
+  /// Throws ConfigError where the optimizer has no betas.
+  void set_betas(double beta1, double beta2, size_t index);
+
+ private:
+  size_t checked(size_t index) const;
+  OptimizerGroup& group(size_t index) { return groups_[checked(index)]; }
+  const OptimizerGroup& group(size_t index) const { return groups_[checked(index)]; }
+
+  const Model& model_;
+  std::vector<OptimizerGroup> groups_;
+};
+
+}  // namespace zero

@@ -1,0 +1,58 @@
+// A budget: one number, the bytes that a rank may hold, decides how many units stay gathered.
+//
+// Note [Memory budget]
+// States are known before anything is allocated: a budget that they exceed is refused at once, with
+// what the other stages would take. What activations, buckets and staging take is known after the
+// first step, which therefore keeps as few units gathered as it can; what the budget leaves then is
+// for gathered units, and the pager plans the steps from there on with it. Ranks gather together,
+// so all of them use what the poorest has. Where units are read in place (ranks of one host) there
+// is nothing to gather, and the budget is only checked. Where a device has memory of its own, what
+// it has is the budget.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "zero/base/device_limit.h"
+#include "zero/base/error.h"
+#include "zero/engine/engine_plan.h"
+
+namespace zero {
+
+class Flows;
+
+class MemoryBudget {
+ public:
+  /// The cap of the device is in force from here on; of one with memory of its own, what it has.
+  /// Throws OutOfMemory where the states alone exceed the budget, that cap, or what the host has
+  /// left for a rank and what the model holds of it now: on all ranks together. `plan` outlives
+  /// this.
+  explicit MemoryBudget(const EnginePlan& plan);
+
+  /// Returns the bytes of as many parameters; saturates.
+  int64_t bytes_of(int64_t elements) const;
+  /// Returns the bytes of units that may stay gathered until `spend`.
+  int64_t live_bytes() const { return spends() ? 0 : bytes_of(plan_.config().max_live_parameters); }
+  /// The cap of a device that the CPU plays counts LibTorch's tensors from here on. Collective.
+  void include_tensors();
+  /// After the first update: what is left is for gathered units. Further calls do nothing.
+  /// Collective.
+  void spend(const Flows& flows);
+  OutOfMemory explained(const c10::OutOfMemoryError& error) const;
+
+ private:
+  partition::StateMemory states_in_memory(partition::Placement sharded) const;
+  bool spends() const;
+  void check_host(const partition::StateMemory& states) const;
+  void limit_device();
+  void spend_device(const Flows& flows) const;
+  void leave_for_gathers(const Flows& flows, int64_t bytes) const;
+
+  const EnginePlan& plan_;
+  std::unique_ptr<DeviceLimit> limit_;  // null where nothing is known of a device
+  bool spent_ = false;
+};
+
+}  // namespace zero

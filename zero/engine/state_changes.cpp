@@ -1,0 +1,85 @@
+#include "zero/engine/state_changes.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include "zero/base/error.h"
+#include "zero/comm/gather_records.h"
+
+namespace zero {
+
+void StateChanges::complete_update(std::string_view label) {
+  if (flows_.schedule().delayed()) {
+    change_parameters(label);
+  } else {
+    flows_.schedule().finish();
+  }
+}
+
+// By unit: `units`, and what any rank's user or an update under way has changed. Collective where
+// parameters are replicated and updated in slices: then only these are gathered.
+std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
+                                                 const std::vector<int64_t>& units) {
+  // Publishing costs nothing at stage 3 unless units go to other hosts, and does nothing at stage
+  // 0.
+  const auto& sharded = plan_.placement().sharded;
+  const bool gathers = sharded.optimizer && (!sharded.parameters || plan_.kept_on_hosts());
+  if (!gathers) return std::vector<uint8_t>(plan_.units().size(), 1);
+  auto changed = flows_.schedule().left_units();
+  for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
+  const auto written = flows_.writes().written_units();
+  for (size_t u = 0; u < changed.size(); ++u) changed[u] |= written[u];
+  const auto all = comm::gather_arrays<uint8_t>(plan_.group(), changed, label);
+  for (size_t i = 0; i < all.size(); ++i) changed[i % changed.size()] |= all[i];
+  return changed;
+}
+
+void StateChanges::show(const std::vector<uint8_t>& units) const {
+  auto& gather = flows_.gather();
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (units[u] != 0) gather.publish(static_cast<int64_t>(u));
+  }
+  gather.finish_publish();
+  gather.settle();
+}
+
+void StateChanges::change_parameters(std::string_view label, const std::function<void()>& write,
+                                     const std::vector<int64_t>& units) {
+  const c10::NoGradGuard no_grad;
+  check_between_steps(label);
+  plan_.group().barrier(label);  // every rank has ended its gathers
+  const auto changed = changed_units(label, units);
+  flows_.schedule().finish();
+  flows_.writes().commit();
+  flows_.writes().invalidate();
+  write();
+  show(changed);
+}
+
+void StateChanges::replace_states(std::string_view label, const std::function<void()>& write) {
+  plan_.group().barrier(label);  // every rank has ended its gathers
+  flows_.writes().commit();
+  flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
+  flows_.schedule().discard();
+  drop_gradients();
+  flows_.reduce().forget_losses();  // they are not among the states
+  write();
+  show(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
+}
+
+void StateChanges::drop_gradients() {
+  flows_.reduce().join_begun();
+  flows_.reduce().clear();
+  progress_.restart();
+}
+
+void StateChanges::check_between_steps(std::string_view what) const {
+  if (!flows_.reduce().handed_over()) return;
+  throw Error(
+      fmt::format("{} between Engine::backward and Engine::step: with update_in_backward some "
+                  "weights have been updated already and others have not. Call it after the step; "
+                  "where the pass or the step failed, load a checkpoint first.",
+                  what));
+}
+
+}  // namespace zero

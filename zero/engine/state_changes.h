@@ -1,0 +1,52 @@
+// Changes of states between steps: by name, in zero::Gathered, or by loading.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "zero/engine/engine_plan.h"
+#include "zero/engine/flows.h"
+#include "zero/engine/step_progress.h"
+
+namespace zero {
+
+class StateChanges {
+ public:
+  /// All outlive this.
+  StateChanges(const EnginePlan& plan, StepProgress& progress, const Flows& flows)
+      : plan_(plan), progress_(progress), flows_(flows) {}
+
+  /// Completes an update under way. Collective.
+  void complete_update(std::string_view label);
+  /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters,
+  /// and shows these and what users have written to all. Collective.
+  void change_parameters(
+      std::string_view label, const std::function<void()>& write = [] {},
+      const std::vector<int64_t>& units = {});
+  /// Does the same where `write` replaces every state: whatever the step of now has made is
+  /// dropped, complete or not. No update runs. Collective.
+  void replace_states(std::string_view label, const std::function<void()>& write);
+  /// Drops the gradients of the step so far. Collective where reductions may have begun.
+  void drop_gradients();
+
+  /// Throws Error between backward and step where backward has updated some units and others not
+  /// (update_in_backward): no state is that of a step then.
+  void check_between_steps(std::string_view what) const;
+  /// Throws the same, and Error where gradients are under way that a save would not have.
+  void at_boundary(std::string_view what) const {
+    check_between_steps(what);
+    progress_.check_at_boundary(what);
+  }
+
+ private:
+  std::vector<uint8_t> changed_units(std::string_view label, const std::vector<int64_t>& units);
+  void show(const std::vector<uint8_t>& units) const;
+
+  const EnginePlan& plan_;
+  StepProgress& progress_;
+  const Flows& flows_;
+};
+
+}  // namespace zero

@@ -1,0 +1,171 @@
+// Full states by name, at any stage.
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "zero/base/device_limit.h"
+#include "zero/base/error.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+namespace {
+
+// Reads and writes of states are neither recorded by autograd nor refused by a device's cap.
+struct Aside {
+  c10::NoGradGuard no_grad;
+  HostScope not_refused;
+};
+
+// A parameter that was asked for.
+struct Asked {
+  Asked(const EnginePlan& plan, std::string_view name)
+      : index(plan.model().index_of(name)),
+        unit(plan.layout().unit_of(index)),
+        segment(plan.layout().segment_of(index)),
+        like(plan.model().parameter(index)) {}
+
+  // Returns it in fp32 and in its shape. Every rank holds `owned` of its unit.
+  at::Tensor picked(const StateTable& table, const at::Tensor& owned) const {
+    const auto values = table.full(unit, owned).narrow(0, segment.offset, segment.numel);
+    return unflattened(values.to(at::kFloat), like);
+  }
+
+  int64_t index;
+  int64_t unit;
+  const partition::Segment& segment;
+  const at::Tensor& like;
+};
+
+Asked trainable(const EnginePlan& plan, std::string_view name, std::string_view what) {
+  const Asked asked(plan, name);
+  if (plan.trainable(asked.unit)) return asked;
+  throw ConfigError(
+      fmt::format("Parameter '{}' is frozen (requires_grad was false when the Engine was made): "
+                  "it has no {}.",
+                  name, what));
+}
+
+void check_shape(const at::Tensor& value, const at::Tensor& like, std::string_view name) {
+  if (value.defined() && value.sizes() == like.sizes()) return;
+  throw ConfigError(
+      fmt::format("Parameter '{}' has shape ({}), but the given value has ({}).", name,
+                  fmt::join(like.sizes(), ", "),
+                  value.defined() ? fmt::format("{}", fmt::join(value.sizes(), ", ")) : "none"));
+}
+
+// Throws ConfigError, naming those that there are, where the table has none of that name.
+State state_of(const Flows& flows, const Asked& asked, std::string_view name,
+               std::string_view state) {
+  if (const auto found = flows.table().find(asked.unit, state)) return *found;
+  std::vector<std::string> known;
+  for (const auto& entry : flows.table().names(asked.unit)) known.emplace_back(entry);
+  if (flows.factored().has(asked.index))
+    known.insert(known.end(), FactoredStates::kNames.begin(), FactoredStates::kNames.end());
+  throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
+                                state, fmt::join(known, ", "), did_you_mean(state, known)));
+}
+
+}  // namespace
+
+at::Tensor Engine::parameter(std::string_view name) {
+  const Aside aside;
+  auto& impl = *impl_;
+  const Asked asked(impl.plan, name);
+  impl.changes.change_parameters("Engine::parameter");  // the user's writes so far count
+  const auto state = impl.plan.trainable(asked.unit) ? State::master : State::parameters;
+  const auto& table = impl.flows.table();
+  return asked.picked(table, table.read(asked.unit, state));
+}
+
+void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
+  const Aside aside;
+  auto& impl = *impl_;
+  const Asked asked(impl.plan, name);
+  check_shape(value, asked.like, name);
+  const auto values = flattened(value, asked.like, at::kFloat);
+  const auto write = [&] {
+    impl.flows.table().write_parameter(asked.index, values);
+    if (impl.plan.model().trainable(asked.index))
+      impl.flows.table().write_owned(asked.index, State::master, values);
+  };
+  impl.changes.change_parameters("Engine::set_parameter", write, {asked.unit});
+}
+
+at::Tensor Engine::gradient(std::string_view name) {
+  const Aside aside;
+  auto& impl = *impl_;
+  const auto asked = trainable(impl.plan, name, "gradient");
+  impl.progress.check_gradients_kept();
+  auto& reduce = impl.flows.reduce();
+  reduce.finish();
+  if (reduce.present()[static_cast<size_t>(asked.index)] == 0) return {};
+  return asked.picked(impl.flows.table(), reduce.sum(asked.unit)).mul_(impl.progress.mean_scale());
+}
+
+void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
+  const Aside aside;
+  auto& impl = *impl_;
+  const auto asked = trainable(impl.plan, name, "gradient");
+  check_shape(value, asked.like, name);
+  impl.progress.check_gradients_kept();
+  impl.flows.reduce().set(asked.index,
+                          flattened(value, asked.like, at::kFloat) / impl.progress.mean_scale());
+}
+
+at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
+  const Aside aside;
+  auto& impl = *impl_;
+  const auto asked = trainable(impl.plan, name, "optimizer state");
+  impl.changes.check_between_steps("Engine::optimizer_state");
+  impl.changes.complete_update("Engine::optimizer_state");
+  if (const auto factored = impl.flows.factored().find(asked.index, state); factored.defined())
+    return factored.clone();
+  const auto& table = impl.flows.table();
+  return asked.picked(table, table.read(asked.unit, state_of(impl.flows, asked, name, state)));
+}
+
+void Engine::set_optimizer_state(std::string_view name, std::string_view state,
+                                 const at::Tensor& value) {
+  if (state == "master") {
+    set_parameter(name, value);
+    return;
+  }
+  const Aside aside;
+  auto& impl = *impl_;
+  const auto asked = trainable(impl.plan, name, "optimizer state");
+  const auto factored = impl.flows.factored().find(asked.index, state);
+  check_shape(value, factored.defined() ? factored : asked.like, name);
+  impl.changes.check_between_steps("Engine::set_optimizer_state");
+  impl.changes.complete_update("Engine::set_optimizer_state");
+  if (factored.defined()) {
+    factored.copy_(value);
+    return;
+  }
+  impl.flows.table().write_owned(asked.index, state_of(impl.flows, asked, name, state),
+                                 flattened(value, asked.like, at::kFloat));
+}
+
+void Engine::visit_parameters(
+    const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  const Aside aside;
+  const auto& plan = impl_->plan;
+  impl_->changes.change_parameters("Engine::visit_parameters");
+  int64_t gathered = -1;
+  at::Tensor unit;
+  for (int64_t i = 0; i < plan.model().size(); ++i) {
+    const int64_t u = plan.layout().unit_of(i);
+    if (u != gathered) {
+      unit = at::Tensor();
+      unit = impl_->flows.gather().full(u);
+      gathered = u;
+    }
+    const auto& segment = plan.layout().segment_of(i);
+    if (plan.group().rank() == 0)
+      visit(plan.model().name(i),
+            unflattened(unit.narrow(0, segment.offset, segment.numel), plan.model().parameter(i)));
+  }
+}
+
+}  // namespace zero
