@@ -296,7 +296,7 @@ void bind_engine(py::module_& module) {
       .def("visit_parameters", &visit)
       .def("gathered", &gathered, py::arg("parameters"), py::arg("write"), py::arg("modifier_rank"),
            py::keep_alive<0, 1>())
-      .def("save", waiting(&Engine::save))
+      .def("save", waiting(&Engine::save), py::arg("folder"), py::arg("attached") = Attached())
       .def("load", waiting(&Engine::load))
       .def("save_full", waiting(&Engine::save_full))
       .def("load_full", waiting(&Engine::load_full))

@@ -115,7 +115,7 @@ void check_every_crash_point(bool swaps) {
       if (first) {
         const auto left = test::Tree::of(folder.path());
         EXPECT_EQ(left.folders.size(), 1U);
-        EXPECT_EQ(left.files.size(), 2U);
+        EXPECT_EQ(left.files.size(), 3U);
       }
       group->barrier("looked");
     }

@@ -163,7 +163,7 @@ TEST(EightBitStates, TakeTheBytesOfTheFormula) {
   }
 }
 
-TEST(EightBitStates, FullSavesLoadInEveryFormat) {
+TEST(EightBitStates, SavesLoadInEveryFormat) {
   const TemporaryFolder folder;
   const auto file = (folder.path() / "full").string();
   run_as_threads(2, [&](auto group) {
@@ -179,19 +179,14 @@ TEST(EightBitStates, FullSavesLoadInEveryFormat) {
     const auto expected = engine.optimizer_state("b.weight", "exp_avg").clone();
     EXPECT_GT(expected.abs().sum().template item<float>(), 0);
     // Every code is a number of fp32, and comes back.
-    for (const auto format : {StateFormat::fp32, StateFormat::eight_bit}) {
+    for (const auto format : {StateFormat::fp32, StateFormat::bf16, StateFormat::eight_bit}) {
       auto other = engine_of(format);
       other->load_full(file);
       EXPECT_TRUE(torch::equal(other->optimizer_state("b.weight", "exp_avg"), expected));
+      // A sharded one has the codes themselves.
+      other->load((folder.path() / "sharded").string());
+      EXPECT_TRUE(torch::equal(other->optimizer_state("b.weight", "exp_avg"), expected));
     }
-    auto bf16 = engine_of(StateFormat::bf16);
-    bf16->load_full(file);
-    EXPECT_TRUE(torch::equal(bf16->optimizer_state("b.weight", "exp_avg"), expected));
-    // A sharded one has the codes themselves.
-    auto fp32 = engine_of(StateFormat::fp32);
-    EXPECT_THAT(
-        message_of<CheckpointError>([&] { fp32->load((folder.path() / "sharded").string()); }),
-        AllOf(HasSubstr("exp_avg"), HasSubstr("Byte")));
   });
 }
 

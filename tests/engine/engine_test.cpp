@@ -710,8 +710,7 @@ TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {
     }
     group->barrier();
     const auto message = message_of<CheckpointError>([&] { engine.load(folder.path() / "run"); });
-    EXPECT_THAT(message, HasSubstr(group->rank() == 1 ? "rank-1-of-2" : "failed on rank 1"))
-        << message;
+    EXPECT_THAT(message, HasSubstr("rank-1-of-2")) << message;
     expect_equal(weights(engine), before);
     EXPECT_EQ(engine.steps(), 2);
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.save("/proc/cannot/be/made"); }),
@@ -722,12 +721,6 @@ TEST(EngineSave, AWrongCheckpointIsAnErrorOnEveryRankAndChangesNothing) {
     Engine undisturbed(other, AdamW{}, config(2), group);
     train(undisturbed, *other, 3);
     expect_equal(weights(engine), weights(undisturbed));
-  });
-  run_as_threads(2, [&](auto group) {
-    auto net = std::make_shared<Net>();
-    Engine engine(net, AdamW{}, config(3), group);
-    EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "run"); }),
-                HasSubstr(group->rank() == 0 ? "stage" : ""));
   });
 }
 

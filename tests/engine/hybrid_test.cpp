@@ -148,7 +148,11 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
       run_in(kTwoByTwo, [&](auto group) {
         auto net = std::make_shared<Net>();
         Engine engine(net, AdamW{}, with, group);
-        full ? engine.load_full(folder.path() / "full") : engine.load(folder.path() / "sharded");
+        if (full) {
+          engine.load_full(folder.path() / "full");
+        } else {
+          engine.load(folder.path() / "sharded");
+        }
         EXPECT_EQ(engine.steps(), 2);
         train(engine, *net, 2, 2);
         expect_equal(weights(engine), uninterrupted);
@@ -157,12 +161,7 @@ TEST(HybridSharding, ContinuesFromASaveWithTheSameBits) {
     continues(c, false);
     continues(c, true);
     continues(clipped(stage, true), true);
-    run_in(kTwoByTwo, [&](auto group) {
-      auto net = std::make_shared<Net>();
-      Engine engine(net, AdamW{}, clipped(stage, true), group);
-      EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(folder.path() / "sharded"); }),
-                  AllOf(HasSubstr("world_size 2"), HasSubstr("has 4"), HasSubstr("save_full")));
-    });
+    continues(clipped(stage, true), false);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -11,6 +12,20 @@ namespace zero {
 
 /// Returns the hash of `memory`, some GB in a second.
 uint64_t hash_of(std::span<const std::byte> memory);
+
+/// Hashes memory that comes in pieces: the value is `hash_of` all of it.
+class PieceHash {
+ public:
+  PieceHash();
+  ~PieceHash();
+  void add(std::span<const std::byte> piece);
+  /// Returns the hash of what was added since the last call.
+  uint64_t take();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// Hashes a sequence of numbers and texts; their order counts.
 class Hash {

@@ -66,8 +66,20 @@ void OutputFile::flush() {
   buffered_ = 0;
 }
 
+void OutputFile::sum(const std::byte* data, size_t size) {
+  while (size > 0) {
+    const size_t part = std::min<size_t>(size, kSummedBlock - sums_.bytes % kSummedBlock);
+    block_.add({data, part});
+    sums_.bytes += part;
+    if (sums_.bytes % kSummedBlock == 0) sums_.blocks.push_back(block_.take());
+    data += part;
+    size -= part;
+  }
+}
+
 void OutputFile::write(const void* data, size_t size) {
   if (size == 0) return;
+  sum(static_cast<const std::byte*>(data), size);
   if (buffered_ + size > kBuffer) flush();
   if (size >= kBuffer) {
     put(size_, static_cast<const std::byte*>(data), size);
@@ -86,6 +98,7 @@ void OutputFile::write_at(uint64_t offset, const void* data, size_t size) {
 
 void OutputFile::commit() {
   flush();
+  if (sums_.bytes % kSummedBlock != 0) sums_.blocks.push_back(block_.take());
   if (::fsync(descriptor_) != 0) report("sync");
   // Network file systems report a failed write only here.
   const int descriptor = std::exchange(descriptor_, -1);

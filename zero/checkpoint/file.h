@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "zero/base/descriptor.h"
+#include "zero/base/hash.h"
 #include "zero/base/owner_process.h"
 
 namespace zero {
@@ -20,6 +22,15 @@ template <typename Exception>
 [[noreturn]] void fail(const std::string& message) {
   throw Exception(message);
 }
+
+/// The bytes of a file, and the checksum of each block of kSummedBlock of them (the last may be
+/// shorter).
+struct FileSums {
+  uint64_t bytes = 0;
+  std::vector<uint64_t> blocks;
+  bool operator==(const FileSums&) const = default;
+};
+inline constexpr size_t kSummedBlock = size_t{1} << 20;
 
 /// A file that appears under its name only when it is complete and on the disk: it is written under
 /// a temporary name in the same folder, synced, and renamed, and then the folder is synced. Every
@@ -42,8 +53,11 @@ class OutputFile {
   /// The end of what was written so far, where `write` appends.
   uint64_t size() const { return size_; }
   void commit();
+  /// Returns its checksums, where it was written by `write` alone. After `commit`.
+  const FileSums& sums() const { return sums_; }
 
  private:
+  void sum(const std::byte* data, size_t size);
   void flush();
   void put(uint64_t offset, const std::byte* data, size_t size);
   [[noreturn]] void report(const char* what) const;
@@ -56,6 +70,8 @@ class OutputFile {
   uint64_t size_ = 0;
   size_t buffered_ = 0;
   std::unique_ptr<std::byte[]> buffer_;
+  FileSums sums_;
+  PieceHash block_;  // the last one, of which sums_.bytes says how much there is
 };
 
 /// Makes the entries of `folder` (creations, renames) durable.

@@ -118,6 +118,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   file_->write(&length, sizeof length);
   file_->write(text.data(), text.size());
   for (auto& [name, slot] : slots_) slot.offset += sizeof length + length;
+  order_ = std::move(tensors);
 }
 
 SafetensorsWriter::~SafetensorsWriter() = default;
@@ -137,7 +138,11 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
                        describe(tensor.scalar_type(), tensor.sizes())));
   }
   const auto values = tensor.detach().to(at::kCPU).contiguous();
-  file_->write_at(slot.offset, values.const_data_ptr(), values.nbytes());
+  if (slot.offset == file_->size()) {
+    file_->write(values.const_data_ptr(), values.nbytes());
+  } else {
+    file_->write_at(slot.offset, values.const_data_ptr(), values.nbytes());
+  }
   slot.written = true;
 }
 
@@ -149,6 +154,11 @@ void SafetensorsWriter::commit() {
   }
   file_->commit();
 }
+
+const FileSums& SafetensorsWriter::sums() const { return file_->sums(); }
+
+std::optional<at::ScalarType> safetensors_dtype(std::string_view name) { return dtype_of(name); }
+std::string_view safetensors_name(at::ScalarType dtype) { return name_of(dtype).value_or(""); }
 
 namespace {
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@ namespace zero {
 
 class InputFile;
 class OutputFile;
+struct FileSums;
 
 /// The entry of a tensor in a safetensors header.
 struct TensorInfo {
@@ -26,6 +28,11 @@ struct TensorInfo {
 
   bool operator==(const TensorInfo&) const = default;
 };
+
+/// Returns the dtype that the format calls so: "BF16".
+std::optional<at::ScalarType> safetensors_dtype(std::string_view name);
+/// Returns the format's name of a dtype, or nothing where it has none.
+std::string_view safetensors_name(at::ScalarType dtype);
 
 /// Writes a safetensors file without holding more than one tensor: all are declared first, then
 /// written in any order, each once. The file appears under its name at `commit`, complete and on
@@ -44,6 +51,11 @@ class SafetensorsWriter {
   /// CheckpointError when a declared tensor is missing.
   void commit();
 
+  /// Returns the tensors in the order of their bytes.
+  const std::vector<TensorInfo>& order() const { return order_; }
+  /// Returns the file's checksums, where the tensors were written in that order. After `commit`.
+  const FileSums& sums() const;
+
  private:
   struct Slot {
     TensorInfo info;
@@ -51,6 +63,7 @@ class SafetensorsWriter {
     bool written = false;
   };
   std::filesystem::path path_;
+  std::vector<TensorInfo> order_;
   std::map<std::string, Slot, std::less<>> slots_;
   std::unique_ptr<OutputFile> file_;
 };

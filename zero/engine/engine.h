@@ -26,6 +26,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/ledger.h"
+#include "zero/checkpoint/manifest.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
@@ -269,16 +270,23 @@ class Engine {
   void visit_parameters(
       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
-  /// Writes this rank's shards of all states, its buffers, and the step count, to
-  /// `folder`/rank-R-of-N.safetensors. `folder` appears, by renaming, when every rank's file is
-  /// whole; an earlier save in it stays until then, and goes with all other files there.
-  /// Collective. Throws CheckpointError on every rank if any fails, or if `folder` holds files and
-  /// no earlier save, or folders.
-  void save(const std::string& folder);
-  /// Reads what `save` wrote at the same stage, ranks and unit size. Drops the step of now, also
-  /// one that has failed. Collective. Throws CheckpointError and changes nothing if a file is
-  /// missing, damaged or of another model (names or shapes), stage or world size.
-  void load(const std::string& folder);
+  /// Writes a checkpoint (docs/checkpoint-format.md): each rank its slices of all states and its
+  /// buffers to `folder`/rank-R-of-N.safetensors, and rank 0 the manifest with step counts, loss
+  /// scale and checksums. `folder` appears, by renaming, when all is whole; an earlier save in it
+  /// stays until then, and goes with all other files there. What a rank has `attached`, any UTF-8
+  /// texts by name, is kept with it. Collective. Throws CheckpointError on every rank if any fails,
+  /// or if `folder` holds files and no earlier save, or folders.
+  void save(const std::string& folder, const Attached& attached = {});
+  /// Reads what `save` wrote, at any number of ranks, stage, unit size and tier, and with other
+  /// dtypes of parameters, master weights and moments, which are rounded where they get fewer bits;
+  /// of a parameter that was frozen then moments and step count begin at zero. Every byte is
+  /// checked before. Drops the step of now, also one that has failed. Returns what this rank had
+  /// attached; where more ranks load than have saved, ranks beyond those take texts and buffers of
+  /// rank modulo their number. What earlier versions saved loads at the same stage, ranks and unit
+  /// size. Collective. Throws on every rank, and changes nothing: DamagedCheckpoint if a file is
+  /// missing or not as it was written, CheckpointError if it is of another model (names or shapes)
+  /// or of another kind of optimizer.
+  Attached load(const std::string& folder);
   /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
   /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);

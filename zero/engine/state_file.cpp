@@ -29,10 +29,9 @@ std::map<std::string, std::string> description(const StateParts& parts) {
           {"parameters", nlohmann::json(parts.model.names()).dump()}};
 }
 
-std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress,
-                                          const char* format) {
+std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress) {
   auto header = description(parts);
-  header["format"] = format;
+  header["format"] = kFullStates;
   header["steps"] = std::to_string(progress.steps);
   header["shapes"] = shapes_of(parts.model).dump();
   header["parameter_steps"] = nlohmann::json(progress.parameter_steps).dump();
@@ -53,11 +52,26 @@ std::string state_key(std::string_view state, std::string_view parameter) {
 
 std::string buffer_key(std::string_view buffer) { return fmt::format("buffer.{}", buffer); }
 
-TensorInfo cell_info(const StateTable& table, int64_t unit, State state) {
-  const auto& plan = table.plan(unit);
-  return {fmt::format("unit.{}.{}", unit, table.name(unit, state)),
-          state == State::master ? at::kFloat : plan.dtype_of(state),
-          {plan.entries(state, plan.owned.size())}};
+std::string shard_name(int rank, int ranks) {
+  return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
+}
+
+std::string slice_key(std::string_view state, std::string_view parameter) {
+  return fmt::format("{}.{}", state, parameter);
+}
+
+std::string kind_of(const StateParts& parts, int64_t parameter) {
+  if (!parts.table.trainable(parts.layout.unit_of(parameter))) return "";
+  return std::string(optim::name(parts.model.optimizer_of(parameter)));
+}
+
+std::string format_of(const UnitPlan& plan, State state) {
+  if (!plan.is_coded(state)) {
+    const auto dtype = state == State::master ? at::kFloat : plan.dtype_of(state);
+    return std::string(safetensors_name(dtype));
+  }
+  const auto sign = plan.moment_signs[column(state) - column(State::first_moment)];
+  return sign == optim::Sign::positive ? "8bit_positive" : "8bit";
 }
 
 std::vector<State> cell_states(const UnitPlan& plan) {
@@ -139,25 +153,30 @@ void StateFile::expect_shapes(const Model& model) const {
   }
 }
 
-std::optional<LossScale> StateFile::loss_scale(const Config& config) const {
-  if (!config.scales_loss()) return {};
-  LossScale scale(config.loss_scaling);
+std::optional<LossScaleState> StateFile::loss_scale() const {
   const auto found = reader_.metadata().find("loss_scale");
-  if (found == reader_.metadata().end()) return scale;
-  LossScaleState state;
+  if (found == reader_.metadata().end()) return {};
   try {
     const auto json = nlohmann::json::parse(found->second);
-    state = {.scale = json.at("scale").get<double>(),
-             .clean = json.at("clean").get<int64_t>(),
-             .hysteresis = json.at("hysteresis").get<int64_t>()};
+    return LossScaleState{.scale = json.at("scale").get<double>(),
+                          .clean = json.at("clean").get<int64_t>(),
+                          .hysteresis = json.at("hysteresis").get<int64_t>()};
   } catch (const std::exception& error) {
     throw CheckpointError(
         fmt::format("'{}' has a loss scale that cannot be read ({}).", path(), error.what()));
   }
+}
+
+std::optional<LossScale> continued_scale(const Config& config,
+                                         const std::optional<LossScaleState>& state,
+                                         const std::string& path) {
+  if (!config.scales_loss()) return {};
+  LossScale scale(config.loss_scaling);
+  if (!state) return scale;
   try {
-    scale.restore(state);
+    scale.restore(*state);
   } catch (const ConfigError& error) {
-    throw CheckpointError(fmt::format("'{}': {}", path(), error.what()));
+    throw CheckpointError(fmt::format("'{}': {}", path, error.what()));
   }
   return scale;
 }
@@ -178,7 +197,7 @@ Progress StateFile::progress(const StateParts& parts) const {
   if (progress.parameter_steps.size() != parameters)
     throw CheckpointError(fmt::format("'{}' counts the steps of {} parameters; the model has {}.",
                                       path(), progress.parameter_steps.size(), parameters));
-  progress.loss_scale = loss_scale(parts.config);
+  progress.loss_scale = continued_scale(parts.config, loss_scale(), path());
   return progress;
 }
 

@@ -1,4 +1,4 @@
-// Files of saved states: their headers, and the checks of one against a model.
+// Names in the files of saved states, their headers, and the checks of one against a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,7 @@
 
 namespace zero {
 
-/// The formats by name, as headers have them.
-inline constexpr const char* kShardedStates = "libzero sharded states 1";
+/// The format of files of whole tensors, as their headers have it.
 inline constexpr const char* kFullStates = "libzero full states 1";
 
 /// The parts of an engine that hold states. They outlive whatever is made of this.
@@ -40,28 +39,43 @@ struct Progress {
   int64_t steps = 0;
   std::vector<int64_t> parameter_steps;  ///< updates that each parameter has had
   std::optional<LossScale> loss_scale;   ///< where the configuration scales losses
+  int64_t of(int64_t parameter) const {
+    const auto p = static_cast<size_t>(parameter);
+    return p < parameter_steps.size() ? parameter_steps[p] : 0;
+  }
 };
 
-/// The values of a file's header that a sharded save must share with the engine that loads it.
+/// Returns the loss scale of a run that goes on with `state`, read from `path`; a new one where
+/// there is none.
+std::optional<LossScale> continued_scale(const Config& config,
+                                         const std::optional<LossScaleState>& state,
+                                         const std::string& path);
+
+/// Returns how an engine lies in its ranks, and its parameters, as headers have them.
 std::map<std::string, std::string> description(const StateParts& parts);
-/// These values, the format and the progress: the header of a file that `format` names.
-std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress,
-                                          const char* format);
+/// Returns the header of a file of whole tensors.
+std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress);
+
+/// Returns the name of a rank's file in a folder of shards.
+std::string shard_name(int rank, int ranks);
+/// Returns the key of a slice in such a file: "exp_avg.h.0.ln_1.weight".
+std::string slice_key(std::string_view state, std::string_view parameter);
+/// Returns the kind of optimizer that updates a parameter; nothing where it is frozen.
+std::string kind_of(const StateParts& parts, int64_t parameter);
+/// Returns the format of a state in a checkpoint: Manifest::State.
+std::string format_of(const UnitPlan& plan, State state);
 
 /// Returns the key of an optimizer's state of a parameter in files of whole tensors.
 std::string state_key(std::string_view state, std::string_view parameter);
 /// Returns the key of a buffer.
 std::string buffer_key(std::string_view buffer);
-/// Returns the cell of a state of a unit in files of shards: its key, dtype and entries.
-TensorInfo cell_info(const StateTable& table, int64_t unit, State state);
-/// Returns the states of a unit that files of shards have cells for. A low-precision parameter is
+/// Returns the states of a unit that a checkpoint has. A low-precision parameter is
 /// saved beside its master, since the user may have written it since the last update. fp32 master
 /// weights are the parameters, wherever they lie.
 std::vector<State> cell_states(const UnitPlan& plan);
 /// Returns what the header of a file says of a tensor like this.
 TensorInfo info_of(const std::string& key, const at::Tensor& tensor);
-/// Returns the factored states by key. Every rank holds the same, and each file of shards has them,
-/// so that it has all that its rank needs.
+/// Returns the factored states by key.
 std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts);
 
 /// A safetensors file, and its checks against a model. Each throws CheckpointError, naming the file
@@ -72,7 +86,6 @@ class StateFile {
   const SafetensorsReader& reader() const { return reader_; }
   /// Returns a value of the header.
   const std::string& metadata(const std::string& key) const;
-  void expect_format(const char* format) const { expect("format", format); }
   void expect(const std::string& key, const std::string& wanted) const;
   void expect_tensor(const TensorInfo& wanted) const;
   /// Expects a tensor of `like`'s shape and dtype; where that is floating-point any such dtype
@@ -85,7 +98,7 @@ class StateFile {
   Progress progress(const StateParts& parts) const;
 
  private:
-  std::optional<LossScale> loss_scale(const Config& config) const;
+  std::optional<LossScaleState> loss_scale() const;
   std::string path() const { return reader_.path().string(); }
   SafetensorsReader reader_;
 };

@@ -1,9 +1,9 @@
 // Saving and loading the engine's states, sharded or in full.
 //
-// A sharded save is one file for each rank, with the elements that the rank owns, by unit. At stage
-// 0 rank 0's file has all of them, and with replicas those of the first block. The files are in a
-// WholeFolder: they replace an earlier save only once every rank's file is complete and on the
-// disk.
+// A checkpoint is one file for each rank, with the elements that the rank owns, by parameter, and a
+// manifest (Note [Checkpoints] in checkpoint/manifest.h). At stage 0 rank 0's file has all of them,
+// and with replicas those of the first block. The files are in a WholeFolder: they replace an
+// earlier save only once all are complete and on the disk.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -15,6 +15,8 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/state_sink.h"
 #include "zero/engine/state_source.h"
@@ -25,11 +27,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string shard_name(int rank, int ranks) {
-  return fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
-}
-
 bool is_shard(const std::string& name) {
+  if (name == Manifest::kFile) return true;
   return name.starts_with("rank-") && name.find("-of-") != std::string::npos &&
          name.ends_with(".safetensors");
 }
@@ -86,52 +85,70 @@ void Engine::Impl::load_states(std::string_view label,
   });
 }
 
-void Engine::save(const std::string& folder) {
+void Engine::save(const std::string& folder, const Attached& attached) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
+  constexpr const char* kLabel = "Engine::save";
   auto& impl = *impl_;
-  impl.changes.at_boundary("Engine::save");
+  auto& group = impl.plan.group();
+  impl.changes.at_boundary(kLabel);
   const auto partial = WholeFolder::partial(folder);
   std::optional<WholeFolder> whole;
-  impl.changes.change_parameters("Engine::save");
-  const int rank = impl.plan.group().rank();
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
-    if (rank != 0) return;
+  impl.changes.change_parameters(kLabel);
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    if (group.rank() != 0) return;
     check_replaceable(folder);
     whole.emplace(folder, &fail<CheckpointError>);
   });
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
-    const bool owns = impl.plan.placement().sharded.optimizer
-                          ? impl.plan.placement().replicas->rank() == 0
-                          : rank == 0;
-    const auto sink = shard_sink(impl.parts(), owns);
-    SavedFile file(impl.parts(), *sink, impl.saved_progress(),
-                   partial / shard_name(rank, impl.plan.group().size()), owns);
-    for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
-      sink->write(file.writer(), unit, state, cell);
-    });
-    file.commit();
+  const bool owns = impl.plan.placement().sharded.optimizer
+                        ? impl.plan.placement().replicas->rank() == 0
+                        : group.rank() == 0;
+  const auto entry = comm::agree<CheckpointError>(group, kLabel, [&] {
+    auto file = save_slices(impl.parts(), partial, group.rank(), group.size(), owns);
+    file.attached = attached;
+    return to_text(file);
   });
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save", [&] {
-    if (whole) whole->commit();
+  const auto entries = comm::gather_texts(group, entry, "entries of files");
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    if (!whole) return;
+    auto manifest = describe(impl.parts(), impl.saved_progress());
+    for (size_t g = 0; g < group_count(); ++g) manifest.groups.push_back(dump(optimizer(g)));
+    manifest.buffer_policy = impl.buffer_policy == BufferPolicy::rank_0    ? "rank_0"
+                             : impl.buffer_policy == BufferPolicy::average ? "average"
+                                                                           : "per_rank";
+    for (const auto& text : entries) manifest.files.push_back(file_from_text(text));
+    write_manifest(partial, manifest);
+    whole->commit();
   });
 }
 
-void Engine::load(const std::string& folder) {
+Attached Engine::load(const std::string& folder) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
+  constexpr const char* kLabel = "Engine::load";
   auto& impl = *impl_;
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::load", [&] {
-    if (impl.plan.group().rank() == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
+  auto& group = impl.plan.group();
+  const int rank = group.rank();
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    if (rank == 0) WholeFolder::recover(folder, &fail<CheckpointError>);
   });
-  const auto file_of = [&](int rank) {
-    return fs::path(folder) / shard_name(rank, impl.plan.group().size());
-  };
-  const int owner =
-      impl.plan.placement().sharded.optimizer ? impl.plan.placement().shards->rank() : 0;
-  impl.load_states("Engine::load", [&] {
-    return open_shards(impl.parts(), file_of(owner), file_of(impl.plan.group().rank()), file_of(0));
-  });
+  if (!comm::any_rank(group, has_manifest(folder), kLabel)) {
+    const int owner =
+        impl.plan.placement().sharded.optimizer ? impl.plan.placement().shards->rank() : 0;
+    impl.load_states(kLabel,
+                     [&] { return open_shards(impl.parts(), folder, owner, rank, group.size()); });
+    return {};
+  }
+  auto manifest =
+      comm::agree<DamagedCheckpoint>(group, kLabel, [&] { return read_manifest(folder); });
+  const auto attached = manifest.file_of(rank).attached;
+  std::unique_ptr<StateSource> source;
+  comm::agree<CheckpointError>(group, kLabel,
+                               [&] { source = open_slices(impl.parts(), folder, manifest, rank); });
+  comm::agree<DamagedCheckpoint>(group, kLabel,
+                                 [&] { verify(folder, manifest, rank, group.size()); });
+  impl.load_states(kLabel, [&] { return std::move(source); });
+  return attached;
 }
 
 void Engine::save_full(const std::string& path) {
@@ -140,32 +157,10 @@ void Engine::save_full(const std::string& path) {
   auto& impl = *impl_;
   impl.changes.at_boundary("Engine::save_full");
   impl.changes.change_parameters("Engine::save_full");
-  const auto sink = tensor_sink(impl.parts(), [&](int64_t unit, const at::Tensor& owned) {
-    return impl.flows.table().full(unit, owned);
-  });
-  std::unique_ptr<SavedFile> file;  // of rank 0 alone
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save_full", [&] {
-    if (impl.plan.group().rank() == 0)
-      file = std::make_unique<SavedFile>(impl.parts(), *sink, impl.saved_progress(), path, true);
-  });
-  // Rank 0 may fail to write in the middle. It still takes part in the gathers, and all ranks learn
-  // of the failure at the end.
-  std::string failure;
-  const auto attempt = [&](const std::function<void()>& write) {
-    if (!file || !failure.empty()) return;
-    try {
-      write();
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  };
-  for_each_cell(impl.parts(), *sink, [&](int64_t unit, State state, const at::Tensor& cell) {
-    attempt([&] { sink->write(file->writer(), unit, state, cell); });
-  });
-  comm::agree<CheckpointError>(impl.plan.group(), "Engine::save_full", [&] {
-    attempt([&] { file->commit(); });
-    if (!failure.empty()) throw CheckpointError(failure);
-  });
+  save_tensors(
+      impl.parts(), impl.saved_progress(), impl.plan.group(),
+      [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },
+      path);
 }
 
 void Engine::load_full(const std::string& path) {

@@ -1,123 +1,225 @@
 #include "zero/engine/state_sink.h"
 
+#include <ATen/ceil_div.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/comm/agreement.h"
 #include "zero/engine/flat.h"
 
 namespace zero {
 
+using partition::Range;
+
+Manifest describe(const StateParts& parts, const Progress& progress) {
+  const auto& [layout, table, model, factored, config] = parts;
+  Manifest manifest;
+  manifest.stage = config.stage;
+  manifest.configuration = config.dump();
+  manifest.steps = progress.steps;
+  if (progress.loss_scale) manifest.loss_scale = progress.loss_scale->state();
+  for (int64_t p = 0; p < model.size(); ++p) {
+    const auto& plan = table.plan(layout.unit_of(p));
+    auto names = model.names_of(p);
+    Manifest::Parameter parameter{
+        .name = names.front(),
+        .other_names = {names.begin() + 1, names.end()},
+        .shape = model.parameter(p).sizes().vec(),
+        .strides = model.parameter(p).strides().vec(),
+        .optimizer = kind_of(parts, p),
+        .group = static_cast<int64_t>(model.group_of()[static_cast<size_t>(p)]),
+        .steps = progress.of(p),
+        .states = {},
+        .factored = {}};
+    for (const auto state : cell_states(plan)) {
+      parameter.states.push_back(
+          {std::string(table.name(layout.unit_of(p), state)), format_of(plan, state)});
+    }
+    if (factored.has(p)) {
+      for (const auto name : FactoredStates::kNames)
+        parameter.factored.emplace_back(name, factored.find(p, name).sizes().vec());
+    }
+    manifest.parameters.push_back(std::move(parameter));
+  }
+  for (const auto& [name, buffer] : model.plain_buffers())
+    manifest.buffers.push_back(info_of(name, buffer));
+  return manifest;
+}
+
 namespace {
 
-class ShardSink final : public StateSink {
- public:
-  ShardSink(const StateParts& parts, bool owns) : StateSink(parts), owns_(owns) {}
-
-  const char* format() const override { return kShardedStates; }
-
-  std::vector<TensorInfo> tensors() const override {
-    std::vector<TensorInfo> infos;
-    for (int64_t u = 0; u < parts().layout.unit_count(); ++u) {
-      for (const auto state : states(u)) infos.push_back(cell_info(parts().table, u, state));
-    }
-    return infos;
-  }
-
-  std::vector<State> states(int64_t unit) const override {
-    return owns_ ? cell_states(parts().table.plan(unit)) : std::vector<State>{};
-  }
-
-  at::Tensor cell(int64_t unit, State state) const override {
-    const auto& table = parts().table;
-    return table.plan(unit).is_coded(state) ? table.read_stored(unit, state, table.all(unit))
-                                            : table.read(unit, state);
-  }
-
-  void write(SafetensorsWriter& file, int64_t unit, State state,
-             const at::Tensor& cell) const override {
-    file.write(cell_info(parts().table, unit, state).name, cell);
-  }
-
- private:
-  bool owns_;
+// A tensor of a file of slices: elements of a cell, counted from the first that this rank owns, or
+// a tensor as it is.
+struct Piece {
+  int64_t unit = 0;
+  State state = State::parameters;
+  Range owned{};
+  at::Tensor whole{};
 };
 
-class TensorSink final : public StateSink {
+class SliceFile {
  public:
-  TensorSink(const StateParts& parts, GatherUnit gather)
-      : StateSink(parts), gather_(std::move(gather)) {}
+  explicit SliceFile(const StateParts& parts) : parts_(parts) {}
 
-  const char* format() const override { return kFullStates; }
-
-  std::vector<TensorInfo> tensors() const override {
-    std::vector<TensorInfo> infos;
-    for (int64_t p = 0; p < parts().model.size(); ++p) {
-      const int64_t u = parts().layout.unit_of(p);
-      for (const auto state : states(u))
-        infos.push_back({key(u, state, p), at::kFloat, parts().model.parameter(p).sizes().vec()});
+  // Adds all states of what this rank owns of each parameter.
+  void add_slices(std::vector<Manifest::Slice>& slices) {
+    const auto& [layout, table, model, factored, config] = parts_;
+    for (int64_t u = 0; u < layout.unit_count(); ++u) {
+      const auto& plan = table.plan(u);
+      std::vector<Manifest::Slice> mine;
+      for (const auto& segment : layout.unit(u).segments) {
+        const auto part = partition::intersect(segment.range(), plan.owned);
+        if (!part.empty())
+          mine.push_back(
+              {segment.parameter, part.begin - segment.offset, part.end - segment.offset});
+      }
+      for (const auto state : cell_states(plan)) {
+        for (const auto& [parameter, begin, end] : mine) {
+          const int64_t first = layout.segment_of(parameter).offset - plan.owned.begin;
+          const int64_t entries = plan.entries(state, whole_blocks(plan, state, end - begin));
+          add(slice_key(table.name(u, state), model.name(parameter)), stored_dtype(plan, state),
+              {entries}, {.unit = u, .state = state, .owned = {first + begin, first + end}});
+        }
+      }
+      slices.insert(slices.end(), mine.begin(), mine.end());
     }
-    return infos;
   }
 
-  std::vector<State> states(int64_t unit) const override {
-    const auto& plan = parts().table.plan(unit);
-    std::vector<State> states{plan.trainable ? State::master : State::parameters};
-    for (size_t m = 0; m < plan.moments.size(); ++m)
-      states.push_back(moment(static_cast<int64_t>(m)));
-    return states;
+  void add(const std::string& key, const at::Tensor& whole) {
+    add(key, whole.scalar_type(), whole.sizes().vec(), {.whole = whole});
   }
 
-  at::Tensor cell(int64_t unit, State state) const override {
-    return gather_(unit, parts().table.read(unit, state));
-  }
-
-  void write(SafetensorsWriter& file, int64_t unit, State state,
-             const at::Tensor& cell) const override {
-    for (const auto& segment : parts().layout.unit(unit).segments) {
-      const auto values = cell.narrow(0, segment.offset, segment.numel).to(at::kFloat);
-      file.write(key(unit, state, segment.parameter),
-                 unflattened(values, parts().model.parameter(segment.parameter)));
-    }
+  FileSums write(const std::filesystem::path& path) const {
+    SafetensorsWriter file(
+        path, infos_, {{"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}});
+    for (const auto& info : file.order()) file.write(info.name, values(pieces_.at(info.name)));
+    file.commit();
+    return file.sums();
   }
 
  private:
-  std::string key(int64_t unit, State state, int64_t parameter) const {
-    const auto& name = parts().model.name(parameter);
-    return state < State::first_moment ? name : state_key(parts().table.name(unit, state), name);
+  static at::ScalarType stored_dtype(const UnitPlan& plan, State state) {
+    return state == State::master ? at::kFloat : plan.dtype_of(state);
+  }
+  static int64_t whole_blocks(const UnitPlan& plan, State state, int64_t elements) {
+    return plan.is_coded(state) ? at::round_up(elements, optim::kCodedBlock) : elements;
   }
 
-  GatherUnit gather_;
+  void add(const std::string& key, at::ScalarType dtype, std::vector<int64_t> shape, Piece piece) {
+    infos_.push_back({key, dtype, std::move(shape)});
+    pieces_.emplace(key, std::move(piece));
+  }
+
+  at::Tensor values(const Piece& piece) const {
+    if (piece.whole.defined()) return piece.whole;
+    const auto& plan = parts_.table.plan(piece.unit);
+    auto owned = piece.owned;
+    if (!plan.is_coded(piece.state)) return parts_.table.read(piece.unit, piece.state, owned);
+    owned.end = owned.begin + whole_blocks(plan, piece.state, owned.size());
+    return parts_.table.read_stored(piece.unit, piece.state, owned);
+  }
+
+  const StateParts& parts_;
+  std::vector<TensorInfo> infos_;
+  std::map<std::string, Piece> pieces_;
 };
 
 }  // namespace
 
-std::unique_ptr<StateSink> shard_sink(const StateParts& parts, bool owns) {
-  return std::make_unique<ShardSink>(parts, owns);
-}
-
-std::unique_ptr<StateSink> tensor_sink(const StateParts& parts, GatherUnit gather) {
-  return std::make_unique<TensorSink>(parts, std::move(gather));
-}
-
-SavedFile::SavedFile(const StateParts& parts, const StateSink& sink, const Progress& progress,
-                     const std::filesystem::path& path, bool with_factored) {
-  if (with_factored) rest_ = factored_by_key(parts);
-  for (const auto& [name, buffer] : parts.model.plain_buffers())
-    rest_.emplace_back(buffer_key(name), buffer);
-  auto infos = sink.tensors();
-  for (const auto& [key, values] : rest_) infos.push_back(info_of(key, values));
-  writer_ =
-      std::make_unique<SafetensorsWriter>(path, infos, header(parts, progress, sink.format()));
-}
-
-void SavedFile::commit() {
-  for (const auto& [key, values] : rest_) writer_->write(key, values);
-  writer_->commit();
-}
-
-void for_each_cell(
-    const StateParts& parts, const StateSink& sink,
-    const std::function<void(int64_t unit, State state, const at::Tensor& cell)>& write) {
-  for (int64_t u = 0; u < parts.layout.unit_count(); ++u) {
-    for (const auto state : sink.states(u)) write(u, state, sink.cell(u, state));
+Manifest::File save_slices(const StateParts& parts, const std::filesystem::path& folder, int rank,
+                           int ranks, bool owns) {
+  Manifest::File entry;
+  entry.name = shard_name(rank, ranks);
+  SliceFile file(parts);
+  if (owns) file.add_slices(entry.slices);
+  for (int64_t p = 0; p < parts.model.size() && rank == 0; ++p) {
+    if (!parts.factored.has(p)) continue;
+    for (const auto name : FactoredStates::kNames)
+      file.add(slice_key(name, parts.model.name(p)), parts.factored.find(p, name));
   }
+  for (const auto& [name, buffer] : parts.model.plain_buffers()) file.add(buffer_key(name), buffer);
+  entry.sums = file.write(folder / entry.name);
+  return entry;
+}
+
+namespace {
+
+std::vector<State> full_states(const UnitPlan& plan) {
+  std::vector<State> states{plan.trainable ? State::master : State::parameters};
+  for (size_t m = 0; m < plan.moments.size(); ++m)
+    states.push_back(moment(static_cast<int64_t>(m)));
+  return states;
+}
+
+std::string tensor_key(const StateParts& parts, State state, int64_t parameter) {
+  const auto& name = parts.model.name(parameter);
+  const int64_t u = parts.layout.unit_of(parameter);
+  return state < State::first_moment ? name : state_key(parts.table.name(u, state), name);
+}
+
+// The tensors that are no cells.
+std::vector<std::pair<std::string, at::Tensor>> others_of(const StateParts& parts) {
+  auto others = factored_by_key(parts);
+  for (const auto& [name, buffer] : parts.model.plain_buffers())
+    others.emplace_back(buffer_key(name), buffer);
+  return others;
+}
+
+}  // namespace
+
+void save_tensors(const StateParts& parts, const Progress& progress, comm::Group& group,
+                  const GatherUnit& gather, const std::filesystem::path& path) {
+  const auto& layout = parts.layout;
+  const auto& table = parts.table;
+  const auto& model = parts.model;
+  constexpr const char* kLabel = "Engine::save_full";
+  std::unique_ptr<SafetensorsWriter> file;  // of rank 0 alone
+  const auto others = others_of(parts);
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    if (group.rank() != 0) return;
+    std::vector<TensorInfo> infos;
+    for (int64_t p = 0; p < model.size(); ++p) {
+      for (const auto state : full_states(table.plan(layout.unit_of(p))))
+        infos.push_back(
+            {tensor_key(parts, state, p), at::kFloat, model.parameter(p).sizes().vec()});
+    }
+    for (const auto& [key, values] : others) infos.push_back(info_of(key, values));
+    file = std::make_unique<SafetensorsWriter>(path, infos, header(parts, progress));
+  });
+  // Rank 0 may fail to write in the middle. It still takes part in the gathers, and all ranks learn
+  // of the failure at the end.
+  std::string failure;
+  const auto attempt = [&](const std::function<void()>& write) {
+    if (!file || !failure.empty()) return;
+    try {
+      write();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    for (const auto state : full_states(table.plan(u))) {
+      const auto cell = gather(u, table.read(u, state));
+      attempt([&] {
+        for (const auto& segment : layout.unit(u).segments) {
+          const auto values = cell.narrow(0, segment.offset, segment.numel).to(at::kFloat);
+          file->write(tensor_key(parts, state, segment.parameter),
+                      unflattened(values, model.parameter(segment.parameter)));
+        }
+      });
+    }
+  }
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    attempt([&] {
+      for (const auto& [key, values] : others) file->write(key, values);
+      file->commit();
+    });
+    if (!failure.empty()) throw CheckpointError(failure);
+  });
 }
 
 }  // namespace zero

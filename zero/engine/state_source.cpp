@@ -15,68 +15,6 @@ using partition::Range;
 
 namespace {
 
-class ShardSource final : public StateSource {
- public:
-  ShardSource(const StateParts& parts, const std::filesystem::path& states,
-              const std::filesystem::path& own, const std::filesystem::path& first)
-      : parts_(parts) {
-    if (!std::filesystem::exists(states)) {
-      throw CheckpointError(
-          fmt::format("'{}' does not exist. Engine::load resumes at the number of ranks that "
-                      "saved; Engine::save_full and load_full change it.",
-                      states.string()));
-    }
-    states_ = std::make_unique<StateFile>(states);
-    with_buffers_ = std::make_unique<StateFile>(own);
-    const auto buffers = parts.model.plain_buffers();
-    for (const auto& [name, buffer] : buffers) buffers_.push_back(buffer_key(name));
-    if (!buffers_.empty() && !with_buffers_->reader().contains(buffers_.front()))
-      with_buffers_ = std::make_unique<StateFile>(first);
-    states_->expect_format(kShardedStates);
-    for (const auto& [key, value] : description(parts)) states_->expect(key, value);
-    states_->expect_shapes(parts.model);
-    for (int64_t u = 0; u < parts.layout.unit_count(); ++u) {
-      for (const auto state : cell_states(parts.table.plan(u)))
-        states_->expect_tensor(cell_info(parts.table, u, state));
-    }
-    for (const auto& [key, values] : factored_by_key(parts))
-      states_->expect_tensor(info_of(key, values));
-    for (size_t i = 0; i < buffers.size(); ++i)
-      with_buffers_->expect_values(buffers_[i], buffers[i].second);
-  }
-
-  Progress progress() const override { return states_->progress(parts_); }
-
-  bool has_codes() const override { return true; }
-
-  bool has(int64_t unit, State state) const override {
-    const auto states = cell_states(parts_.table.plan(unit));
-    return std::find(states.begin(), states.end(), state) != states.end();
-  }
-
-  at::Tensor read(int64_t parameter, State state, Range elements) const override {
-    const int64_t u = parts_.layout.unit_of(parameter);
-    const auto& plan = parts_.table.plan(u);
-    // Elements of the parameter become elements of the cell, and these its entries.
-    const int64_t first = parts_.layout.segment_of(parameter).offset - plan.owned.begin;
-    const int64_t begin = plan.entries(state, first + elements.begin);
-    return states_->reader().read(cell_info(parts_.table, u, state).name, begin,
-                                  plan.entries(state, first + elements.end) - begin);
-  }
-
-  at::Tensor factored(const std::string& key) const override { return states_->reader().read(key); }
-
-  at::Tensor buffer(size_t index) const override {
-    return with_buffers_->reader().read(buffers_[index]);
-  }
-
- private:
-  StateParts parts_;
-  std::unique_ptr<StateFile> states_;
-  std::unique_ptr<StateFile> with_buffers_;
-  std::vector<std::string> buffers_;  // their keys
-};
-
 // Whole tensors, by parameter.
 class TensorSource final : public StateSource {
  public:
@@ -89,8 +27,6 @@ class TensorSource final : public StateSource {
     }
   }
 
-  bool has_codes() const override { return false; }
-
   Progress progress() const override {
     if (has_states_) return file_.progress(parts_);
     Progress none;
@@ -99,9 +35,7 @@ class TensorSource final : public StateSource {
     return none;
   }
 
-  bool has(int64_t /*unit*/, State state) const override {
-    return state == State::parameters || (has_states_ && state >= State::first_moment);
-  }
+  bool has(int64_t /*parameter*/, State /*moment*/) const override { return has_states_; }
 
   // The file has the elements of a tensor in row-major order, which need not be that of the
   // storage.
@@ -109,7 +43,7 @@ class TensorSource final : public StateSource {
     const auto& like = parts_.model.parameter(parameter);
     const auto& name = names_[static_cast<size_t>(parameter)];
     const auto key =
-        state == State::parameters
+        state < State::first_moment
             ? name
             : state_key(parts_.table.name(parts_.layout.unit_of(parameter), state), name);
     if (like.is_contiguous())
@@ -118,8 +52,9 @@ class TensorSource final : public StateSource {
         .narrow(0, elements.begin, elements.size());
   }
 
-  at::Tensor factored(const std::string& key) const override {
-    return has_states_ ? file_.reader().read(key) : at::Tensor();
+  at::Tensor factored(int64_t parameter, std::string_view state) const override {
+    const auto& name = names_[static_cast<size_t>(parameter)];
+    return has_states_ ? file_.reader().read(state_key(state, name)) : at::Tensor();
   }
 
   at::Tensor buffer(size_t index) const override {
@@ -129,7 +64,7 @@ class TensorSource final : public StateSource {
 
  private:
   void find_states() {
-    file_.expect_format(kFullStates);
+    file_.expect("format", kFullStates);
     names_ = parts_.model.names();
     for (int64_t p = 0; p < parts_.model.size(); ++p) {
       const auto& name = parts_.model.name(p);
@@ -177,50 +112,31 @@ class TensorSource final : public StateSource {
   std::vector<std::string> buffers_;  // the same of buffers; empty where the file has none
 };
 
-// Returns a cell as `source` gives it, put together from the parameters' parts. Padding is zero.
-at::Tensor read_cell(const StateParts& parts, const StateSource& source, int64_t unit,
-                     State state) {
-  const auto& plan = parts.table.plan(unit);
-  const bool codes = source.has_codes() && plan.is_coded(state);
-  const auto entries = [&](int64_t elements) {
-    return codes ? plan.entries(state, elements) : elements;
-  };
-  at::Tensor cell;
-  for (const auto& segment : parts.layout.unit(unit).segments) {
-    auto mine = partition::intersect(segment.range(), plan.owned);
-    if (mine.empty() || !source.has(unit, state)) continue;
-    if (codes) mine.end = mine.begin + at::round_up(mine.size(), optim::kCodedBlock);
-    const auto part = source.read(segment.parameter, state,
-                                  {mine.begin - segment.offset, mine.end - segment.offset});
-    if (!cell.defined()) cell = at::zeros({entries(plan.owned.size())}, part.scalar_type());
-    cell.narrow(0, entries(mine.begin - plan.owned.begin), part.numel()).copy_(part);
-  }
-  return cell.defined() ? cell : at::zeros({plan.owned.size()});
-}
+// Pieces are whole blocks of 8-bit codes, and not much memory.
+constexpr int64_t kPiece = int64_t{1} << 22;
+static_assert(kPiece % optim::kCodedBlock == 0);
 
-void restore_unit(const StateParts& parts, const StateSource& source, int64_t unit) {
+void restore_state(const StateParts& parts, const StateSource& source, int64_t unit, State state) {
   auto& table = parts.table;
   const auto& plan = table.plan(unit);
-  const bool has_master = source.has(unit, State::master);
-  const auto parameters = read_cell(parts, source, unit, State::parameters);
-  table.write(unit, State::parameters, table.all(unit), parameters);
-  if (has_master || plan.own_master())
-    table.write(unit, State::master, table.all(unit),
-                has_master ? read_cell(parts, source, unit, State::master) : parameters);
-  for (size_t m = 0; m < plan.moments.size(); ++m) {
-    const auto state = moment(static_cast<int64_t>(m));
-    table.write(unit, state, table.all(unit), read_cell(parts, source, unit, state));
+  for (const auto& segment : parts.layout.unit(unit).segments) {
+    const auto mine = partition::intersect(segment.range(), plan.owned);
+    const bool has = state < State::first_moment || source.has(segment.parameter, state);
+    for (int64_t begin = mine.begin; begin < mine.end; begin += kPiece) {
+      Range piece{begin, std::min(begin + kPiece, mine.end)};
+      const auto values =
+          has ? source.read(segment.parameter, state,
+                            {piece.begin - segment.offset, piece.end - segment.offset})
+              : at::zeros({piece.size()});
+      if (values.scalar_type() == at::kByte)
+        piece.end = piece.begin + at::round_up(piece.size(), optim::kCodedBlock);
+      table.write(unit, state, {piece.begin - plan.owned.begin, piece.end - plan.owned.begin},
+                  values);
+    }
   }
 }
 
 }  // namespace
-
-std::unique_ptr<StateSource> open_shards(const StateParts& parts,
-                                         const std::filesystem::path& states,
-                                         const std::filesystem::path& own,
-                                         const std::filesystem::path& first) {
-  return std::make_unique<ShardSource>(parts, states, own, first);
-}
 
 std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
                                           const std::filesystem::path& path) {
@@ -233,17 +149,27 @@ std::unique_ptr<StateSource> open_weights(const StateParts& parts,
 }
 
 void restore(const StateParts& parts, const StateSource& source) {
-  for (int64_t u = 0; u < parts.layout.unit_count(); ++u) restore_unit(parts, source, u);
-  for (const auto& [key, values] : factored_by_key(parts)) {
-    const auto saved = source.factored(key);
-    if (saved.defined()) {
-      values.copy_(saved);
-    } else {
-      values.zero_();
+  const auto& [layout, table, model, factored, config] = parts;
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    const auto& plan = table.plan(u);
+    restore_state(parts, source, u, State::parameters);
+    if (plan.own_master()) restore_state(parts, source, u, State::master);
+    for (size_t m = 0; m < plan.moments.size(); ++m)
+      restore_state(parts, source, u, moment(static_cast<int64_t>(m)));
+  }
+  for (int64_t p = 0; p < model.size(); ++p) {
+    if (!factored.has(p)) continue;
+    for (const auto name : FactoredStates::kNames) {
+      const auto values = factored.find(p, name);
+      if (const auto saved = source.factored(p, name); saved.defined()) {
+        values.copy_(saved);
+      } else {
+        values.zero_();
+      }
     }
   }
-  for (size_t i = 0; i < parts.model.buffers().size(); ++i) {
-    if (const auto saved = source.buffer(i); saved.defined()) parts.model.set_buffer(i, saved);
+  for (size_t i = 0; i < model.buffers().size(); ++i) {
+    if (const auto saved = source.buffer(i); saved.defined()) model.set_buffer(i, saved);
   }
 }
 

@@ -1,0 +1,324 @@
+#include "zero/checkpoint/manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "zero/base/hash.h"
+#include "zero/base/json.h"
+
+namespace zero {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kChecksum = ",\"checksum\":\"";
+constexpr std::string_view kEnd = "\"}\n";
+constexpr size_t kDigits = 16;
+
+uint64_t hash_of_text(std::string_view text) {
+  return hash_of(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+std::string to_hex(uint64_t value) { return fmt::format("{:016x}", value); }
+
+std::optional<uint64_t> from_hex(std::string_view digits) {
+  uint64_t value = 0;
+  const auto* end = digits.data() + digits.size();
+  const auto [stop, error] = std::from_chars(digits.data(), end, value, 16);
+  if (error != std::errc{} || stop != end || to_hex(value) != digits) return {};
+  return value;
+}
+
+Json json_of(const Manifest::File& file) {
+  std::string sums;
+  for (const auto sum : file.sums.blocks) sums += to_hex(sum);
+  auto slices = Json::array();
+  for (const auto& slice : file.slices) slices.push_back({slice.parameter, slice.begin, slice.end});
+  Json json{{"name", file.name},
+            {"bytes", file.sums.bytes},
+            {"checksums", std::move(sums)},
+            {"slices", std::move(slices)}};
+  if (!file.attached.empty()) json["attached"] = file.attached;
+  return json;
+}
+
+Json json_of(const Manifest::Parameter& parameter) {
+  Json json{{"name", parameter.name}};
+  if (!parameter.other_names.empty()) json["other_names"] = parameter.other_names;
+  json["shape"] = parameter.shape;
+  json["strides"] = parameter.strides;
+  json["optimizer"] = parameter.optimizer;
+  json["group"] = parameter.group;
+  json["steps"] = parameter.steps;
+  json["states"] = Json::object();
+  for (const auto& state : parameter.states) json["states"][state.name] = state.format;
+  for (const auto& [name, shape] : parameter.factored) json["factored"][name] = shape;
+  return json;
+}
+
+Json json_of(const Manifest& manifest) {
+  Json json{{"format", Manifest::kFormat},
+            {"version", Manifest::kVersion},
+            {"library", manifest.library},
+            {"stage", manifest.stage},
+            {"steps", manifest.steps},
+            {"loss_scale", nullptr},
+            {"groups", Json::array()},
+            {"parameters", Json::array()},
+            {"buffers", Json::array()},
+            {"buffer_policy", manifest.buffer_policy},
+            {"block_bytes", kSummedBlock},
+            {"files", Json::array()},
+            {"configuration", Json::parse(manifest.configuration)}};
+  if (const auto& scale = manifest.loss_scale) {
+    json["loss_scale"] = {
+        {"scale", scale->scale}, {"clean", scale->clean}, {"hysteresis", scale->hysteresis}};
+  }
+  for (const auto& group : manifest.groups) json["groups"].push_back(Json::parse(group));
+  for (const auto& each : manifest.parameters) json["parameters"].push_back(json_of(each));
+  for (const auto& [name, dtype, shape] : manifest.buffers) {
+    json["buffers"].push_back(
+        {{"name", name}, {"dtype", safetensors_name(dtype)}, {"shape", shape}});
+  }
+  for (const auto& each : manifest.files) json["files"].push_back(json_of(each));
+  return json;
+}
+
+// Reading. The text's checksum was right, so what does not fit was written by another program.
+
+Manifest::File file_of(const Json& json) {
+  Manifest::File file{.name = json.at("name").get<std::string>(),
+                      .sums = {json.at("bytes").get<uint64_t>(), {}},
+                      .slices = {},
+                      .attached = {}};
+  if (file.name.find('/') != std::string::npos || !file.name.ends_with(".safetensors"))
+    throw CheckpointError(fmt::format("names the file '{}'", excerpt(file.name)));
+  const auto sums = json.at("checksums").get<std::string>();
+  const uint64_t blocks = (file.sums.bytes + kSummedBlock - 1) / kSummedBlock;
+  if (sums.size() != blocks * kDigits) {
+    throw CheckpointError(fmt::format("has {} digits of checksums for the {} bytes of '{}'",
+                                      sums.size(), file.sums.bytes, file.name));
+  }
+  for (size_t i = 0; i < sums.size(); i += kDigits) {
+    const auto sum = from_hex(std::string_view(sums).substr(i, kDigits));
+    if (!sum) throw CheckpointError("has a checksum that is no number of 16 digits");
+    file.sums.blocks.push_back(*sum);
+  }
+  for (const auto& slice : json.at("slices")) {
+    file.slices.push_back(
+        {slice.at(0).get<int64_t>(), slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>()});
+  }
+  if (json.contains("attached")) file.attached = json.at("attached").get<Attached>();
+  return file;
+}
+
+Manifest::Parameter parameter_of(const Json& json) {
+  Manifest::Parameter parameter{.name = json.at("name").get<std::string>(),
+                                .other_names = {},
+                                .shape = json.at("shape").get<std::vector<int64_t>>(),
+                                .strides = json.at("strides").get<std::vector<int64_t>>(),
+                                .optimizer = json.at("optimizer").get<std::string>(),
+                                .group = json.at("group").get<int64_t>(),
+                                .steps = json.at("steps").get<int64_t>(),
+                                .states = {},
+                                .factored = {}};
+  if (json.contains("other_names"))
+    parameter.other_names = json.at("other_names").get<std::vector<std::string>>();
+  for (const auto& [name, format] : json.at("states").items())
+    parameter.states.push_back({name, format.get<std::string>()});
+  if (json.contains("factored")) {
+    for (const auto& [name, shape] : json.at("factored").items())
+      parameter.factored.emplace_back(name, shape.get<std::vector<int64_t>>());
+  }
+  return parameter;
+}
+
+// Throws where ranges of a parameter are missing or there twice.
+void check_slices(const Manifest& manifest) {
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> found(manifest.parameters.size());
+  for (const auto& file : manifest.files) {
+    for (const auto& slice : file.slices) {
+      if (slice.parameter < 0 || slice.parameter >= static_cast<int64_t>(found.size()))
+        throw CheckpointError(fmt::format("has a slice of parameter {}", slice.parameter));
+      found[static_cast<size_t>(slice.parameter)].emplace_back(slice.begin, slice.end);
+    }
+  }
+  for (size_t p = 0; p < found.size(); ++p) {
+    std::sort(found[p].begin(), found[p].end());
+    int64_t end = 0;
+    for (const auto& range : found[p]) {
+      if (range.first != end || range.second < end) break;
+      end = range.second;
+    }
+    const auto& parameter = manifest.parameters[p];
+    if (end == parameter.numel()) continue;
+    throw CheckpointError(
+        fmt::format("has slices of '{}' that do not give each of its {} elements once: they fit up "
+                    "to element {}",
+                    parameter.name, parameter.numel(), end));
+  }
+}
+
+Manifest manifest_of(const Json& json) {
+  Manifest manifest;
+  manifest.library = json.at("library").get<std::string>();
+  manifest.stage = json.at("stage").get<int64_t>();
+  manifest.configuration = json.at("configuration").dump();
+  manifest.steps = json.at("steps").get<int64_t>();
+  if (const auto& scale = json.at("loss_scale"); !scale.is_null()) {
+    manifest.loss_scale = LossScaleState{.scale = scale.at("scale").get<double>(),
+                                         .clean = scale.at("clean").get<int64_t>(),
+                                         .hysteresis = scale.at("hysteresis").get<int64_t>()};
+  }
+  for (const auto& group : json.at("groups")) manifest.groups.push_back(group.dump());
+  for (const auto& each : json.at("parameters")) manifest.parameters.push_back(parameter_of(each));
+  for (const auto& each : json.at("buffers")) {
+    const auto dtype = safetensors_dtype(each.at("dtype").get<std::string>());
+    if (!dtype) throw CheckpointError("has a buffer of an unknown dtype");
+    manifest.buffers.push_back(
+        {each.at("name").get<std::string>(), *dtype, each.at("shape").get<std::vector<int64_t>>()});
+  }
+  manifest.buffer_policy = json.at("buffer_policy").get<std::string>();
+  if (json.at("block_bytes").get<size_t>() != kSummedBlock)
+    throw CheckpointError(
+        fmt::format("has checksums of blocks that are not {} bytes", kSummedBlock));
+  for (const auto& each : json.at("files")) manifest.files.push_back(file_of(each));
+  if (manifest.files.empty()) throw CheckpointError("names no file");
+  check_slices(manifest);
+  return manifest;
+}
+
+// Returns the text without its checksum, which is right.
+std::string_view checked(std::string_view text, const fs::path& path) {
+  const size_t tail = kChecksum.size() + kDigits + kEnd.size();
+  if (text.size() > tail) {
+    const auto body = text.substr(0, text.size() - tail);
+    auto rest = text.substr(body.size());
+    if (rest.starts_with(kChecksum) && rest.ends_with(kEnd) &&
+        rest.substr(kChecksum.size(), kDigits) == to_hex(hash_of_text(body)))
+      return body;
+  }
+  throw DamagedCheckpoint(
+      fmt::format("'{}' is damaged: its checksum is not that of its {} bytes. Load another "
+                  "checkpoint.",
+                  path.string(), text.size()));
+}
+
+}  // namespace
+
+const char* library_version() { return ZERO_VERSION; }
+
+int64_t Manifest::Parameter::numel() const {
+  int64_t numel = 1;
+  for (const auto size : shape) numel *= size;
+  return numel;
+}
+
+const Manifest::State* Manifest::Parameter::find(std::string_view state) const {
+  const auto found = std::find_if(states.begin(), states.end(),
+                                  [&](const State& each) { return each.name == state; });
+  return found == states.end() ? nullptr : &*found;
+}
+
+bool has_manifest(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / Manifest::kFile, ignored);
+}
+
+void write_manifest(const fs::path& folder, const Manifest& manifest) {
+  const auto path = folder / Manifest::kFile;
+  std::string text;
+  try {
+    text = json_of(manifest).dump();
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(
+        fmt::format("Cannot write {}: a text is not UTF-8 ({}).", path.string(), error.what()));
+  }
+  text.pop_back();  // the closing brace
+  text += fmt::format("{}{}{}", kChecksum, to_hex(hash_of_text(text)), kEnd);
+  OutputFile file(path, &fail<CheckpointError>);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const auto path = folder / Manifest::kFile;
+  const auto text = read_file(path, &fail<DamagedCheckpoint>);
+  const auto body = checked(text, path);
+  try {
+    const auto whole = std::string(body) + "}";
+    (void)parse_json(whole);  // which is strict
+    const auto json = Json::parse(whole);
+    const auto version = json.value("version", int64_t{0});
+    if (json.value("format", "") != Manifest::kFormat || version != Manifest::kVersion) {
+      throw CheckpointError(fmt::format("is of format \"{}\" {}, and this program reads \"{}\" {}",
+                                        json.value("format", ""), version, Manifest::kFormat,
+                                        Manifest::kVersion));
+    }
+    return manifest_of(json);
+  } catch (const std::exception& error) {
+    throw CheckpointError(fmt::format("'{}' cannot be read: it {}.", path.string(), error.what()));
+  }
+}
+
+std::string to_text(const Manifest::File& file) { return json_of(file).dump(); }
+
+Manifest::File file_from_text(std::string_view text) { return file_of(Json::parse(text)); }
+
+namespace {
+
+InputFile open_sized(const fs::path& folder, const Manifest::File& entry) {
+  InputFile file(folder / entry.name, &fail<DamagedCheckpoint>);
+  if (file.size() == entry.sums.bytes) return file;
+  throw DamagedCheckpoint(
+      fmt::format("'{}' has {} bytes, and {} were written: it is damaged. Load another checkpoint.",
+                  file.path().string(), file.size(), entry.sums.bytes));
+}
+
+}  // namespace
+
+void verify_sizes(const fs::path& folder, const Manifest& manifest) {
+  for (const auto& entry : manifest.files) (void)open_sized(folder, entry);
+}
+
+void verify(const fs::path& folder, const Manifest& manifest, int part, int parts) {
+  uint64_t blocks = 0;
+  for (const auto& entry : manifest.files) blocks += entry.sums.blocks.size();
+  const auto bound = [&](int at) {
+    return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
+  };
+  std::vector<std::byte> buffer(kSummedBlock);
+  uint64_t first = 0;  // of the file, among all blocks
+  for (const auto& entry : manifest.files) {
+    const auto& sums = entry.sums;
+    const uint64_t begin = std::max(bound(part), first);
+    const uint64_t end = std::min(bound(part + 1), first + sums.blocks.size());
+    if (begin < end) {
+      const auto file = open_sized(folder, entry);
+      for (uint64_t block = begin - first; block < end - first; ++block) {
+        const uint64_t at = block * kSummedBlock;
+        const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
+        file.read_at(at, buffer.data(), size);
+        if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;
+        throw DamagedCheckpoint(
+            fmt::format("'{}' is damaged: bytes {} to {} are not those that were written. Load "
+                        "another checkpoint.",
+                        file.path().string(), at, at + size));
+      }
+    }
+    first += sums.blocks.size();
+  }
+}
+
+void attach(const fs::path& folder, const std::string& name, std::string text) {
+  auto manifest = read_manifest(folder);
+  manifest.files.front().attached[name] = std::move(text);
+  write_manifest(folder, manifest);
+}
+
+}  // namespace zero

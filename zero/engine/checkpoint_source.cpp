@@ -1,0 +1,270 @@
+// Reads a checkpoint at any number of ranks: what a rank asks for is put together from the slices
+// that hold it.
+#include <ATen/ceil_div.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "zero/base/error.h"
+#include "zero/engine/state_sink.h"
+#include "zero/engine/state_source.h"
+
+namespace zero {
+
+using partition::Range;
+
+namespace {
+
+constexpr std::string_view kParameter = "parameter";
+constexpr std::string_view kMaster = "master";
+
+bool is_coded(const Manifest::State& state) { return state.format.starts_with("8bit"); }
+
+optim::Sign sign_of(const Manifest::State& state) {
+  return state.format == "8bit_positive" ? optim::Sign::positive : optim::Sign::either;
+}
+
+// The names of an optimizer's states.
+std::set<std::string> moments_of(const Manifest::Parameter& parameter) {
+  std::set<std::string> names;
+  for (const auto& state : parameter.states) {
+    if (state.name != kParameter && state.name != kMaster) names.insert(state.name);
+  }
+  for (const auto& [name, shape] : parameter.factored) names.insert(name);
+  return names;
+}
+
+std::string described(const Manifest::Parameter& parameter) {
+  const auto moments = moments_of(parameter);
+  return fmt::format("{} ({})", parameter.optimizer,
+                     moments.empty() ? "no states" : fmt::format("{}", fmt::join(moments, ", ")));
+}
+
+// Throws CheckpointError where a checkpoint does not suit the model, naming both sides.
+class Suits {
+ public:
+  Suits(const std::filesystem::path& folder, const Manifest& theirs) : folder_(folder) {
+    for (size_t p = 0; p < theirs.parameters.size(); ++p) {
+      index_[theirs.parameters[p].name] = p;
+      for (const auto& other : theirs.parameters[p].other_names) index_[other] = p;
+    }
+    theirs_ = &theirs;
+  }
+
+  // Returns the number that each parameter of `ours` has in the checkpoint.
+  std::vector<size_t> check(const Manifest& ours) {
+    std::vector<size_t> places;
+    for (const auto& parameter : ours.parameters) {
+      places.push_back(find(parameter));
+      check(parameter, theirs_->parameters[places.back()]);
+    }
+    std::vector<bool> taken(theirs_->parameters.size(), false);
+    for (const auto place : places) taken[place] = true;
+    const auto left = std::find(taken.begin(), taken.end(), false);
+    if (left != taken.end()) {
+      refuse(fmt::format("has a parameter '{}', and the model has {} parameters without it",
+                         theirs_->parameters[static_cast<size_t>(left - taken.begin())].name,
+                         ours.parameters.size()));
+    }
+    for (const auto& buffer : ours.buffers) check(buffer);
+    return places;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw CheckpointError(fmt::format("'{}' {}.", folder_.string(), why));
+  }
+
+  size_t find(const Manifest::Parameter& parameter) const {
+    auto found = index_.find(parameter.name);
+    for (size_t i = 0; found == index_.end() && i < parameter.other_names.size(); ++i)
+      found = index_.find(parameter.other_names[i]);
+    if (found != index_.end()) return found->second;
+    std::vector<std::string> known;
+    for (const auto& each : theirs_->parameters) known.push_back(each.name);
+    refuse(
+        fmt::format("holds {} parameters and no '{}', which the model has: it is of another "
+                    "model.{}",
+                    known.size(), parameter.name, did_you_mean(parameter.name, known)));
+  }
+
+  void check(const Manifest::Parameter& ours, const Manifest::Parameter& theirs) const {
+    const auto differ = [&](const char* what, const auto& saved, const auto& here) {
+      refuse(fmt::format("holds parameter '{}' with {} [{}], but the model has it with [{}]",
+                         ours.name, what, fmt::join(saved, ","), fmt::join(here, ",")));
+    };
+    if (theirs.shape != ours.shape) differ("shape", theirs.shape, ours.shape);
+    if (theirs.strides != ours.strides) differ("strides", theirs.strides, ours.strides);
+    if (theirs.find(kParameter) == nullptr)
+      refuse(fmt::format("holds no values of parameter '{}'", ours.name));
+    if (ours.optimizer.empty() || theirs.optimizer.empty()) return;  // frozen, then or now
+    if (theirs.optimizer != ours.optimizer || moments_of(theirs) != moments_of(ours)) {
+      refuse(
+          fmt::format("holds states of {} for parameter '{}', but this run trains it by {}. "
+                      "Load it with the same optimizer, or its weights alone (save_full, and "
+                      "load_weights)",
+                      described(theirs), ours.name, described(ours)));
+    }
+    if (theirs.factored != ours.factored)
+      refuse(fmt::format("holds factored states of other shapes for parameter '{}'", ours.name));
+  }
+
+  void check(const TensorInfo& ours) const {
+    const auto& all = theirs_->buffers;
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const TensorInfo& each) { return each.name == ours.name; });
+    if (found == all.end())
+      refuse(fmt::format("holds no buffer '{}', which the model has", ours.name));
+    const bool converts = at::isFloatingType(found->dtype) && at::isFloatingType(ours.dtype);
+    if (found->shape == ours.shape && (converts || found->dtype == ours.dtype)) return;
+    refuse(fmt::format("holds buffer '{}' as {} [{}], but the model has it as {} [{}]", ours.name,
+                       c10::toString(found->dtype), fmt::join(found->shape, ","),
+                       c10::toString(ours.dtype), fmt::join(ours.shape, ",")));
+  }
+
+  const std::filesystem::path& folder_;
+  const Manifest* theirs_ = nullptr;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+class SliceReader final : public StateSource {
+ public:
+  SliceReader(const StateParts& parts, std::filesystem::path folder, Manifest manifest, int rank)
+      : parts_(parts), folder_(std::move(folder)), manifest_(std::move(manifest)), rank_(rank) {
+    places_ = Suits(folder_, manifest_).check(describe(parts, {}));
+    pieces_.resize(manifest_.parameters.size());
+    for (size_t f = 0; f < manifest_.files.size(); ++f) {
+      for (const auto& slice : manifest_.files[f].slices)
+        pieces_[static_cast<size_t>(slice.parameter)].push_back({{slice.begin, slice.end}, f});
+    }
+    for (auto& list : pieces_) {
+      std::sort(list.begin(), list.end(),
+                [](const Piece& a, const Piece& b) { return a.elements.begin < b.elements.begin; });
+    }
+    progress_ = make_progress();
+  }
+
+  Progress progress() const override { return progress_; }
+
+  bool has(int64_t parameter, State moment) const override {
+    return theirs(parameter).find(name(parameter, moment)) != nullptr;
+  }
+
+  at::Tensor read(int64_t parameter, State state, Range elements) const override {
+    const auto& from = theirs(parameter);
+    const auto& plan = parts_.table.plan(parts_.layout.unit_of(parameter));
+    // Master weights have all bits; parameters of the same dtype may have been written since.
+    const auto* stored = from.find(name(parameter, state));
+    if (state < State::first_moment) {
+      const auto* master = from.find(kMaster);
+      const auto* weights = from.find(kParameter);
+      const bool same = weights->format == safetensors_name(plan.dtype);
+      stored = master != nullptr && (state == State::master || !same) ? master : weights;
+    }
+    const size_t place = places_[static_cast<size_t>(parameter)];
+    if (!is_coded(*stored)) return gather(place, *stored, elements);
+    constexpr int64_t kBlock = optim::kCodedBlock;
+    const Range blocks{elements.begin / kBlock * kBlock,
+                       std::min(at::round_up(elements.end, kBlock), from.numel())};
+    const auto codes = gather(place, *stored, blocks);
+    if (plan.is_coded(state)) return codes;
+    const auto values = at::empty({blocks.size()}, at::kFloat);
+    optim::decode(static_cast<const std::byte*>(codes.const_data_ptr()),
+                  values.mutable_data_ptr<float>(), values.numel(), sign_of(*stored));
+    return values.narrow(0, elements.begin - blocks.begin, elements.size());
+  }
+
+  at::Tensor factored(int64_t parameter, std::string_view state) const override {
+    const auto& from = theirs(parameter);
+    if (from.factored.empty()) return {};
+    return file(0).read(slice_key(state, from.name));
+  }
+
+  at::Tensor buffer(size_t index) const override {
+    const auto of = static_cast<size_t>(rank_) % manifest_.files.size();
+    return file(of).read(buffer_key(parts_.model.buffers()[index].first));
+  }
+
+ private:
+  struct Piece {
+    Range elements;
+    size_t file = 0;
+  };
+
+  const Manifest::Parameter& theirs(int64_t parameter) const {
+    return manifest_.parameters[places_[static_cast<size_t>(parameter)]];
+  }
+  std::string_view name(int64_t parameter, State state) const {
+    return parts_.table.name(parts_.layout.unit_of(parameter), state);
+  }
+
+  Progress make_progress() const {
+    Progress progress{.steps = manifest_.steps, .parameter_steps = {}, .loss_scale = {}};
+    for (int64_t p = 0; p < parts_.model.size(); ++p) {
+      const bool begins = theirs(p).optimizer.empty();  // it was frozen
+      progress.parameter_steps.push_back(begins ? 0 : theirs(p).steps);
+    }
+    progress.loss_scale = continued_scale(parts_.config, manifest_.loss_scale, folder_.string());
+    return progress;
+  }
+
+  // Returns elements of a state as they are stored: of codes, those of whole blocks.
+  at::Tensor gather(size_t parameter, const Manifest::State& state, Range elements) const {
+    const auto key = slice_key(state.name, manifest_.parameters[parameter].name);
+    const auto entries = [&](int64_t count) {
+      return is_coded(state) ? at::ceil_div(count, optim::kCodedBlock) * optim::kCodedBytes : count;
+    };
+    const auto& list = pieces_[parameter];
+    auto piece = std::upper_bound(
+        list.begin(), list.end(), elements.begin,
+        [](int64_t element, const Piece& each) { return element < each.elements.end; });
+    at::Tensor whole;
+    for (; piece != list.end() && piece->elements.begin < elements.end; ++piece) {
+      const auto mine = partition::intersect(piece->elements, elements);
+      const auto from = entries(mine.begin - piece->elements.begin);
+      auto values = file(piece->file).read(key, from, entries(mine.size()));
+      if (mine == elements) return values;
+      if (!whole.defined()) whole = at::empty({entries(elements.size())}, values.scalar_type());
+      whole.narrow(0, entries(mine.begin - elements.begin), values.numel()).copy_(values);
+    }
+    return whole;
+  }
+
+  const SafetensorsReader& file(size_t index) const {
+    constexpr size_t kOpen = 64;  // of many files not all can be
+    auto found = open_.find(index);
+    if (found == open_.end()) {
+      if (open_.size() == kOpen) open_.clear();
+      auto reader = std::make_unique<SafetensorsReader>(folder_ / manifest_.files[index].name);
+      found = open_.emplace(index, std::move(reader)).first;
+    }
+    return *found->second;
+  }
+
+  StateParts parts_;
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  int rank_;
+  std::vector<size_t> places_;              // by parameter of the model
+  std::vector<std::vector<Piece>> pieces_;  // by parameter of the checkpoint, in order
+  Progress progress_;
+  mutable std::map<size_t, std::unique_ptr<SafetensorsReader>> open_;
+};
+
+}  // namespace
+
+std::unique_ptr<StateSource> open_slices(const StateParts& parts,
+                                         const std::filesystem::path& folder, Manifest manifest,
+                                         int rank) {
+  return std::make_unique<SliceReader>(parts, folder, std::move(manifest), rank);
+}
+
+}  // namespace zero
