@@ -103,7 +103,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
             _zero1.check(optimizers[0], model, native, stage, fp16)
             self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
-            groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
+            groups = [(list(names.values()), '{"type": "SGD", "params": {"lr": 0.0}}')]
         if not optimizers:
             if "optimizer" not in settings:
                 raise ConfigError(

@@ -73,7 +73,7 @@ class PyEngine {
       std::vector<ParameterGroup> made;
       for (const auto& [names, section] : groups)
         made.push_back({.names = names, .optimizer = optimizer_of(section)});
-      if (made.empty()) made.push_back({{}, settings.optimizer.value()});
+      if (made.empty()) made.push_back({.optimizer = settings.optimizer.value(), .rest = true});
       try {
         engine_ =
             std::make_unique<Engine>(tensors, std::move(made), settings, carrying(group, tensors));

@@ -608,8 +608,9 @@ TEST(LifecycleGroups, AreChosenByAPredicate) {
   at_every_stage(2, [&](int stage, auto group) {
     auto net = std::make_shared<Net>();
     const auto vectors = [](std::string_view, const at::Tensor& p) { return p.dim() < 2; };
-    const std::vector<ParameterGroup> groups{
-        {{}, Sgd{.lr = 0.0}, vectors}, {{"b.bias"}, Sgd{.lr = 0.1}}, {{}, AdamW{.lr = 1e-2}}};
+    const std::vector<ParameterGroup> groups{{{}, Sgd{.lr = 0.0}, vectors},
+                                             {{"b.bias"}, Sgd{.lr = 0.1}},
+                                             {.optimizer = AdamW{.lr = 1e-2}, .rest = true}};
     Engine engine(net, groups, config(stage), group);
     const auto before = weights(engine);
     train(engine, *net, 1);

@@ -104,7 +104,7 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
         "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-4}}}, or pass zero::AdamW{} "
         "to the constructor.");
   }
-  return {ParameterGroup{{}, *config.optimizer}};
+  return {ParameterGroup{.optimizer = *config.optimizer, .rest = true}};
 }
 
 namespace {

@@ -115,8 +115,8 @@ class Engine {
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
-      : Engine(named_tensors(model), {ParameterGroup{{}, optimizer}}, std::move(config),
-               std::move(group)) {}
+      : Engine(named_tensors(model), {ParameterGroup{.optimizer = optimizer, .rest = true}},
+               std::move(config), std::move(group)) {}
   /// With parameter groups, each with an optimizer of its own.
   template <ModelLike Model>
   Engine(const Model& model, std::vector<ParameterGroup> groups, Config config = {},

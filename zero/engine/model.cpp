@@ -245,11 +245,11 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   for (size_t g = 0; g < groups.size(); ++g) {
     optim::check(groups[g].optimizer);
     optimizers_.push_back(groups[g].optimizer);
-    if (groups[g].names.empty() && !groups[g].matches) {
+    if (groups[g].rest) {
       if (rest != kNone)
         throw ConfigError(fmt::format(
-            "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
-            g));
+            "Parameter groups {} and {} both take the rest (ParameterGroup::rest); only one may.",
+            rest, g));
       rest = g;
     }
     for (const auto& name : groups[g].names) {
@@ -272,8 +272,8 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
     if (group_of_[p] != kNone) continue;
     if (rest == kNone && trainable_[p]) {
       throw ConfigError(
-          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add a group "
-                      "without names, or freeze it.",
+          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add one that takes "
+                      "the rest (ParameterGroup::rest), or freeze it.",
                       names_[p]));
     }
     group_of_[p] = rest == kNone ? 0 : rest;

@@ -64,12 +64,13 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
 std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config,
                                              bool decay_all) {
   const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
-  if (decay_all) return {ParameterGroup{{}, optimizer}};
+  const ParameterGroup rest{.optimizer = optimizer, .rest = true};
+  if (decay_all) return {rest};
   ParameterGroup vectors{{}, optim::without_decay(optimizer)};
   for (const auto& parameter : model.named_parameters()) {
     if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
   }
-  return {ParameterGroup{{}, optimizer}, vectors};
+  return {rest, vectors};
 }
 
 std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& optimizer,

@@ -1,0 +1,126 @@
+"""Loops as their users write them, beside the same loop in plain PyTorch on one process with the batches of all ranks: at
+every stage the weights are torch's, or an error says what to write."""
+
+import copy
+import threading
+import warnings
+
+import torch
+from torch import nn
+
+from support import batch, expect, main, mlp, ranks, through_a_file
+
+import libzero
+
+STAGES = (0, 1, 2, 3)
+KINDS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.1),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2, weight_decay=0.1),  # runs as it is, at stages 0 and 1
+}
+
+
+def near(got, expected, where, tolerance=2e-5):
+    for name, value in expected.items():
+        difference = (got[name].float() - value.detach().float()).abs().max().item()
+        assert difference < tolerance, (where, name, difference)
+
+
+class Pair:
+    """The same loop twice: a sharded model, and a plain one that gets the mean of all ranks' losses."""
+
+    def __init__(self, group, stage, make=KINDS["AdamW"], model=None, groups=None, **keywords):
+        self.group, self.stage = group, stage
+        self.model = model() if model is not None else mlp()
+        self.plain = copy.deepcopy(self.model)
+        groups = groups or (lambda m: list(m.parameters()))
+        self.torch = make(groups(self.plain))
+        zero = {"stage": stage, "stage3_max_live_parameters": 0}
+        settings = {"zero_optimization": zero, "gradient_clipping": 0, **keywords}
+        self.opt = libzero.shard(self.model, make(groups(self.model)), settings)
+
+    def backward(self, step, of=None):
+        of = of or (lambda model, x: model(x).pow(2).mean())
+        of(self.model, batch(self.group.rank, step)).backward()
+        losses = [of(self.plain, batch(rank, step)) for rank in range(self.group.size)]
+        (sum(losses) / len(losses)).backward()
+
+    def step(self, step, each=lambda optimizer, model: None, of=None):
+        self.backward(step, of)
+        self.both(each)
+        self.update()
+
+    def update(self):
+        self.opt.step()
+        self.torch.step()
+        self.zero_grad()
+
+    def zero_grad(self, **keywords):
+        self.opt.zero_grad(**keywords)
+        self.torch.zero_grad(**keywords)
+
+    def both(self, action):
+        return action(self.opt, self.model), action(self.torch, self.plain)
+
+    def check(self, where, tolerance=2e-5):
+        got = {name: self.opt.parameter(name) for name, _ in self.plain.named_parameters()}
+        near(got, dict(self.plain.named_parameters()), (where, self.stage), tolerance)
+
+    def close(self, where, tolerance=2e-5):
+        self.check(where, tolerance)
+        self.opt.close()
+
+
+def pairs(group, kinds=("AdamW",), **keywords):
+    for kind in kinds:
+        for stage in STAGES if kind != "NAdam" else STAGES[:2]:
+            yield kind, Pair(group, stage, KINDS[kind], **keywords)
+
+
+class Branches(nn.Module):
+    """One of two branches has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, both=True):
+        return self.first(x) + self.second(x) if both else self.first(x)
+
+
+# --- 3. An empty group has no parameters.
+
+
+@ranks(2)
+def test_empty_groups(group):
+    def split(model):
+        return [
+            {"params": [], "weight_decay": 0.5},
+            {"params": list(model.parameters())},
+            {"params": [], "lr": 0.9},
+        ]
+
+    for kind, pair in pairs(group, ("AdamW", "NAdam"), groups=split):
+        for step in range(2):
+            pair.step(step, each=lambda opt, _: opt.param_groups[0].update(lr=0.3))
+        pair.opt.load_state_dict(pair.opt.state_dict())
+        pair.step(2)
+        pair.close(kind)
+    for stage in STAGES:  # a parameter that is in no group does not fall to an empty one
+        model = mlp()
+        rest = [{"params": [], "lr": 0.9}, {"params": list(model[2:].parameters())}]
+        with expect(libzero.ConfigError, "'0.weight'", "in no parameter group"):
+            libzero.shard(model, torch.optim.AdamW(rest), stage=stage)
+        model[0].requires_grad_(False)
+        before = model[0].weight.detach().clone()
+        opt = libzero.shard(model, torch.optim.AdamW(rest), stage=stage)
+        model(batch(group.rank, 0)).sum().backward()
+        opt.step()
+        assert torch.equal(opt.parameter("0.weight"), before)
+        opt.close()
+
+
+main()
