@@ -143,6 +143,18 @@ TEST(LifecycleReplaced, AtStageThreeItIsAnErrorAndTheFormerOneGoesOn) {
   });
 }
 
+TEST(LifecycleReplaced, InPartItIsAnErrorAndTheFormerOneGoesOn) {
+  at_every_stage(2, [](int stage, auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(stage), group);
+    EXPECT_THAT(message_of<ConfigError>([&] { Engine part(net->a, AdamW{}, config(0), group); }),
+                AllOf(HasSubstr("'weight'"),
+                      HasSubstr(stage < 3 ? "'b.weight', which this model does not have" : "")));
+    train(engine, *net, 1);
+    EXPECT_EQ(engine.steps(), 1);
+  });
+}
+
 TEST(LifecycleReplaced, AnUpdateUnderWayIsCompletedBefore) {
   for (int stage = 0; stage <= 2; ++stage) {
     run_as_threads(2, [&](auto group) {

@@ -123,4 +123,28 @@ def test_empty_groups(group):
         opt.close()
 
 
+# --- 12. A model that is shared in part.
+
+
+@ranks(2)
+def test_a_shared_encoder(group):
+    for stage in STAGES:
+        torch.manual_seed(0)
+        encoder, one, other = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        first, second = nn.Sequential(encoder, one), nn.Sequential(encoder, other)
+        opt = libzero.shard(first, torch.optim.AdamW(first.parameters()), stage=stage)
+        with expect(libzero.ConfigError, "'0.weight'"):
+            libzero.shard(second, torch.optim.AdamW(second.parameters()), stage=stage)
+        with expect(libzero.ConfigError, "'weight'"):
+            libzero.shard(encoder, torch.optim.AdamW(encoder.parameters()), stage=stage)
+        with expect(libzero.ConfigError, "'0.weight'"):  # frozen parts too
+            encoder.requires_grad_(False)
+            libzero.shard(second, torch.optim.AdamW(other.parameters()), stage=stage)
+        encoder.requires_grad_(True)
+        first(batch(group.rank, 0)).sum().backward()
+        opt.step()
+        assert opt.updated
+        opt.close()
+
+
 main()

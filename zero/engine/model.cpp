@@ -205,7 +205,58 @@ void Model::take_names(const NamedTensors& tensors) {
         (name == module + "running_mean" || name == module + "running_var"))
       with_statistics.insert(module);
   }
-  for (const auto& name : names_) stays_fp32_.push_back(with_statistics.contains(module_of(name)));
+  for (const auto& name : names_) stays_fp32_.push_back(fp32_modules_.contains(module_of(name)));
+  check_whole_take_over();
+}
+
+void Model::keep_fp32(const std::string& patterns) {
+  std::istringstream list(patterns);
+  for (std::string pattern; std::getline(list, pattern, ',');) {
+    std::erase(pattern, ' ');
+    if (pattern.empty()) continue;
+    bool any = false;
+    const auto matches = [&](const std::string& name) {
+      for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+        if (fnmatch(pattern.c_str(), name.substr(0, dot).c_str(), 0) == 0) return true;
+      }
+      return false;
+    };
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (!matches(names_[i])) continue;
+      any = stays_fp32_[i] = true;
+      fp32_modules_.insert(module_of(names_[i]));
+    }
+    for (const auto& [name, buffer] : buffers_) {
+      if (!matches(name)) continue;
+      any = true;
+      fp32_modules_.insert(module_of(name));
+    }
+    if (any) continue;
+    throw ConfigError(fmt::format(
+        "fp32_modules has '{}', and no module of that name has parameters or buffers. Patterns are "
+        "of whole names, as \"layers.0.norm\" or \"*.norm\".",
+        pattern));
+  }
+}
+
+// An engine whose model is taken over in part could not go on.
+void Model::check_whole_take_over() const {
+  std::set<const c10::TensorImpl*> mine;
+  for (const auto& shown : shown_) mine.insert(shown.tensor.unsafeGetTensorImpl());
+  std::set<const Model*> known;
+  for (const auto& shown : shown_) {
+    const auto* hook = Hook::of(shown.tensor);
+    if (hook == nullptr || !known.insert(&hook->model).second) continue;
+    for (const auto& others : hook->model.shown_) {
+      if (mine.contains(others.tensor.unsafeGetTensorImpl())) continue;
+      throw ConfigError(fmt::format(
+          "Parameter '{}' belongs to another Engine that still lives, and so does its '{}', which "
+          "this model does not have: each Engine trains parameters of its own. Give one Engine a "
+          "module that holds both models (with parameter groups for their optimizers), or end the "
+          "other Engine first.",
+          shown.name, others.name));
+    }
+  }
 }
 
 // Another engine that lives, and cannot give its parameters up.

@@ -200,6 +200,7 @@ class Model {
   void assign_groups(const std::vector<ParameterGroup>& groups);
   void part_from_matrices();
   static void check_owner(const std::string& name, const at::Tensor& tensor);
+  void check_whole_take_over() const;
   std::optional<int64_t> tied_to(const Shown& shown, const std::vector<int64_t>& neighbours) const;
   int64_t version(int64_t index) const;
 
