@@ -147,4 +147,30 @@ def test_a_shared_encoder(group):
         opt.close()
 
 
+# --- 14. Gradients are read in the middle.
+
+
+@ranks(2)
+def test_backward_after_a_gradient(group):
+    for kind, pair in pairs(group, ("SGD", "NAdam")):
+        for step in range(3):
+            pair.backward(step)
+            mine = pair.opt.gradient("0.weight")
+            near({"": mine}, {"": pair.plain[0].weight.grad}, kind)
+            pair.backward(step + 20)
+            near({"": pair.opt.gradient("2.weight")}, {"": pair.plain[2].weight.grad}, kind)
+            pair.opt.set_gradient("4.bias", torch.ones(4))
+            pair.plain[4].bias.grad.fill_(1.0)
+            pair.backward(step + 40)
+            pair.update()
+        pair.close(kind)
+    for kind, pair in pairs(group, ("SGD",), model=Branches):  # what is set had none, and gets one
+        pair.backward(0, lambda m, x: m(x, both=False).pow(2).mean())
+        pair.opt.set_gradient("second.bias", torch.ones(8))
+        pair.plain.second.bias.grad = torch.ones(8)
+        pair.backward(1)
+        pair.update()
+        pair.close("set")
+
+
 main()
