@@ -123,6 +123,41 @@ def test_empty_groups(group):
         opt.close()
 
 
+# --- 9. Other threads may read.
+
+
+@ranks(2)
+def test_a_thread_that_copies(group):
+    for kind, pair in pairs(group):
+        stop, failed = threading.Event(), []
+
+        def copies(model=pair.model, opt=pair.opt):
+            try:
+                while not stop.is_set():
+                    [p.detach().clone() for p in model.parameters()]
+                    if opt.paged:  # reading in a scope needs no other rank on one host
+                        with libzero.gathered(model):
+                            model[0].weight.detach().numpy().sum()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=copies)
+        thread.start()
+        try:
+            for step in range(40):
+                pair.step(step)
+        finally:
+            stop.set()
+            thread.join()
+        assert not failed, failed
+        if pair.opt.paged:
+            pair.backward(41)
+            with libzero.gathered(pair.model), expect(libzero.Error, "libzero.gathered", "opt.step()"):
+                pair.opt.step()
+            pair.update()
+        pair.close("threads")
+
+
 # --- 12. A model that is shared in part.
 
 

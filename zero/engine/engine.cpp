@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "zero/base/not_finite.h"
@@ -242,7 +243,8 @@ StepResult Engine::step(bool update) {
   }
   if (!progress.end_micro_batch()) return {.step = progress.steps()};
   plan.model().check_names();
-  if (const auto* pages = pager()) pages->check_unpinned();
+  std::optional<paging::Pager::Change> change;
+  if (auto* pages = pager()) change.emplace(*pages);
   flows.reduce().finish();
   StepResult result{.boundary = true, .step = progress.steps()};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.

@@ -5,6 +5,8 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
+#include "zero/engine/replicas.h"
+#include "zero/paging/pager.h"
 
 namespace zero {
 
@@ -57,6 +59,8 @@ void StateChanges::change_parameters(std::string_view label, const std::function
 }
 
 void StateChanges::replace_states(std::string_view label, const std::function<void()>& write) {
+  std::optional<paging::Pager::Change> change;
+  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
   plan_.group().barrier(label);  // every rank has ended its gathers
   flows_.writes().commit();
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
