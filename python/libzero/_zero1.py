@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +130,7 @@ class PartitionedUpdates:
         trained = [item for item in self._items if item.parameter.requires_grad]
         if engine.micro_batches + 1 < self._micro_batches:
             return
+        self._compare_groups()
         for item in trained:
             # The first call completes the sums, on all ranks; the others are local.
             if item is not trained[0] and item.owner != self._rank:
@@ -136,6 +138,20 @@ class PartitionedUpdates:
             gradient = engine.gradient(sharded.name_of(item.parameter))
             if gradient is not None and item.owner == self._rank:
                 self._gradients.append((item, gradient))
+
+    def _compare_groups(self) -> None:
+        # Hyper-parameters must be the same on all ranks, as the engine's are.
+        mine = [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
+        told = torch.tensor([zlib.crc32(repr([mine, self._clipping]).encode())], dtype=torch.int64)
+        everywhere = self._group.all_gather_control(told, "hyper-parameters").tolist()
+        for rank, each in enumerate(everywhere):
+            if each != everywhere[0]:
+                raise Error(
+                    f"opt.step(): rank {rank} has another learning rate, hyper-parameter or gradient clipping than rank 0 "
+                    f"(learning rates of rank {self._rank}: {[float(group['lr']) for group in mine if 'lr' in group]}). Set the "
+                    "same on every rank, from numbers that all ranks share: for a schedule that follows the loss, its "
+                    "mean over ranks."
+                )
 
     def after_step(self, sharded: ShardedOptimizer, result: dict[str, Any]) -> None:
         """Updates what this rank owns, unless a gradient was not finite, and sends it. Collective."""

@@ -123,6 +123,97 @@ def test_empty_groups(group):
         opt.close()
 
 
+# --- 6. What must be the same on all ranks is.
+
+
+@ranks(2)
+def test_writes_of_one_rank(group):
+    class Bounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.out = nn.Embedding(64, 4, max_norm=0.5), nn.Linear(4, 4)
+
+        def forward(self, rows):
+            return self.out(self.table(rows))
+
+    def load(model):
+        model.load_state_dict({key: value.clone() for key, value in mlp(1).state_dict().items()})
+
+    def scale(model):
+        model[2].weight.mul_(2.0)
+
+    for stage in STAGES:
+        for write, named in ((load, "0.weight"), (scale, "2.weight")):
+            pair = Pair(group, stage)
+            pair.step(0)
+            with torch.no_grad():
+                if group.rank == 0:
+                    write(pair.model)
+                write(pair.plain)
+            with expect(libzero.Error, named, "rank 1", "modifier_rank"):
+                pair.opt.parameter("0.bias")
+            pair.backward(1)
+            with expect(libzero.Error, named, "rank 1", "modifier_rank"):
+                pair.opt.step()
+            with libzero.gathered(pair.model, modifier_rank=0):
+                pass  # what the error says: rank 0's for all
+            pair.zero_grad()
+            pair.step(1)
+            pair.step(2)
+            pair.close(write.__name__)
+        # On every rank, other values.
+        pair = Pair(group, stage)
+        with torch.no_grad():
+            pair.model[0].bias.fill_(float(group.rank))
+        pair.backward(0)
+        with expect(libzero.Error, "0.bias"):
+            pair.opt.step()
+        pair.opt.close()
+        with expect(libzero.Error, "0.bias"):
+            pair = Pair(group, stage)
+            with libzero.gathered(pair.model[0].bias, write=True):
+                pair.model[0].bias.detach().data.fill_(float(group.rank))
+        pair.opt.close()
+        model = Bounded()
+        opt = libzero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=stage)
+        model(torch.arange(8) + 8 * group.rank).pow(2).mean().backward()
+        with expect(libzero.Error, "table.weight"):
+            opt.step()
+        opt.close()
+        # The same on every rank is none.
+        pair = Pair(group, stage)
+        for step in range(3):
+            with torch.no_grad():
+                pair.both(lambda _, model: model[0].weight.clamp_(-0.1, 0.1))
+            pair.step(step)
+        pair.close("the same")
+
+
+@ranks(2)
+def test_rates_of_one_rank(group):
+    def plateau(pair):
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(pair.opt, patience=0)
+        scheduler.step(1.0)
+        scheduler.step(2.0 if group.rank == 0 else 0.5)
+
+    def clipping(pair):
+        pair.opt.set_gradient_clipping(1.0 + group.rank)
+
+    def decay(pair):
+        pair.opt.param_groups[0]["weight_decay"] = 0.1 * group.rank
+
+    for stage in STAGES:
+        for edit in (plateau, clipping, decay):
+            pair = Pair(group, stage)
+            pair.step(0)
+            edit(pair)
+            pair.backward(1)
+            with expect(libzero.Error, "rank 1", "learning rate", "mean over ranks"):
+                pair.opt.step()
+            pair.opt.close()
+
+
 # --- 9. Other threads may read.
 
 

@@ -17,6 +17,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/norm.h"
+#include "zero/engine/replicas.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -249,11 +250,15 @@ StepResult Engine::step(bool update) {
   StepResult result{.boundary = true, .step = progress.steps()};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
   double scale = progress.mean_scale();
-  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units());
+  const auto& rates = impl.hyper_parameters;
+  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),
+                            rates.hash(config().gradient_clipping));
   result.grad_norm = global.norm * scale;
   flows.writes().set_frozen_written(std::move(global.frozen_written));
+  rates.check_same(global.settings, group().rank(), config().gradient_clipping);
   if (in_backward)
     flows.writes().refuse("in a step whose backward updates it (update_in_backward)");
+  if (global.written) check_writes(plan, flows, "before Engine::step");
   result.updated = update && (global.finite || (config().bf16 && !config().check_grad_overflow));
   if (!result.updated && plan.timing().keeps_old_states) {
     flows.schedule().take_back_updates();

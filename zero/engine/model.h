@@ -169,6 +169,8 @@ class Model {
   bool written(int64_t index) const {
     return version(index) != versions_[static_cast<size_t>(index)];
   }
+  /// Counts it as written, where nothing shows it.
+  void mark_written(int64_t index) { versions_[static_cast<size_t>(index)] = -1; }
   /// Parameters of those that are `wanted` (a predicate of the index) that operators have written
   /// since the last call.
   template <class Wanted>
