@@ -68,6 +68,24 @@ def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], paramete
     return _NATIVE[kind].states(group, parameter)
 
 
+def counts_steps(kind: type[torch.optim.Optimizer]) -> bool:
+    """Torch's states of it have a `step`."""
+    return kind is not torch.optim.SGD and kind is not getattr(torch.optim, "Muon", None)
+
+
+def put(group: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a hyper-parameter of a group. One that is a tensor is filled: the program and compiled steps hold it."""
+    old = group.get(key)
+    if isinstance(old, torch.Tensor):
+        old.fill_(value)
+    elif isinstance(old, (tuple, list)) and any(isinstance(each, torch.Tensor) for each in old):
+        for each, new in zip(old, value):
+            if isinstance(each, torch.Tensor):
+                each.fill_(new)
+    else:
+        group[key] = value
+
+
 def keys_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
     """What of a saved group must be as it is here."""
     return tuple(_NATIVE[kind].only) if kind in _NATIVE else ()

@@ -83,6 +83,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check_optimizers(optimizers)
+        _check_shapes(model)
         _tensor.install()
         _compile.install()
         configuration = _C.Configuration(config, group.size, lenient, origin)
@@ -182,10 +183,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _follow_groups(self) -> None:
         for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:
-                group["lr"] = schedule.rate(self._engine.steps + 1)
+                _options.put(group, "lr", schedule.rate(self._engine.steps + 1))
                 betas = schedule.betas(self._engine.steps + 1)
                 if betas is not None and "betas" in self._sections[index]["params"]:
-                    group["betas"] = betas
+                    _options.put(group, "betas", betas)
             if self._zero1 is not None:
                 continue
             kind, section = self._kinds[index], self._sections[index]
@@ -402,12 +403,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         before = [dict(group) for group in self.param_groups]
         for kind, section, group, saved in zip(self._kinds, self._sections, self.param_groups, groups):
             followed = _options.followed_of(kind, section["params"])
-            group.update({key: saved[key] for key in (*followed, "initial_lr") if key in saved})
+            for key in (*followed, "initial_lr"):
+                if key in saved:
+                    _options.put(group, key, saved[key])
         try:
             self._follow_groups()
         except Error:  # of other states
             for group, old in zip(self.param_groups, before):
-                group.update(old)
+                for key, value in old.items():
+                    _options.put(group, key, value)
             raise
         saved_states = state_dict["state"] if first else {}
         index = 0
@@ -545,13 +549,14 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer] | None) -> Non
             )
 
 
-def _state_names(kind: type, group: dict[str, Any], parameter: torch.Tensor) -> Sequence[str]:
-    if kind is _Empty:
-        raise Error(
-            "state_dict of an optimizer that the configuration has chosen has no torch format. Use opt.save(folder) "
-            "or opt.save_full(file)."
-        )
-    return _options.states_of(kind, group, parameter)
+def _check_shapes(model: torch.nn.Module) -> None:
+    # A lazy module's, before its first forward pass.
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ConfigError(
+                f"'{name}' has no shape yet (a lazy module). Run the model forward once, on inputs of the shapes to come, "
+                "before the torch optimizer and libzero.shard."
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ import torch
 
 from . import _C, _tensor
 from ._C import ConfigError, Error
+from ._options import put
 
 if TYPE_CHECKING:
     from ._shard import ShardedOptimizer
@@ -127,7 +128,10 @@ class PartitionedUpdates:
         """Takes the mean gradients at the end of an accumulation. Collective."""
         self._gradients.clear()
         engine = sharded._engine
-        trained = [item for item in self._items if item.parameter.requires_grad]
+        trained = [item for item in self._items if sharded.name_of(item.parameter) in sharded._trainable]
+        for mine, theirs in zip(sharded.param_groups, self._optimizer.param_groups):
+            if mine is not theirs:  # the program has put another in its place
+                theirs.update({key: value for key, value in mine.items() if key != "params"})
         if engine.micro_batches + 1 < self._micro_batches:
             return
         self._compare_groups()
@@ -235,7 +239,7 @@ class PartitionedUpdates:
         item = self._item(parameter)
         if parameter.dtype == torch.float32:
             return None
-        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape)
+        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape, dtype=torch.float32)
         if self._stage:
             group.broadcast(value.view(-1), item.owner, "parameter")
         return value
@@ -296,7 +300,11 @@ class PartitionedUpdates:
             self._optimizer.load_state_dict(packed)  # which makes new groups
         loaded, self._optimizer.param_groups = self._optimizer.param_groups, mine
         for each, new, parameters in zip(mine, loaded, whole):
-            each.update({**new, "params": parameters})
+            for key, value in new.items():
+                put(each, key, value)
+            each["params"] = parameters
+        for ours, each in zip(sharded.param_groups, mine):
+            ours.update(each)
 
     def restart(self) -> None:
         """The weights are others: states begin anew."""

@@ -214,6 +214,44 @@ def test_rates_of_one_rank(group):
             pair.opt.close()
 
 
+# --- 8. Every allocation has a dtype of its own.
+
+
+@ranks(2)
+def test_default_dtypes(group):
+    for kind, pair in pairs(group, KINDS):
+        for default in (torch.bfloat16, torch.float64):
+            torch.set_default_dtype(default)
+            try:
+                of = lambda model, x: model(x.float()).pow(2).mean()
+                pair.step(0, of=of)
+                pair.opt.parameter("0.weight")
+                saved = pair.opt.state_dict()
+                pair.opt.load_state_dict(saved)
+                pair.opt.state[pair.model[0].weight].items()
+                pair.backward(1, of)
+                pair.opt.clip_grad_norm_(0.5)
+                nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.5)
+                pair.update()
+                pair.zero_grad(set_to_none=False)
+                pair.update()
+            finally:
+                torch.set_default_dtype(torch.float32)
+        pair.close(kind)
+    for default in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            model = mlp().float()
+            opt = libzero.shard(model, torch.optim.RMSprop(model.parameters(), lr=1e-2), stage=1, bf16=True)
+            model(batch(group.rank, 0).bfloat16()).float().pow(2).mean().backward()
+            opt.step()
+            assert opt.parameter("0.weight").dtype == torch.float32
+            opt.load_state_dict(opt.state_dict())
+            opt.close()
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 # --- 9. Other threads may read.
 
 
@@ -249,6 +287,25 @@ def test_a_thread_that_copies(group):
         pair.close("threads")
 
 
+# --- 10. Parameters without a shape.
+
+
+@ranks(2)
+def test_lazy_modules(group):
+    for stage in STAGES:
+        for lazy, named in ((nn.LazyLinear(4), "'0.weight'"), (nn.LazyBatchNorm1d(affine=False), "'0.running_mean'")):
+            model = nn.Sequential(lazy, nn.Linear(8, 4)) if "weight" not in named else nn.Sequential(lazy)
+            parameters = list(model.parameters())
+            with expect(libzero.ConfigError, named, "forward once"):
+                libzero.shard(model, torch.optim.AdamW(parameters), stage=stage)
+        model = nn.Sequential(nn.LazyLinear(4))
+        model(batch(0, 0))
+        opt = libzero.shard(model, torch.optim.AdamW(model.parameters()), stage=stage)
+        model(batch(0, 0)).sum().backward()
+        opt.step()
+        opt.close()
+
+
 # --- 12. A model that is shared in part.
 
 
@@ -271,6 +328,35 @@ def test_a_shared_encoder(group):
         opt.step()
         assert opt.updated
         opt.close()
+
+
+# --- 13. Tensors that the program holds are filled.
+
+
+@ranks(2)
+def test_rates_that_are_tensors(group):
+    schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 4, "warmup_type": "linear"}}
+    for stage in STAGES:
+        for keywords in ({"scheduler": schedule}, {}):
+            rate = torch.tensor(0.02)
+            model = mlp()
+            opt = libzero.shard(
+                model, torch.optim.AdamW(model.parameters(), lr=rate), {"zero_optimization": {"stage": stage}, **keywords}
+            )
+            if not keywords:
+                scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+            for step in range(2):
+                model(batch(group.rank, step)).sum().backward()
+                opt.step()
+                if not keywords:
+                    scheduler.step()
+            assert opt.param_groups[0]["lr"] is rate
+            assert abs(rate.item() - 0.005) < 1e-6 or keywords
+            saved = opt.state_dict()
+            saved["param_groups"][0]["lr"] = 0.25
+            opt.load_state_dict(saved)
+            assert opt.param_groups[0]["lr"] is rate and rate.item() == 0.25
+            opt.close()
 
 
 # --- 14. Gradients are read in the middle.

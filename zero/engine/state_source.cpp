@@ -195,7 +195,7 @@ at::Tensor read_cell(const StateParts& parts, const StateSource& source, int64_t
     if (!cell.defined()) cell = at::zeros({entries(plan.owned.size())}, part.scalar_type());
     cell.narrow(0, entries(mine.begin - plan.owned.begin), part.numel()).copy_(part);
   }
-  return cell.defined() ? cell : at::zeros({plan.owned.size()});
+  return cell.defined() ? cell : at::zeros({plan.owned.size()}, at::kFloat);
 }
 
 void restore_unit(const StateParts& parts, const StateSource& source, int64_t unit) {
