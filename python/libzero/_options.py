@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._C import ConfigError
+from ._C import ConfigError, Error
 
 
 class _Native(NamedTuple):
@@ -65,6 +65,11 @@ _NATIVE = _native()
 
 def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], parameter: torch.Tensor) -> tuple[str, ...]:
     """The states of a parameter besides its step, by torch's names, which are the engine's."""
+    if kind not in _NATIVE:
+        raise Error(
+            "state_dict and opt.state of an optimizer that the configuration has chosen have no torch format. Use "
+            "opt.save(folder) or opt.save_full(file), and opt.optimizer_state(p, name)."
+        )
     return _NATIVE[kind].states(group, parameter)
 
 

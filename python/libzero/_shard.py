@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +133,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group)
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
+        # What the engine takes for trainable, whatever is frozen later.
+        self._trainable = {names[id(parameter)] for _, parameter in named if parameter.requires_grad}
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
         # What the engine trains each group with.
         self._sections = [json.loads(text) for _, text in groups] if groups else [settings["optimizer"]]
@@ -139,6 +144,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             _options.fixed_of(kind, each, section["params"])
             for kind, each, section in zip(self._kinds, self.param_groups, self._sections)
         ]
+        self._members = [list(map(id, each["params"])) for each in self.param_groups]
         self._names = names
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
@@ -181,6 +187,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @_compile.all_untraced
     def _follow_groups(self) -> None:
+        if [list(map(id, group["params"])) for group in self.param_groups] != self._members:
+            raise Error(
+                "The parameters in opt.param_groups are not those that libzero.shard was given: the engine's groups are "
+                "fixed. Leave the lists of parameters as they are (a learning rate of 0 or requires_grad_(False) "
+                "keeps parameters as they are), or shard the model anew."
+            )
         for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:
                 _options.put(group, "lr", schedule.rate(self._engine.steps + 1))
@@ -232,6 +244,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "before libzero.shard."
             )
         super().add_param_group(param_group)
+
+    @property  # type: ignore[override]
+    def state(self) -> _state.States:
+        """The optimizer's states by parameter, as torch's optimizers have them: a view of what the ranks keep, which
+        reads, writes and deletes them. Collective."""
+        return self._states
+
+    @state.setter
+    def state(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+        if "_states" in self.__dict__:  # else torch's constructor
+            self._states.clear()
+            self._states.update(states)
 
     # --- What a step was.
 
@@ -310,6 +334,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def optimizer_state(self, parameter: str | torch.Tensor, state: str) -> torch.Tensor:
         """A whole state of the optimizer, by torch's name ("exp_avg"). Collective."""
+        self._states.write_back()
         if self._zero1 is not None:
             name = self.name_of(parameter)
             return self._zero1.optimizer_state(self._tensor_of(parameter), name, state, self.group)
@@ -318,6 +343,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
         """Sets it. Collective."""
         self._refuse_partitioned("set_optimizer_state")
+        self._states.write_back()
+        self._states.stepped()
         self._engine.set_optimizer_state(self.name_of(parameter), state, value)
 
     def gathered(
@@ -361,34 +388,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """In torch's own format, which torch's optimizer of the same kind loads: whole on rank 0, without states on
         the others. `save` writes shards, and needs no memory for the whole. Collective."""
-        if self._zero1 is not None:
-            return self._zero1.state_dict(self)
-        first = self.group.rank == 0
-        packed = super().state_dict()
-        packed["state"] = {}
-        index = 0
-        for kind, group in zip(self._kinds, self.param_groups):
-            for parameter in group["params"]:
-                name = self.name_of(parameter)
-                steps = self._engine.parameter_steps(name) if parameter.requires_grad else 0
-                if steps:
-                    states: dict[str, Any] = {"step": torch.tensor(float(steps))}
-                    for state in _state_names(kind, group, parameter):
-                        value = self._engine.optimizer_state(name, state)
-                        if first:
-                            states[state] = value
-                    if first:
-                        packed["state"][index] = states
-                index += 1
-        return packed
+        with self._states.packing():
+            return super().state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict`, or torch's own optimizer of the same kind, has saved: rank 0's counts, whatever the
         others give. Collective."""
+        state_dict = dict(state_dict or {})
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        self._states.stepped()
         if self._zero1 is not None:
             self._zero1.load_state_dict(self, state_dict)
-            return
+        else:
+            self._load_state_dict(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         first = self.group.rank == 0
         groups = _zero1.send_object(state_dict["param_groups"] if first else None, 0, self.group)
         _zero1.check_groups(self, {"param_groups": groups})
@@ -400,7 +418,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         f"'{key}' of parameter group {index} is {saved[key]!r} in the state dict and {mine!r} here. "
                         "Make the torch optimizer with the same before libzero.shard."
                     )
-        before = [dict(group) for group in self.param_groups]
+        before = [{key: copy.deepcopy(each) for key, each in group.items() if key != "params"} for group in self.param_groups]
         for kind, section, group, saved in zip(self._kinds, self._sections, self.param_groups, groups):
             followed = _options.followed_of(kind, section["params"])
             for key in (*followed, "initial_lr"):
@@ -415,11 +433,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise
         saved_states = state_dict["state"] if first else {}
         index = 0
-        for kind, group in zip(self._kinds, self.param_groups):
+        for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad:
-                    wanted = _state_names(kind, group, parameter)
-                    self._load_states(self.name_of(parameter), wanted, saved_states.get(index, {}))
+                if self.name_of(parameter) in self._trainable:
+                    self._states[parameter] = saved_states.get(index, {})
                 index += 1
 
     def _load_states(self, name: str, wanted: Sequence[str], states: dict[str, Any]) -> None:
@@ -439,26 +456,31 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.
         Collective."""
         self._refuse_partitioned("save")
+        self._states.write_back()
         self._engine.save(os.fspath(folder))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """What `save` wrote at as many ranks and the same stage. Collective."""
         self._refuse_partitioned("load")
+        self._states.stepped()
         self._engine.load(os.fspath(folder))
 
     def save_full(self, file: str | os.PathLike[str]) -> None:
         """Weights and states, whole, to one safetensors file, which loads at any stage and number of ranks.
         Collective."""
         self._refuse_partitioned("save_full")
+        self._states.write_back()
         self._engine.save_full(os.fspath(file))
 
     def load_full(self, file: str | os.PathLike[str]) -> None:
         """What `save_full` wrote. Collective."""
         self._refuse_partitioned("load_full")
+        self._states.stepped()
         self._engine.load_full(os.fspath(file))
 
     def load_weights(self, file: str | os.PathLike[str]) -> None:
         """The parameters in any safetensors file; the optimizer begins anew. Collective."""
+        self._states.stepped()
         self._engine.load_weights(os.fspath(file))
         if self._zero1 is not None:
             self._zero1.restart()

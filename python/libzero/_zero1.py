@@ -11,6 +11,7 @@ At stage 0 each rank owns all parameters, and nothing is sent."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import zlib
@@ -91,7 +92,7 @@ class PartitionedUpdates:
     def __init__(self, optimizer: torch.optim.Optimizer, group: _C.Group, settings: dict[str, Any]) -> None:
         self.running = False
         self._optimizer = optimizer
-        self._rank = group.rank
+        self._group, self._rank = group, group.rank
         self._stage = int(settings["zero_optimization"]["stage"])
         self._micro_batches = int(settings["gradient_accumulation_steps"])
         self._clipping = float(settings["gradient_clipping"])
@@ -259,18 +260,25 @@ class PartitionedUpdates:
         raise ConfigError("The parameter is in no group of the optimizer.")
 
     def _state_of(self, item: _Item, group: _C.Group) -> dict[str, Any]:
-        mine = self._optimizer.state.get(item.updated, {}) if item.owner == self._rank else {}
-        return send_object(dict(mine), item.owner, group) if self._stage else dict(mine)
+        mine = dict(self._optimizer.state.get(item.updated, {})) if item.owner == self._rank else {}
+        return send_object(mine, item.owner, group) if self._stage else copy.deepcopy(mine)
 
-    def state_dict(self, sharded: ShardedOptimizer) -> dict[str, Any]:
-        """As the torch optimizer's, whole on rank 0. Collective."""
-        packed = torch.optim.Optimizer.state_dict(sharded)
-        packed["state"] = {}
-        for index, item in enumerate(self._items):
-            states = self._state_of(item, sharded.group)
-            if states and self._rank == 0:
-                packed["state"][index] = states
-        return packed
+    # As _state.Owners.
+
+    def fetch(self, parameter: torch.Tensor) -> dict[str, Any]:
+        return self._state_of(self._item(parameter), self._group)
+
+    def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
+        item, values = self._item(parameter), send_object(dict(states), 0, self._group)
+        if item.owner == self._rank:
+            self._optimizer.state.pop(item.updated, None)
+            if values:
+                self._optimizer.state[item.updated] = values
+
+    def store_one(self, parameter: torch.Tensor, key: str, value: Any) -> None:
+        item, sent = self._item(parameter), send_object(value, 0, self._group)
+        if item.owner == self._rank:
+            self._optimizer.state[item.updated][key] = sent
 
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""

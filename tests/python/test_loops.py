@@ -91,6 +91,74 @@ class Branches(nn.Module):
         return self.first(x) + self.second(x) if both else self.first(x)
 
 
+# --- 1. What is restored is what was saved, absence included.
+
+
+@ranks(2)
+def test_restoring_what_has_no_state(group):
+    for kind, pair in pairs(group, KINDS):
+        fresh = [copy.deepcopy(optimizer.state_dict()) for optimizer in (pair.opt, pair.torch)]
+        for step in range(3):
+            pair.step(step)
+        pair.opt.load_state_dict(fresh[0])
+        pair.torch.load_state_dict(fresh[1])
+        for step in range(3, 6):
+            pair.step(step)
+        pair.close(kind)
+
+
+@ranks(2)
+def test_restoring_in_part(group):
+    # A parameter without a gradient when the dict was taken; and a dict that lacks some.
+    for kind, pair in pairs(group, KINDS, model=Branches):
+        pair.step(0, of=lambda m, x: m(x, both=False).pow(2).mean())
+        half = [optimizer.state_dict() for optimizer in (pair.opt, pair.torch)]
+        if group.rank == 0 and kind not in ("Adagrad",):
+            assert sorted(half[0]["state"]) == sorted(half[1]["state"]) == [0, 1], kind
+        half = [torch.load(through_a_file(each), weights_only=True) for each in half]
+        for each in half:
+            each["state"].pop(1, None)
+        if kind == "Adagrad":  # torch's has states from the start, and fails without
+            half[1]["state"][1] = {"step": torch.tensor(0.0), "sum": torch.full((8,), 0.1)}
+        for step in range(1, 3):
+            pair.step(step)
+        pair.opt.load_state_dict(half[0])
+        pair.torch.load_state_dict(half[1])
+        for step in range(3, 6):
+            pair.step(step)
+        pair.close(kind)
+
+
+# --- 2. Freezing hides no states.
+
+
+@ranks(2)
+def test_states_of_what_is_frozen(group):
+    for kind, pair in pairs(group, ("AdamW", "SGD", "NAdam")):
+        for step in range(2):
+            pair.step(step)
+        pair.both(lambda _, model: model[0].requires_grad_(False))
+        saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in (pair.opt, pair.torch)]
+        for step in range(2, 4):
+            pair.step(step)
+        pair.opt.load_state_dict(saved[0])
+        pair.torch.load_state_dict(saved[1])
+        pair.both(lambda _, model: model[0].requires_grad_(True))
+        for step in range(4, 6):
+            pair.step(step)
+        pair.close(kind)
+        # Loaded while frozen, into a run that has trained otherwise.
+        again = Pair(group, pair.stage, KINDS[kind])
+        again.step(7)
+        again.both(lambda _, model: model[0].requires_grad_(False))
+        again.opt.load_state_dict(saved[0])
+        again.torch.load_state_dict(saved[1])
+        again.both(lambda _, model: model[0].requires_grad_(True))
+        for step in range(2):
+            again.step(step)
+        again.close(kind)
+
+
 # --- 3. An empty group has no parameters.
 
 
@@ -121,6 +189,118 @@ def test_empty_groups(group):
         opt.step()
         assert torch.equal(opt.parameter("0.weight"), before)
         opt.close()
+
+
+# --- 5. What is public is connected.
+
+
+@ranks(2)
+def test_state_is_a_view(group):
+    def restart(optimizer, _):
+        optimizer.state.clear()
+
+    def assign(optimizer, _):
+        optimizer.state = type(optimizer.state)(dict) if isinstance(optimizer, torch.optim.AdamW) else {}
+
+    def of_one(optimizer, model):
+        optimizer.state[model[0].weight] = {}
+        del optimizer.state[model[2].weight]
+
+    def in_place(optimizer, model):
+        for p in model.parameters():
+            optimizer.state[p]["exp_avg"].mul_(0.25)
+            optimizer.state[p]["step"].fill_(7)
+        views = [optimizer.state[p]["exp_avg_sq"].view(-1) for p in model.parameters()]
+        for view in views:
+            view[::2] *= 2
+
+    def put(optimizer, model):
+        for p in model.parameters():
+            optimizer.state[p]["exp_avg"] = torch.full_like(p, 0.01)
+            optimizer.state[p]["exp_avg_sq"] += 0.5
+        optimizer.state[model[0].bias]["step"] = torch.tensor(0.0)
+
+    for edit in (restart, assign, of_one, in_place, put):
+        for kind, pair in pairs(group, ("AdamW", "NAdam") if edit in (restart, of_one) else ("AdamW",)):
+            for step in range(2):
+                pair.step(step)
+            with torch.no_grad():
+                pair.both(edit)
+            pair.step(2)
+            pair.step(3)
+            if edit is put and pair.stage == 3:
+                pair.both(put)
+                saved = pair.opt.state_dict()
+                pair.opt.state.clear()
+                pair.opt.load_state_dict(saved)
+                pair.step(4)
+            pair.close((edit.__name__, kind))
+
+
+@ranks(2)
+def test_state_is_read(group):
+    for kind, pair in pairs(group, KINDS):
+        assert len(pair.opt.state) == 0
+        pair.step(0)
+        p, q = pair.model[0].weight, pair.plain[0].weight
+        mine, theirs = pair.opt.state[p], pair.torch.state[q]
+        assert p in pair.opt.state and len(pair.opt.state) == 6
+        for key, value in theirs.items():
+            assert torch.allclose(torch.as_tensor(mine[key], dtype=torch.float32), torch.as_tensor(value).float(), atol=1e-6)
+        assert mine.get("none", 5) == 5
+        held = pair.opt.state[p]
+        before = {key: torch.as_tensor(value).clone() for key, value in held.items()}
+        pair.step(1)
+        assert any(not torch.equal(before[key], torch.as_tensor(held[key])) for key in before)  # of now
+        if kind != "NAdam":
+            with expect(libzero.Error, "together"):
+                del held[next(iter(held))]
+            with expect(libzero.ConfigError, "'scale'"):
+                held["scale"] = 1.0
+        with expect(KeyError, "nothing"):
+            held["nothing"]
+        with expect(libzero.Error, "parameters alone"):
+            pair.opt.state["name"]
+        pair.close(kind)
+    for stage in STAGES:
+        pair = Pair(group, stage)
+        pair.step(0)
+        stale = pair.opt.state[pair.model[0].weight]["exp_avg"]
+        pair.step(1)
+        stale.zero_()
+        pair.backward(2)
+        with expect(libzero.Error, "0.weight", "before the last step"):
+            pair.opt.step()
+        del stale
+        lent = pair.opt.state[pair.model[0].weight]["exp_avg"]
+        if group.rank == 1:
+            lent.zero_()
+        with expect(libzero.Error, "0.weight", "'exp_avg'", "on some ranks"):
+            pair.opt.step()
+        pair.opt.close()
+
+
+@ranks(2)
+def test_param_groups_are_connected(group):
+    for kind, pair in pairs(group, ("AdamW", "NAdam")):
+        pair.step(0)
+        pair.both(lambda opt, _: opt.param_groups.__setitem__(0, {**opt.param_groups[0], "lr": 0.5, "mine": 1}))
+        pair.step(1)
+        pair.check(kind)
+        whole = pair.opt.param_groups[0]["params"]
+        for wrong in (
+            lambda: pair.opt.param_groups[0].update(params=whole[:2]),
+            lambda: pair.opt.param_groups.append({**pair.opt.param_groups[0], "params": []}),
+            lambda: pair.opt.param_groups.clear(),
+        ):
+            saved = [dict(each) for each in pair.opt.param_groups]
+            wrong()
+            pair.model(batch(group.rank, 2)).sum().backward()
+            with expect(libzero.Error, "opt.param_groups"):
+                pair.opt.step()
+            pair.opt.zero_grad()
+            pair.opt.param_groups[:] = saved
+        pair.opt.close()
 
 
 # --- 6. What must be the same on all ranks is.
