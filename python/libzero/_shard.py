@@ -146,6 +146,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ]
         self._members = [list(map(id, each["params"])) for each in self.param_groups]
         self._names = names
+        self._states = _state.States(self, self._zero1 or _state.EngineStates(self))
+        self._micro_batches = int(settings["gradient_accumulation_steps"])
+        self._clipping, self._clipping_once = float(settings["gradient_clipping"]), None  # type: float, float | None
+        self._zeros: set[int] = set()  # parameters whose gradient is zero where none comes
+        self._used = False  # the gradients of the last step have not been dropped
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
         if self._zero1 is not None:
@@ -178,11 +183,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._follow_groups()
+        self._states.write_back()
+        if self._zeros and self._engine.micro_batches + 1 >= self._micro_batches:
+            self._set_zeros()
         if self._zero1 is not None:
             self._zero1.before_step(self)
         self._result = self._engine.step()
         if self._zero1 is not None:
             self._zero1.after_step(self, self._result)
+        if self._result["boundary"]:
+            self._states.stepped()
+            self._used = True
+            self._clip_lastingly()
         return loss
 
     @_compile.all_untraced
@@ -220,22 +232,68 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last `step`; in the middle of an accumulation those of all its micro-batches.
         Right behind `step` there is nothing to drop, and what it has counted stays. To be called by every rank in the
-        same place; collective at stages 0 and 1 between hosts."""
+        same place; collective at stages 0 and 1 between hosts. `set_to_none=False`: the parameters that had a gradient
+        have one of zeros in the next steps where none comes, so that decay and momentum go on, until
+        `zero_grad()`; collective."""
+        if set_to_none:
+            self._zeros.clear()
+        else:
+            flags = [self._engine.gradients_present()] + [self._engine.gradients_used()] * self._used
+            self._zeros.update(index for each in flags for index, there in enumerate(each) if there)
+        self._used = False
+        self._clip_lastingly()
         self._engine.drop_gradients()
 
+    def _set_zeros(self) -> None:
+        present, names = self._engine.gradients_present(), self._engine.parameter_names
+        for index in sorted(self._zeros):
+            if not present[index]:
+                zeros = torch.zeros(self._tensor_of(names[index]).shape, dtype=torch.float32)
+                self._engine.set_gradient(names[index], zeros)
+
     @_compile.untraced
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Clips the gradients to this norm from the next `step` on, and returns the norm of those of now, before
-        clipping. For each step's norm alone `grad_norm` costs nothing. Collective."""
-        self.set_gradient_clipping(max_norm)
-        norms = torch.tensor(self._engine.group_norms(), dtype=torch.float64)
-        return norms.pow(2).sum().sqrt().to(torch.float32)
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ of all parameters: clips the gradients of the next `step`, and of no other,
+        to this norm, whatever `gradient_clipping` is, and returns their norm before that. For each step's norm alone
+        `grad_norm` costs nothing. `foreach` says how torch computes, and changes nothing. Collective."""
+        if norm_type != 2:
+            raise ConfigError(f"clip_grad_norm_ was called with norm_type={norm_type}; libzero clips by the 2-norm.")
+        before = self._clipping_once
+        norm = math.hypot(*self._engine.group_norms())
+        if before is not None:  # has clipped them already
+            norm = min(norm, before)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                "The norm of the gradients is not finite, and clip_grad_norm_ was called with error_if_nonfinite=True."
+            )
+        self.clip_next_step(max_norm if before is None else min(max_norm, before))
+        return torch.tensor(norm, dtype=torch.float32)
+
+    def clip_next_step(self, max_norm: float) -> None:
+        """As `clip_grad_norm_`, without the norm."""
+        # The engine's 0 is no clipping.
+        self._clip(0.0 if math.isinf(max_norm) else max(float(max_norm), sys.float_info.min) if max_norm >= 0 else -1.0)
+        self._clipping_once = float(max_norm)
 
     def set_gradient_clipping(self, max_norm: float) -> None:
         """The largest gradient norm from the next `step` on; 0: nothing is clipped."""
-        self._engine.set_gradient_clipping(float(max_norm))
+        self._clip(float(max_norm))
+        self._clipping, self._clipping_once = float(max_norm), None
+
+    def _clip(self, max_norm: float) -> None:
+        self._engine.set_gradient_clipping(max_norm)
         if self._zero1 is not None:
-            self._zero1.set_gradient_clipping(float(max_norm))
+            self._zero1.set_gradient_clipping(max_norm)
+
+    def _clip_lastingly(self) -> None:
+        if self._clipping_once is not None:
+            self.set_gradient_clipping(self._clipping)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "_fixed" in self.__dict__:
@@ -439,18 +497,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     self._states[parameter] = saved_states.get(index, {})
                 index += 1
 
-    def _load_states(self, name: str, wanted: Sequence[str], states: dict[str, Any]) -> None:
-        count = torch.tensor([float(states.get("step", 1 if states else 0))], dtype=torch.float64)
-        self.group.broadcast(count, 0, "load_state_dict")
-        steps = int(count.item())
-        for state in wanted if steps else ():
-            value = torch.zeros_like(self._engine.optimizer_state(name, state))
-            if self.group.rank == 0 and states.get(state) is not None:
-                value.copy_(states[state])
-            flat = value.view(-1)
-            self.group.broadcast(flat, 0, "load_state_dict")
-            self._engine.set_optimizer_state(name, state, value)
-        self._engine.set_parameter_steps(name, steps)
+    def groups_as_saved(self) -> list[dict[str, Any]]:
+        """The groups without their parameters: what a file of `save` or `save_full` lacks."""
+        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.

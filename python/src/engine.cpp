@@ -288,6 +288,8 @@ void bind_engine(py::module_& module) {
              return gradient;
            })
       .def("set_gradient", waiting(&Engine::set_gradient))
+      .def("gradients_present", waiting(&Engine::gradients_present))
+      .def("gradients_used", [](PyEngine& self) { return self.get().gradients_used(); })
       .def("optimizer_state", waiting(&Engine::optimizer_state))
       .def("set_optimizer_state", waiting(&Engine::set_optimizer_state))
       .def("parameter_steps",

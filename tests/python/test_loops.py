@@ -191,6 +191,78 @@ def test_empty_groups(group):
         opt.close()
 
 
+# --- 4. Arguments of torch's signatures act.
+
+
+@ranks(2)
+def test_gradients_of_zero(group):
+    def first(model, x):
+        return model(x, both=False).pow(2).mean()
+
+    for kind, pair in pairs(group, ("AdamW", "SGD", "NAdam"), model=Branches):
+        pair.backward(0)
+        pair.opt.step()
+        pair.torch.step()
+        for step in range(1, 4):  # a branch is left out, and decays
+            pair.zero_grad(set_to_none=False)
+            pair.backward(step, first)
+            pair.opt.step()
+            pair.torch.step()
+        pair.check((kind, "decays"))
+        pair.both(lambda _, model: model.zero_grad(set_to_none=False))  # torch's name for the same
+        pair.opt.step()  # all of it does
+        pair.torch.step()
+        pair.check((kind, "all decay"))
+        pair.zero_grad()
+        pair.backward(5, first)  # and stays as it is again
+        pair.update()
+        pair.close(kind)
+    # What has come is dropped.
+    for kind, pair in pairs(group, ("SGD",)):
+        pair.step(0)
+        pair.backward(8)
+        pair.zero_grad(set_to_none=False)
+        pair.backward(1)
+        pair.update()
+        pair.close("dropped")
+
+
+@ranks(2)
+def test_arguments_of_clipping(group):
+    for _, pair in pairs(group):
+        pair.backward(0)
+        norm = pair.opt.clip_grad_norm_(0.5, norm_type=2.0, error_if_nonfinite=True, foreach=False)
+        assert abs(norm - nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.5)) < 1e-5
+        pair.update()
+        pair.backward(1)
+        with expect(libzero.ConfigError, "norm_type"):
+            pair.opt.clip_grad_norm_(0.5, float("inf"))
+        pair.update()
+        pair.check("clipped")
+        (pair.model(batch(group.rank, 2)).sum() * float("inf")).backward()
+        with expect(RuntimeError, "not finite"):
+            pair.opt.clip_grad_norm_(1.0, error_if_nonfinite=True)
+        pair.opt.zero_grad()
+        pair.close("not finite")
+
+
+@ranks(2)
+def test_hooks_of_states(group):
+    for kind, pair in pairs(group, ("AdamW", "NAdam")):
+        calls = []
+        pair.opt.register_state_dict_pre_hook(lambda opt: calls.append("before saving"))
+        pair.opt.register_state_dict_post_hook(lambda opt, saved: {**saved, "mine": len(saved["state"])})
+        pair.opt.register_load_state_dict_pre_hook(lambda opt, saved: {k: v for k, v in saved.items() if k != "mine"})
+        pair.opt.register_load_state_dict_post_hook(lambda opt: calls.append("after loading"))
+        pair.step(0)
+        saved = pair.opt.state_dict()
+        assert saved["mine"] == (6 if group.rank == 0 else 0)
+        pair.opt.load_state_dict(saved)
+        assert calls == ["before saving", "after loading"]
+        pair.step(1)
+        pair.close(kind)
+
+
 # --- 5. What is public is connected.
 
 
@@ -392,6 +464,46 @@ def test_rates_of_one_rank(group):
             with expect(libzero.Error, "rank 1", "learning rate", "mean over ranks"):
                 pair.opt.step()
             pair.opt.close()
+
+
+# --- 7. clip_grad_norm_ is of one step.
+
+
+@ranks(2)
+def test_clipping_is_of_one_step(group):
+    for kind, pair in pairs(group, ("SGD", "NAdam")):
+        for step, norm in enumerate((0.05, None, 0.5, None, float("inf"), None)):
+            pair.backward(step)
+            if norm is not None:
+                pair.opt.clip_grad_norm_(norm)
+                nn.utils.clip_grad_norm_(pair.plain.parameters(), norm)
+            pair.update()
+            pair.check((kind, step))
+        pair.backward(7)  # one after the other
+        for norm in (0.1, 0.3):
+            got = pair.opt.clip_grad_norm_(norm)
+            assert abs(got - nn.utils.clip_grad_norm_(pair.plain.parameters(), norm)) < 1e-4
+        pair.update()
+        pair.backward(8)  # of gradients that are dropped
+        pair.opt.clip_grad_norm_(0.01)
+        pair.zero_grad()
+        pair.step(9)
+        pair.close(kind)
+    # It comes before the configuration's, for one step.
+    for stage in STAGES:
+        pair = Pair(group, stage, KINDS["SGD"], gradient_clipping=0.05)
+        for step, norm in enumerate((0.05, 0.2, 0.05)):
+            pair.backward(step)
+            if norm != 0.05:
+                pair.opt.clip_grad_norm_(norm)
+            nn.utils.clip_grad_norm_(pair.plain.parameters(), norm)
+            pair.update()
+        pair.opt.set_gradient_clipping(0.3)  # this one stays
+        for step in range(3, 5):
+            pair.backward(step)
+            nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.3)
+            pair.update()
+        pair.close("configured")
 
 
 # --- 8. Every allocation has a dtype of its own.

@@ -286,6 +286,7 @@ StepResult Engine::step(bool update) {
     for (int64_t u = 0; u < plan.layout().unit_count(); ++u) flows.writes().publish(u);
   }
   flows.gather().finish_publish();
+  impl.gradients_used = flows.reduce().present();
   flows.reduce().clear();
   const auto& feedback = config().quantised.feedback;
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
