@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _C, _compile, _dropped, _options, _tensor, _zero1
+from . import _C, _casts, _compile, _dropped, _options, _state, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import check, origin_of, text_of
 from ._group import group as _group
@@ -29,6 +29,7 @@ def shard(
     group: _C.Group | None = None,
     lenient: bool = False,
     native: bool = True,
+    cast_forward_inputs: bool = False,
     **keywords: Any,
 ) -> ShardedOptimizer:
     """Shards `model`'s states over the ranks, and returns the optimizer that trains it.
@@ -48,13 +49,16 @@ def shard(
     `config`: a dict or a file with DeepSpeed's keys; `keywords`: top-level keys, `stage=3` for
     zero_optimization.stage, `bf16=True` for bf16.enabled. A configuration that does not say otherwise clips gradients
     to a norm of 1, as DeepSpeed does; keywords alone clip nothing. `lenient`: what libzero does not have becomes a warning.
+    `cast_forward_inputs`: what the model is called with is cast to its dtype, where it is in floating point.
 
     All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was."""
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     text = text_of(config, keywords)
-    return ShardedOptimizer(model, optimizers, text, group or _group(), lenient, native, origin_of(config))
+    return ShardedOptimizer(
+        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs
+    )
 
 
 class _Empty(torch.optim.Optimizer):
@@ -82,6 +86,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         lenient: bool,
         native: bool,
         origin: str,
+        cast_forward_inputs: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
@@ -156,6 +161,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._zero1 is not None:
             self._zero1.start()
         _tensor.own(model.parameters(), self)
+        self._casts = _casts.install(model, settings, cast_forward_inputs)
         for each in optimizers:
             _tensor.guard(each, self)
 
@@ -581,6 +587,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Ends the sharding. At stages 0 to 2 the parameters stay whole; at stage 3 they are gone, and using one says
         so: export them before. Collective at stage 3. An optimizer that is dropped without it at stage 3
         lives on until the next `shard`: the garbage collector must not wait for other ranks."""
+        for handle in self._casts:
+            handle.remove()
         self._engine.close()
 
     def __enter__(self) -> ShardedOptimizer:

@@ -598,6 +598,60 @@ def test_lazy_modules(group):
         opt.close()
 
 
+# --- 11. Dtypes that are not the parameters' own.
+
+
+class Placed(nn.Module):
+    """A table of positions in fp32, a layer that is kept in fp32, and a norm of the spectrum."""
+
+    def __init__(self, spectral=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+        if spectral:
+            self.inner = nn.utils.spectral_norm(self.inner)
+        self.register_buffer("positions", torch.randn(4, 8))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x + self.positions)))
+
+
+@ranks(2)
+def test_other_dtypes(group):
+    for stage in STAGES:
+        def shard(spectral=False, cast=True, **keywords):
+            model = Placed(spectral)
+            settings = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}, **keywords}
+            return model, libzero.shard(
+                model, torch.optim.AdamW(model.parameters(), lr=1e-2), settings, cast_forward_inputs=cast
+            )
+
+        for spectral in (False, True):
+            model, opt = shard(spectral)
+            with expect(RuntimeError, "dtype", "positions", "data_types.buffer_dtype", "cast_forward_inputs"):
+                model(batch(group.rank, 0))
+            opt.close()
+        for spectral in (False, True):
+            model, opt = shard(spectral, data_types={"buffer_dtype": "bf16"})
+            assert model.positions.dtype == torch.bfloat16
+            model(batch(group.rank, 0)).float().pow(2).mean().backward()
+            opt.step()
+            assert opt.updated
+            opt.close()
+        model, opt = shard(data_types={"buffer_dtype": "bf16"}, fp32_modules="head")
+        assert model.head.weight.dtype == torch.float32 and model.inner.weight.dtype == torch.bfloat16
+        seen = []
+        model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+        result = model(batch(group.rank, 0))
+        assert result.dtype == torch.bfloat16 and seen == [torch.float32]
+        result.float().pow(2).mean().backward()
+        opt.step()
+        opt.close()
+        with expect(libzero.ConfigError, "'tail'", "fp32_modules"):
+            shard(fp32_modules="tail")
+
+
 # --- 12. A model that is shared in part.
 
 

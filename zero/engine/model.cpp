@@ -12,8 +12,11 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
@@ -69,6 +72,9 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   marks_of(a).fill_(1);
   return marks_of(b).any().item<bool>();
 }
+
+// With the dot behind it.
+std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.') + 1); }
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
@@ -193,17 +199,13 @@ void Model::take_names(const NamedTensors& tensors) {
   shown_.insert(shown_.end(), tied.begin(), tied.end());
   if (parameters_.empty())
     throw ConfigError("The model has no parameters: there is nothing to train.");
-  const auto module_of = [](const std::string& name) {
-    return name.substr(0, name.rfind('.') + 1);
-  };
-  std::set<std::string> with_statistics;
   for (const auto& [name, buffer] : tensors.buffers) {
     if (!buffer.defined()) continue;
     buffers_.emplace_back(name, buffer);
     const auto module = module_of(name);
     if (buffer.scalar_type() == at::kFloat &&
         (name == module + "running_mean" || name == module + "running_var"))
-      with_statistics.insert(module);
+      fp32_modules_.insert(module);
   }
   for (const auto& name : names_) stays_fp32_.push_back(fp32_modules_.contains(module_of(name)));
   check_whole_take_over();
@@ -493,9 +495,13 @@ void Model::set_buffer(size_t index, const at::Tensor& values) const {
   target.copy_(source);
 }
 
-void Model::move_buffers() const {
+void Model::move_buffers(std::optional<at::ScalarType> dtype) const {
   for (const auto& [name, buffer] : buffers_) {
-    if (buffer.device() != device()) buffer.set_data(buffer.detach().to(device()));
+    const bool casts =
+        dtype && buffer.is_floating_point() && !fp32_modules_.contains(module_of(name));
+    const auto to = casts ? *dtype : buffer.scalar_type();
+    if (buffer.device() != device() || buffer.scalar_type() != to)
+      buffer.set_data(buffer.detach().to(device(), to));
   }
 }
 

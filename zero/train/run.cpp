@@ -157,6 +157,11 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   model = build_model(chosen, data, *group);
   activations = activation_store(recompute, config, group->accounts().timeline);
   model->recompute({.every = recompute.every.value_or(0), .options = {.store = activations}});
+  if (!config.fp32_modules.empty()) {
+    throw ConfigError(
+        "fp32_modules is for programs that cast what goes into such modules (libzero.shard does it "
+        "in Python); the models of `zero train` compute in one dtype. Leave it out.");
+  }
   engine.emplace(model->module(), parameter_groups(model->module(), config, options.decay_all),
                  config, group);
   rate_factors = rate_factors_of(*engine);
