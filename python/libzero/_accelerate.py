@@ -9,8 +9,6 @@ optimizer, leaves the model as it is (no DistributedDataParallel, no autocast), 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -37,17 +35,14 @@ _OURS = ("stage", "bf16", "fp16", "zero_optimization")
 class LibzeroOptimizer(AcceleratedOptimizer):
     """What `prepare` makes of an optimizer."""
 
-    def __init__(self, sharded: ShardedOptimizer, clipping: float) -> None:
+    def __init__(self, sharded: ShardedOptimizer) -> None:
         super().__init__(sharded, device_placement=False)
-        self._clipping = clipping
         self._stepped = False
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
         if self.gradient_state.sync_gradients:
             self._stepped = True
-            # accelerator.clip_grad_norm_ is for one step, as torch's is.
-            self.optimizer.set_gradient_clipping(self._clipping)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -127,7 +122,7 @@ class LibzeroAccelerator(Accelerator):
         if getattr(optimizer, "_is_accelerate_prepared", False):
             return super().prepare_optimizer(optimizer, device_placement)
         sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else self._shard(optimizer)
-        prepared = LibzeroOptimizer(sharded, json.loads(sharded._engine.config).get("gradient_clipping", 0.0))
+        prepared = LibzeroOptimizer(sharded)
         self._optimizers.append(prepared)
         return prepared
 
@@ -171,9 +166,13 @@ class LibzeroAccelerator(Accelerator):
         owner = next((owner for owner in map(owner_of, wanted) if owner is not None), None)
         if owner is None:
             return super().clip_grad_norm_(wanted, max_norm, norm_type)
-        if norm_type != 2:
-            raise ConfigError(f"clip_grad_norm_ was called with norm_type={norm_type}; libzero clips by the 2-norm.")
-        return owner.clip_grad_norm_(0.0 if math.isinf(max_norm) else float(max_norm))
+        given = {id(parameter) for parameter in wanted}
+        if any(id(parameter) not in given for group in owner.param_groups for parameter in group["params"]):
+            raise ConfigError(
+                "clip_grad_norm_ was given a part of the parameters that are trained together; libzero clips them by "
+                "the norm of all. Give it model.parameters()."
+            )
+        return owner.clip_grad_norm_(float(max_norm), norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -200,6 +199,17 @@ class LibzeroAccelerator(Accelerator):
             self._saves_masters = False
         self.wait_for_everyone()
         return saved
+
+    def load_state(self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        """As Accelerator.load_state, of what `save_state` wrote at any stage and number of ranks, or accelerate alone.
+        Collective."""
+        unknown = {key: value for key, value in keywords.items() if key != "map_location" and value is not True}
+        if unknown:
+            raise ConfigError(
+                f"load_state was given {', '.join(unknown)}, which a sharded model does not take: every trained parameter "
+                "is loaded, and what the model does not have is passed over. Leave it out."
+            )
+        return super().load_state(input_dir, load_kwargs, **keywords)
 
     def _load_models(self, models: list[torch.nn.Module], folder: str) -> None:
         # Takes all of accelerate's models, so that it loads none itself: writing to parameters would make all of a

@@ -105,7 +105,8 @@ def set_all(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     for parameter, names in named(model.named_parameters(remove_duplicate=False)):
         name = next((name for name in names if name in values), None)
         if name is None:
-            if parameter.requires_grad:
+            trained = parameter.requires_grad if owner is None else owner.name_of(parameter) in owner._trainable
+            if trained:
                 raise CheckpointError(f"The saved weights have no '{names[0]}'.")
         elif owner is not None:
             owner.set_parameter(parameter, values[name].to(torch.float32).view(parameter.shape))

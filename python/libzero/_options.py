@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._C import ConfigError
+from ._C import ConfigError, Error
 
 
 class _Native(NamedTuple):
@@ -65,7 +65,30 @@ _NATIVE = _native()
 
 def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any], parameter: torch.Tensor) -> tuple[str, ...]:
     """The states of a parameter besides its step, by torch's names, which are the engine's."""
+    if kind not in _NATIVE:
+        raise Error(
+            "state_dict and opt.state of an optimizer that the configuration has chosen have no torch format. Use "
+            "opt.save(folder) or opt.save_full(file), and opt.optimizer_state(p, name)."
+        )
     return _NATIVE[kind].states(group, parameter)
+
+
+def counts_steps(kind: type[torch.optim.Optimizer]) -> bool:
+    """Torch's states of it have a `step`."""
+    return kind is not torch.optim.SGD and kind is not getattr(torch.optim, "Muon", None)
+
+
+def put(group: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a hyper-parameter of a group. One that is a tensor is filled: the program and compiled steps hold it."""
+    old = group.get(key)
+    if isinstance(old, torch.Tensor):
+        old.fill_(value)
+    elif isinstance(old, (tuple, list)) and any(isinstance(each, torch.Tensor) for each in old):
+        for each, new in zip(old, value):
+            if isinstance(each, torch.Tensor):
+                each.fill_(new)
+    else:
+        group[key] = value
 
 
 def keys_of(kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:

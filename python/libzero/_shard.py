@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from . import _C, _compile, _dropped, _options, _tensor, _zero1
+from . import _C, _casts, _compile, _dropped, _options, _state, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import check, origin_of, text_of
 from ._group import group as _group
@@ -26,6 +29,7 @@ def shard(
     group: _C.Group | None = None,
     lenient: bool = False,
     native: bool = True,
+    cast_forward_inputs: bool = False,
     **keywords: Any,
 ) -> ShardedOptimizer:
     """Shards `model`'s states over the ranks, and returns the optimizer that trains it.
@@ -45,13 +49,16 @@ def shard(
     `config`: a dict or a file with DeepSpeed's keys; `keywords`: top-level keys, `stage=3` for
     zero_optimization.stage, `bf16=True` for bf16.enabled. A configuration that does not say otherwise clips gradients
     to a norm of 1, as DeepSpeed does; keywords alone clip nothing. `lenient`: what libzero does not have becomes a warning.
+    `cast_forward_inputs`: what the model is called with is cast to its dtype, where it is in floating point.
 
     All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was."""
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     text = text_of(config, keywords)
-    return ShardedOptimizer(model, optimizers, text, group or _group(), lenient, native, origin_of(config))
+    return ShardedOptimizer(
+        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs
+    )
 
 
 class _Empty(torch.optim.Optimizer):
@@ -79,10 +86,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         lenient: bool,
         native: bool,
         origin: str,
+        cast_forward_inputs: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check_optimizers(optimizers)
+        _check_shapes(model)
         _tensor.install()
         _compile.install()
         configuration = _C.Configuration(config, group.size, lenient, origin)
@@ -103,7 +112,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
             _zero1.check(optimizers[0], model, native, stage, fp16)
             self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
-            groups = [([], '{"type": "SGD", "params": {"lr": 0.0}}')]
+            groups = [(list(names.values()), '{"type": "SGD", "params": {"lr": 0.0}}')]
         if not optimizers:
             if "optimizer" not in settings:
                 raise ConfigError(
@@ -129,6 +138,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group)
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
+        # What the engine takes for trainable, whatever is frozen later.
+        self._trainable = {names[id(parameter)] for _, parameter in named if parameter.requires_grad}
         super().__init__([group for each in optimizers for group in each.param_groups], optimizers[0].defaults)
         # What the engine trains each group with.
         self._sections = [json.loads(text) for _, text in groups] if groups else [settings["optimizer"]]
@@ -138,12 +149,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
             _options.fixed_of(kind, each, section["params"])
             for kind, each, section in zip(self._kinds, self.param_groups, self._sections)
         ]
+        self._members = [list(map(id, each["params"])) for each in self.param_groups]
         self._names = names
+        self._states = _state.States(self, self._zero1 or _state.EngineStates(self))
+        self._micro_batches = int(settings["gradient_accumulation_steps"])
+        self._clipping, self._clipping_once = float(settings["gradient_clipping"]), None  # type: float, float | None
+        self._zeros: set[int] = set()  # parameters whose gradient is zero where none comes
+        self._used = False  # the gradients of the last step have not been dropped
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
         if self._zero1 is not None:
             self._zero1.start()
         _tensor.own(model.parameters(), self)
+        self._casts = _casts.install(model, settings, cast_forward_inputs)
         for each in optimizers:
             _tensor.guard(each, self)
 
@@ -171,21 +189,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._follow_groups()
+        self._states.write_back()
+        if self._zeros and self._engine.micro_batches + 1 >= self._micro_batches:
+            self._set_zeros()
         if self._zero1 is not None:
             self._zero1.before_step(self)
         self._result = self._engine.step()
         if self._zero1 is not None:
             self._zero1.after_step(self, self._result)
+        if self._result["boundary"]:
+            self._states.stepped()
+            self._used = True
+            self._clip_lastingly()
         return loss
 
     @_compile.all_untraced
     def _follow_groups(self) -> None:
+        if [list(map(id, group["params"])) for group in self.param_groups] != self._members:
+            raise Error(
+                "The parameters in opt.param_groups are not those that libzero.shard was given: the engine's groups are "
+                "fixed. Leave the lists of parameters as they are (a learning rate of 0 or requires_grad_(False) "
+                "keeps parameters as they are), or shard the model anew."
+            )
         for index, (group, schedule) in enumerate(zip(self.param_groups, self._schedules)):
             if schedule is not None:
-                group["lr"] = schedule.rate(self._engine.steps + 1)
+                _options.put(group, "lr", schedule.rate(self._engine.steps + 1))
                 betas = schedule.betas(self._engine.steps + 1)
                 if betas is not None and "betas" in self._sections[index]["params"]:
-                    group["betas"] = betas
+                    _options.put(group, "betas", betas)
             if self._zero1 is not None:
                 continue
             kind, section = self._kinds[index], self._sections[index]
@@ -207,22 +238,68 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last `step`; in the middle of an accumulation those of all its micro-batches.
         Right behind `step` there is nothing to drop, and what it has counted stays. To be called by every rank in the
-        same place; collective at stages 0 and 1 between hosts."""
+        same place; collective at stages 0 and 1 between hosts. `set_to_none=False`: the parameters that had a gradient
+        have one of zeros in the next steps where none comes, so that decay and momentum go on, until
+        `zero_grad()`; collective."""
+        if set_to_none:
+            self._zeros.clear()
+        else:
+            flags = [self._engine.gradients_present()] + [self._engine.gradients_used()] * self._used
+            self._zeros.update(index for each in flags for index, there in enumerate(each) if there)
+        self._used = False
+        self._clip_lastingly()
         self._engine.drop_gradients()
 
+    def _set_zeros(self) -> None:
+        present, names = self._engine.gradients_present(), self._engine.parameter_names
+        for index in sorted(self._zeros):
+            if not present[index]:
+                zeros = torch.zeros(self._tensor_of(names[index]).shape, dtype=torch.float32)
+                self._engine.set_gradient(names[index], zeros)
+
     @_compile.untraced
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Clips the gradients to this norm from the next `step` on, and returns the norm of those of now, before
-        clipping. For each step's norm alone `grad_norm` costs nothing. Collective."""
-        self.set_gradient_clipping(max_norm)
-        norms = torch.tensor(self._engine.group_norms(), dtype=torch.float64)
-        return norms.pow(2).sum().sqrt().to(torch.float32)
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ of all parameters: clips the gradients of the next `step`, and of no other,
+        to this norm, whatever `gradient_clipping` is, and returns their norm before that. For each step's norm alone
+        `grad_norm` costs nothing. `foreach` says how torch computes, and changes nothing. Collective."""
+        if norm_type != 2:
+            raise ConfigError(f"clip_grad_norm_ was called with norm_type={norm_type}; libzero clips by the 2-norm.")
+        before = self._clipping_once
+        norm = math.hypot(*self._engine.group_norms())
+        if before is not None:  # has clipped them already
+            norm = min(norm, before)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                "The norm of the gradients is not finite, and clip_grad_norm_ was called with error_if_nonfinite=True."
+            )
+        self.clip_next_step(max_norm if before is None else min(max_norm, before))
+        return torch.tensor(norm, dtype=torch.float32)
+
+    def clip_next_step(self, max_norm: float) -> None:
+        """As `clip_grad_norm_`, without the norm."""
+        # The engine's 0 is no clipping.
+        self._clip(0.0 if math.isinf(max_norm) else max(float(max_norm), sys.float_info.min) if max_norm >= 0 else -1.0)
+        self._clipping_once = float(max_norm)
 
     def set_gradient_clipping(self, max_norm: float) -> None:
         """The largest gradient norm from the next `step` on; 0: nothing is clipped."""
-        self._engine.set_gradient_clipping(float(max_norm))
+        self._clip(float(max_norm))
+        self._clipping, self._clipping_once = float(max_norm), None
+
+    def _clip(self, max_norm: float) -> None:
+        self._engine.set_gradient_clipping(max_norm)
         if self._zero1 is not None:
-            self._zero1.set_gradient_clipping(float(max_norm))
+            self._zero1.set_gradient_clipping(max_norm)
+
+    def _clip_lastingly(self) -> None:
+        if self._clipping_once is not None:
+            self.set_gradient_clipping(self._clipping)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "_fixed" in self.__dict__:
@@ -231,6 +308,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "before libzero.shard."
             )
         super().add_param_group(param_group)
+
+    @property  # type: ignore[override]
+    def state(self) -> _state.States:
+        """The optimizer's states by parameter, as torch's optimizers have them: a view of what the ranks keep, which
+        reads, writes and deletes them. Collective."""
+        return self._states
+
+    @state.setter
+    def state(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+        if "_states" in self.__dict__:  # else torch's constructor
+            self._states.clear()
+            self._states.update(states)
 
     # --- What a step was.
 
@@ -309,6 +398,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def optimizer_state(self, parameter: str | torch.Tensor, state: str) -> torch.Tensor:
         """A whole state of the optimizer, by torch's name ("exp_avg"). Collective."""
+        self._states.write_back()
         if self._zero1 is not None:
             name = self.name_of(parameter)
             return self._zero1.optimizer_state(self._tensor_of(parameter), name, state, self.group)
@@ -317,6 +407,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
         """Sets it. Collective."""
         self._refuse_partitioned("set_optimizer_state")
+        self._states.write_back()
+        self._states.stepped()
         self._engine.set_optimizer_state(self.name_of(parameter), state, value)
 
     def gathered(
@@ -360,34 +452,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """In torch's own format, which torch's optimizer of the same kind loads: whole on rank 0, without states on
         the others. `save` writes shards, and needs no memory for the whole. Collective."""
-        if self._zero1 is not None:
-            return self._zero1.state_dict(self)
-        first = self.group.rank == 0
-        packed = super().state_dict()
-        packed["state"] = {}
-        index = 0
-        for kind, group in zip(self._kinds, self.param_groups):
-            for parameter in group["params"]:
-                name = self.name_of(parameter)
-                steps = self._engine.parameter_steps(name) if parameter.requires_grad else 0
-                if steps:
-                    states: dict[str, Any] = {"step": torch.tensor(float(steps))}
-                    for state in _state_names(kind, group, parameter):
-                        value = self._engine.optimizer_state(name, state)
-                        if first:
-                            states[state] = value
-                    if first:
-                        packed["state"][index] = states
-                index += 1
-        return packed
+        with self._states.packing():
+            return super().state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict`, or torch's own optimizer of the same kind, has saved: rank 0's counts, whatever the
         others give. Collective."""
+        state_dict = dict(state_dict or {})
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        self._states.stepped()
         if self._zero1 is not None:
             self._zero1.load_state_dict(self, state_dict)
-            return
+        else:
+            self._load_state_dict(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         first = self.group.rank == 0
         groups = _zero1.send_object(state_dict["param_groups"] if first else None, 0, self.group)
         _zero1.check_groups(self, {"param_groups": groups})
@@ -399,62 +482,60 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         f"'{key}' of parameter group {index} is {saved[key]!r} in the state dict and {mine!r} here. "
                         "Make the torch optimizer with the same before libzero.shard."
                     )
-        before = [dict(group) for group in self.param_groups]
+        before = [{key: copy.deepcopy(each) for key, each in group.items() if key != "params"} for group in self.param_groups]
         for kind, section, group, saved in zip(self._kinds, self._sections, self.param_groups, groups):
             followed = _options.followed_of(kind, section["params"])
-            group.update({key: saved[key] for key in (*followed, "initial_lr") if key in saved})
+            for key in (*followed, "initial_lr"):
+                if key in saved:
+                    _options.put(group, key, saved[key])
         try:
             self._follow_groups()
         except Error:  # of other states
             for group, old in zip(self.param_groups, before):
-                group.update(old)
+                for key, value in old.items():
+                    _options.put(group, key, value)
             raise
         saved_states = state_dict["state"] if first else {}
         index = 0
-        for kind, group in zip(self._kinds, self.param_groups):
+        for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad:
-                    wanted = _state_names(kind, group, parameter)
-                    self._load_states(self.name_of(parameter), wanted, saved_states.get(index, {}))
+                if self.name_of(parameter) in self._trainable:
+                    self._states[parameter] = saved_states.get(index, {})
                 index += 1
 
-    def _load_states(self, name: str, wanted: Sequence[str], states: dict[str, Any]) -> None:
-        count = torch.tensor([float(states.get("step", 1 if states else 0))], dtype=torch.float64)
-        self.group.broadcast(count, 0, "load_state_dict")
-        steps = int(count.item())
-        for state in wanted if steps else ():
-            value = torch.zeros_like(self._engine.optimizer_state(name, state))
-            if self.group.rank == 0 and states.get(state) is not None:
-                value.copy_(states[state])
-            flat = value.view(-1)
-            self.group.broadcast(flat, 0, "load_state_dict")
-            self._engine.set_optimizer_state(name, state, value)
-        self._engine.set_parameter_steps(name, steps)
+    def groups_as_saved(self) -> list[dict[str, Any]]:
+        """The groups without their parameters: what a file of `save` or `save_full` lacks."""
+        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.
         Collective."""
         self._refuse_partitioned("save")
+        self._states.write_back()
         self._engine.save(os.fspath(folder))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """What `save` wrote at as many ranks and the same stage. Collective."""
         self._refuse_partitioned("load")
+        self._states.stepped()
         self._engine.load(os.fspath(folder))
 
     def save_full(self, file: str | os.PathLike[str]) -> None:
         """Weights and states, whole, to one safetensors file, which loads at any stage and number of ranks.
         Collective."""
         self._refuse_partitioned("save_full")
+        self._states.write_back()
         self._engine.save_full(os.fspath(file))
 
     def load_full(self, file: str | os.PathLike[str]) -> None:
         """What `save_full` wrote. Collective."""
         self._refuse_partitioned("load_full")
+        self._states.stepped()
         self._engine.load_full(os.fspath(file))
 
     def load_weights(self, file: str | os.PathLike[str]) -> None:
         """The parameters in any safetensors file; the optimizer begins anew. Collective."""
+        self._states.stepped()
         self._engine.load_weights(os.fspath(file))
         if self._zero1 is not None:
             self._zero1.restart()
@@ -506,6 +587,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Ends the sharding. At stages 0 to 2 the parameters stay whole; at stage 3 they are gone, and using one says
         so: export them before. Collective at stage 3. An optimizer that is dropped without it at stage 3
         lives on until the next `shard`: the garbage collector must not wait for other ranks."""
+        for handle in self._casts:
+            handle.remove()
         self._engine.close()
 
     def __enter__(self) -> ShardedOptimizer:
@@ -545,13 +628,14 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer] | None) -> Non
             )
 
 
-def _state_names(kind: type, group: dict[str, Any], parameter: torch.Tensor) -> Sequence[str]:
-    if kind is _Empty:
-        raise Error(
-            "state_dict of an optimizer that the configuration has chosen has no torch format. Use opt.save(folder) "
-            "or opt.save_full(file)."
-        )
-    return _options.states_of(kind, group, parameter)
+def _check_shapes(model: torch.nn.Module) -> None:
+    # A lazy module's, before its first forward pass.
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ConfigError(
+                f"'{name}' has no shape yet (a lazy module). Run the model forward once, on inputs of the shapes to come, "
+                "before the torch optimizer and libzero.shard."
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -179,7 +179,8 @@ def _register_hook(method: Any, self: torch.Tensor, hook: Callable[[torch.Tensor
 
 def _zero_grad(method: Any, self: torch.nn.Module, set_to_none: bool = True) -> None:
     mine = list(self.parameters())
-    owners = {id(owner): owner for owner in map(owner_of, mine) if owner is not None and owner.pending}
+    owned = {id(owner): owner for owner in map(owner_of, mine) if owner is not None}
+    owners = {key: owner for key, owner in owned.items() if owner.pending or not set_to_none}
     for owner in owners.values():
         those = {id(parameter) for parameter in mine}
         if not all(id(each) in those for group in owner.param_groups for each in group["params"]):
@@ -188,7 +189,7 @@ def _zero_grad(method: Any, self: torch.nn.Module, set_to_none: bool = True) -> 
                 "none. Call opt.zero_grad(), or opt.set_gradient(p, torch.zeros_like(p)) for single ones. (opt: what "
                 "libzero.shard returned.)"
             )
-        owner.zero_grad()
+        owner.zero_grad(set_to_none)
     if owners:
         others = [each for each in mine if owner_of(each) is None and each.grad is not None]
         for each in others:

@@ -17,15 +17,12 @@ except ImportError as error:
 from ._C import ConfigError
 from ._accelerate import LibzeroAccelerator, LibzeroOptimizer, load_weights
 from ._loop import settings_of
+from ._options import put
 from ._shard import ShardedOptimizer, gathered
 
 STATES_NAME = "libzero.safetensors"
 GROUPS_NAME = "libzero_groups.pt"
 OPTIMIZER_NAME, SCHEDULER_NAME = "optimizer.pt", "scheduler.pt"
-
-
-def _followed(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in ("lr", "betas", "initial_lr") if key in group}
 
 
 class LibzeroTrainer(Trainer):
@@ -107,9 +104,9 @@ class LibzeroTrainer(Trainer):
         assert self.sharded is not None
         os.makedirs(output_dir, exist_ok=True)
         if self.sharded._zero1 is None:
-            # A scheduler's state has no learning rates: those are in the groups.
+            # A scheduler's state has no learning rates, and no schedule all hyper-parameters: those are in the groups.
             self.sharded.save_full(os.path.join(output_dir, STATES_NAME))
-            states, name = [_followed(group) for group in self.sharded.param_groups], GROUPS_NAME
+            states, name = self.sharded.groups_as_saved(), GROUPS_NAME
         else:
             states, name = self.sharded.state_dict(), OPTIMIZER_NAME
         if self.args.should_save:
@@ -129,7 +126,8 @@ class LibzeroTrainer(Trainer):
             self.sharded.load_full(whole)
             groups = torch.load(os.path.join(checkpoint, GROUPS_NAME), weights_only=True)
             for group, saved in zip(self.sharded.param_groups, groups, strict=True):
-                group.update(saved)
+                for key, value in saved.items():
+                    put(group, key, value)
             self.lr_scheduler.load_state_dict(
                 torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True)
             )
@@ -149,7 +147,8 @@ class LibzeroTrainer(Trainer):
                 super()._load_best_model()
 
     def _trained(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trainable = self.sharded._trainable if self.sharded is not None else set()
+        return [p for n, p in self.model.named_parameters() if n in trainable or p.requires_grad]
 
     def _load_whole(self, folder: str) -> bool:
         """The weights of a model that `save_model` wrote; whether there are such."""

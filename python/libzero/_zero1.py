@@ -11,15 +11,18 @@ At stage 0 each rank owns all parameters, and nothing is sent."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _C, _tensor
 from ._C import ConfigError, Error
+from ._options import put
 
 if TYPE_CHECKING:
     from ._shard import ShardedOptimizer
@@ -89,7 +92,7 @@ class PartitionedUpdates:
     def __init__(self, optimizer: torch.optim.Optimizer, group: _C.Group, settings: dict[str, Any]) -> None:
         self.running = False
         self._optimizer = optimizer
-        self._rank = group.rank
+        self._group, self._rank = group, group.rank
         self._stage = int(settings["zero_optimization"]["stage"])
         self._micro_batches = int(settings["gradient_accumulation_steps"])
         self._clipping = float(settings["gradient_clipping"])
@@ -126,9 +129,13 @@ class PartitionedUpdates:
         """Takes the mean gradients at the end of an accumulation. Collective."""
         self._gradients.clear()
         engine = sharded._engine
-        trained = [item for item in self._items if item.parameter.requires_grad]
+        trained = [item for item in self._items if sharded.name_of(item.parameter) in sharded._trainable]
+        for mine, theirs in zip(sharded.param_groups, self._optimizer.param_groups):
+            if mine is not theirs:  # the program has put another in its place
+                theirs.update({key: value for key, value in mine.items() if key != "params"})
         if engine.micro_batches + 1 < self._micro_batches:
             return
+        self._compare_groups()
         for item in trained:
             # The first call completes the sums, on all ranks; the others are local.
             if item is not trained[0] and item.owner != self._rank:
@@ -136,6 +143,20 @@ class PartitionedUpdates:
             gradient = engine.gradient(sharded.name_of(item.parameter))
             if gradient is not None and item.owner == self._rank:
                 self._gradients.append((item, gradient))
+
+    def _compare_groups(self) -> None:
+        # Hyper-parameters must be the same on all ranks, as the engine's are.
+        mine = [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
+        told = torch.tensor([zlib.crc32(repr([mine, self._clipping]).encode())], dtype=torch.int64)
+        everywhere = self._group.all_gather_control(told, "hyper-parameters").tolist()
+        for rank, each in enumerate(everywhere):
+            if each != everywhere[0]:
+                raise Error(
+                    f"opt.step(): rank {rank} has another learning rate, hyper-parameter or gradient clipping than rank 0 "
+                    f"(learning rates of rank {self._rank}: {[float(group['lr']) for group in mine if 'lr' in group]}). Set the "
+                    "same on every rank, from numbers that all ranks share: for a schedule that follows the loss, its "
+                    "mean over ranks."
+                )
 
     def after_step(self, sharded: ShardedOptimizer, result: dict[str, Any]) -> None:
         """Updates what this rank owns, unless a gradient was not finite, and sends it. Collective."""
@@ -219,7 +240,7 @@ class PartitionedUpdates:
         item = self._item(parameter)
         if parameter.dtype == torch.float32:
             return None
-        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape)
+        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape, dtype=torch.float32)
         if self._stage:
             group.broadcast(value.view(-1), item.owner, "parameter")
         return value
@@ -239,18 +260,25 @@ class PartitionedUpdates:
         raise ConfigError("The parameter is in no group of the optimizer.")
 
     def _state_of(self, item: _Item, group: _C.Group) -> dict[str, Any]:
-        mine = self._optimizer.state.get(item.updated, {}) if item.owner == self._rank else {}
-        return send_object(dict(mine), item.owner, group) if self._stage else dict(mine)
+        mine = dict(self._optimizer.state.get(item.updated, {})) if item.owner == self._rank else {}
+        return send_object(mine, item.owner, group) if self._stage else copy.deepcopy(mine)
 
-    def state_dict(self, sharded: ShardedOptimizer) -> dict[str, Any]:
-        """As the torch optimizer's, whole on rank 0. Collective."""
-        packed = torch.optim.Optimizer.state_dict(sharded)
-        packed["state"] = {}
-        for index, item in enumerate(self._items):
-            states = self._state_of(item, sharded.group)
-            if states and self._rank == 0:
-                packed["state"][index] = states
-        return packed
+    # As _state.Owners.
+
+    def fetch(self, parameter: torch.Tensor) -> dict[str, Any]:
+        return self._state_of(self._item(parameter), self._group)
+
+    def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
+        item, values = self._item(parameter), send_object(dict(states), 0, self._group)
+        if item.owner == self._rank:
+            self._optimizer.state.pop(item.updated, None)
+            if values:
+                self._optimizer.state[item.updated] = values
+
+    def store_one(self, parameter: torch.Tensor, key: str, value: Any) -> None:
+        item, sent = self._item(parameter), send_object(value, 0, self._group)
+        if item.owner == self._rank:
+            self._optimizer.state[item.updated][key] = sent
 
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
@@ -280,7 +308,11 @@ class PartitionedUpdates:
             self._optimizer.load_state_dict(packed)  # which makes new groups
         loaded, self._optimizer.param_groups = self._optimizer.param_groups, mine
         for each, new, parameters in zip(mine, loaded, whole):
-            each.update({**new, "params": parameters})
+            for key, value in new.items():
+                put(each, key, value)
+            each["params"] = parameters
+        for ours, each in zip(sharded.param_groups, mine):
+            ours.update(each)
 
     def restart(self) -> None:
         """The weights are others: states begin anew."""

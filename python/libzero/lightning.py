@@ -17,7 +17,7 @@ import atexit
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class _Precision(Precision):
         raise ConfigError(_BY_VALUE)
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
-        optimizer.set_gradient_clipping(float(clip_val))  # the engine clips in its step
+        optimizer.clip_next_step(float(clip_val))  # the engine clips in its step
 
 
 def _end_torchs_group() -> None:
@@ -134,7 +134,6 @@ class LibzeroStrategy(DDPStrategy):
             self.setup_optimizers(trainer)
         assert self.sharded is not None
         settings = json.loads(self.sharded._engine.config)
-        self._clipping = settings.get("gradient_clipping", 0.0)
         assert isinstance(self._precision_plugin, _Precision)
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if settings[name]["enabled"]:
@@ -201,10 +200,10 @@ class LibzeroStrategy(DDPStrategy):
         loss = self.sharded.scale(closure_loss) if self.sharded is not None else closure_loss
         return super().backward(loss, optimizer, *arguments, **keywords)
 
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
-        result = super().optimizer_step(optimizer, closure, model, **keywords)
-        optimizer.set_gradient_clipping(self._clipping)  # the Trainer clips for one step
-        return result
+    def teardown(self) -> None:
+        optimizers, self.optimizers = self.optimizers, []  # whose states need not move to another device
+        super().teardown()
+        self.optimizers = optimizers
 
     def on_exception(self, exception: BaseException) -> None:
         # At stage 3 this rank's end meets the others', which may be waiting for it in torch's group: that ends first.
@@ -219,6 +218,10 @@ class LibzeroStrategy(DDPStrategy):
         if module is None or sharded is None:
             return super().lightning_module_state_dict()
         return with_masters(sharded, module)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, states in zip(self.optimizers, checkpoint["optimizer_states"]):
+            optimizer.load_state_dict(states)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         super().load_model_state_dict(checkpoint, strict)

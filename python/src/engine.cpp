@@ -73,7 +73,7 @@ class PyEngine {
       std::vector<ParameterGroup> made;
       for (const auto& [names, section] : groups)
         made.push_back({.names = names, .optimizer = optimizer_of(section)});
-      if (made.empty()) made.push_back({{}, settings.optimizer.value()});
+      if (made.empty()) made.push_back({.optimizer = settings.optimizer.value(), .rest = true});
       try {
         engine_ =
             std::make_unique<Engine>(tensors, std::move(made), settings, carrying(group, tensors));
@@ -288,6 +288,8 @@ void bind_engine(py::module_& module) {
              return gradient;
            })
       .def("set_gradient", waiting(&Engine::set_gradient))
+      .def("gradients_present", waiting(&Engine::gradients_present))
+      .def("gradients_used", [](PyEngine& self) { return self.get().gradients_used(); })
       .def("optimizer_state", waiting(&Engine::optimizer_state))
       .def("set_optimizer_state", waiting(&Engine::set_optimizer_state))
       .def("parameter_steps",

@@ -17,6 +17,12 @@ using Pair = std::pair<std::string_view, std::string_view>;
 
 // Tried in this order at each place of a message: longer phrases come before those that they hold.
 constexpr std::array kNames{
+    Pair{"Name it in one, add one that takes the rest (ParameterGroup::rest), or freeze it",
+         "Add it to one of the optimizer's, or freeze it"},
+    Pair{"belongs to another Engine that still lives", "belongs to another optimizer that is open"},
+    Pair{"each Engine trains parameters of its own. Give one Engine a module",
+         "each optimizer has parameters of its own. Give libzero.shard a module"},
+    Pair{"end the other Engine first", "close the other optimizer first"},
     Pair{"zero::Gathered", "libzero.gathered"},
     Pair{"zero::BuildOnDisk", "libzero.init"},
     Pair{"zero::Init", "libzero.init"},

@@ -158,7 +158,7 @@ class ByEngine final : public Learner {
 
  private:
   std::unique_ptr<Engine> make() {
-    std::vector<ParameterGroup> groups{{{}, setup_.optimizer}};
+    std::vector<ParameterGroup> groups{{.optimizer = setup_.optimizer, .rest = true}};
     if (setup_.two_groups) {
       auto other = setup_.optimizer;
       std::visit([](auto& each) { each.lr /= 3; }, other);

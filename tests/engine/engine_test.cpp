@@ -864,7 +864,8 @@ TEST(EngineGroups, HaveTheirOwnHyperParameters) {
       auto net = std::make_shared<Net>();
       Engine engine(net,
                     std::vector<ParameterGroup>{{{"a.bias", "b.bias"}, Sgd{.lr = 0.0}},
-                                                {{}, AdamW{.lr = 1e-2}}},
+                                                {.optimizer = AdamW{.lr = 1e-2}, .rest = true},
+                                                {.optimizer = Sgd{}}},
                     config(stage), group);
       const auto bias = engine.parameter("a.bias");
       const auto weight = engine.parameter("a.weight");
@@ -1049,6 +1050,15 @@ TEST(EngineStart, NonsenseIsRefusedByName) {
                 Engine engine(net, std::vector<ParameterGroup>{{{"a.weight"}, AdamW{}}}, config(0));
               }),
               HasSubstr("in no parameter group"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                Engine engine(net, std::vector<ParameterGroup>{{.optimizer = AdamW{}}}, config(0));
+              }),
+              HasSubstr("'a.weight' is in no parameter group"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                const ParameterGroup rest{.optimizer = AdamW{}, .rest = true};
+                Engine engine(net, std::vector<ParameterGroup>{rest, rest}, config(0));
+              }),
+              HasSubstr("0 and 1 both take the rest"));
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{}, config(4)); }),
               HasSubstr("stage"));
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(net, AdamW{.beta1 = 1}, config(0)); }),
@@ -1256,7 +1266,7 @@ TEST(GroupNorms, AreTheSameBitsAtEveryStageAndAddUpToTheWhole) {
           };
           Engine engine(net,
                         std::vector<ParameterGroup>{{{}, AdamW{.lr = 1e-3}, is_bias},
-                                                    {{}, AdamW{.lr = 1e-2}}},
+                                                    {.optimizer = AdamW{.lr = 1e-2}, .rest = true}},
                         config(stage, bf16), group);
           train(engine, *net, 2);
           engine.backward(loss_of(*net, group->rank(), 5));

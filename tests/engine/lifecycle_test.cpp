@@ -8,9 +8,11 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "tests/engine/net.h"
 #include "tests/support/message_of.h"
@@ -140,6 +142,18 @@ TEST(LifecycleReplaced, AtStageThreeItIsAnErrorAndTheFormerOneGoesOn) {
     for (auto& p : net->parameters()) p.set_data(torch::zeros(p.sizes()));
     Engine again(net, AdamW{}, config(3), group);
     train(again, *net, 1);
+  });
+}
+
+TEST(LifecycleReplaced, InPartItIsAnErrorAndTheFormerOneGoesOn) {
+  at_every_stage(2, [](int stage, auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{}, config(stage), group);
+    EXPECT_THAT(message_of<ConfigError>([&] { Engine part(net->a, AdamW{}, config(0), group); }),
+                AllOf(HasSubstr("'weight'"),
+                      HasSubstr(stage < 3 ? "'b.weight', which this model does not have" : "")));
+    train(engine, *net, 1);
+    EXPECT_EQ(engine.steps(), 1);
   });
 }
 
@@ -533,6 +547,68 @@ TEST(LifecycleStep, AWriteOnOneRankDuringADelayedUpdateIsAnErrorOnAll) {
   }
 }
 
+TEST(LifecycleStep, AWriteThatIsNotTheSameOnAllRanksIsAnErrorThatTellsTheRemedy) {
+  at_every_stage(3, [](int stage, auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, config(stage), group);
+    train(engine, *net, 1);
+    const auto fill = [](const at::Tensor& parameter, double value) {
+      const torch::NoGradGuard guard;
+      parameter.fill_(value);
+    };
+    if (group->rank() == 1) fill(net->b->weight, 0.5);
+    const auto told = AllOf(HasSubstr("b.weight on rank 1"), HasSubstr("modifier_rank"));
+    EXPECT_THAT(message_of<Error>([&] { engine.parameter("a.weight"); }), told);
+    engine.backward(loss_of(*net, 0, 1));
+    EXPECT_THAT(message_of<Error>([&] { engine.step(); }), told);
+    { const Gathered scope(engine, {net->b->weight}, Gathered::Access::write, 0); }
+    EXPECT_TRUE(engine.step().updated);
+    fill(net->b->weight, 0.25);  // by all
+    EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), torch::full({29, 33}, 0.25)));
+    {
+      Gathered scope(engine, {net->b->weight}, Gathered::Access::write);
+      fill(net->b->weight, group->rank() == 2 ? 1 : 2);
+      EXPECT_THAT(message_of<Error>([&] { scope.close(); }), HasSubstr("b.weight on rank 2"));
+    }
+    { const Gathered scope(engine, {net->b->weight}, Gathered::Access::write, 0); }
+    // Rates, too.
+    engine.set_lr(group->rank() == 2 ? 0.1 : 0.2);
+    engine.backward(loss_of(*net, 0, 2));
+    EXPECT_THAT(message_of<Error>([&] { engine.step(); }),
+                AllOf(HasSubstr("rank 2 has another learning rate"), HasSubstr("mean over ranks")));
+    engine.set_lr(0.1);
+    EXPECT_TRUE(engine.step().updated);
+  });
+}
+
+TEST(LifecycleStep, WaitsForThreadsThatReadParameters) {
+  run_as_threads(2, [](auto group) {
+    auto net = std::make_shared<Net>();
+    auto c = config(3);
+    c.max_live_parameters = 0;
+    Engine engine(net, Sgd{.lr = 0.1}, c, group);
+    engine.set_parameter("b.weight", torch::ones({29, 33}));
+    std::atomic<bool> stop = false;
+    std::atomic<int> torn = 0;
+    std::thread reader([&] {
+      const torch::NoGradGuard guard;
+      while (!stop) {
+        const Gathered scope(engine, {net->b->weight});
+        const auto first = net->b->weight.detach().clone();
+        if (!torch::equal(first, net->b->weight)) ++torn;
+        if (!first.eq(first[0][0]).all().item<bool>()) ++torn;
+      }
+    });
+    for (int step = 0; step < 50; ++step) {
+      engine.backward(net->b->weight.sum() * 0.01);  // one gradient for all elements
+      EXPECT_TRUE(engine.step().updated);
+    }
+    stop = true;
+    reader.join();
+    EXPECT_EQ(torn, 0);
+  });
+}
+
 TEST(LifecycleGradients, ZeroGradDropsThoseOfTheStepSoFar) {
   at_every_stage(2, [&](int stage, auto group) {
     for (const bool bf16 : {false, true}) {
@@ -608,8 +684,9 @@ TEST(LifecycleGroups, AreChosenByAPredicate) {
   at_every_stage(2, [&](int stage, auto group) {
     auto net = std::make_shared<Net>();
     const auto vectors = [](std::string_view, const at::Tensor& p) { return p.dim() < 2; };
-    const std::vector<ParameterGroup> groups{
-        {{}, Sgd{.lr = 0.0}, vectors}, {{"b.bias"}, Sgd{.lr = 0.1}}, {{}, AdamW{.lr = 1e-2}}};
+    const std::vector<ParameterGroup> groups{{{}, Sgd{.lr = 0.0}, vectors},
+                                             {{"b.bias"}, Sgd{.lr = 0.1}},
+                                             {.optimizer = AdamW{.lr = 1e-2}, .rest = true}};
     Engine engine(net, groups, config(stage), group);
     const auto before = weights(engine);
     train(engine, *net, 1);

@@ -11,8 +11,8 @@ Outcome train(const Run& run, std::shared_ptr<comm::Group> group, int data_rank)
   auto subject = run.model(run.config.parameter_dtype());
   Config config = run.config;
   config.seed_by_rank = false;
-  Engine engine(subject.tensors, {ParameterGroup{{}, AdamW{.lr = 3e-3, .weight_decay = 0.1}}},
-                config, group);
+  const ParameterGroup all{.optimizer = AdamW{.lr = 3e-3, .weight_decay = 0.1}, .rest = true};
+  Engine engine(subject.tensors, {all}, config, group);
   torch::manual_seed(100 + static_cast<uint64_t>(data_rank));  // dropout differs by rank
   Outcome outcome;
   int64_t micro_batch = 0;

@@ -166,6 +166,13 @@ struct Config {
   /// and 1 and with layer_major_accumulation. Sums are added up in fp32 and rounded once, whatever
   /// it is.
   std::optional<DtypeName> communication_dtype{};
+  /// Buffers in floating point get this dtype when the engine takes the model over, but for those
+  /// of modules that compute in fp32 (running statistics, `fp32_modules`); without it each keeps
+  /// its own.
+  std::optional<DtypeName> buffer_dtype{};
+  /// With bf16 or fp16: the modules whose parameters stay in fp32, as patterns of their names
+  /// ("lm_head, *.norm*"), which take in all modules below them.
+  std::string fp32_modules{};
   /// Each rank divides its gradients by the number of ranks before they are added, and not the sum.
   bool prescale_gradients = false;
   /// Otherwise each rank divides its gradients by this before, and the sum is divided by the rest.

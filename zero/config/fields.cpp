@@ -793,11 +793,23 @@ void add_data_types(All& all) {
                "8 bits come to fp32.",
        .spellings = kStateFormats},
       &Config::optimizer_states);
+  types.add("buffer_dtype",
+            {.sentence = "Dtype of buffers in floating point",
+             .details = "Cast when training begins, but for those of modules that compute in fp32: "
+                        "running statistics, and `fp32_modules`. Without it buffers keep theirs.",
+             .spellings = kDtypes},
+            &Config::buffer_dtype);
   types.accept<std::string>(
-      {"param_dtype", "buffer_dtype"},
-      {.sentence = "Accepted, without effect",
-       .details =
-           "The sections bf16 and fp16 choose the dtype of parameters. Buffers keep their dtype."});
+      {"param_dtype"}, {.sentence = "Accepted, without effect",
+                        .details = "The sections bf16 and fp16 choose the dtype of parameters."});
+  Rows engine(all, Part::engine, "", &Settings::engine);
+  engine.add("fp32_modules",
+             {.sentence = "Modules whose parameters stay in fp32 with bf16 and fp16",
+              .details = "Patterns of names with `*` and `?`, separated by commas: \"lm_head, "
+                         "*.norm\". Modules below one are taken in. In Python their inputs "
+                         "are cast to fp32 and their results back; in C++ the program does it. "
+                         "Not in DeepSpeed."},
+             &Config::fp32_modules);
 }
 
 void add_reduction(All& all) {

@@ -10,12 +10,14 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "zero/base/not_finite.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/norm.h"
+#include "zero/engine/replicas.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -104,7 +106,7 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
         "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-4}}}, or pass zero::AdamW{} "
         "to the constructor.");
   }
-  return {ParameterGroup{{}, *config.optimizer}};
+  return {ParameterGroup{.optimizer = *config.optimizer, .rest = true}};
 }
 
 namespace {
@@ -242,16 +244,21 @@ StepResult Engine::step(bool update) {
   }
   if (!progress.end_micro_batch()) return {.step = progress.steps()};
   plan.model().check_names();
-  if (const auto* pages = pager()) pages->check_unpinned();
+  std::optional<paging::Pager::Change> change;
+  if (auto* pages = pager()) change.emplace(*pages);
   flows.reduce().finish();
   StepResult result{.boundary = true, .step = progress.steps()};
   // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
   double scale = progress.mean_scale();
-  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units());
+  const auto& rates = impl.hyper_parameters;
+  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),
+                            rates.hash(config().gradient_clipping));
   result.grad_norm = global.norm * scale;
   flows.writes().set_frozen_written(std::move(global.frozen_written));
+  rates.check_same(global.settings, group().rank(), config().gradient_clipping);
   if (in_backward)
     flows.writes().refuse("in a step whose backward updates it (update_in_backward)");
+  if (global.written) check_writes(plan, flows, "before Engine::step");
   result.updated = update && (global.finite || (config().bf16 && !config().check_grad_overflow));
   if (!result.updated && plan.timing().keeps_old_states) {
     flows.schedule().take_back_updates();
@@ -279,6 +286,7 @@ StepResult Engine::step(bool update) {
     for (int64_t u = 0; u < plan.layout().unit_count(); ++u) flows.writes().publish(u);
   }
   flows.gather().finish_publish();
+  impl.gradients_used = flows.reduce().present();
   flows.reduce().clear();
   const auto& feedback = config().quantised.feedback;
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)

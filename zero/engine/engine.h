@@ -116,8 +116,8 @@ class Engine {
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
-      : Engine(named_tensors(model), {ParameterGroup{{}, optimizer}}, std::move(config),
-               std::move(group)) {}
+      : Engine(named_tensors(model), {ParameterGroup{.optimizer = optimizer, .rest = true}},
+               std::move(config), std::move(group)) {}
   /// With parameter groups, each with an optimizer of its own.
   template <ModelLike Model>
   Engine(const Model& model, std::vector<ParameterGroup> groups, Config config = {},
@@ -255,6 +255,11 @@ class Engine {
   /// An optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ... Where
   /// Adafactor factors it, "row_var" or "col_var", whose last dimension, or the one before, is 1.
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
+  /// By parameter, in the order of parameter_names: 1 where some rank has had a gradient since the
+  /// last step. Completes what is under way, as `gradient`.
+  std::vector<uint8_t> gradients_present();
+  /// The same of the step that ended last, one that was skipped too. Not collective.
+  const std::vector<uint8_t>& gradients_used() const;
   void set_parameter(std::string_view name, const at::Tensor& value);
   void set_gradient(std::string_view name, const at::Tensor& value);
   void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);

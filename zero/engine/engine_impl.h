@@ -34,6 +34,7 @@ struct Engine::Impl {
   Flows flows;                    // the table, gather, reduce, update and their schedule
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
+  std::vector<uint8_t> gradients_used;  // by parameter, in the last step
 
   // Saving and loading (state_io.cpp).
   StateParts parts();

@@ -33,7 +33,8 @@ EnginePlan::EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& 
                        Config config, std::shared_ptr<comm::Group> ranks)
     : config_(validated(std::move(config))),
       model_(std::move(tensors), groups),
-      placement_((model_.agree(config_, *ranks), place(config_, group_on_device(ranks, model_)))),
+      placement_((model_.keep_fp32(config_.fp32_modules), model_.agree(config_, *ranks),
+                  place(config_, group_on_device(ranks, model_)))),
       layout_(lay_out(model_.shape(), config_, placement_.planned().grid)),
       available_(memory_of_rank(group())) {
   const int shards = placement_.shards->size();

@@ -51,7 +51,8 @@ Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hy
   auto& model = plan.model();
   model.take_over();
   model.make_dense();
-  model.move_buffers();
+  const auto& dtype = plan.config().buffer_dtype;
+  model.move_buffers(dtype ? std::optional(dtype_of(*dtype)) : std::nullopt);
   if (plan.group().size() > 1) model.synchronize_buffers(BufferPolicy::rank_0, plan.group());
   try {
     make_table(plan);

@@ -60,19 +60,17 @@ void Gathered::close() {
     }
   }
   std::vector<int64_t> units;
-  for (const int64_t i : scope->parameters) units.push_back(plan.layout().unit_of(i));
-  if (pager != nullptr) {
-    for (size_t i = 0; i < units.size(); ++i)
-      pager->mark_dirty({.pager = pager, .parameter = scope->parameters[i], .unit = units[i]});
-    scope->pins.clear();
-  }
-  const auto refresh_masters = [&] {
-    if (pager != nullptr) return;
-    for (const int64_t i : scope->parameters) {
-      if (plan.model().trainable(i)) flows.table().refresh_master(i);
+  for (const int64_t i : scope->parameters) {
+    units.push_back(plan.layout().unit_of(i));
+    if (pager != nullptr) {
+      pager->mark_dirty({.pager = pager, .parameter = i, .unit = units.back()});
+    } else {
+      plan.model().mark_written(i);
     }
-  };
-  scope->engine->changes.change_parameters("writes in zero::Gathered", refresh_masters, units);
+  }
+  scope->pins.clear();
+  scope->engine->changes.change_parameters(
+      "writes in zero::Gathered", [] {}, units);
 }
 
 Gathered::~Gathered() noexcept(false) {

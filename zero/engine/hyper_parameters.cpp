@@ -3,14 +3,40 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <bit>
 #include <variant>
 
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
+#include "zero/config/config.h"
 
 namespace zero {
 
 HyperParameters::HyperParameters(const Model& model) : model_(model) {
   for (const auto& each : model.optimizers()) groups_.push_back({each, optim::lr(each)});
+}
+
+int64_t HyperParameters::hash(double clipping) const {
+  Hash all;
+  all.add(std::bit_cast<int64_t>(clipping));
+  for (const auto& group : groups_)
+    all.add(std::bit_cast<int64_t>(group.lr)).add(dump(group.optimizer));
+  return static_cast<int64_t>(all.value() >> 16U);
+}
+
+void HyperParameters::check_same(const std::vector<int64_t>& by_rank, int rank,
+                                 double clipping) const {
+  const auto other = std::ranges::find_if(by_rank, [&](int64_t s) { return s != by_rank[0]; });
+  if (other == by_rank.end()) return;
+  std::vector<double> rates;
+  for (const auto& group : groups_) rates.push_back(group.lr);
+  throw Error(fmt::format(
+      "Engine::step: rank {} has another learning rate, hyper-parameter or gradient clipping than "
+      "rank 0 (learning rates of rank {}: {}; gradient clipping: {}). Set the same on every rank, "
+      "from numbers that all ranks share: for a schedule that follows the loss, its mean over "
+      "ranks.",
+      other - by_rank.begin(), rank, fmt::join(rates, ", "), clipping));
 }
 
 size_t HyperParameters::checked(size_t index) const {

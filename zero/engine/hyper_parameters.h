@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "zero/engine/model.h"
@@ -23,6 +24,11 @@ class HyperParameters {
   explicit HyperParameters(const Model& model);
 
   const std::vector<OptimizerGroup>& groups() const { return groups_; }
+  /// Returns a number below 2^48 that stands for all of them and for the largest norm.
+  int64_t hash(double clipping) const;
+  /// Throws Error where ranks have other ones: `by_rank` has the hash of each, and the rest is this
+  /// rank's.
+  void check_same(const std::vector<int64_t>& by_rank, int rank, double clipping) const;
   double lr(size_t index) const { return group(index).lr; }
   void set_lr(double lr, size_t index);
   /// Returns a group's optimizer with the learning rate in force.

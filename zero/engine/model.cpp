@@ -12,8 +12,11 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
@@ -69,6 +72,9 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   marks_of(a).fill_(1);
   return marks_of(b).any().item<bool>();
 }
+
+// With the dot behind it.
+std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.') + 1); }
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
@@ -193,19 +199,66 @@ void Model::take_names(const NamedTensors& tensors) {
   shown_.insert(shown_.end(), tied.begin(), tied.end());
   if (parameters_.empty())
     throw ConfigError("The model has no parameters: there is nothing to train.");
-  const auto module_of = [](const std::string& name) {
-    return name.substr(0, name.rfind('.') + 1);
-  };
-  std::set<std::string> with_statistics;
   for (const auto& [name, buffer] : tensors.buffers) {
     if (!buffer.defined()) continue;
     buffers_.emplace_back(name, buffer);
     const auto module = module_of(name);
     if (buffer.scalar_type() == at::kFloat &&
         (name == module + "running_mean" || name == module + "running_var"))
-      with_statistics.insert(module);
+      fp32_modules_.insert(module);
   }
-  for (const auto& name : names_) stays_fp32_.push_back(with_statistics.contains(module_of(name)));
+  for (const auto& name : names_) stays_fp32_.push_back(fp32_modules_.contains(module_of(name)));
+  check_whole_take_over();
+}
+
+void Model::keep_fp32(const std::string& patterns) {
+  std::istringstream list(patterns);
+  for (std::string pattern; std::getline(list, pattern, ',');) {
+    std::erase(pattern, ' ');
+    if (pattern.empty()) continue;
+    bool any = false;
+    const auto matches = [&](const std::string& name) {
+      for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+        if (fnmatch(pattern.c_str(), name.substr(0, dot).c_str(), 0) == 0) return true;
+      }
+      return false;
+    };
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (!matches(names_[i])) continue;
+      any = stays_fp32_[i] = true;
+      fp32_modules_.insert(module_of(names_[i]));
+    }
+    for (const auto& [name, buffer] : buffers_) {
+      if (!matches(name)) continue;
+      any = true;
+      fp32_modules_.insert(module_of(name));
+    }
+    if (any) continue;
+    throw ConfigError(fmt::format(
+        "fp32_modules has '{}', and no module of that name has parameters or buffers. Patterns are "
+        "of whole names, as \"layers.0.norm\" or \"*.norm\".",
+        pattern));
+  }
+}
+
+// An engine whose model is taken over in part could not go on.
+void Model::check_whole_take_over() const {
+  std::set<const c10::TensorImpl*> mine;
+  for (const auto& shown : shown_) mine.insert(shown.tensor.unsafeGetTensorImpl());
+  std::set<const Model*> known;
+  for (const auto& shown : shown_) {
+    const auto* hook = Hook::of(shown.tensor);
+    if (hook == nullptr || !known.insert(&hook->model).second) continue;
+    for (const auto& others : hook->model.shown_) {
+      if (mine.contains(others.tensor.unsafeGetTensorImpl())) continue;
+      throw ConfigError(fmt::format(
+          "Parameter '{}' belongs to another Engine that still lives, and so does its '{}', which "
+          "this model does not have: each Engine trains parameters of its own. Give one Engine a "
+          "module that holds both models (with parameter groups for their optimizers), or end the "
+          "other Engine first.",
+          shown.name, others.name));
+    }
+  }
 }
 
 // Another engine that lives, and cannot give its parameters up.
@@ -245,11 +298,11 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   for (size_t g = 0; g < groups.size(); ++g) {
     optim::check(groups[g].optimizer);
     optimizers_.push_back(groups[g].optimizer);
-    if (groups[g].names.empty() && !groups[g].matches) {
+    if (groups[g].rest) {
       if (rest != kNone)
         throw ConfigError(fmt::format(
-            "Parameter groups {} and {} both name no parameters; only one may take the rest.", rest,
-            g));
+            "Parameter groups {} and {} both take the rest (ParameterGroup::rest); only one may.",
+            rest, g));
       rest = g;
     }
     for (const auto& name : groups[g].names) {
@@ -272,8 +325,8 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
     if (group_of_[p] != kNone) continue;
     if (rest == kNone && trainable_[p]) {
       throw ConfigError(
-          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add a group "
-                      "without names, or freeze it.",
+          fmt::format("Parameter '{}' is in no parameter group. Name it in one, add one that takes "
+                      "the rest (ParameterGroup::rest), or freeze it.",
                       names_[p]));
     }
     group_of_[p] = rest == kNone ? 0 : rest;
@@ -442,9 +495,13 @@ void Model::set_buffer(size_t index, const at::Tensor& values) const {
   target.copy_(source);
 }
 
-void Model::move_buffers() const {
+void Model::move_buffers(std::optional<at::ScalarType> dtype) const {
   for (const auto& [name, buffer] : buffers_) {
-    if (buffer.device() != device()) buffer.set_data(buffer.detach().to(device()));
+    const bool casts =
+        dtype && buffer.is_floating_point() && !fp32_modules_.contains(module_of(name));
+    const auto to = casts ? *dtype : buffer.scalar_type();
+    if (buffer.device() != device() || buffer.scalar_type() != to)
+      buffer.set_data(buffer.detach().to(device(), to));
   }
 }
 

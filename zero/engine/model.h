@@ -30,6 +30,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -88,8 +89,9 @@ class Model {
   /// Parameters and buffers, which are on the CPU, move to this device when the engine takes them
   /// over: one after the other, so that a model need not fit there whole.
   void goes_to(c10::Device device) { device_ = device; }
-  /// The buffers move.
-  void move_buffers() const;
+  /// The buffers move, and those in floating point get `dtype`, if it is given, unless their module
+  /// stays in fp32.
+  void move_buffers(std::optional<at::ScalarType> dtype) const;
   /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
   int64_t index_of(std::string_view name) const;
   /// Index of a parameter by any of its tensors.
@@ -97,7 +99,10 @@ class Model {
   /// It required a gradient when the engine was made.
   bool trainable(int64_t index) const { return trainable_[static_cast<size_t>(index)]; }
 
-  /// Its module has running statistics in fp32, and computes in that: Note [Buffers].
+  /// The parameters of the modules that `patterns` (Config::fp32_modules) name stay in fp32 too.
+  /// Throws ConfigError for a pattern that none has.
+  void keep_fp32(const std::string& patterns);
+  /// Its module computes in fp32: it has running statistics in that (Note [Buffers]), or was named.
   bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
 
   /// As NamedTensors::rethrow.
@@ -169,6 +174,8 @@ class Model {
   bool written(int64_t index) const {
     return version(index) != versions_[static_cast<size_t>(index)];
   }
+  /// Counts it as written, where nothing shows it.
+  void mark_written(int64_t index) { versions_[static_cast<size_t>(index)] = -1; }
   /// Parameters of those that are `wanted` (a predicate of the index) that operators have written
   /// since the last call.
   template <class Wanted>
@@ -200,6 +207,7 @@ class Model {
   void assign_groups(const std::vector<ParameterGroup>& groups);
   void part_from_matrices();
   static void check_owner(const std::string& name, const at::Tensor& tensor);
+  void check_whole_take_over() const;
   std::optional<int64_t> tied_to(const Shown& shown, const std::vector<int64_t>& neighbours) const;
   int64_t version(int64_t index) const;
 
@@ -208,6 +216,7 @@ class Model {
   std::vector<Buffer> buffers_;
   std::vector<bool> trainable_;
   std::vector<bool> stays_fp32_;
+  std::set<std::string> fp32_modules_;              // by name with the dot behind it
   std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;

@@ -41,18 +41,22 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
   return norms;
 }
 
-// A rank's message has a number for each unit, and one that is 1 where a gradient is not finite. A
-// frozen unit has no norm: its number tells whether the rank's user has written to it.
+// A rank's message has a number for each unit, and one more: a bit that is set where a gradient is
+// not finite, one where the rank's user has written to a parameter, and the settings. A frozen unit
+// has no norm: its number tells whether the rank's user has written to it.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
-                       const std::vector<uint8_t>& written) {
+                       const std::vector<uint8_t>& written, int64_t settings) {
   const size_t units = mine.size();
   const auto trained = [&](size_t u) { return plan.units()[u].trainable; };
   const auto& placement = plan.placement();
   std::vector<double> terms(units + 1, 0);
+  bool finite = true;
   for (size_t u = 0; u < units; ++u) {
     terms[u] = trained(u) ? mine[u].sum : written[u];
-    if (trained(u) && !mine[u].finite) terms[units] = 1;
+    finite = finite && (mine[u].finite || !trained(u));
   }
+  const bool wrote = std::ranges::any_of(written, [](uint8_t unit) { return unit != 0; });
+  terms[units] = static_cast<double>(4 * settings + (wrote ? 2 : 0) + (finite ? 0 : 1));
   const auto all = comm::gather_arrays<double>(plan.group(), terms, "gradient norm");
   const auto term_of = [&](int rank, size_t index) {
     return all[static_cast<size_t>(rank) * (units + 1) + index];
@@ -69,8 +73,12 @@ GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredN
       }
     }
   }
-  for (int rank = 0; rank < placement.ranks(); ++rank)
-    result.finite = result.finite && term_of(rank, units) == 0;
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    const auto last = static_cast<int64_t>(term_of(rank, units));
+    result.finite = result.finite && last % 2 == 0;
+    result.written = result.written || last / 2 % 2 != 0;
+    result.settings.push_back(last / 4);
+  }
   result.norm = std::sqrt(sum);
   return result;
 }

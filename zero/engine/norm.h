@@ -43,14 +43,17 @@ struct GlobalNorm {
   double norm = 0;     ///< of the sums over ranks and micro-batches, not of their mean
   bool finite = true;  ///< no gradient of any rank is infinite or NaN
   /// By unit: 1 if it is frozen, parameters are sharded, and some rank's user has written to it.
-  std::vector<uint8_t> frozen_written;
+  std::vector<uint8_t> frozen_written{};
+  bool written = false;             ///< some rank's user has written to a parameter
+  std::vector<int64_t> settings{};  ///< by rank
 };
 
 /// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
-/// whether its user has written to parameters. No rank reads the published parameters any more when
-/// this returns, since each has ended its backward pass. Collective.
+/// whether its user has written to parameters; `settings` is a number below 2^48 that stands for
+/// what must be the same on all ranks. No rank reads the published parameters any more when this
+/// returns, since each has ended its backward pass. Collective.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
-                       const std::vector<uint8_t>& written);
+                       const std::vector<uint8_t>& written, int64_t settings);
 
 /// Returns the norm of each parameter group, also of the sums. The sums of the step are complete.
 /// Collective.

@@ -13,16 +13,17 @@
 
 namespace zero {
 
-/// Parameters that share an optimizer and its hyper-parameters.
+/// Parameters that share an optimizer and its hyper-parameters. A group that names none, has no
+/// `matches` and is not the `rest` has no parameters.
 struct ParameterGroup {
-  /// Names of parameters. A group that has neither names nor `matches` takes every parameter that
-  /// no other group has.
-  std::vector<std::string> names;
-  Optimizer optimizer;
+  std::vector<std::string> names = {};
+  Optimizer optimizer = {};
   /// The group also takes each parameter that no group names and for which this is true. It gets
   /// the name that the module registered first, and the tensor as it was given: its shape decides,
   /// for example, that vectors have no weight decay.
   std::function<bool(std::string_view name, const at::Tensor& parameter)> matches = {};
+  /// The group also takes every parameter that no other group has. One group may be so.
+  bool rest = false;
 };
 
 /// Decides what happens to buffers (batch norm's running statistics), which each rank computes from

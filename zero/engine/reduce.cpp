@@ -81,8 +81,9 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, 
   if (finished_ && reduction_->sums_once_a_step()) {
     throw Error(
         "Engine::backward after the gradients of this step were completed by Engine::gradient or "
-        "set_gradient: at stages 0 and 1, and with replicas (mics_shard_size), read "
-        "and write gradients between the last backward and Engine::step.");
+        "set_gradient: with replicas (mics_shard_size) or delayed sums between hosts, read and "
+        "write gradients between the last backward and Engine::step; to leave a pass out of the "
+        "step, call Engine::zero_grad before the next.");
   }
   finished_ = false;
   brought_ = Brought::gradients;

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 
+#include "zero/base/error.h"
 #include "zero/base/hash.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/memory.h"
 #include "zero/engine/flows.h"
+#include "zero/paging/pager.h"
 
 namespace zero {
 
@@ -93,6 +96,45 @@ std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows&
     if (!ranks.empty()) found.push_back({plan.model().name(parameters[i]), std::move(ranks)});
   }
   return found;
+}
+
+// A rank whose user has not written a unit sees it as its owners store it.
+void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view when) {
+  auto& group = plan.group();
+  const auto& layout = plan.layout();
+  if (group.size() == 1) return;
+  flows.schedule().finish();
+  auto written = flows.writes().written_units();
+  const size_t units = written.size();
+  const auto of_ranks = comm::gather_arrays<uint8_t>(group, written, "units written");
+  for (size_t i = 0; i < of_ranks.size(); ++i) written[i % units] |= of_ranks[i];
+  auto* pages = flows.gather().pager();
+  const auto dirty = pages != nullptr ? pages->dirty() : std::vector<int64_t>{};
+  std::vector<int64_t> parameters;
+  std::vector<int64_t> hashes;
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    if (written[static_cast<size_t>(u)] == 0) continue;
+    const auto stored = flows.gather().full(u);
+    for (const auto& segment : layout.unit(u).segments) {
+      auto values = stored;
+      if (std::ranges::find(dirty, segment.parameter) != dirty.end())
+        values = tensor_at(pages->data(u), stored.numel(), stored.scalar_type(), stored.device());
+      parameters.push_back(segment.parameter);
+      hashes.push_back(hash_of_values(values.narrow(0, segment.offset, segment.numel)));
+    }
+  }
+  const auto all = comm::gather_arrays<int64_t>(group, hashes, "checksums of what was written");
+  std::vector<Divergence> found;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto ranks = outliers(all, group.size(), i, 0, 1);
+    if (!ranks.empty()) found.push_back({plan.model().name(parameters[i]), std::move(ranks)});
+  }
+  if (found.empty()) return;
+  throw Error(fmt::format(
+      "What was written to parameters {} is not the same on all ranks: {}. (Of two ranks the "
+      "second is named.) Write the same on every rank; or write inside zero::Gathered with "
+      "modifier_rank 0, which gives rank 0's values to all, also now.",
+      when, text_of(found)));
 }
 
 std::string text_of(const std::vector<Divergence>& divergences) {

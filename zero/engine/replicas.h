@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zero {
@@ -19,6 +20,10 @@ struct Divergence {
 
 /// See Engine::diverged_parameters.
 std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows& flows);
+
+/// Throws Error, on every rank, naming the parameters that users have written since the last step
+/// and that ranks now see different values of. Collective.
+void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view when);
 
 /// "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", of the first few.
 std::string text_of(const std::vector<Divergence>& divergences);

@@ -178,7 +178,7 @@ class ReplicatedGradients final : public GradientReduction {
     }
   }
 
-  bool sums_once_a_step() const override { return true; }
+  bool sums_once_a_step() const override { return false; }
   bool drops_together() const override { return early_.on(); }
   bool has_begun() const override { return early_.begun() || has_dropped(); }
 
@@ -212,6 +212,7 @@ class ReplicatedGradients final : public GradientReduction {
     auto target = sum(unit);
     wait_for(context_.side, context_.mark);
     if (!std::exchange(state(unit).filled, true)) target.zero_();
+    state(unit).sum = Sum::started;  // what comes later is not over ranks yet
     return target;
   }
 

@@ -3,8 +3,13 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
+#include "zero/engine/replicas.h"
+#include "zero/paging/pager.h"
 
 namespace zero {
 
@@ -47,7 +52,13 @@ void StateChanges::change_parameters(std::string_view label, const std::function
                                      const std::vector<int64_t>& units) {
   const c10::NoGradGuard no_grad;
   check_between_steps(label);
-  plan_.group().barrier(label);  // every rank has ended its gathers
+  std::optional<paging::Pager::Change> change;
+  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
+  // Every rank has ended its gathers when this returns.
+  const auto mine = flows_.writes().written_units();
+  const bool wrote = std::ranges::any_of(mine, [](uint8_t unit) { return unit != 0; });
+  if (comm::any_rank(plan_.group(), wrote, label))
+    check_writes(plan_, flows_, fmt::format("before {}", label));
   const auto changed = changed_units(label, units);
   flows_.schedule().finish();
   flows_.writes().commit();
@@ -57,6 +68,8 @@ void StateChanges::change_parameters(std::string_view label, const std::function
 }
 
 void StateChanges::replace_states(std::string_view label, const std::function<void()>& write) {
+  std::optional<paging::Pager::Change> change;
+  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
   plan_.group().barrier(label);  // every rank has ended its gathers
   flows_.writes().commit();
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed

@@ -127,7 +127,7 @@ void restore_state(const StateParts& parts, const StateSource& source, int64_t u
       const auto values =
           has ? source.read(segment.parameter, state,
                             {piece.begin - segment.offset, piece.end - segment.offset})
-              : at::zeros({piece.size()});
+              : at::zeros({piece.size()}, at::kFloat);
       if (values.scalar_type() == at::kByte)
         piece.end = piece.begin + at::round_up(piece.size(), optim::kCodedBlock);
       table.write(unit, state, {piece.begin - plan.owned.begin, piece.end - plan.owned.begin},

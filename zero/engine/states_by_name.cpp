@@ -5,6 +5,7 @@
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
+#include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
 
@@ -103,6 +104,19 @@ at::Tensor Engine::gradient(std::string_view name) {
   if (reduce.present()[static_cast<size_t>(asked.index)] == 0) return {};
   return asked.picked(impl.flows.table(), reduce.sum(asked.unit)).mul_(impl.progress.mean_scale());
 }
+
+std::vector<uint8_t> Engine::gradients_present() {
+  const Aside aside;
+  auto& impl = *impl_;
+  impl.progress.check_gradients_kept();
+  const bool passed = impl.progress.passed() || impl.progress.micro_batches() > 0;
+  if (!comm::any_rank(group(), passed, "gradients present"))
+    return std::vector<uint8_t>(static_cast<size_t>(impl.plan.model().size()), 0);
+  impl.flows.reduce().finish();
+  return impl.flows.reduce().present();
+}
+
+const std::vector<uint8_t>& Engine::gradients_used() const { return impl_->gradients_used; }
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const Aside aside;

@@ -21,7 +21,8 @@ constexpr size_t kMostOperators = 1UL << 20U;  // of a step; a longer one is not
 Pager::Pin::Pin(Pin&& other) noexcept
     : pager_(std::exchange(other.pager_, nullptr)),
       units_(std::move(other.units_)),
-      position_(other.position_) {}
+      position_(other.position_),
+      thread_(other.thread_) {}
 
 Pager::Pin& Pager::Pin::operator=(Pin&& other) noexcept {
   if (this != &other) {
@@ -29,12 +30,13 @@ Pager::Pin& Pager::Pin::operator=(Pin&& other) noexcept {
     pager_ = std::exchange(other.pager_, nullptr);
     units_ = std::move(other.units_);
     position_ = other.position_;
+    thread_ = other.thread_;
   }
   return *this;
 }
 
 void Pager::Pin::release() {
-  if (pager_ != nullptr) std::exchange(pager_, nullptr)->unpin(units_, position_);
+  if (pager_ != nullptr) std::exchange(pager_, nullptr)->unpin(units_, position_, thread_);
 }
 
 Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters,
@@ -185,6 +187,8 @@ void Pager::forecast(size_t position) {
 
 // Makes a unit present; it is pinned once this returns.
 void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
+  const auto thread = std::this_thread::get_id();
+  changed_.wait(lock, [&] { return !changes_ || changes_ == thread || holds(thread); });
   auto& s = state(unit);
   while (s.presence != Presence::present) {  // while the lock is away others may change it
     if (s.presence == Presence::absent) {
@@ -196,7 +200,7 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
     }
   }
   order_after_gather(s);
-  ++s.pins;
+  s.pins.push_back(thread);
   recency_.splice(recency_.end(), recency_, s.recency);
 }
 
@@ -268,14 +272,15 @@ void Pager::give_up(int64_t unit) {
   gathered_.notify_all();
 }
 
-void Pager::unpin(std::span<const int64_t> units, size_t position) {
+void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::id thread) {
   const std::lock_guard lock(mutex_);
   const bool planned = following_ != nullptr && position < following_->trace.operators() &&
                        following_->trace.has(position, units);
   for (size_t i = 0; i < units.size(); ++i) {
     auto& s = state(units[i]);
-    --s.pins;
-    if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins == 0 &&
+    s.pins.erase(std::find(s.pins.begin(), s.pins.end(), thread));
+    if (s.pins.empty()) unpinned_.notify_all();
+    if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins.empty() &&
         s.dirty == 0)
       evict(units[i]);
   }
@@ -302,7 +307,8 @@ bool Pager::evict_one() {
   int64_t victim = 0;
   for (const int64_t unit : recency_) {
     const auto& s = state(unit);
-    if (s.pins > 0 || s.dirty > 0 || (best != nullptr && s.next_use <= best->next_use)) continue;
+    if (!s.pins.empty() || s.dirty > 0 || (best != nullptr && s.next_use <= best->next_use))
+      continue;
     best = &s;
     victim = unit;
     if (following_ == nullptr) break;
@@ -408,25 +414,72 @@ void Pager::release_all() {
 
 bool Pager::pinned(int64_t unit) const {
   const std::lock_guard lock(mutex_);
-  return state(unit).pins > 0;
+  return !state(unit).pins.empty();
 }
 
-void Pager::check_unpinned() const {
-  std::lock_guard lock(mutex_);
-  for (const int64_t unit : recency_) {
-    if (state(unit).pins == 0) continue;
-    const auto& first = layout_.unit(unit).segments.front();
-    throw Error(
-        fmt::format("The parameters change while the unit of '{}' is still in use: close "
-                    "zero::Gathered scopes before "
-                    "Engine::step, and do not step inside an operator.",
-                    layout_.parameters()[static_cast<size_t>(first.parameter)].name));
+Pager::Change::Change(Pager& pager) : pager_(pager) {
+  std::unique_lock lock(pager.mutex_);
+  const auto before = std::exchange(pager.changes_, std::this_thread::get_id());
+  outermost_ = before != pager.changes_;
+  try {
+    pager.await_unpinned(lock);
+  } catch (...) {
+    pager.changes_ = before;
+    pager.changed_.notify_all();
+    throw;
+  }
+}
+
+Pager::Change::~Change() {
+  if (!outermost_) return;
+  const std::lock_guard lock(pager_.mutex_);
+  pager_.changes_.reset();
+  pager_.changed_.notify_all();
+}
+
+bool Pager::holds(std::thread::id thread) const {
+  return std::ranges::any_of(units_, [&](const UnitState& unit) {
+    return std::find(unit.pins.begin(), unit.pins.end(), thread) != unit.pins.end();
+  });
+}
+
+void Pager::await_unpinned(std::unique_lock<std::mutex>& lock) {
+  const auto until = std::chrono::steady_clock::now() + options_.patience;
+  const auto this_thread = std::this_thread::get_id();
+  for (;;) {
+    int64_t pinned = -1;
+    bool own = false;
+    for (const int64_t u : recency_) {
+      const auto& pins = state(u).pins;
+      if (pins.empty()) continue;
+      own = std::find(pins.begin(), pins.end(), this_thread) != pins.end();
+      pinned = u;
+      if (own) break;
+    }
+    if (pinned < 0) return;
+    const auto& first = layout_.unit(pinned).segments.front();
+    const auto& name = layout_.parameters()[static_cast<size_t>(first.parameter)].name;
+    if (own) {
+      throw Error(
+          fmt::format("The parameters change while the unit of '{}' is still in use: close "
+                      "zero::Gathered scopes before "
+                      "Engine::step, and do not step inside an operator.",
+                      name));
+    }
+    if (unpinned_.wait_until(lock, until) == std::cv_status::timeout &&
+        !state(pinned).pins.empty()) {
+      throw Error(fmt::format(
+          "The parameters are to change, and another thread has had the unit of '{}' in "
+          "use for {} ms: let it close zero::Gathered scopes sooner, or wait for it "
+          "before Engine::step.",
+          name, options_.patience.count()));
+    }
   }
 }
 
 void Pager::invalidate() {
-  check_unpinned();
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  await_unpinned(lock);
   ensure(dirty_.empty(), "dirty pages are taken before the units are invalidated");
   evict_all();
   settle_gathers();

@@ -25,6 +25,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -34,6 +35,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "zero/base/ledger.h"
@@ -83,6 +85,8 @@ struct PagerOptions {
   /// Called in the handler of what a touch throws: may throw it as something else. Null: it leaves
   /// as it is.
   std::function<void()> rethrow{};
+  /// How long parameters that are about to change wait for other threads that read them.
+  std::chrono::milliseconds patience{60000};
 };
 
 /// Counts since construction.
@@ -123,6 +127,7 @@ class Pager {
     Pager* pager_ = nullptr;
     Units units_;
     size_t position_ = 0;  // of the operator in the trace, or Plan::kNever
+    std::thread::id thread_ = std::this_thread::get_id();  // that made it
   };
 
   /// Makes `unit` present, gathering it if it is absent, and keeps it so.
@@ -149,10 +154,22 @@ class Pager {
   /// The source's bytes may be written by what this thread enqueues from now on: on a device that
   /// runs after all gathers.
   void settle_gathers();
-  /// Throws Error naming a pinned unit's first parameter, if there is one.
-  void check_unpinned() const;
-  /// The source has new bytes: like release_all, but throws Error naming a unit's first parameter
-  /// if one is pinned.
+  /// While it lives, the source's bytes may change, also on other ranks: other threads that want a
+  /// unit wait. It begins when no unit is pinned: it waits for operators and scopes of other
+  /// threads, which may pin more until they end, and throws Error naming a unit's first parameter
+  /// where one has not ended after PagerOptions::patience, or where this thread pins it.
+  class Change {
+   public:
+    explicit Change(Pager& pager);
+    ~Change();
+    Change(const Change&) = delete;
+    Change& operator=(const Change&) = delete;
+
+   private:
+    Pager& pager_;
+    bool outermost_;
+  };
+  /// The source has new bytes: releases every unit. Throws as `Change`.
   void invalidate();
   /// Ends a step of the trace, and plans it if it is new.
   void end_step();
@@ -187,7 +204,7 @@ class Pager {
   };
   struct UnitState {
     Presence presence = Presence::absent;
-    int64_t pins = 0;
+    c10::SmallVector<std::thread::id, 2> pins;  // the threads that made them
     int64_t dirty = 0;
     StreamMemory frame;                      // where the source is not in place
     StreamMark gathered;                     // on a device
@@ -212,7 +229,9 @@ class Pager {
   void tell_source();
   std::unique_ptr<Plan> make(Trace trace) const;
   void make_plans();
-  void unpin(std::span<const int64_t> units, size_t position);
+  void unpin(std::span<const int64_t> units, size_t position, std::thread::id thread);
+  void await_unpinned(std::unique_lock<std::mutex>& lock);
+  bool holds(std::thread::id thread) const;
   void make_room(int64_t bytes);
   bool evict_one();
   void evict(int64_t unit);
@@ -229,7 +248,10 @@ class Pager {
   std::vector<Page> pages_;
   mutable std::mutex mutex_;
   std::condition_variable gathered_;
-  std::optional<c10::Stream> side_;  // of gathers; none on the CPU
+  std::condition_variable unpinned_;
+  std::condition_variable changed_;
+  std::optional<std::thread::id> changes_;  // the thread that has a Change
+  std::optional<c10::Stream> side_;         // of gathers; none on the CPU
   std::vector<UnitState> units_;
   std::deque<StreamMemory> free_frames_;  // of a device, the oldest first
   int64_t free_bytes_ = 0;                // of those

@@ -64,12 +64,13 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
 std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config,
                                              bool decay_all) {
   const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
-  if (decay_all) return {ParameterGroup{{}, optimizer}};
+  const ParameterGroup rest{.optimizer = optimizer, .rest = true};
+  if (decay_all) return {rest};
   ParameterGroup vectors{{}, optim::without_decay(optimizer)};
   for (const auto& parameter : model.named_parameters()) {
     if (parameter.value().dim() < 2) vectors.names.push_back(parameter.key());
   }
-  return {ParameterGroup{{}, optimizer}, vectors};
+  return {rest, vectors};
 }
 
 std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& optimizer,
@@ -156,6 +157,11 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   model = build_model(chosen, data, *group);
   activations = activation_store(recompute, config, group->accounts().timeline);
   model->recompute({.every = recompute.every.value_or(0), .options = {.store = activations}});
+  if (!config.fp32_modules.empty()) {
+    throw ConfigError(
+        "fp32_modules is for programs that cast what goes into such modules (libzero.shard does it "
+        "in Python); the models of `zero train` compute in one dtype. Leave it out.");
+  }
   engine.emplace(model->module(), parameter_groups(model->module(), config, options.decay_all),
                  config, group);
   rate_factors = rate_factors_of(*engine);
