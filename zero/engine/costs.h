@@ -41,7 +41,8 @@ struct PlannedStep {
   UpdateTiming timing;
   /// Passes of the step, each of which gathers and reduces.
   int64_t passes = 1;
-  /// Each of several hosts keeps all parameters: Note [Kept on a host] in gather.h.
+  /// Each of several hosts keeps all parameters: Note [Kept on a host] in
+  /// window_units.cpp.
   bool kept_on_hosts = false;
   /// Quantised sums keep what they have lost for the next ones.
   bool feedback = false;

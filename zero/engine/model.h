@@ -78,13 +78,13 @@ class Model {
     return parameters_[static_cast<size_t>(index)];
   }
   int64_t size() const { return static_cast<int64_t>(parameters_.size()); }
-  /// The first name of each.
+  /// Returns the first name of each parameter.
   const std::vector<std::string>& names() const { return names_; }
-  /// All of one.
+  /// Returns all names of a parameter.
   std::vector<std::string> names_of(int64_t index) const;
   const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
-  /// That all parameters are on, or go to (`goes_to`).
+  /// Returns the device that all parameters are on, or go to (`goes_to`).
   c10::Device device() const { return device_.value_or(parameters_.front().device()); }
   /// Parameters and buffers, which are on the CPU, move to this device when the engine takes them
   /// over: one after the other, so that a model need not fit there whole.
@@ -105,12 +105,12 @@ class Model {
   /// Its module computes in fp32: it has running statistics in that (Note [Buffers]), or was named.
   bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
 
-  /// As NamedTensors::rethrow.
+  /// Returns NamedTensors::rethrow.
   const std::function<void()>& rethrow() const { return rethrow_; }
 
-  /// By parameter group.
+  /// Returns the optimizer of each parameter group.
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
-  /// The group of what Muon cannot train of this one; none where there is nothing of that kind.
+  /// Returns the group of those parameters of `group` that Muon cannot train, if there are any.
   std::optional<size_t> beside_matrices_of(size_t group) const {
     return group < beside_.size() ? beside_[group] : std::nullopt;
   }

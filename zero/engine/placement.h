@@ -6,8 +6,8 @@
 // parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
 // replicas in the order of blocks, and are rounded once (slice_sum.h): where S is the ranks of a
 // host this is the order of additions of all ranks (Note [Order of additions] in
-// comm/hosts_collectives.h). Of what each replica needs the same of, one N-th falls to each rank:
-// of a sum, and of the norm, whose terms are those of N slices.
+// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is
+// divided: each rank does one N-th of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,7 +6,7 @@
 // operators read them (gather.h), reduce brings gradients to the cells that the update reads
 // (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They ask the
 // table for ranges and blocks. A plan says on which tier a cell lies, and the table knows where on
-// that tier; no flow asks for a tier by name. UpdateSchedule alone knows when an update runs.
+// that tier. UpdateSchedule alone knows when an update runs.
 // Saving, loading and reading by name are readers and writers of ranges.
 //
 // Note [Optimizer on the host]
@@ -21,9 +21,9 @@
 // Note [New parameters]
 // An update that runs beside a pass must leave the parameters that the pass uses as they are. It
 // writes new parameters to memory of their own, or to a second copy on disk, and
-// `use_new_parameters` puts them into force when the pass is over. Between updates the memory of
-// the new parameters equals the parameters, as far as an update starts from them: the update reads
-// them there, where nothing that the user writes meanwhile can get in.
+// `use_new_parameters` puts them into force when the pass is over. Between updates that memory holds the same
+// values as the parameters. An update starts from there, so it never sees what the user writes to
+// the parameters meanwhile.
 //
 // Note [Copies to a device]
 // On a device with memory of its own the copies of an update are enqueued on the stream of whoever

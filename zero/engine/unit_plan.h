@@ -89,9 +89,10 @@ struct UnitPlan : Form {
     if (states_at != Tier::disk) return states_at;
     return own_memory ? Tier::host : parameters_at;
   }
-  /// Master weights that are the new parameters themselves, for the device to copy.
+  /// The parameters are fp32 and their master weights lie on another tier: the device copies the
+  /// master weights as its new parameters.
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
-  /// The same, and they are gone after the update: it leaves a copy for the device.
+  /// Such master weights lie on disk, so the update leaves a copy of them for the device.
   bool copies_from_disk() const { return copies_master() && states_at == Tier::disk; }
 };
 

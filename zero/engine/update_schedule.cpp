@@ -47,7 +47,8 @@ void UpdateSchedule::end_pass() {
 }
 
 void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
-  constexpr int64_t kUpdates = 4;  // under way, without memory of activations
+  // The most updates under way while activations have freed no memory for their gradients.
+  constexpr int64_t kUpdates = 4;
   const auto bytes = static_cast<int64_t>(sum.nbytes());
   queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
     if (update_.two_passes(unit)) {

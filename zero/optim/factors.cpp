@@ -172,8 +172,8 @@ std::array<int64_t, 2> Factors::place(int64_t element) const {
   return at;
 }
 
-// Up to the outermost dimension in which the first and the last element differ they are alike;
-// there all between them are met, and within that all, unless it is the innermost.
+// The first and the last element have equal indices in the outer dimensions. In the first dimension
+// in which they differ the part is the range between them, and inside of it everything.
 Factors::Part Factors::part(Interval elements) const {
   if (elements.size() <= 0) return {};
   int64_t within = 1;  // elements of one index of the axis

@@ -9,8 +9,9 @@
 // A new element-wise optimizer is one file, as lion.cpp: its kernel, the names of its states and
 // the limits of its numbers (algorithm.h), with its formula beside it (lion_step.h, and step_of in
 // device_elements.h for devices); its values are a struct here, in the list `Optimizer`. A file in
-// zero/config/optimizers has its keys and options. Everything else, documents, tests and checks
-// included, goes over these.
+// zero/config/optimizers has its keys and options. The engine's tables, checks and checkpoints go
+// over these. The lists in tests/optim and tests/compositions/choices.cpp and the table in
+// docs/optimizers.md need a row each.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -148,7 +148,8 @@ int64_t DiskTier::blocks_of(int64_t unit) const {
   return at::ceil_div(this->unit(unit).numel, block_numel_);
 }
 
-// From the end to the beginning, if that is to be read ahead.
+// Returns the unit that is read behind `unit`. The first one follows the last one where the next
+// step may be read ahead.
 std::optional<int64_t> DiskTier::next_in_order(int64_t unit, int64_t index) const {
   const int64_t next = unit + 1 + index;
   const auto units = static_cast<int64_t>(units_.size());
