@@ -49,8 +49,8 @@ struct StepSchedule;
 struct StepResult {
   /// False until the accumulation boundary; then every field below is set.
   bool boundary = false;
-  /// The update was applied. False at a boundary means that a gradient was infinite or NaN on some
-  /// rank: nothing was changed, on any rank.
+  /// The update was applied. False at a boundary means that `step(false)` was called, or that a
+  /// gradient was infinite or NaN on some rank: nothing was changed, on any rank.
   bool updated = false;
   /// Global L2 norm of the mean gradient before clipping; the same on every rank and, bit for bit,
   /// at every stage.

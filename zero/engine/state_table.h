@@ -21,9 +21,9 @@
 // Note [New parameters]
 // An update that runs beside a pass must leave the parameters that the pass uses as they are. It
 // writes new parameters to memory of their own, or to a second copy on disk, and
-// `use_new_parameters` puts them into force when the pass is over. Between updates that memory holds the same
-// values as the parameters. An update starts from there, so it never sees what the user writes to
-// the parameters meanwhile.
+// `use_new_parameters` puts them into force when the pass is over. Between updates that memory
+// holds the same values as the parameters. An update starts from there, so it never sees what the
+// user writes to the parameters meanwhile.
 //
 // Note [Copies to a device]
 // On a device with memory of its own the copies of an update are enqueued on the stream of whoever
