@@ -49,17 +49,30 @@ void warn(std::string_view text) {
   std::fputs(fmt::format("zero: warning: {}\n", text).c_str(), stderr);
 }
 
-/// Returns the folder of the run that is meant, and whether it is resumed. Other mistakes of the
+/// Returns the folder of the run that is meant, and how it is resumed. Other mistakes of the
 /// file are told once it is whole, with the command line in it.
-ProgramSettings run_asked_for(const CommandLine& line, const std::string& text,
-                              const std::string& origin) {
+struct Asked {
+  ProgramSettings program{};
+  bool batch = false;  ///< other batches than the checkpoint's, perhaps
+};
+
+Asked run_asked_for(const CommandLine& line, const std::string& text, const std::string& origin) {
   const auto given =
       line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
-  ProgramSettings asked;
-  if (const auto* out = fields::look_up(given, "train.out"); out != nullptr && out->is_string())
-    asked.out = out->get<std::string>();
+  Asked asked;
+  const auto text_of = [&](const char* key, std::string& value) {
+    const auto* found = fields::look_up(given, key);
+    if (found != nullptr && found->is_string()) value = found->get<std::string>();
+  };
+  text_of("train.out", asked.program.out);
+  text_of("train.resume_from", asked.program.resume_from);
   const auto* resume = fields::look_up(given, "train.resume");
-  asked.resume = resume != nullptr && *resume == true;
+  asked.program.resume = resume != nullptr && *resume == true;
+  for (const char* key :
+       {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
+    const auto* found = fields::look_up(given, key);
+    asked.batch = asked.batch || (found != nullptr && found->is_number());
+  }
   return asked;
 }
 
@@ -72,9 +85,10 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   const auto asked = run_asked_for(line, text, origin);
-  const train::RunFolder folder(asked.out);
-  if (asked.resume) folder.check(false, true);
-  const auto saved = asked.resume ? train::saved_settings(folder) : std::nullopt;
+  if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
+  const auto saved = asked.program.resume
+                         ? train::saved_settings(train::find_checkpoint(asked.program))
+                         : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
@@ -82,7 +96,9 @@ int train(const Arguments& arguments) {
     if (tells) warn(warning);
   };
   if (saved) {
-    text = train::override_settings(saved->configuration, text, origin);
+    const auto configuration =
+        asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
+    text = train::override_settings(configuration, text, origin);
     if (origin.empty()) origin = "The checkpoint";
   }
   const auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));

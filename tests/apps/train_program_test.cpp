@@ -419,7 +419,7 @@ TEST(Train, ASignalEndsAValidation) {
     ASSERT_TRUE(folder.wait_for_step(1));
     expect_stopped(folder, program);
     EXPECT_EQ(folder.steps().size(), 1u);
-    EXPECT_TRUE(std::filesystem::exists(folder.out() / "checkpoint-1/train.json"));
+    EXPECT_TRUE(std::filesystem::exists(folder.out() / "checkpoint-1/manifest.json"));
     for (const auto& line : folder.log()) EXPECT_NE(line.value("event", ""), "validation");
   }
 }

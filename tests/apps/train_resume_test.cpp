@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <set>
+
 #include "tests/apps/train_run.h"
 
 namespace zero::test {
@@ -19,9 +22,9 @@ class TrainResume : public ::testing::Test {
     return {"--steps", steps,   "--save-every", "2", "--stage", "2",
             "--lr",    "0.004", "--accumulate", "2", "--dtype", "bf16"};
   }
-  /// Nothing but `--resume` and what is given.
+  /// Nothing but `--resume`, its value perhaps, and what is given.
   Outcome resume(const std::vector<std::string>& more) {
-    std::vector<std::string> words{ZERO_PROGRAM, "train", "--resume", "--out", folder_.out()};
+    std::vector<std::string> words{ZERO_PROGRAM, "train", "--out", folder_.out(), "--resume"};
     words.insert(words.end(), more.begin(), more.end());
     return test::run(words);
   }
@@ -112,6 +115,128 @@ TEST_F(TrainResume, WhatAFileLeavesToTheRunStaysAsItWasSaved) {
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("changed   steps 4 -> 6\n"), Not(HasSubstr("dtype"))));
   EXPECT_EQ(last_config()["changes"].size(), 1);
   EXPECT_EQ(last_config()["engine"], before["engine"]);
+}
+
+// --- Which checkpoint, and where
+
+void flip_a_byte(const std::filesystem::path& file) {
+  auto bytes = read_file(file);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  write_file(file, bytes);
+}
+
+TEST_F(TrainResume, TakesTheNewestCheckpointThatIsSoundAndNamesTheOthers) {
+  auto words = with_steps("6");
+  words.insert(words.end(), {"--keep-last", "3"});
+  ASSERT_EQ(folder_.train(words).status, 0);
+  const auto losses = folder_.losses();
+  const auto weights = folder_.weights();
+  flip_a_byte(folder_.out() / "checkpoint-6/rank-1-of-2.safetensors");
+  flip_a_byte(folder_.out() / "checkpoint-4/manifest.json");
+  const auto checked = test::run({ZERO_PROGRAM, "ckpt", "verify", folder_.out() / "checkpoint-6"});
+  EXPECT_EQ(checked.status, 1);
+  EXPECT_THAT(checked.err, HasSubstr("rank-1-of-2.safetensors' is damaged: bytes 0 to"));
+  // Asked for, it is taken or refused.
+  auto outcome = resume({"6", "--steps", "7"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("rank-1-of-2.safetensors' is damaged"));
+  outcome = test::run(
+      {ZERO_PROGRAM, "train", "--resume", "auto", "--out", folder_.out(), "--steps", "6"});
+  EXPECT_EQ(outcome.status, 2) << "the manifest of step 6 is sound, and there is no step left";
+  // From step 2 on it does again what it did.
+  std::filesystem::remove(folder_.out() / "checkpoint-6/rank-1-of-2.safetensors");
+  outcome = resume({"--steps", "6"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("damaged   "), HasSubstr("checkpoint-6/rank-1-of-2.safetensors"),
+                    HasSubstr("checkpoint-4/manifest.json' is damaged"),
+                    HasSubstr("resumed   at step 3\n")));
+  EXPECT_EQ(folder_.losses(), losses);
+  EXPECT_TRUE(folder_.weights() == weights);
+  EXPECT_EQ(test::run({ZERO_PROGRAM, "ckpt", "verify", folder_.out() / "checkpoint-6"}).status, 0);
+}
+
+TEST_F(TrainResume, ChecksEveryByteBeforeItIsUsed) {
+  auto words = with_steps("6");
+  words.insert(words.end(), {"--keep-last", "3"});
+  ASSERT_EQ(folder_.train(words).status, 0);
+  ASSERT_EQ(folder_.train(with_steps("8"), "whole").status, 0);
+  flip_a_byte(folder_.out() / "checkpoint-6/rank-0-of-2.safetensors");
+  const auto outcome = resume({"--steps", "8"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("checkpoint-6/rank-0-of-2.safetensors' is damaged"),
+                                 HasSubstr("resumed   at step 5\n")));
+  EXPECT_EQ(folder_.losses(), folder_.losses("whole"));
+  EXPECT_TRUE(folder_.weights() == folder_.weights("whole"));
+}
+
+TEST_F(TrainResume, GoesOnFromAStepOrAFolder) {
+  auto words = with_steps("6");
+  words.insert(words.end(), {"--keep-last", "3"});
+  ASSERT_EQ(folder_.train(words).status, 0);
+  const auto losses = folder_.losses();
+  const auto from = folder_.out() / "checkpoint-4";
+  // In a folder of its own: the steps behind the checkpoint.
+  auto outcome = test::run(
+      {ZERO_PROGRAM, "train", "--resume", from, "--out", folder_.out("other"), "--steps", "6"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder_.losses("other"), (std::vector<float>{losses[4], losses[5]}));
+  EXPECT_TRUE(folder_.weights("other") == folder_.weights());
+  EXPECT_EQ(folder_.losses(), losses);
+  outcome = resume({"2", "--steps", "3"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder_.losses(), std::vector<float>(losses.begin(), losses.begin() + 3));
+  EXPECT_FALSE(std::filesystem::exists(from)) << "it was of steps that are gone";
+  outcome = resume({"5", "--steps", "6"});
+  EXPECT_NE(outcome.status, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("checkpoint-5 has no manifest.json"));
+}
+
+TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
+  ASSERT_EQ(folder_.train(with_steps("4")).status, 0);
+  ASSERT_EQ(folder_.train(with_steps("8"), "whole").status, 0);
+  const auto expected = folder_.losses("whole");
+  std::filesystem::copy(folder_.out(), folder_.out("one"),
+                        std::filesystem::copy_options::recursive);
+  const auto outcome = test::run({ZERO_PROGRAM, "train", "--resume", "--out", folder_.out("one"),
+                                  "--nproc", "1", "--stage", "0", "--steps", "8"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("changed   ranks 2 -> 1\n"));
+  const auto found = folder_.losses("one");
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    // Other samples would be far away.
+    EXPECT_NEAR(found[i], expected[i], i < 4 ? 0 : 2e-2) << "step " << i + 1;
+  }
+  // Four ranks share the two micro-batches of two ranks.
+  EXPECT_EQ(resume({"--nproc", "4", "--stage", "3", "--steps", "6"}).status, 0);
+  // Three ranks cannot.
+  const auto refused = resume({"--nproc", "3", "--steps", "8"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("4 ranks with 1 micro-batches"), HasSubstr("3 ranks"),
+                                 HasSubstr("--accumulate")));
+}
+
+TEST_F(TrainResume, KeepsAsManyCheckpointsAsItIsTold) {
+  ASSERT_EQ(
+      folder_.train({"--steps", "7", "--save-every", "1", "--keep-last", "2", "--keep-every", "3"})
+          .status,
+      0);
+  const auto kept = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.out())) {
+      if (entry.is_directory()) names.insert(entry.path().filename());
+    }
+    return names;
+  };
+  EXPECT_EQ(kept(), (std::set<std::string>{"checkpoint-3", "checkpoint-6", "checkpoint-7"}));
+  const auto shown = test::run({ZERO_PROGRAM, "ckpt", "inspect", folder_.out() / "checkpoint-7"});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("checkpoint-7: step 7, by libzero"),
+                               HasSubstr("on 2 ranks"), HasSubstr("attached: train")));
+  EXPECT_EQ(test::run({ZERO_PROGRAM, "ckpt", "prune", folder_.out(), "--keep-last", "1"}).status,
+            0);
+  EXPECT_EQ(kept(), std::set<std::string>{"checkpoint-7"});
 }
 
 }  // namespace

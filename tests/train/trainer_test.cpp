@@ -599,10 +599,10 @@ TEST_F(TrainerTest, ARunThatIsRefusedLeavesTheFolderAsItWas) {
   options_.overwrite = true;
   EXPECT_THROW(Trainer({.engine = with(nowhere), .program = options_}, comm::single()), Error);
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/manifest.json"));
   { const Trainer has_not_begun(settings(), comm::single()); }
   EXPECT_EQ(test::read_file(folder_ / "run/log.jsonl"), log);
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/train.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/checkpoint-4/manifest.json"));
   options_.save_every.reset();
   Trainer(settings(), comm::single()).train();
   EXPECT_NE(test::read_file(folder_ / "run/log.jsonl"), log);

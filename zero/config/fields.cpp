@@ -1019,6 +1019,14 @@ void add_program(All& all) {
              .common = true,
              .zero_is_none = true},
             &Program::save_every);
+  train.add("keep_last",
+            {.sentence = "Newest checkpoints that are kept", .option = "--keep-last", .least = 1},
+            &Program::keep_last);
+  train.add("keep_every",
+            {.sentence = "Keep also the checkpoints of steps that are multiples of it; 0: none",
+             .option = "--keep-every",
+             .zero_is_none = true},
+            &Program::keep_every);
   train.add("sample_tokens",
             {.sentence = "Tokens to generate at the end; 0: none", .option = "--sample-tokens"},
             &Program::sample_tokens);
@@ -1041,10 +1049,20 @@ void add_program(All& all) {
   train.add("overwrite", {.sentence = "Replace an earlier run in --out", .option = "--overwrite"},
             &Program::overwrite);
   train.add("resume",
-            {.sentence = "Continue the run in --out from its last checkpoint",
+            {.sentence = "Continue the run in --out from a checkpoint: the newest that is sound "
+                         "(auto), that of a step, or a folder",
              .option = "--resume",
-             .common = true},
+             .common = true,
+             .argument = "auto|STEP|PATH",
+             .alone = true,
+             .by_option = true},
             &Program::resume);
+  train.add("resume_from",
+            {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty or "
+                         "\"auto\": the newest that is sound",
+             .details = "A folder elsewhere begins a run of its own in `out`.",
+             .option = "--resume"},
+            &Program::resume_from);
 }
 
 /// The section has rows of its own, by optimizer.

@@ -113,6 +113,8 @@ struct ProgramSettings {
   /// with the data that follow.
   std::optional<int64_t> rewind_spikes{};
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
+  int64_t keep_last = 1;                ///< the newest so many checkpoints are kept
+  std::optional<int64_t> keep_every{};  ///< and those of steps that are multiples of it
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";
   double temperature = 0.8;
@@ -121,6 +123,7 @@ struct ProgramSettings {
   bool decay_all = false;
   bool overwrite = false;
   bool resume = false;
+  std::string resume_from{};  ///< a step or a folder; empty: the newest checkpoint that is sound
   std::string
       profile{};  ///< file to which a step's spans go (zero/engine/step_profile.h), or empty
   int64_t profile_step = 3;           ///< which of the run's steps, from 1; a resumed run's anew

@@ -76,7 +76,7 @@ void check_run(const Settings& given, int ranks) {
   const auto& config = settings.engine;
   const auto& options = settings.program;
   const RunFolder folder(options.out);
-  folder.check(options.overwrite, options.resume);
+  folder.check(options.overwrite, continues(options));
   check_monitors(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
@@ -84,7 +84,8 @@ void check_run(const Settings& given, int ranks) {
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   int64_t done = 0;
   if (options.resume) {
-    const auto progress = resume_point(folder, {settings, model->to_json(), ranks}).progress;
+    const auto progress =
+        resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
     loader.restore(progress.loader);
     done = progress.step;
   }

@@ -79,6 +79,7 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
+    for (const auto& fault : info.damaged) print("damaged   {}\n", fault);
     if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
     for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);

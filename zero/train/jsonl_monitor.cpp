@@ -153,6 +153,7 @@ class JsonlMonitor final : public Monitor {
     object["validation_tokens"] = info.validation_tokens;
     object["first_step"] = info.first_step;
     if (!info.changes.empty()) object["changes"] = info.changes;
+    if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
@@ -46,7 +47,7 @@ void check_monitors(const Options& options) {
     const auto& folder = monitor.folder;
     check_folder(folder, fmt::format("The folder of {}", monitor.section), monitor.remedy);
     const auto files = monitor.files(folder);
-    if (files.empty() || options.overwrite || options.resume) continue;
+    if (files.empty() || options.overwrite || continues(options)) continue;
     throw ConfigError(fmt::format(
         "The folder of {} is {}, which holds an earlier run's {}. Give --overwrite to replace that "
         "run, or --resume to continue it. {}",
@@ -64,7 +65,7 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Options& options) {
       throw ConfigError(fmt::format("Cannot make the folder {} of {}: {}. {}", folder.string(),
                                     monitor.section, error.message(), monitor.remedy));
     }
-    monitors.push_back(monitor.make(folder, options.resume));
+    monitors.push_back(monitor.make(folder, continues(options)));
   }
   const auto& flops = options.flops_profiler;
   if (flops.enabled && !flops.output_file.empty())

@@ -139,7 +139,7 @@ RewindReport Recovery::rewind(int64_t from, int64_t to) {
   then.rewinds = rewinds_;
   comm::agree_on_rank_zero(*run_.group, "Going back", [&] {
     write_record(run_.folder, run_.settings, then);
-    run_.folder.keep_checkpoints(0, to);
+    run_.folder.keep_checkpoints([&](int64_t step) { return step <= to; });
   });
   return report;
 }

@@ -1,15 +1,18 @@
 #include "zero/train/resume.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/checkpoint/manifest.h"
 #include "zero/config/fields.h"
 #include "zero/models/architectures.h"
 
@@ -19,7 +22,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// The options that concern the folder, or one start of the run, and not the run itself.
-constexpr std::array kFolderOptions{"out", "overwrite", "resume", "profile", "profile_step"};
+constexpr std::array kFolderOptions{"out",         "overwrite", "resume",
+                                    "resume_from", "profile",   "profile_step"};
 
 Json json_of(const RunSettings& run) {
   auto engine = Json::parse(run.settings.dump());
@@ -31,18 +35,36 @@ Json json_of(const RunSettings& run) {
           {"model", Json::parse(run.model)}};
 }
 
-/// The record of a checkpoint; null where there is none.
-Json read_record(const RunFolder& folder, std::optional<int64_t> step) {
-  if (!step) return nullptr;
-  const auto path = folder.checkpoint(*step) / RunFolder::kMarker;
-  std::ifstream file(path);
+Json parse_record(const std::string& text, const std::filesystem::path& checkpoint) {
   try {
-    auto record = Json::parse(file);
+    auto record = Json::parse(text);
     if (record.is_object()) return record;
   } catch (const Json::exception& error) {
-    throw CheckpointError(fmt::format("{} cannot be read: {}.", path.string(), error.what()));
+    throw CheckpointError(fmt::format("The run's record in {} cannot be read: {}.",
+                                      checkpoint.string(), error.what()));
   }
-  throw CheckpointError(fmt::format("{} cannot be read: it is no JSON object.", path.string()));
+  throw CheckpointError(fmt::format("The run's record in {} cannot be read: it is no JSON object.",
+                                    checkpoint.string()));
+}
+
+/// The record of a checkpoint whose files are there.
+std::string read_record(const std::filesystem::path& checkpoint) {
+  if (!has_manifest(checkpoint)) {
+    const auto earlier = checkpoint / RunFolder::kEarlierMarker;
+    std::error_code ignored;
+    if (std::filesystem::exists(earlier, ignored)) return read_file(earlier, fail<CheckpointError>);
+    throw DamagedCheckpoint(fmt::format("{} has no {}: it is not complete, or no checkpoint.",
+                                        checkpoint.string(), Manifest::kFile));
+  }
+  const auto manifest = read_manifest(checkpoint);
+  verify_sizes(checkpoint, manifest);
+  const auto& attached = manifest.files.front().attached;
+  const auto found = attached.find(kRecord);
+  if (found != attached.end()) return found->second;
+  throw CheckpointError(
+      fmt::format("{} was saved by another program than zero train: it has no record of a run. "
+                  "Engine::load loads it.",
+                  checkpoint.string()));
 }
 
 // JSON has no NaN.
@@ -128,7 +150,7 @@ bool is_same_kind(const Json& saved, const Json& given) {
 
 }  // namespace
 
-void write_record(const RunFolder& folder, const RunSettings& run, const Progress& progress) {
+std::string record_of(const RunSettings& run, const Progress& progress) {
   const Json record{{"step", progress.step},
                     {"world_size", run.ranks},
                     {"stage", run.settings.engine.stage},
@@ -140,10 +162,16 @@ void write_record(const RunFolder& folder, const RunSettings& run, const Progres
                     {"grad_norm", to_json(progress.grad_norm)},
                     {"rewinds", {progress.rewinds.count, progress.rewinds.until}},
                     {"settings", json_of(run)}};
-  const auto text = record.dump(2) + "\n";
-  OutputFile marker(folder.checkpoint(progress.step) / RunFolder::kMarker, fail<CheckpointError>);
-  marker.write(text.data(), text.size());
-  marker.commit();
+  return record.dump();
+}
+
+void write_record(const RunFolder& folder, const RunSettings& run, const Progress& progress) {
+  const auto path = folder.checkpoint(progress.step);
+  const auto text = record_of(run, progress);
+  if (has_manifest(path)) return attach(path, kRecord, text);
+  OutputFile earlier(path / RunFolder::kEarlierMarker, fail<CheckpointError>);
+  earlier.write(text.data(), text.size());
+  earlier.commit();
 }
 
 namespace {
@@ -169,27 +197,94 @@ auto reading(const std::filesystem::path& checkpoint, const Body& body) {
   try {
     return body();
   } catch (const Json::exception& error) {
-    throw CheckpointError(fmt::format("{} cannot be read: {}.",
-                                      (checkpoint / RunFolder::kMarker).string(), error.what()));
+    throw CheckpointError(fmt::format("The run's record in {} cannot be read: {}.",
+                                      checkpoint.string(), error.what()));
   }
 }
 
 }  // namespace
 
 Progress progress_at(const RunFolder& folder, int64_t step) {
-  const auto record = read_record(folder, step);
-  return reading(folder.checkpoint(step), [&] { return progress_of(record, step); });
+  const auto path = folder.checkpoint(step);
+  const auto record = parse_record(read_record(path), path);
+  return reading(path, [&] { return progress_of(record, step); });
 }
 
-ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
-  const int64_t step = folder.last_checkpoint().value();
-  const auto record = read_record(folder, step);
+bool names_checkpoint(const Options& options) {
+  return !options.resume_from.empty() && options.resume_from != "auto";
+}
+
+namespace {
+
+/// The step that these options name; none where they name a folder, or nothing.
+std::optional<int64_t> named_step(const Options& options) {
+  int64_t step = 0;
+  const auto& text = options.resume_from;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  if (text.empty() || error != std::errc() || rest != text.data() + text.size()) return {};
+  return step;
+}
+
+}  // namespace
+
+bool continues(const Options& options) {
+  namespace fs = std::filesystem;
+  if (!options.resume) return false;
+  if (!names_checkpoint(options) || named_step(options)) return true;
+  std::error_code ignored;
+  const auto absolute = [&](const fs::path& path) {
+    auto found = fs::weakly_canonical(path, ignored);
+    return found.has_filename() ? found : found.parent_path();
+  };
+  return absolute(options.resume_from).parent_path() == absolute(options.out);
+}
+
+std::filesystem::path checkpoint_of(const Options& options, int64_t step) {
+  const bool by_path = names_checkpoint(options) && !named_step(options);
+  return by_path ? std::filesystem::path(options.resume_from)
+                 : RunFolder(options.out).checkpoint(step);
+}
+
+Source find_checkpoint(const Options& options, const std::vector<int64_t>& damaged) {
+  const auto from = [&](int64_t step) {
+    Source source{.step = step, .path = checkpoint_of(options, step), .record = {}};
+    source.record = read_record(source.path);
+    source.step = reading(source.path, [&] {
+      return parse_record(source.record, source.path).at("step").get<int64_t>();
+    });
+    return source;
+  };
+  if (names_checkpoint(options)) return from(named_step(options).value_or(0));
+  auto steps = RunFolder(options.out).checkpoints();
+  if (steps.empty()) {
+    throw ConfigError(
+        fmt::format("{} holds no checkpoint to resume. Checkpoints are written with --save-every.",
+                    options.out));
+  }
+  std::vector<std::string> faults;
+  for (; !steps.empty(); steps.pop_back()) {
+    if (std::find(damaged.begin(), damaged.end(), steps.back()) != damaged.end()) continue;
+    try {
+      auto source = from(steps.back());
+      source.damaged = faults;
+      return source;
+    } catch (const DamagedCheckpoint& error) {
+      faults.emplace_back(error.what());
+    }
+  }
+  throw DamagedCheckpoint(
+      fmt::format("No checkpoint in {} can be loaded. {}", options.out, fmt::join(faults, " ")));
+}
+
+ResumePoint resume_point(const Source& source, const RunSettings& run) {
+  const int64_t step = source.step;
+  const auto& path = source.path;
+  const auto record = parse_record(source.record, path);
   if (step >= run.settings.program.steps) {
     throw ConfigError(
         fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
                     run.settings.program.out, step, run.settings.program.steps));
   }
-  const auto path = folder.checkpoint(step);
   const auto expect = [&](const char* key, const char* option, int64_t here) {
     const auto there = record.value(key, here);
     if (there == here) return;
@@ -197,9 +292,11 @@ ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
                                   path.string(), option, there, here, option, there));
   };
   return reading(path, [&] {
-    expect("world_size", "--nproc", run.ranks);
-    expect("stage", "--stage", run.settings.engine.stage);
-    expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);
+    if (!has_manifest(path)) {  // of an earlier version
+      expect("world_size", "--nproc", run.ranks);
+      expect("stage", "--stage", run.settings.engine.stage);
+      expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);
+    }
     expect("tile_elements", "--tile-elements", run.settings.model.tile_elements.value_or(0));
     ResumePoint point{progress_of(record, step), {}};
     if (!record.contains("settings")) {
@@ -210,23 +307,40 @@ ResumePoint resume_point(const RunFolder& folder, const RunSettings& run) {
     const auto& saved = record.at("settings");
     check_same_model(path, saved.at("model"), run);
     const auto now = json_of(run);
+    if (const int ranks = record.value("world_size", run.ranks); ranks != run.ranks)
+      point.changes.push_back(fmt::format("ranks {} -> {}", ranks, run.ranks));
     for (const char* section : {"train", "engine", "model"})
       add_differences(point.changes, saved.at(section), now.at(section), "");
     return point;
   });
 }
 
-std::optional<SavedSettings> saved_settings(const RunFolder& folder) {
-  const auto record = read_record(folder, folder.last_checkpoint());
+std::optional<SavedSettings> saved_settings(const Source& source) {
+  const auto record = parse_record(source.record, source.path);
   if (!record.contains("settings")) return std::nullopt;
-  try {
+  return reading(source.path, [&] {
     auto configuration = record.at("settings").at("engine");
     configuration["train"] = record.at("settings").at("train");
     return SavedSettings{configuration.dump(), record.at("world_size").get<int>()};
-  } catch (const Json::exception& error) {
-    throw CheckpointError(fmt::format("The checkpoint's record in {} cannot be read: {}.",
-                                      folder.log().parent_path().string(), error.what()));
+  });
+}
+
+std::string keep_global_batch(const SavedSettings& saved, int ranks) {
+  if (ranks == saved.ranks) return saved.configuration;
+  auto configuration = Json::parse(saved.configuration);
+  const char* key = "gradient_accumulation_steps";
+  const auto micro_batches = configuration.value(key, int64_t{1});
+  const auto all = micro_batches * saved.ranks;
+  if (all % ranks != 0) {
+    throw ConfigError(fmt::format(
+        "The checkpoint is of {} ranks with {} micro-batches a step, and {} ranks cannot "
+        "share these {}: a step would have other samples. Give --nproc {}, or other "
+        "batches by --micro-batch and --accumulate.",
+        saved.ranks, micro_batches, ranks, all, saved.ranks));
   }
+  configuration[key] = all / ranks;
+  configuration.erase("train_batch_size");
+  return configuration.dump();
 }
 
 std::string override_settings(std::string_view saved, std::string_view file,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "zero/config/settings.h"
 #include "zero/data/token_loader.h"
 #include "zero/train/loss_spikes.h"
+#include "zero/train/options.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
@@ -49,19 +51,45 @@ struct ResumePoint {
   std::vector<std::string> changes;
 };
 
-/// Writes the train.json of the checkpoint after the step of `progress`, from which the functions
-/// below read: whole or not at all. It makes the checkpoint whole, or replaces its record. Throws
+/// The name under which a run's record is attached to its checkpoints.
+inline constexpr const char* kRecord = "train";
+/// Returns the record of a run after the step of `progress`, from which the functions below read.
+std::string record_of(const RunSettings& run, const Progress& progress);
+/// Replaces the record of the checkpoint after the step of `progress`, in one piece. Throws
 /// CheckpointError.
 void write_record(const RunFolder& folder, const RunSettings& run, const Progress& progress);
 /// Reads the progress of the checkpoint after `step`. Throws CheckpointError where it cannot be
 /// read.
 Progress progress_at(const RunFolder& folder, int64_t step);
 
-/// The last checkpoint's position in a run with these settings. Throws ConfigError, naming the
-/// setting, both values and the remedy, where this run cannot go on from there: another number of
-/// ranks, stage, size of units or tiles, other sizes of the model (its dropout may change), or no
-/// step left to do. Throws CheckpointError where the checkpoint's record cannot be read.
-ResumePoint resume_point(const RunFolder& folder, const RunSettings& run);
+/// A checkpoint that a run goes on from.
+struct Source {
+  int64_t step = 0;
+  std::filesystem::path path;
+  std::string record;
+  /// Says of each newer checkpoint that is damaged what is wrong with it.
+  std::vector<std::string> damaged{};
+};
+
+/// Returns whether these options name a certain checkpoint, so that no other is taken.
+bool names_checkpoint(const Options& options);
+/// Returns whether the checkpoint that is resumed lies in the run's own folder: then its log and
+/// monitors go on too.
+bool continues(const Options& options);
+/// Returns the folder of the checkpoint of step `step` that these options mean.
+std::filesystem::path checkpoint_of(const Options& options, int64_t step);
+
+/// Finds the checkpoint that `resume` asks for. Of several it is the newest that is sound as far as
+/// its manifest and the sizes of its files tell, and that is not among the steps in `damaged`.
+/// Throws ConfigError where there is none, DamagedCheckpoint where there are damaged ones alone, or
+/// the one that was asked for is, and CheckpointError where no run wrote it.
+Source find_checkpoint(const Options& options, const std::vector<int64_t>& damaged = {});
+
+/// A checkpoint's position in a run with these settings. Throws ConfigError, naming the setting,
+/// both values and the remedy, where this run cannot go on from there: another size of tiles, other
+/// sizes of the model (its dropout may change), or no step left to do. Throws CheckpointError where
+/// the checkpoint's record cannot be read.
+ResumePoint resume_point(const Source& source, const RunSettings& run);
 
 /// The settings that a resumed run starts from, where it is not told otherwise.
 struct SavedSettings {
@@ -69,9 +97,12 @@ struct SavedSettings {
   int ranks = 1;
 };
 
-/// Returns the settings of the last checkpoint, without the folder's name and the options about it;
-/// none where there is no checkpoint. Throws CheckpointError.
-std::optional<SavedSettings> saved_settings(const RunFolder& folder);
+/// Returns the settings of a checkpoint, without the folder's name and the options about it; none
+/// where it does not have them. Throws CheckpointError.
+std::optional<SavedSettings> saved_settings(const Source& source);
+/// Returns the configuration of `saved` with as many micro-batches as make steps of the same
+/// samples on `ranks` ranks. Throws ConfigError where no number does.
+std::string keep_global_batch(const SavedSettings& saved, int ranks);
 
 /// Returns the configuration `saved` with the keys of `file`, a configuration file's text, in place
 /// of its own; "auto" and null leave the saved value. Where the kind of optimizer, schedule or

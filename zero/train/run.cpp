@@ -91,16 +91,17 @@ std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& 
 void open_folder(Run& run, std::vector<std::unique_ptr<Monitor>> more) {
   const auto& options = run.options;
   comm::agree_on_rank_zero(*run.group, "Opening the run folder", [&] {
-    run.folder.check(options.overwrite, options.resume);
+    run.folder.check(options.overwrite, continues(options));
     check_monitors(options);
     check_profile_file(options);
-    check_profile_step(options,
-                       options.resume ? resume_point(run.folder, run.settings).progress.step : 0);
+    check_profile_step(
+        options,
+        options.resume ? resume_point(find_checkpoint(options), run.settings).progress.step : 0);
     run.folder.make();
     probe_profile(options);
     for (auto& monitor : more) run.reports.add(std::move(monitor));
     run.reports.add(console_monitor(options.log_every));
-    run.reports.add(jsonl_monitor(run.folder.log(), options.resume));
+    run.reports.add(jsonl_monitor(run.folder.log(), continues(options)));
     for (auto& monitor : make_monitors(options)) run.reports.add(std::move(monitor));
   });
   if (run.group->topology().hosts > 1 && options.save_every) check_shared(*run.group, run.folder);

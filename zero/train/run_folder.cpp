@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/whole_folder.h"
 
 namespace zero::train {
@@ -112,14 +114,21 @@ void RunFolder::make() const {
   }
 }
 
-std::optional<int64_t> RunFolder::last_checkpoint(int64_t most) const {
-  std::optional<int64_t> last;
-  for (const int64_t step : checkpoint_steps(path_)) {
+std::vector<int64_t> RunFolder::checkpoints() const {
+  auto steps = checkpoint_steps(path_);
+  std::erase_if(steps, [&](int64_t step) {
     std::error_code error;
-    if (step > most || (last && step < *last)) continue;
-    if (fs::exists(checkpoint(step) / kMarker, error)) last = step;
-  }
-  return last;
+    return !has_manifest(checkpoint(step)) && !fs::exists(checkpoint(step) / kEarlierMarker, error);
+  });
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+std::optional<int64_t> RunFolder::last_checkpoint(int64_t most) const {
+  const auto all = checkpoints();
+  const auto beyond = std::upper_bound(all.begin(), all.end(), most);
+  if (beyond == all.begin()) return std::nullopt;
+  return *(beyond - 1);
 }
 
 void RunFolder::cut_log(int64_t step) const {
@@ -159,10 +168,14 @@ void RunFolder::remove_left_overs() const {
   }
 }
 
-void RunFolder::keep_checkpoints(int64_t first, int64_t last) const {
+void RunFolder::keep_checkpoints(const std::function<bool(int64_t step)>& keep) const {
   for (const int64_t step : checkpoint_steps(path_)) {
+    if (keep(step)) continue;
+    // The file that says that it is whole goes first.
     std::error_code ignored;
-    if (step < first || step > last) fs::remove_all(checkpoint(step), ignored);
+    for (const char* marker : {Manifest::kFile, kEarlierMarker})
+      fs::remove(checkpoint(step) / marker, ignored);
+    fs::remove_all(checkpoint(step), ignored);
   }
 }
 

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace zero::train {
 
@@ -22,10 +24,10 @@ class RunFolder {
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
   std::filesystem::path model() const { return path_ / "model.safetensors"; }
   std::filesystem::path model_config() const { return path_ / "config.json"; }
-  /// The folder of the checkpoint after `step`; whole once it holds `kMarker`, which is written
-  /// last.
+  /// The folder of the checkpoint after `step`; whole once it holds its manifest, which is written
+  /// last, or `kEarlierMarker`, as earlier versions have it.
   std::filesystem::path checkpoint(int64_t step) const;
-  static constexpr const char* kMarker = "train.json";
+  static constexpr const char* kEarlierMarker = "train.json";
 
   /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, it holds
   /// a config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
@@ -34,10 +36,12 @@ class RunFolder {
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
 
+  /// Returns the steps of all whole checkpoints, in order.
+  std::vector<int64_t> checkpoints() const;
   /// The step of the newest whole checkpoint, or of the newest of step `most` or before.
   std::optional<int64_t> last_checkpoint(int64_t most = std::numeric_limits<int64_t>::max()) const;
-  /// Removes all checkpoints but those of steps `first` to `last`.
-  void keep_checkpoints(int64_t first, int64_t last) const;
+  /// Removes all checkpoints but those of steps for which `keep` is true.
+  void keep_checkpoints(const std::function<bool(int64_t step)>& keep) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that
   /// is not whole: a run that goes on from there writes them again. That training has gone back
   /// stays. Throws CheckpointError.

@@ -1,13 +1,10 @@
 #include "zero/train/same_run.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -20,6 +17,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/comm/token.h"
 
 namespace zero::train {
@@ -29,7 +27,8 @@ using Json = nlohmann::ordered_json;
 
 // Places on a host, and what only its own work depends on. (The engine compares its own: folders
 // for states, too.)
-constexpr std::array kOfAHost{"out", "overwrite", "data", "val_data", "model", "threads"};
+constexpr std::array kOfAHost{"out",      "overwrite", "resume_from", "data",
+                              "val_data", "model",     "threads"};
 
 // Hashes the ends alone, which are read at once: a few tokens tell one text from another.
 uint64_t checksum(const TokenRange& range) {
@@ -59,23 +58,6 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   return settings;
 }
 
-// Every rank's text. Collective.
-std::vector<std::string> gather_texts(comm::Group& group, const std::string& mine) {
-  const auto lengths =
-      comm::gather_records(group, static_cast<int64_t>(mine.size()), "lengths of settings");
-  const int64_t longest = *std::ranges::max_element(lengths);
-  const auto input = at::zeros({longest}, at::kByte);
-  const auto output = at::empty({longest * group.size()}, at::kByte);
-  std::memcpy(input.data_ptr(), mine.data(), mine.size());
-  group.all_gather_control(output, input, "settings");
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    texts.emplace_back(static_cast<const char*>(output.const_data_ptr()) + rank * longest,
-                       static_cast<size_t>(lengths[static_cast<size_t>(rank)]));
-  }
-  return texts;
-}
-
 }  // namespace
 
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
@@ -83,7 +65,7 @@ void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& d
   const auto mine = json_of(run, data).dump();
   const auto sums = comm::gather_records(group, Hash().add(mine).value(), "settings");
   if (std::ranges::count(sums, sums.front()) == group.size()) return;
-  const auto texts = gather_texts(group, mine);
+  const auto texts = comm::gather_texts(group, mine, "settings");
   const auto other =
       std::ranges::find_if(texts, [&](const std::string& text) { return text != texts.front(); });
   const auto rank = static_cast<int>(other - texts.begin());

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -14,6 +15,8 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/not_finite.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/device/memory.h"
 #include "zero/train/sampler.h"
 #include "zero/train/stop.h"
@@ -35,14 +38,35 @@ Trainer::Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
 
 int64_t Trainer::resume() {
   if (!run_.options.resume) return 1;
-  auto point = resume_point(run_.folder, run_.settings);
-  const auto& progress = point.progress;
-  run_.engine->load(run_.folder.checkpoint(progress.step));
-  run_.task->restore(progress.loader);
-  recovery_.restore(progress);
-  step_ = progress.step;
-  changes_ = std::move(point.changes);
-  return step_ + 1;
+  auto& group = *run_.group;
+  std::vector<int64_t> damaged;
+  std::vector<std::string> faults;
+  while (true) {
+    Source source;
+    comm::agree_on_rank_zero<CheckpointError>(group, "Looking for a checkpoint", [&] {
+      source = find_checkpoint(run_.options, damaged);
+    });
+    // Hosts may name the folder differently.
+    source.step = comm::gather_records(group, source.step, "checkpoint").front();
+    source.record = comm::gather_texts(group, source.record, "checkpoint").front();
+    source.path = checkpoint_of(run_.options, source.step);
+    auto point = resume_point(source, run_.settings);
+    try {
+      run_.engine->load(source.path);
+    } catch (const DamagedCheckpoint& error) {  // thrown on every rank
+      if (names_checkpoint(run_.options)) throw;
+      damaged.push_back(source.step);
+      faults.emplace_back(error.what());
+      continue;
+    }
+    run_.task->restore(point.progress.loader);
+    recovery_.restore(point.progress);
+    step_ = source.step;
+    changes_ = std::move(point.changes);
+    damaged_ = std::move(faults);
+    damaged_.insert(damaged_.end(), source.damaged.begin(), source.damaged.end());
+    return step_ + 1;
+  }
 }
 
 // --- The loop ---
@@ -186,13 +210,18 @@ bool Trainer::agree_to_stop() {
 // --- Before, between and after the steps ---
 
 void Trainer::report_run() {
-  const auto info = run_.describe(first_step_, changes_);
+  auto info = run_.describe(first_step_, changes_);
+  info.damaged = damaged_;
   const auto memory = collect_memory(*run_.engine);
   // Nothing refuses the run any more, so the earlier one may go. Its log goes with the first line.
   comm::agree_on_rank_zero(*run_.group, "Making room in the run folder", [&] {
-    if (run_.options.overwrite) run_.folder.keep_checkpoints(0, -1);
+    if (run_.options.overwrite) run_.folder.keep_checkpoints([](int64_t) { return false; });
     run_.folder.remove_left_overs();
-    if (run_.options.resume) run_.folder.cut_log(step_);
+    if (!continues(run_.options)) return;
+    run_.folder.cut_log(step_);
+    // The steps behind the one that was named will be others.
+    if (names_checkpoint(run_.options))
+      run_.folder.keep_checkpoints([&](int64_t step) { return step <= step_; });
   });
   run_.reports.tell([&](Monitor& monitor) {
     monitor.begin(info);
@@ -223,14 +252,26 @@ void Trainer::save_weights() { write_weights(*run_.engine, *run_.model, run_.fol
 
 void Trainer::save_checkpoint() {
   measuring_.traffic().complete_update();  // saving would complete it uncounted
-  run_.engine->save(run_.folder.checkpoint(step_));
-  comm::agree_on_rank_zero(*run_.group, "Writing a checkpoint", [&] {
-    write_record(run_.folder, run_.settings, recovery_.progress(step_));
-    // The newest is kept; where training may go back, also those that are not old enough yet, and
-    // one that is.
-    const auto& spikes = run_.options.rewind_spikes;
-    const auto oldest = spikes ? run_.folder.last_checkpoint(step_ + 1 - *spikes) : step_;
-    run_.folder.keep_checkpoints(oldest.value_or(0), step_);
+  const auto& options = run_.options;
+  Attached attached;
+  if (run_.group->rank() == 0)
+    attached[kRecord] = record_of(run_.settings, recovery_.progress(step_));
+  run_.engine->save(run_.folder.checkpoint(step_), attached);
+  comm::agree_on_rank_zero(*run_.group, "Removing checkpoints", [&] {
+    // The newest are kept; where training may go back, also those that are not old enough yet, and
+    // one that is. What lies beyond this step is of a run that went on from another checkpoint.
+    auto all = run_.folder.checkpoints();
+    std::erase_if(all, [&](int64_t step) { return step > step_; });
+    const auto kept = std::min(all.size(), static_cast<size_t>(options.keep_last));
+    int64_t oldest = kept > 0 ? all[all.size() - kept] : step_;
+    if (const auto& spikes = options.rewind_spikes) {
+      const auto old_enough = run_.folder.last_checkpoint(step_ + 1 - *spikes);
+      oldest = std::min(oldest, old_enough.value_or(0));
+    }
+    run_.folder.keep_checkpoints([&](int64_t step) {
+      const bool every = options.keep_every && step % *options.keep_every == 0;
+      return step <= step_ && (step >= oldest || every);
+    });
   });
 }
 

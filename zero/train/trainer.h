@@ -82,6 +82,7 @@ class Trainer {
   Run run_;
   int64_t step_ = 0;                  ///< updates done
   std::vector<std::string> changes_;  ///< of settings, since the checkpoint
+  std::vector<std::string> damaged_;  // checkpoints that were passed over
   StepPasses passes_;
   StepExchange exchange_;
   Recovery recovery_;

@@ -1,0 +1,104 @@
+// `zero ckpt`: shows and checks checkpoints, and removes old ones.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "apps/zero/options.h"
+#include "apps/zero/subcommands.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/train/run_folder.h"
+
+namespace zero::app {
+namespace {
+
+void inspect(const std::filesystem::path& folder, bool parameters) {
+  const auto manifest = read_manifest(folder);
+  uint64_t bytes = 0;
+  for (const auto& file : manifest.files) bytes += file.sums.bytes;
+  int64_t elements = 0;
+  std::map<std::string, int64_t> kinds;
+  for (const auto& each : manifest.parameters) {
+    elements += each.numel();
+    kinds[each.optimizer.empty() ? "frozen" : each.optimizer] += each.numel();
+  }
+  fmt::print("{}: step {}, by libzero {} at stage {} on {} rank{}\n", folder.string(),
+             manifest.steps, manifest.library, manifest.stage, manifest.files.size(),
+             manifest.files.size() == 1 ? "" : "s");
+  fmt::print("  {} parameters of {} elements, {} buffers, {} in {} file{}\n",
+             manifest.parameters.size(), elements, manifest.buffers.size(),
+             format_bytes(static_cast<double>(bytes)), manifest.files.size(),
+             manifest.files.size() == 1 ? "" : "s");
+  for (const auto& [kind, count] : kinds) fmt::print("  {}: {} elements\n", kind, count);
+  for (size_t i = 0; i < manifest.groups.size(); ++i)
+    fmt::print("  group {}: {}\n", i, manifest.groups[i]);
+  if (const auto& scale = manifest.loss_scale) fmt::print("  loss scale {}\n", scale->scale);
+  for (const auto& [name, text] : manifest.files.front().attached)
+    fmt::print("  attached: {} ({} bytes)\n", name, text.size());
+  if (!parameters) return;
+  for (const auto& each : manifest.parameters) {
+    std::string states;
+    for (const auto& state : each.states) states += fmt::format(" {} {}", state.name, state.format);
+    for (const auto& [name, shape] : each.factored)
+      states += fmt::format(" {} [{}]", name, fmt::join(shape, ", "));
+    fmt::print("  {} [{}] step {}:{}\n", each.name, fmt::join(each.shape, ", "), each.steps,
+               states);
+  }
+}
+
+void prune(const std::filesystem::path& folder, int64_t last, int64_t every) {
+  const train::RunFolder run(folder);
+  const auto all = run.checkpoints();
+  const auto kept = std::min(all.size(), static_cast<size_t>(last));
+  const int64_t oldest = kept > 0 ? all[all.size() - kept] : 0;
+  const auto keeps = [&](int64_t step) {
+    return step >= oldest || (every > 0 && step % every == 0);
+  };
+  // The newest must be sound before anything goes.
+  if (!all.empty()) verify(run.checkpoint(all.back()), read_manifest(run.checkpoint(all.back())));
+  for (const auto step : all) {
+    if (!keeps(step)) fmt::print("removed {}\n", run.checkpoint(step).string());
+  }
+  run.keep_checkpoints(keeps);
+}
+
+}  // namespace
+
+int ckpt(const Arguments& arguments) {
+  OptionParser parser("ckpt", "Shows and checks checkpoints.");
+  std::string folder;
+  bool parameters = false;
+  int64_t last = 1;
+  int64_t every = 0;
+  auto* shows = parser.add_subcommand("inspect", "Shows what a checkpoint holds.");
+  shows->add_option("folder", folder, "The checkpoint")->required()->type_name("DIR");
+  shows->add_flag("--parameters", parameters, "List the parameters");
+  auto* checks =
+      parser.add_subcommand("verify", "Reads every byte of a checkpoint and compares checksums.");
+  checks->add_option("folder", folder, "The checkpoint")->required()->type_name("DIR");
+  auto* prunes =
+      parser.add_subcommand("prune", "Removes a run's old checkpoints, if the newest is sound.");
+  prunes->add_option("folder", folder, "The run's folder (--out)")->required()->type_name("DIR");
+  prunes->add_option("--keep-last", last, "Newest checkpoints that stay")
+      ->capture_default_str()
+      ->check(positive());
+  prunes->add_option("--keep-every", every, "Steps whose multiples stay too; 0: none")
+      ->capture_default_str()
+      ->check(not_negative());
+  parser.require_subcommand(1);
+  if (const auto status = parser.read(arguments)) return *status;
+  if (shows->parsed()) inspect(folder, parameters);
+  if (checks->parsed()) {
+    const auto manifest = read_manifest(folder);
+    verify(folder, manifest);
+    fmt::print("{} is sound: step {}, {} files\n", folder, manifest.steps, manifest.files.size());
+  }
+  if (prunes->parsed()) prune(folder, last, every);
+  return 0;
+}
+
+}  // namespace zero::app
