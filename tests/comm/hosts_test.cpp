@@ -73,7 +73,7 @@ class Hosts : public ::testing::TestWithParam<World> {
 TEST_P(Hosts, SumsHaveTheBitsOfOneHostThatAddsInBlocks) {
   const auto on_one_host = [&](const std::function<void(Group&)>& body) {
     GroupOptions options;
-    options.block = GetParam().local_size;
+    options.sum_block = GetParam().local_size;
     run_as_threads(
         ranks(), [&](std::shared_ptr<Group> group) { body(*group); }, options);
   };

@@ -18,7 +18,7 @@ namespace zero::compositions {
 struct Setup {
   int hosts = 1;
   int ranks_a_host = 2;
-  int sum_block = 0;  ///< GroupOptions::block
+  int sum_block = 0;  ///< GroupOptions::sum_block
   std::vector<std::string_view> blocks;
   std::vector<std::string_view> steps;
   bool recomputes = false;

@@ -371,7 +371,8 @@ std::vector<Outcome> train(const Setup& setup, const Make& make) {
       throw;
     }
   };
-  const comm::GroupOptions options{.timeout = std::chrono::seconds(20), .block = setup.sum_block};
+  const comm::GroupOptions options{.timeout = std::chrono::seconds(20),
+                                   .sum_block = setup.sum_block};
   try {
     if (setup.hosts > 1) {
       comm::run_as_hosts(setup.hosts, setup.ranks_a_host, on_rank, options);

@@ -31,7 +31,7 @@ inline constexpr World kFourByOne{1, 4};
 inline void run_in(World world, const std::function<void(std::shared_ptr<comm::Group>)>& body,
                    int block = 0) {
   if (world.hosts == 1) {
-    comm::run_as_threads(world.ranks_a_host, body, {.block = block});
+    comm::run_as_threads(world.ranks_a_host, body, {.sum_block = block});
   } else {
     comm::run_as_hosts(world.hosts, world.ranks_a_host, body);
   }

@@ -453,10 +453,10 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
         "zero::init.");
   }
   auto options = impl_->options;
-  if (const int block = std::exchange(options.block, 0); block > 0) {
+  if (const int block = std::exchange(options.sum_block, 0); block > 0) {
     // The first block's members among `ranks` are the new block: so the ranks add as those of
     // several hosts do.
-    options.block = static_cast<int>(std::ranges::count_if(
+    options.sum_block = static_cast<int>(std::ranges::count_if(
         ranks, [&](int rank) { return rank / block == ranks.front() / block; }));
   }
   return impl_->transport.subgroups->make(ranks, options, impl_->accounts);

@@ -52,7 +52,7 @@ struct GroupOptions {
   /// Makes a group on one host add as several hosts of so many ranks each would: first the ranks of
   /// each block in order, then the blocks' sums. Its results then are theirs, bit for bit. 0 makes
   /// all ranks one block.
-  int block = 0;
+  int sum_block = 0;
 };
 
 /// A rank publishes this in a slot of a window for other hosts. Ranks of its own host read it in

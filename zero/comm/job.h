@@ -64,8 +64,8 @@ Job job_from_environment(const Lookup& variable = environment_variable);
 std::string transport_from_environment(const Lookup& variable = environment_variable);
 
 /// Returns the value of ZERO_SUM_BLOCK, or 0 where it is not set. `zero::init` takes it as
-/// GroupOptions::block, so that a run on one host has the bits of a run on several hosts of so many
-/// ranks each. Throws ConfigError.
+/// GroupOptions::sum_block, so that a run on one host has the bits of a run on several hosts of so
+/// many ranks each. Throws ConfigError.
 int sum_block_from_environment(const Lookup& variable = environment_variable);
 
 }  // namespace zero::comm

@@ -627,7 +627,7 @@ std::shared_ptr<comm::Group> init(comm::GroupOptions options) {
   const auto job = comm::job_from_environment();
   if (job.size == 1) return comm::single();
   const auto folder = job.addresses.empty() ? comm::rendezvous_folder() : std::filesystem::path();
-  if (const auto block = comm::sum_block_from_environment(); block > 0) options.block = block;
+  if (const auto block = comm::sum_block_from_environment(); block > 0) options.sum_block = block;
   auto joined = comm::join_store(job, options.timeout, folder);
   const auto topology = joined.topology(job.rank);
   return comm::job_group(std::move(joined.store),

@@ -23,7 +23,7 @@ ShmBackend::ShmBackend(Meeting meeting, const GroupOptions& options, const Accou
       arena_(std::make_shared<Arena>(std::move(meeting.mapping), getRank(),
                                      peers_->number(getRank()))),
       accounts_(accounts),
-      collectives_(peers_, arena_, accounts.ledger, accounts.traffic, options.block),
+      collectives_(peers_, arena_, accounts.ledger, accounts.traffic, options.sum_block),
       queue_(std::make_shared<CallQueue>([this](Call& call) { return run(call); })) {}
 
 ShmBackend::~ShmBackend() {

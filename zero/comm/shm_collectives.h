@@ -25,7 +25,7 @@ namespace zero::comm {
 /// Runs calls, one at a time, from any one thread at a time.
 class Collectives {
  public:
-  /// For `block` see GroupOptions::block.
+  /// For `block` see GroupOptions::sum_block.
   Collectives(std::shared_ptr<Peers> peers, std::shared_ptr<Arena> arena,
               std::shared_ptr<Ledger> ledger, std::shared_ptr<Traffic> traffic, int block = 0);
   /// Blocks until this rank may use the outputs and overwrite the inputs. Throws CommError,

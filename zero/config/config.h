@@ -205,7 +205,8 @@ struct Config {
   /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
   /// install_host_allocator() counts them); 0: no limit. States that exceed it are refused before
   /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered
-  /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in budget.cpp.
+  /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in
+  /// engine/memory_budget.h.
   /// Where `offload_optimizer.nvme_path` names a folder but nothing is offloaded, as much as needed
   /// is (tiers.h).
   int64_t memory_budget = 0;

@@ -77,8 +77,8 @@ void LossScaler::update() {
   if (!lowered) {
     throw Error(fmt::format(
         "A gradient is infinite or NaN, and the loss scale is at its minimum already, {}: it "
-        "cannot be "
-        "lowered any more. Lower the learning rate, look at the loss, or lower the minimum.",
+        "cannot be lowered any more. Lower the learning rate, look at the loss, or lower the "
+        "minimum.",
         scale_.value()));
   }
 }

@@ -245,8 +245,8 @@ Schedule complete(Schedule schedule, const RunLength& run) {
   if (const auto last = betas(schedule, run.steps); last && last->beta1 >= 1) {
     throw ConfigError(fmt::format(
         "scheduler.params.decay_mom_rate makes Adam's beta1 {} by update {}, the run's last; it "
-        "must "
-        "stay below 1. A smaller rate, a larger decay_step_size or cycle_momentum false do so.",
+        "must stay below 1. A smaller rate, a larger decay_step_size or cycle_momentum false do "
+        "so.",
         last->beta1, run.steps));
   }
   return schedule;

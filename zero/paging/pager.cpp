@@ -545,9 +545,8 @@ void Pager::check_storages() const {
     if (parameters_[i].storage().unsafeGetStorageImpl() == pages_[i].storage) continue;
     throw Error(
         fmt::format("The storage of parameter '{}' was replaced (set_data, Module::to) after the "
-                    "Engine took it over. "
-                    "Convert the module before constructing the Engine, and write values inside "
-                    "zero::Gathered.",
+                    "Engine took it over. Convert the module before constructing the Engine, and "
+                    "write values inside zero::Gathered.",
                     layout_.parameters()[i].name));
   }
 }

@@ -165,8 +165,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     if (saved.empty()) {
       throw Error(
           "backward ran a second time through linear_cross_entropy, which gives its gradients away "
-          "in the "
-          "first. Compute the loss again, or use at::cross_entropy_loss on the logits.");
+          "in the first. Compute the loss again, or use at::cross_entropy_loss on the logits.");
     }
     if (at::GradMode::is_enabled()) {
       throw Error(
