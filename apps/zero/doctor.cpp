@@ -16,7 +16,7 @@ namespace {
 
 using namespace checkup;
 
-constexpr const char* kDescription =
+constexpr const char* kDoctorDescription =
     "Looks for what would make training fail on this machine, and says what to change.\n\n"
     "  zero doctor -n 4 --nvme-path /mnt/nvme\n\n"
     "It changes nothing, removes what it writes, and measures nothing (`zero bench` does). Run it "
@@ -94,7 +94,7 @@ void print_json(const Report& report, const Plan& plan) {
 }  // namespace
 
 int doctor(const Arguments& arguments) {
-  OptionParser parser("doctor", kDescription);
+  OptionParser parser("doctor", kDoctorDescription);
   Plan plan;
   std::vector<std::string> paths;
   bool json = false;
