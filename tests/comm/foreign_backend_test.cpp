@@ -257,15 +257,15 @@ TEST(GroupOverAnotherBackend, ReportsItsErrorsAsCommErrorsThatNameTheCall) {
   Group group(c10::make_intrusive<BrokenBackend>());
   auto tensor = at::full({2}, 1.0f);
   auto other = at::full({2}, 1.0f);
-  EXPECT_THAT(message_of<CommError>([&] { group.all_reduce(tensor, "norm"); }),
+  EXPECT_THAT(zero::message_of<CommError>([&] { group.all_reduce(tensor, "norm"); }),
               ::testing::AllOf(::testing::StartsWith("all_reduce 'norm' failed on rank 0: "),
                                ::testing::HasSubstr("does not support allreduce")));
-  EXPECT_EQ(message_of<CommError>([&] { group.broadcast(tensor, 1, "unit 3"); }),
+  EXPECT_EQ(zero::message_of<CommError>([&] { group.broadcast(tensor, 1, "unit 3"); }),
             "broadcast 'unit 3' failed on rank 0: no route to host");
   auto work = group.all_to_all(other, tensor, "unit 4");
-  EXPECT_EQ(message_of<CommError>([&] { work.wait(); }),
+  EXPECT_EQ(zero::message_of<CommError>([&] { work.wait(); }),
             "all_to_all 'unit 4' failed on rank 0: connection closed by peer");
-  EXPECT_EQ(message_of<CommError>([&] { group.barrier(); }),
+  EXPECT_EQ(zero::message_of<CommError>([&] { group.barrier(); }),
             "barrier failed on rank 0: the cable is unplugged");
   EXPECT_THROW(group.reduce_scatter(tensor.narrow(0, 0, 1), other), OutOfMemory)
       << "ours are left as they are";

@@ -198,7 +198,7 @@ TEST_P(Hosts, ARanksFailureIsEveryRanksFailure) {
     }
   };
   const auto thrown =
-      message_of<Error>([&] { run_as_hosts(GetParam().hosts, GetParam().local_size, body); });
+      zero::message_of<Error>([&] { run_as_hosts(GetParam().hosts, GetParam().local_size, body); });
   EXPECT_THAT(thrown, HasSubstr("the disk of rank 1 is full"));
   EXPECT_EQ(messages.size(), static_cast<size_t>(ranks() - 1));
 }
@@ -255,9 +255,9 @@ TEST_P(Hosts, HaveAWindowEachThatShowsWhatAllPublish) {
       // Values go in chunks, whose last blocks are whole as the message's own are.
       EXPECT_EQ(group.traffic().count(Collective::all_gather).link_bytes,
                 static_cast<int64_t>(kEpochs) * kSlots * (GetParam().hosts - 1) * slice_bytes);
-      EXPECT_THAT(message_of<CommError>([&] { window->publish(0, kEpochs + 1); }),
+      EXPECT_THAT(zero::message_of<CommError>([&] { window->publish(0, kEpochs + 1); }),
                   AllOf(HasSubstr("Slot 0"), HasSubstr("without its slices")));
-      EXPECT_THAT(message_of<CommError>([&] { window->publish(kSlots, 1); }),
+      EXPECT_THAT(zero::message_of<CommError>([&] { window->publish(kSlots, 1); }),
                   HasSubstr("has no slot 3"));
       group.barrier();
     });
@@ -303,7 +303,7 @@ TEST_P(Hosts, HaveGroupsOfSomeOfTheirRanks) {
       EXPECT_EQ(sum[999].item<float>(),
                 static_cast<float>(std::accumulate(ranks.begin(), ranks.end(), 0)));
     }
-    const auto wrong = message_of<CommError>([&] { group.subgroup(std::vector<int>{99}); });
+    const auto wrong = zero::message_of<CommError>([&] { group.subgroup(std::vector<int>{99}); });
     EXPECT_THAT(wrong, HasSubstr("they are 99"));
   });
 }
@@ -321,9 +321,9 @@ TEST_P(Hosts, AreNamedByTheRanksOfTheJobInWindows) {
                  const auto some = group->subgroup(of_host);
                  const auto window = some->window(64, 1, Category::parameters);
                  if (group->rank() == awaited - 1) {
-                   EXPECT_THAT(
-                       message_of<CommError>([&] { window->wait(0, local_size - 1, 1, "unit"); }),
-                       HasSubstr("(rank " + std::to_string(awaited) + " is at 0)"));
+                   EXPECT_THAT(zero::message_of<CommError>(
+                                   [&] { window->wait(0, local_size - 1, 1, "unit"); }),
+                               HasSubstr("(rank " + std::to_string(awaited) + " is at 0)"));
                    timed_out.count_down();
                  }
                  timed_out.wait();

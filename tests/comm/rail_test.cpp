@@ -233,13 +233,13 @@ TEST(Rail, AbortWakesEveryWaitAndRefusesLaterCalls) {
     const auto receives = rail.receive(1, Channel::gather, received);
     const auto sends = rail.send(1, Channel::homeward, sent);  // nobody takes it
     auto waits = std::async(std::launch::async,
-                            [&] { return message_of<CommError>([&] { receives->wait(); }); });
+                            [&] { return zero::message_of<CommError>([&] { receives->wait(); }); });
     std::this_thread::sleep_for(milliseconds(50));
     rail.abort();
     EXPECT_THAT(waits.get(), AllOf(HasSubstr("aborted"), HasSubstr("gloo over 127.0.0.1 (tcp)"),
                                    HasSubstr("host 0 received 2.00 MiB from host 1")));
-    EXPECT_THAT(message_of<CommError>([&] { sends->wait(); }), HasSubstr("aborted"));
-    EXPECT_THAT(message_of<CommError>([&] { (void)rail.send(1, Channel::control, sent); }),
+    EXPECT_THAT(zero::message_of<CommError>([&] { sends->wait(); }), HasSubstr("aborted"));
+    EXPECT_THAT(zero::message_of<CommError>([&] { (void)rail.send(1, Channel::control, sent); }),
                 HasSubstr("aborted"));
     rail.abort();  // once more is no harm
   });
@@ -250,7 +250,7 @@ TEST(Rail, APassageThatNobodyWaitsForAbortsIt) {
     if (rail.host() == 1) return;
     Bytes bytes(100);
     (void)rail.receive(1, Channel::gather, bytes);
-    EXPECT_THAT(message_of<CommError>([&] { (void)rail.send(1, Channel::control, bytes); }),
+    EXPECT_THAT(zero::message_of<CommError>([&] { (void)rail.send(1, Channel::control, bytes); }),
                 HasSubstr("since host 0 received 100 B from host 1 and nobody waited"));
   });
 }
@@ -283,9 +283,10 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
   on_hosts(3, [](Rail& rail) {
     if (rail.host() == 0) return rail.abort();  // that closes its connections
     Bytes bytes(kMiB);
-    EXPECT_THAT(message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
-                AllOf(HasSubstr("lost host 0"), HasSubstr("received 1.00 MiB from host 0"),
-                      Not(HasSubstr(".cc")), Not(HasSubstr("\n"))));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
+        AllOf(HasSubstr("lost host 0"), HasSubstr("received 1.00 MiB from host 0"),
+              Not(HasSubstr(".cc")), Not(HasSubstr("\n"))));
     // The other two still have each other.
     const int peer = 3 - rail.host();
     const auto sent = message(kMiB, rail.host());
@@ -295,8 +296,9 @@ TEST(Rail, AHostThatGoesAwayIsNamed) {
     EXPECT_TRUE(bytes == message(kMiB, peer));
     // They lose each other too, though each has a broken connection already.
     if (rail.host() == 1) return rail.abort();
-    EXPECT_THAT(message_of<CommError>([&] { rail.receive(1, Channel::gather, bytes)->wait(); }),
-                HasSubstr("lost host 1"));
+    EXPECT_THAT(
+        zero::message_of<CommError>([&] { rail.receive(1, Channel::gather, bytes)->wait(); }),
+        HasSubstr("lost host 1"));
   });
 }
 
@@ -317,7 +319,7 @@ TEST(Rail, AHostThatGoesAwayInAMessageIsNamed) {
     } else {
       rail.receive(peer, Channel::gather, bytes)->wait();
       rail.send(peer, Channel::control, std::span(bytes).first(1))->wait();
-      EXPECT_THAT(message_of<CommError>([&] {
+      EXPECT_THAT(zero::message_of<CommError>([&] {
                     for (;;) rail.receive(peer, Channel::gather, bytes)->wait();
                   }),
                   HasSubstr("lost host 0"));
@@ -424,30 +426,31 @@ TEST(Rail, WhatIsStillOnItsWayFromAHostThatLeftIsWaitedFor) {
   tail.wait_until_asked(3);  // so the other channels are known to have ended
   tail.arrive();
   EXPECT_NO_THROW(passage->wait());
-  EXPECT_THAT(message_of<CommError>([&] { (void)rail->receive(0, Channel::control, bytes); }),
+  EXPECT_THAT(zero::message_of<CommError>([&] { (void)rail->receive(0, Channel::control, bytes); }),
               AllOf(HasSubstr("lost host 0"), HasSubstr("closed by the peer")));
 }
 
 TEST(Rail, SilenceIsReportedWhenTheTimeIsUp) {
-  on_hosts(2,
-           [](Rail& rail) {
-             if (rail.host() == 0) {
-               std::this_thread::sleep_for(milliseconds(900));
-               return;
-             }
-             Bytes bytes(10);
-             EXPECT_THAT(
-                 message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
-                 AllOf(HasSubstr("nothing moved for 2 s"), HasSubstr("Host 0 does not answer")));
-           },
-           {.timeout = milliseconds(2000)});
+  on_hosts(
+      2,
+      [](Rail& rail) {
+        if (rail.host() == 0) {
+          std::this_thread::sleep_for(milliseconds(900));
+          return;
+        }
+        Bytes bytes(10);
+        EXPECT_THAT(
+            zero::message_of<CommError>([&] { rail.receive(0, Channel::gather, bytes)->wait(); }),
+            AllOf(HasSubstr("nothing moved for 2 s"), HasSubstr("Host 0 does not answer")));
+      },
+      {.timeout = milliseconds(2000)});
 }
 
 TEST(Rail, EndsThatDisagreeAboutASizeSayThatNothingMoved) {
   on_hosts(2,
            [](Rail& rail) {
              Bytes bytes(kMiB);
-             const auto error = message_of<CommError>([&] {
+             const auto error = zero::message_of<CommError>([&] {
                if (rail.host() == 0) {
                  rail.send(1, Channel::gather, bytes)->wait();
                } else {
@@ -462,7 +465,7 @@ TEST(Rail, EndsThatDisagreeAboutASizeSayThatNothingMoved) {
 
 TEST(Rail, HostsThatDoNotComeAreNamed) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(message_of<CommError>([&] {
+  EXPECT_THAT(zero::message_of<CommError>([&] {
                 (void)gloo_rail(store, 1, 4, kLoopbackAddress, {.timeout = milliseconds(200)});
               }),
               HasSubstr("Host 1 waited 0.2 s for hosts 0, 2, 3 to connect"));
@@ -470,7 +473,7 @@ TEST(Rail, HostsThatDoNotComeAreNamed) {
 
 TEST(Rail, AnAddressThatIsNotThisHostsIsNamed) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(message_of<CommError>([&] {
+  EXPECT_THAT(zero::message_of<CommError>([&] {
                 (void)gloo_rail(store, 0, 1, "192.0.2.1", {.timeout = milliseconds(200)});
               }),
               AllOf(HasSubstr("192.0.2.1"), HasSubstr("ZERO_INTERFACE")));
@@ -507,21 +510,21 @@ TEST(RailAddress, IsTheOneTowardsTheStore) {
 TEST(RailAddress, RefusesALoopbackInterfaceWhereTheStoreIsElsewhere) {
   const Variable interface("ZERO_INTERFACE", "lo");
   EXPECT_EQ(rail_address("127.0.0.1"), "127.0.0.1");
-  EXPECT_THAT(message_of<Error>([] { (void)rail_address("192.0.2.1"); }),
+  EXPECT_THAT(zero::message_of<Error>([] { (void)rail_address("192.0.2.1"); }),
               ::testing::AnyOf(AllOf(HasSubstr("ZERO_INTERFACE is 'lo'"), HasSubstr("192.0.2.1")),
                                HasSubstr("No route leads")));
 }
 
 TEST(RailAddress, NamesTheInterfacesThatThereAre) {
   const Variable interface("GLOO_SOCKET_IFNAME", "eth77");
-  EXPECT_THAT(message_of<ConfigError>([] { (void)rail_address("127.0.0.1"); }),
+  EXPECT_THAT(zero::message_of<ConfigError>([] { (void)rail_address("127.0.0.1"); }),
               AllOf(HasSubstr("GLOO_SOCKET_IFNAME is 'eth77'"), HasSubstr("lo")));
 }
 
 TEST(RailTransport, IsRefusedByNameWhereRailsDoNotKnowIt) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto error = [&] {
-    return message_of<ConfigError>([&] { (void)gloo_rail(store, 0, 1, kLoopbackAddress); });
+    return zero::message_of<ConfigError>([&] { (void)gloo_rail(store, 0, 1, kLoopbackAddress); });
   };
   const Variable transport("GLOO_DEVICE_TRANSPORT", "UV");
   EXPECT_THAT(error(), HasSubstr("GLOO_DEVICE_TRANSPORT is 'UV'"));
@@ -532,7 +535,7 @@ TEST(RailTransport, IsRefusedByNameWhereRailsDoNotKnowIt) {
 TEST(RailTransport, IsChosenByAVariable) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto error = [&] {
-    return message_of<Error>([&] { (void)open_rail(store, {.address = kLoopbackAddress}); });
+    return zero::message_of<Error>([&] { (void)open_rail(store, {.address = kLoopbackAddress}); });
   };
   EXPECT_EQ(open_rail(store, {.address = kLoopbackAddress})->describe(),
             "gloo over 127.0.0.1 (tcp)");
@@ -545,7 +548,7 @@ TEST(RailTransport, IsChosenByAVariable) {
 
 TEST(RailTransport, APluginThatIsNotThereIsNamedWithItsPackage) {
   EXPECT_THAT(
-      message_of<CommError>([] { (void)plugin_rail("mvapich", {0}, 0); }),
+      zero::message_of<CommError>([] { (void)plugin_rail("mvapich", {0}, 0); }),
       AllOf(HasSubstr("libzero_rail_mvapich.so cannot be loaded"), HasSubstr("libmvapich-dev")));
 }
 

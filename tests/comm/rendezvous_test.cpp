@@ -43,7 +43,7 @@ Job job_of(const Variables& variables) {
 }
 
 std::string complaint_about(const Variables& variables) {
-  return message_of<ConfigError>([&] { job_of(variables); });
+  return zero::message_of<ConfigError>([&] { job_of(variables); });
 }
 
 const Variables kTorchrun{{"RANK", "1"},

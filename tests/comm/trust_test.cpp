@@ -97,7 +97,7 @@ std::string joiner_hears(const std::string& process, const std::string& arena) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("zero/comm/1/process/0", process);
   store->set("zero/comm/1/arena/0", arena);
-  return message_of<CommError>([&] { meet(*store, 1, 2, seconds(60)); });
+  return zero::message_of<CommError>([&] { meet(*store, 1, 2, seconds(60)); });
 }
 
 TEST(Joiner, RefusesANonceOrALayoutThatNoRankWrites) {
@@ -220,7 +220,7 @@ std::string caller_hears(
   write(slot, peer.mapping->layout());
   slot.started.store(1);
   slot.ticks.store(1000);
-  return message_of<CommError>([&] { call(*group); });
+  return zero::message_of<CommError>([&] { call(*group); });
 }
 
 struct Lie {

@@ -390,16 +390,18 @@ TEST(Watch, SaysWhichAddressCannotBeReached) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto wrong = settings(0, 2);
   wrong.address = "192.0.2.7";  // an address for documentation, which nobody has
-  EXPECT_THAT(message_of<CommError>([&] { HostWatch(wrong, *store, HostWatch::OnTrouble()); }),
-              HasSubstr("192.0.2.7"));
+  EXPECT_THAT(
+      zero::message_of<CommError>([&] { HostWatch(wrong, *store, HostWatch::OnTrouble()); }),
+      HasSubstr("192.0.2.7"));
   write(*store, "zero/watch/2/0", std::string(32, 'a') + " 127.0.0.1 1 0 7 h0");
   auto early = settings(1, 3);
   early.topology.hosts = 3;
   early.arrival = milliseconds(300);
   store->add("zero/watch/generation/1", 1);
-  EXPECT_THAT(message_of<CommError>([&] { HostWatch(early, *store, HostWatch::OnTrouble()); }),
-              AllOf(HasSubstr("Rank 1 on host h1 cannot reach the watch of rank 0 at 127.0.0.1:1"),
-                    HasSubstr("firewall")));
+  EXPECT_THAT(
+      zero::message_of<CommError>([&] { HostWatch(early, *store, HostWatch::OnTrouble()); }),
+      AllOf(HasSubstr("Rank 1 on host h1 cannot reach the watch of rank 0 at 127.0.0.1:1"),
+            HasSubstr("firewall")));
 }
 
 // It has no connection to rank 0, but rank 0 has one to it.
@@ -407,7 +409,7 @@ TEST(Watch, TellsAJudgeThatAnotherCannotReachIt) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::string heard;
   std::jthread first([&] {
-    heard = message_of<CommError>([&] {
+    heard = zero::message_of<CommError>([&] {
       HostWatch watch(settings(0, 2), *store, HostWatch::OnTrouble());
       for (int i = 0; i < 1000 && !watch.verdict(); ++i)
         std::this_thread::sleep_for(milliseconds(20));
@@ -420,8 +422,8 @@ TEST(Watch, TellsAJudgeThatAnotherCannotReachIt) {
   said >> token >> address >> port;
   std::getline(said, rest);
   write(*store, key, token + " " + address + " 1" + rest);
-  const auto own =
-      message_of<CommError>([&] { HostWatch(settings(1, 2), *store, HostWatch::OnTrouble()); });
+  const auto own = zero::message_of<CommError>(
+      [&] { HostWatch(settings(1, 2), *store, HostWatch::OnTrouble()); });
   EXPECT_THAT(own, HasSubstr("Rank 1 on host h1 cannot reach the watch of rank 0 at 127.0.0.1:1"));
   first.join();
   EXPECT_EQ(heard, own);
@@ -434,9 +436,9 @@ TEST(Watch, BelievesOnlyWhatARankWrites) {
                            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 127.0.0.1 80 0 -7 h0"}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     write(*store, "zero/watch/1/0", said);
-    EXPECT_THAT(
-        message_of<CommError>([&] { HostWatch(settings(1, 2), *store, HostWatch::OnTrouble()); }),
-        HasSubstr("not what a rank writes"))
+    EXPECT_THAT(zero::message_of<CommError>(
+                    [&] { HostWatch(settings(1, 2), *store, HostWatch::OnTrouble()); }),
+                HasSubstr("not what a rank writes"))
         << said;
   }
 }
