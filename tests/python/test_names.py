@@ -86,6 +86,7 @@ def test_optimizer(group: Any) -> None:
     of("step(closure)", "the same, after the closure", lambda: opt.step(closure) > 0 and opt.updated)
 
     def zeroes() -> bool:
+        backward()
         opt.zero_grad(set_to_none=False)
         before = opt.parameter(p)
         opt.step()
@@ -95,7 +96,7 @@ def test_optimizer(group: Any) -> None:
     of("zero_grad()", "drops the gradients since the last `step`", lambda: (backward(), opt.zero_grad(), not opt.pending)[-1])
     of("zero_grad(set_to_none=False)", "drops them, and puts zeros in their place: decay and momentum go on", zeroes)
     of("add_param_group(group)", "before `shard`", lambda: opt.add_param_group({"params": [nn.Parameter(torch.ones(1))]}), "before libzero.shard")  # fmt: skip
-    of("state_dict()", "whole on rank 0, in torch's format; collective", lambda: len(opt.state_dict()["state"]) == 6)
+    of("state_dict()", "whole on rank 0, in torch's format; collective", lambda: len(opt.state_dict()["state"]) == 6 or group.rank > 0)
     of("load_state_dict(d)", "rank 0's, absent states included; collective", lambda: opt.load_state_dict(opt.state_dict()))
     of("state", "a view: reading, writing in place, assigning, `del` and `clear()` act on the ranks' states; collective",
        lambda: (opt.state[p]["exp_avg"].zero_(), opt.state[p]["exp_avg"].abs().max() == 0)[-1])  # fmt: skip
@@ -247,7 +248,7 @@ def test_accelerate_and_the_trainer(group: Any) -> None:
     of("clip_grad_norm_(part, x)", "of a part of the parameters", lambda: accelerator.clip_grad_norm_(model[0].parameters(), 1.0), "model.parameters()")
     of("clip_grad_norm_(p, x, norm_type)", "other than 2", lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0, 1), "norm_type")
     of("clip_grad_value_(p, x)", "", lambda: accelerator.clip_grad_value_(model.parameters(), 1.0), "clip_grad_norm_")
-    of("get_state_dict(model)", "whole on rank 0", lambda: len(accelerator.get_state_dict(model)) == 6)
+    of("get_state_dict(model)", "whole on rank 0", lambda: len(accelerator.get_state_dict(model) or ()) == 6 or group.rank > 0)
     row("optimizer.step()", "and `zero_grad(set_to_none)`, `state_dict`, of what `prepare` returned: those of `opt`", lambda: (optimizer.step(), optimizer.zero_grad(set_to_none=False), scheduler.step(), optimizer.optimizer.updated)[-1])
     row("optimizer.step_was_skipped", "a gradient was not finite", lambda: not optimizer.step_was_skipped)
     with shared_folder() as folder:
@@ -271,9 +272,9 @@ def test_lightning(group: Any) -> None:
     calls = Calls(libzero.lightning.LibzeroStrategy)
 
     class Net(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
+        def configure_model(self) -> None:
+            if not hasattr(self, "net"):
+                self.net = mlp()
 
         def training_step(self, x: Any, index: int) -> Any:
             return self.net(x[0]).pow(2).mean()

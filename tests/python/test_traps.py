@@ -718,7 +718,7 @@ def test_linear_cross_entropy(group):
     first = Tied()
     for keywords in ({}, {"label_smoothing": 0.1}, {"ignore_index": 3}, {"reduction": "sum"}):
         expected = copy.deepcopy(first)
-        reference = torch.optim.AdamW(expected.parameters(), lr=1e-2)
+        reference = torch.optim.SGD(expected.parameters(), lr=1e-2)
         losses = []
         for step in range(3):
             parts = [plain(expected, words(rank, step), **keywords) for rank in range(group.size)]
@@ -728,7 +728,7 @@ def test_linear_cross_entropy(group):
             reference.zero_grad()
         found = []
         for stage in STAGES:
-            model, opt = sharded(stage, copy.deepcopy(first))
+            model, opt = sharded(stage, copy.deepcopy(first), torch.optim.SGD, gradient_clipping=0)
             here = []
             for step in range(3):
                 loss = fused(model, words(group.rank, step), **keywords)
