@@ -61,6 +61,8 @@ def main() -> int:
         texts = [help_of(program, subcommand)]
         if subcommand == "bench":
             texts += [help_of(program, subcommand, subject) for subject in listed(texts[0])]
+        if subcommand == "ckpt":
+            texts += [help_of(program, subcommand, action) for action in ("inspect", "verify", "prune")]
         if "--help-all" in texts[0]:
             texts.append(help_of(program, subcommand, option="--help-all"))
         if subcommand == "data":

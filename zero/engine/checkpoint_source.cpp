@@ -174,7 +174,7 @@ class SliceReader final : public StateSource {
     constexpr int64_t kBlock = optim::kCodedBlock;
     const Range blocks{elements.begin / kBlock * kBlock,
                        std::min(at::round_up(elements.end, kBlock), from.numel())};
-    const auto codes = gather(place, *stored, blocks);
+    auto codes = gather(place, *stored, blocks);
     if (plan.is_coded(state)) return codes;
     const auto values = at::empty({blocks.size()}, at::kFloat);
     optim::decode(static_cast<const std::byte*>(codes.const_data_ptr()),
