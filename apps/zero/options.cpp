@@ -40,10 +40,11 @@ void refuse_repetition(const CLI::Option& option, const std::string& program) {
   const bool takes_several = option.get_items_expected_max() > 1 ||
                              option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
   if (takes_several || given.size() < 2) return;
-  const bool is_flag = option.get_items_expected_max() == 0;
+  const bool bare = std::ranges::all_of(given, [](const auto& each) { return each.empty(); }) ||
+                    option.get_items_expected_max() == 0;  // without values
   throw ConfigError(fmt::format(
       "{}: {} is given {} times{}; give it once.", program, option.get_name(), given.size(),
-      is_flag ? std::string() : fmt::format(" ({})", fmt::join(given, ", "))));
+      bare ? std::string() : fmt::format(" ({})", fmt::join(given, ", "))));
 }
 
 }  // namespace
