@@ -118,15 +118,8 @@ TEST_F(TrainFailure, AnEarlierRunIsKept) {
 TEST_F(TrainFailure, ACheckpointThatThisRunCannotGoOnFrom) {
   const std::vector<std::string> saving{"--stage", "2", "--steps", "4", "--save-every", "2"};
   ASSERT_EQ(folder_.train(saving).status, 0);
-  const auto resumed = [&](const std::string& option, const std::string& value) {
-    std::map<std::string, std::string> options{{"--stage", "2"}, {"--steps", "8"}};
-    options[option] = value;
-    std::vector<std::string> words{"--resume"};
-    for (const auto& [name, of_it] : options) words.insert(words.end(), {name, of_it});
-    return error(words, 2);
-  };
-  EXPECT_THAT(resumed("--steps", "4"), HasSubstr("has already done 4 steps; --steps is 4."));
-  EXPECT_THAT(resumed("--nproc", "3"), HasSubstr("Give --nproc 2"));
+  EXPECT_THAT(error({"--resume", "--stage", "2", "--steps", "4"}, 2),
+              HasSubstr("has already done 4 steps; --steps is 4."));
   EXPECT_EQ(folder_.train({"--resume", "--stage", "2", "--steps", "8"}).status, 0);
 }
 
