@@ -184,7 +184,7 @@ PlainZero::PlainZero(const NamedTensors& model, Optimizer optimizer, Options opt
   if (reach != optim::Reach::element && (reach != optim::Reach::parameter || options_.stage > 0)) {
     throw ConfigError(fmt::format(
         "PlainZero was given {} at stage {}, whose update of an element needs more than that "
-        "element. Use an optimizer that updates elements by themselves (AdamW), or zero::Engine.",
+        "element. Use an optimizer that updates elements by themselves (AdamW).",
         optim::name(optimizer_), options_.stage));
   }
   std::vector<partition::Parameter> described;
