@@ -12,8 +12,7 @@ namespace {
 
 using List = std::vector<Json>;
 
-/// Adds the rows of a section in which no key acts. The key "*" is all others of the section, where
-/// nothing is gained by knowing them.
+/// Adds the rows of a section in which no key acts.
 class Section {
  public:
   Section(All& all, std::string name) : rows_(all, Part::engine, std::move(name)) {}
@@ -118,30 +117,48 @@ void add_compression(All& all) {
         .keys<Json>({"quantizer_kernel", "schedule_offset", "schedule_offset_end",
                      "schedule_offset_stride", "quantize_groups", "quantize_verbose",
                      "quantization_type", "rounding", "quantize_weight_in_forward",
-                     "fp16_mixed_quantize", "range_calibration", "method", "block_pattern",
-                     "dense_ratio", "excluded_modules"});
-    Section(all, technique).refused(kInstead).keys<Json>({"different_groups"});
+                     "fp16_mixed_quantize.enabled", "fp16_mixed_quantize.quantize_change_ratio",
+                     "range_calibration", "method", "block_pattern", "dense_ratio",
+                     "excluded_modules"});
+    Section(all, technique + ".different_groups.*")
+        .refused(kInstead)
+        .keys<Json>({"params.start_bits", "params.target_bits", "params.quantization_period",
+                     "params.bits", "params.dense_ratio", "params.num_heads", "modules",
+                     "related_modules"});
   }
   Section(all, "compression_training")
       .refused(kInstead)
       .keys<bool>({"layer_reduction.enabled"})
-      .keys<Json>({"layer_reduction.*"});
+      .keys<double>({"layer_reduction.keep_number_layer"})
+      .keys<std::string>({"layer_reduction.module_name_prefix"})
+      .keys<List>({"layer_reduction.teacher_layer", "layer_reduction.other_module_name"});
 
-  Section(all, "quantize_training").refused(kInstead).keys<bool>({"enabled"}).keys<Json>({"*"});
+  Section moq(all, "quantize_training");
+  moq.refused(kInstead)
+      .keys<bool>({"enabled", "quantize_verbose", "quantize_eigenvalue", "quantizer_kernel",
+                   "fp16_mixed_quantize.enabled"})
+      .keys<std::string>(
+          {"quantize_type", "quantize_algo.q_type", "quantize_algo.rounding", "quantize_type_name"})
+      .keys<double>({"quantize_groups", "quantize_bits.start_bits", "quantize_bits.target_bits",
+                     "quantize_schedule.quantize_period", "quantize_schedule.schedule_offset",
+                     "fp16_mixed_quantize.quantize_change_ratio"});
   Section(all, "eigenvalue")
       .without_effect("Only quantize_training used it.")
-      .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<bool>({"enabled", "verbose"})
+      .keys<double>({"max_iter", "tol", "stability", "gas_boundary_resolution", "layer_num"})
+      .keys<std::string>({"layer_name", "model_name"});
   Section(all, "weight_quantization")
       .refused(kInstead)
       .switched_by<bool>("enabled", false)
-      .keys<Json>({"*"});
+      .keys<double>({"num_bits", "q_groups"})
+      .keys<std::string>({"q_type"})
+      .keys<Json>({"quantized_initialization", "post_init_quant"});
   Section(all, "progressive_layer_drop")
       .refused(
           "libzero drops no layers while it trains: use dropout (`train.dropout`), or a "
           "smaller model.")
       .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<double>({"theta", "gamma"});
 }
 
 void add_attention(All& all) {
@@ -151,7 +168,11 @@ void add_attention(All& all) {
           "attention, or give the engine a model with its own.",
           {"dense"})
       .switched_by<std::string>("mode", "dense")
-      .keys<Json>({"*"});
+      .keys<double>({"block", "num_local_blocks", "num_global_blocks", "num_random_blocks",
+                     "num_sliding_window_blocks", "num_different_global_patterns"})
+      .keys<bool>({"different_layout_per_head", "horizontal_global_attention"})
+      .keys<std::string>({"attention"})
+      .keys<List>({"local_window_blocks", "global_block_indices", "global_block_end_indices"});
 }
 
 void add_data(All& all) {
@@ -161,7 +182,11 @@ void add_data(All& all) {
   Section(all, "curriculum_learning")
       .refused(kCurriculum)
       .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<std::string>({"curriculum_type", "schedule_type"})
+      .keys<double>({"min_difficulty", "max_difficulty"})
+      .keys<double>({"schedule_config.total_curriculum_step", "schedule_config.difficulty_step",
+                     "schedule_config.root_degree"})
+      .keys<List>({"schedule_config.difficulty", "schedule_config.max_step"});
   Section(all, "data_efficiency")
       .without_effect("`zero train` samples its data by `train.seed`.")
       .keys<bool>({"enabled", "data_sampling.enabled", "data_routing.enabled"})
@@ -169,15 +194,45 @@ void add_data(All& all) {
       .keys<bool>({"data_sampling.pin_memory"})
       .refused(kCurriculum)
       .keys<bool>({"data_sampling.curriculum_learning.enabled"})
-      .keys<Json>({"data_sampling.curriculum_learning.*"})
+      .keys<std::string>({"data_sampling.curriculum_learning.data_cluster_path"})
+      .keys<Json>({"data_sampling.curriculum_learning.curriculum_metrics.*.index_to_sample_path",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.index_to_metric_path",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.difficulty_type",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.clustering_type",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.min_difficulty",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.max_difficulty",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.schedule_type",
+                   "data_sampling.curriculum_learning.curriculum_metrics.*.schedule_config"})
       .refused("libzero's batches have a fixed number of sequences of `train.seq` tokens.")
-      .keys<bool>({"data_sampling.dynamic_batching.enabled"})
-      .keys<Json>({"data_sampling.dynamic_batching.*"})
+      .keys<bool>(
+          {"data_sampling.dynamic_batching.enabled", "data_sampling.dynamic_batching.verbose"})
+      .keys<std::string>({"data_sampling.dynamic_batching.metrics_path",
+                          "data_sampling.dynamic_batching.lr_scaling_method",
+                          "data_sampling.dynamic_batching.sequence_picking_order"})
+      .keys<double>({"data_sampling.dynamic_batching.min_batch_size",
+                     "data_sampling.dynamic_batching.max_batch_size",
+                     "data_sampling.dynamic_batching.max_tokens"})
       .refused(
           "libzero passes every token through every layer (no random-LTD). To save memory use "
           "`activation_checkpointing.every`, to save compute a smaller `train.seq`.")
-      .keys<bool>({"data_routing.random_ltd.enabled"})
-      .keys<Json>({"data_routing.random_ltd.*"});
+      .keys<bool>({"data_routing.random_ltd.enabled",
+                   "data_routing.random_ltd.layer_token_lr_schedule.enabled"})
+      .keys<std::string>({"data_routing.random_ltd.model_mask_name",
+                          "data_routing.random_ltd.model_type",
+                          "data_routing.random_ltd.hidden_state_order",
+                          "data_routing.random_ltd.random_ltd_schedule.schedule_type"})
+      .keys<List>({"data_routing.random_ltd.random_ltd_layer_id"})
+      .keys<double>({"data_routing.random_ltd.total_layer_num",
+                     "data_routing.random_ltd.random_ltd_layer_num",
+                     "data_routing.random_ltd.micro_batch_size",
+                     "data_routing.random_ltd.global_batch_size",
+                     "data_routing.random_ltd.random_ltd_schedule.min_value",
+                     "data_routing.random_ltd.random_ltd_schedule.max_value",
+                     "data_routing.random_ltd.random_ltd_schedule.schedule_config.require_steps",
+                     "data_routing.random_ltd.random_ltd_schedule.schedule_config.seq_per_step",
+                     "data_routing.random_ltd.layer_token_lr_schedule.total_layer_tokens",
+                     "data_routing.random_ltd.layer_token_lr_schedule.warmup_layer_tokens"})
+      .keys<std::string>({"data_routing.random_ltd.layer_token_lr_schedule.warmup_type"});
   Section(all, "")
       .without_effect("All batches are complete.", {true, false})
       .keys<bool>({"dataloader_drop_last"})
@@ -200,7 +255,44 @@ void add_parallelism(All& all) {
                    "replace_with_kernel_inject", "kernel_inject"})
       .keys<std::string>({"dtype", "vocab_parallel_ce_backend", "preset_model"})
       .keys<Json>({"partition_config", "injection_policy_tuple"});
-  Section(all, "expert_parallel").refused(kNoOther).keys<bool>({"enabled"}).keys<Json>({"*"});
+  Section(all, "expert_parallel")
+      .refused(kNoOther)
+      .keys<bool>({"enabled"})
+      .keys<Json>({"autoep_size",
+                   "expert_tensor_parallel_size",
+                   "validate_folding_routing",
+                   "async_split_plan",
+                   "preset_model",
+                   "moe_layer_pattern",
+                   "expert_pattern",
+                   "router_pattern",
+                   "use_grouped_mm",
+                   "disable_triton_grouped_mm",
+                   "route_norm",
+                   "route_scale",
+                   "score_apply",
+                   "combine_impl",
+                   "row_weighting_impl",
+                   "gate_up_impl",
+                   "comm_backend",
+                   "comm_num_sm",
+                   "comm_qp_margin",
+                   "comm_max_tokens_per_rank",
+                   "num_expert_groups",
+                   "num_limited_groups",
+                   "score_func",
+                   "top_k",
+                   "routed_scaling_factor",
+                   "expert_w1",
+                   "expert_w2",
+                   "expert_w3",
+                   "num_experts_attr",
+                   "top_k_attr",
+                   "has_shared_experts",
+                   "shared_experts_pattern",
+                   "shared_experts_gate_pattern",
+                   "expert_activation",
+                   "load_balance_coeff"});
   Section(all, "pipeline")
       .without_effect(kNoOther, {"auto", 1})
       .keys<Json>({"stages"})
@@ -219,15 +311,24 @@ void add_parallelism(All& all) {
 void add_tuning(All& all) {
   Section(all, "autotuning")
       .without_effect("libzero does not tune itself. Use `zero bench step` to measure a step.")
-      .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<bool>({"enabled", "fast", "overwrite", "model_info.profile"})
+      .keys<std::string>(
+          {"results_dir", "exps_dir", "metric", "metric_path", "tuner_type", "model_info_path"})
+      .keys<double>({"start_step", "end_step", "start_profile_step", "end_profile_step",
+                     "tuner_early_stopping", "tuner_num_trials", "mp_size", "max_train_batch_size",
+                     "min_train_batch_size", "max_train_micro_batch_size_per_gpu",
+                     "min_train_micro_batch_size_per_gpu", "num_tuning_micro_batch_sizes",
+                     "model_info.num_params", "model_info.hidden_size", "model_info.num_layers"})
+      .keys<Json>({"arg_mappings"});
   Section(all, "elasticity")
       .refused(
           "libzero does not choose a batch by the number of ranks, as DeepSpeed's elasticity does. "
           "Set train_batch_size and train_micro_batch_size_per_gpu, and leave the section out or "
           "switch it off.")
-      .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<bool>({"enabled", "ignore_non_elastic_batch_info", "prefer_larger_batch"})
+      .keys<double>({"max_train_batch_size", "min_gpus", "max_gpus", "min_time", "version",
+                     "num_gpus_per_node", "model_parallel_size"})
+      .keys<List>({"micro_batch_sizes"});
   Section(all, "compile")
       .without_effect("libzero runs LibTorch's operators as they are, and compiles nothing.",
                       {false})
@@ -242,8 +343,8 @@ void add_tuning(All& all) {
       .keys<Json>({"backend", "kwargs", "passes"});
   Section(all, "hybrid_engine")
       .without_effect("The training engine also generates text.")
-      .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<bool>({"enabled", "release_inference_cache", "pin_parameters", "enable_cuda_graph"})
+      .keys<double>({"max_out_tokens", "inference_tp_size", "tp_gather_partition_size"});
   Section(all, "")
       .without_effect("It concerns DeepSpeed's inference engine.")
       .keys<Json>({"inference"})
@@ -257,7 +358,9 @@ void add_numbers(All& all) {
   Section(all, "amp")
       .refused("libzero does not have Apex's mixed precision. Use the section bf16 or fp16.")
       .keys<bool>({"enabled"})
-      .keys<Json>({"*"});
+      .keys<Json>({"opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
+                   "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses",
+                   "verbosity", "min_loss_scale", "max_loss_scale"});
   Section(all, "")
       .without_effect("Every optimizer here is tested at every stage.", {true, false})
       .keys<bool>({"zero_allow_untested_optimizer"})
