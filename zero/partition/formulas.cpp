@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "zero/base/error.h"
 
 namespace zero::partition {
@@ -138,6 +141,52 @@ HostTraffic offload_traffic(double parameters, int64_t micro_batches, bool accum
 
 double adam_bytes(double parameters, StateBytes bytes) {
   return static_cast<double>(2 * bytes.optimizer + bytes.gradient + bytes.parameter) * parameters;
+}
+
+double delayed_update_speedup(double compute, double update) {
+  return (compute + update) / std::max(compute, update);
+}
+
+double transformer_parameters(const Transformer& model) {
+  return 12 * model.layers * model.hidden * model.hidden;
+}
+
+double transformer_state_bytes(const Transformer& model) {
+  constexpr StateBytes kWithFp32Gradient{.parameter = 2, .gradient = 2 + 4, .optimizer = 12};
+  return state_memory({}, transformer_parameters(model), 1, kWithFp32Gradient).total();
+}
+
+double activation_checkpoint_bytes(const Transformer& model) {
+  return 2 * model.batch * model.sequence * model.hidden * model.layers / model.checkpoint_interval;
+}
+
+double activation_working_bytes(const Transformer& model) {
+  return model.batch * model.sequence * model.checkpoint_interval *
+         (16 * model.hidden + 2 * model.heads * model.sequence);
+}
+
+double state_working_bytes(double hidden, double tiles) { return 16 * hidden * hidden / tiles; }
+
+double largest_tensor_bytes(double hidden, double tiles) { return 8 * hidden * hidden / tiles; }
+
+double largest_hidden(double chunk_bytes, double tiles) {
+  return std::sqrt(chunk_bytes * tiles / 8);
+}
+
+double efficiency(double intensity, double bandwidth, double peak) {
+  return intensity * bandwidth / (intensity * bandwidth + peak);
+}
+
+double bandwidth_needed(double efficiency, double intensity, double peak) {
+  return efficiency / (1 - efficiency) * peak / intensity;
+}
+
+double parameter_intensity(const Transformer& model) { return model.sequence * model.batch; }
+
+double optimizer_intensity(const Transformer& model) { return model.sequence * model.batch / 4; }
+
+double checkpoint_intensity(const Transformer& model) {
+  return 24 * model.hidden * model.checkpoint_interval;
 }
 
 }  // namespace zero::partition

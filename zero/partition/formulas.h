@@ -2,7 +2,7 @@
 // model that fits. Two forms of each: over Psi, as the paper states them, and over a Layout, which
 // counts the declared padding too and is what the ledger shows, byte for byte. Below them what
 // crosses between hosts, with ZeRO++ (2306.10209) too, and the formulas of ZeRO-Offload
-// (2101.06840), for states that are not on the device.
+// (2101.06840) and ZeRO-Infinity (2104.07857), for states that are not on the device.
 #pragma once
 
 #include <cstdint>
@@ -187,5 +187,61 @@ HostTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
 /// moments are read and written (24 a parameter), the gradient is read, and the parameter in low
 /// precision written. Over the seconds of the update these are its bandwidth.
 double adam_bytes(double parameters, StateBytes bytes = {});
+
+/// ZeRO-Offload, section 5.2: how many times as fast steps are when each update runs beside the
+/// next step's computation: their sum over the longer of the two, at most 2. In seconds.
+double delayed_update_speedup(double compute, double update);
+
+/// A transformer and its batch, in ZeRO-Infinity's letters.
+struct Transformer {
+  double layers = 0;               ///< nl
+  double hidden = 0;               ///< hd
+  double heads = 0;                ///< attn_heads
+  double sequence = 0;             ///< seq, tokens
+  double batch = 0;                ///< bsz, sequences
+  double checkpoint_interval = 1;  ///< ci, blocks between two activation checkpoints
+};
+
+/// ZeRO-Infinity, section 3: 12 nl hd^2, of the blocks' four linear layers; embeddings and biases
+/// are left out.
+double transformer_parameters(const Transformer& model);
+
+/// ZeRO-Infinity, section 3, Figure 2a: 20 bytes a parameter: the 16 of mixed precision, and a
+/// gradient in fp32 for the update.
+double transformer_state_bytes(const Transformer& model);
+
+/// ZeRO-Infinity, section 3: 2 bsz seq hd nl / ci bytes for the inputs of every ci-th block.
+double activation_checkpoint_bytes(const Transformer& model);
+
+/// ZeRO-Infinity, section 3, AWM: bsz seq ci (16 hd + 2 attn_heads seq) bytes, what lies between
+/// two checkpoints while it is computed again.
+double activation_working_bytes(const Transformer& model);
+
+/// ZeRO-Infinity, section 3, MSWM: the parameter and the gradient, in half precision, of the
+/// largest linear layer, hd to 4 hd: 16 hd^2 bytes. Section 5.1.3: split into `tiles` that are
+/// fetched in turn, 1/tiles of it.
+double state_working_bytes(double hidden, double tiles = 1);
+
+/// ZeRO-Infinity, section 5.1.3: that layer's largest single allocation, the weight of one tile:
+/// 8 hd^2 / tiles bytes. It must fit into one free stretch of memory.
+double largest_tensor_bytes(double hidden, double tiles = 1);
+
+/// The largest hd of which one tile's weight fits into a stretch of `chunk_bytes`.
+double largest_hidden(double chunk_bytes, double tiles = 1);
+
+/// ZeRO-Infinity, section 4.1: the part of the time in which a device computes, where data comes at
+/// `bandwidth` bytes a second, each byte serves `intensity` operations, and the device does `peak`
+/// operations a second: ait bw / (ait bw + peak). Nothing overlaps.
+double efficiency(double intensity, double bandwidth, double peak);
+
+/// The bandwidth at which `efficiency` is reached: the same, solved for bw.
+double bandwidth_needed(double efficiency, double intensity, double peak);
+
+/// ZeRO-Infinity, section 4.2, operations a byte: of parameters and gradients seq bsz.
+double parameter_intensity(const Transformer& model);
+/// The same for optimizer states: seq bsz / 4.
+double optimizer_intensity(const Transformer& model);
+/// The same for activation checkpoints: 24 hd ci.
+double checkpoint_intensity(const Transformer& model);
 
 }  // namespace zero::partition
