@@ -14,15 +14,18 @@
 
 namespace zero {
 
+OptimizerGroup::OptimizerGroup(const Optimizer& of)
+    : optimizer(of), lr(optim::lr(of)), hash(Hash().add(dump(of)).value()) {}
+
 HyperParameters::HyperParameters(const Model& model) : model_(model) {
-  for (const auto& each : model.optimizers()) groups_.push_back({each, optim::lr(each)});
+  for (const auto& each : model.optimizers()) groups_.emplace_back(each);
 }
 
 int64_t HyperParameters::hash(double clipping) const {
   Hash all;
   all.add(std::bit_cast<int64_t>(clipping));
   for (const auto& group : groups_)
-    all.add(std::bit_cast<int64_t>(group.lr)).add(dump(group.optimizer));
+    all.add(std::bit_cast<int64_t>(group.lr)).add(static_cast<int64_t>(group.hash));
   return static_cast<int64_t>(all.value() >> 16U);
 }
 
@@ -79,10 +82,10 @@ void HyperParameters::set_optimizer(const Optimizer& optimizer, size_t index) {
         index, described(changed.optimizer), described(optimizer)));
   }
   optim::check(optimizer);
-  changed = {.optimizer = optimizer, .lr = optim::lr(optimizer)};
+  changed = OptimizerGroup(optimizer);
   if (const auto beside = model_.beside_matrices_of(index)) {
     const Optimizer others = optim::beside_matrices(std::get<Muon>(optimizer));
-    group(*beside) = {.optimizer = others, .lr = optim::lr(others)};
+    group(*beside) = OptimizerGroup(others);
   }
 }
 

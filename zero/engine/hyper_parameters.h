@@ -12,8 +12,10 @@ namespace zero {
 
 /// The optimizer of parameters, and the learning rate in force.
 struct OptimizerGroup {
+  explicit OptimizerGroup(const Optimizer& of);
   Optimizer optimizer;
-  double lr = 0;
+  double lr;
+  uint64_t hash;  ///< of `optimizer`: each step compares it over ranks
 };
 
 /// A group of Muon has a twin for the parameters that are no matrices, which follows its settings.
