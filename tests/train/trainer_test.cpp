@@ -18,10 +18,25 @@
 #include "zero/data/prepare.h"
 #include "zero/models/architectures.h"
 #include "zero/train/monitors.h"
+#include "zero/train/resume.h"
 #include "zero/train/same_run.h"
 
 namespace zero::train {
 namespace {
+
+TEST(KeepGlobalBatch, SharesTheMicroBatchesAmongOtherRanksOrAsksForOtherBatches) {
+  const SavedSettings saved{R"({"gradient_accumulation_steps": 2, "train_batch_size": 8})", 2};
+  EXPECT_EQ(keep_global_batch(saved, 2), saved.configuration);
+  EXPECT_EQ(keep_global_batch(saved, 4), R"({"gradient_accumulation_steps":1})");
+  EXPECT_EQ(keep_global_batch(saved, 1), R"({"gradient_accumulation_steps":4})");
+  try {
+    (void)keep_global_batch(saved, 3);
+    ADD_FAILURE() << "3 ranks took 4 micro-batches";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("3 ranks cannot share these 4"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("Give --nproc 2"));
+  }
+}
 
 struct Heard {
   std::vector<StepReport> steps;

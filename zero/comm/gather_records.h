@@ -39,6 +39,14 @@ std::vector<Record> gather_records(Group& group, const Record& mine, std::string
   return gather_arrays(group, std::span(&mine, 1), label);
 }
 
+/// Returns, for each flag of `mine`, whether any rank has set it. Collective; blocks.
+inline std::vector<uint8_t> flags_of_any_rank(Group& group, std::vector<uint8_t> mine,
+                                              std::string_view label) {
+  const auto all = gather_arrays<uint8_t>(group, mine, label);
+  for (size_t i = 0; i < all.size(); ++i) mine[i % mine.size()] |= all[i];
+  return mine;
+}
+
 /// Returns the first rank that says `failed`, if one does. Collective; blocks.
 inline std::optional<int> first_failure(Group& group, bool failed, std::string_view label) {
   const auto all = gather_records(group, static_cast<uint8_t>(failed), label);

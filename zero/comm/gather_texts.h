@@ -1,10 +1,9 @@
 // Texts that all ranks exchange.
 #pragma once
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,17 +16,13 @@ namespace zero::comm {
 inline std::vector<std::string> gather_texts(Group& group, const std::string& mine,
                                              std::string_view label) {
   const auto lengths = gather_records(group, static_cast<int64_t>(mine.size()), label);
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  std::vector<std::string> texts(lengths.size(), mine);
-  if (group.size() == 1 || longest == 0) return texts;
-  const auto input = at::zeros({longest}, at::kByte);
-  const auto output = at::empty({longest * group.size()}, at::kByte);
-  std::memcpy(input.data_ptr(), mine.data(), mine.size());
-  group.all_gather_control(output, input, label);
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    texts[rank].assign(
-        static_cast<const char*>(output.const_data_ptr()) + static_cast<int64_t>(rank) * longest,
-        static_cast<size_t>(lengths[rank]));
+  auto padded = mine;
+  padded.resize(static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end())));
+  const auto all = gather_arrays<char>(group, padded, label);
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank < lengths.size(); ++rank) {
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(rank * padded.size());
+    texts.emplace_back(begin, begin + lengths[rank]);
   }
   return texts;
 }

@@ -104,10 +104,8 @@ void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view w
   const auto& layout = plan.layout();
   if (group.size() == 1) return;
   flows.schedule().finish();
-  auto written = flows.writes().written_units();
-  const size_t units = written.size();
-  const auto of_ranks = comm::gather_arrays<uint8_t>(group, written, "units written");
-  for (size_t i = 0; i < of_ranks.size(); ++i) written[i % units] |= of_ranks[i];
+  const auto written =
+      comm::flags_of_any_rank(group, flows.writes().written_units(), "units written");
   auto* pages = flows.gather().pager();
   const auto dirty = pages != nullptr ? pages->dirty() : std::vector<int64_t>{};
   std::vector<int64_t> parameters;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
@@ -34,9 +35,7 @@ std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
   for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
   const auto written = flows_.writes().written_units();
   for (size_t u = 0; u < changed.size(); ++u) changed[u] |= written[u];
-  const auto all = comm::gather_arrays<uint8_t>(plan_.group(), changed, label);
-  for (size_t i = 0; i < all.size(); ++i) changed[i % changed.size()] |= all[i];
-  return changed;
+  return comm::flags_of_any_rank(plan_.group(), std::move(changed), label);
 }
 
 void StateChanges::show(const std::vector<uint8_t>& units) const {
