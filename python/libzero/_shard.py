@@ -515,7 +515,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._engine.save(os.fspath(folder))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """What `save` wrote at as many ranks and the same stage. Collective."""
+        """Takes what `save` wrote, at any number of ranks and stage. Collective."""
         self._refuse_partitioned("load")
         self._states.stepped()
         self._engine.load(os.fspath(folder))

@@ -460,11 +460,10 @@ void Pager::await_unpinned(std::unique_lock<std::mutex>& lock) {
     const auto& first = layout_.unit(pinned).segments.front();
     const auto& name = layout_.parameters()[static_cast<size_t>(first.parameter)].name;
     if (own) {
-      throw Error(
-          fmt::format("The parameters change while the unit of '{}' is still in use: close "
-                      "zero::Gathered scopes before "
-                      "Engine::step, and do not step inside an operator.",
-                      name));
+      throw Error(fmt::format(
+          "The parameters change while the unit of '{}' is still in use: close "
+          "zero::Gathered scopes before Engine::step, and do not step inside an operator.",
+          name));
     }
     if (unpinned_.wait_until(lock, until) == std::cv_status::timeout &&
         !state(pinned).pins.empty()) {
