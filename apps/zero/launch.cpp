@@ -17,7 +17,8 @@ int launch(const Arguments& arguments) {
       "Runs N copies of PROGRAM on this host, each with the environment that zero::init() reads\n"
       "(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; torchrun's "
       "names).\n"
-      "When a copy fails the others are stopped, and its status is the status of the launch.\n"
+      "When a copy fails the others are stopped, and its status is the status of the launch; with\n"
+      "--max-restarts all are started again. `zero train` then goes on from its newest checkpoint.\n"
       "For a job over several hosts run it on each, with --nnodes, --node-rank and --master-addr.");
   comm::LaunchOptions options;
   const std::map<std::string, comm::RankLogs> logs{{"rank0", comm::RankLogs::rank0},
@@ -48,6 +49,21 @@ int launch(const Arguments& arguments) {
   std::string log_dir = "logs";
   parser.add_option("--log-dir", log_dir, "Folder of rank-N.log, for --logs files")
       ->type_name("DIR");
+  parser
+      .add_option("--max-restarts", options.max_restarts,
+                  "Start the ranks again after a failure, at most so many times")
+      ->type_name("R");
+  parser
+      .add_option("--min-ranks", options.min_ranks,
+                  "Restart without the ranks that were killed, and without the hosts that do not "
+                  "come back, as long as the job has so many ranks; else with all of them")
+      ->type_name("A");
+  double rejoin = 30;
+  parser
+      .add_option("--rejoin", rejoin,
+                  "Time that a restart waits for the other hosts before it goes on without them")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->type_name("SECONDS");
   parser.add_option("command", options.command, "The program and its arguments, behind --")
       ->required()
       ->type_name("PROGRAM ARGS...");
@@ -60,6 +76,7 @@ int launch(const Arguments& arguments) {
                     "the launcher finds by itself. Leave {0} out, or give --nnodes.",
                     option, parser.get_option(option)->as<std::string>()));
   }
+  options.rejoin = std::chrono::milliseconds(static_cast<int64_t>(rejoin * 1000));
   options.logs = logs.at(log_mode);
   options.log_dir = log_dir;
   return comm::launch(options);

@@ -11,6 +11,7 @@
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/comm/group.h"
+#include "zero/comm/job.h"
 #include "zero/config/fields.h"
 #include "zero/train/device.h"
 #include "zero/train/resume.h"
@@ -66,14 +67,26 @@ Asked run_asked_for(const CommandLine& line, const std::string& text, const std:
   };
   text_of("train.out", asked.program.out);
   text_of("train.resume_from", asked.program.resume_from);
-  const auto* resume = fields::look_up(given, "train.resume");
-  asked.program.resume = resume != nullptr && *resume == true;
+  const auto flag = [&](const char* key) {
+    const auto* found = fields::look_up(given, key);
+    return found != nullptr && *found == true;
+  };
+  asked.program.resume = flag("train.resume");
+  asked.program.overwrite = flag("train.overwrite");
   for (const char* key :
        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
     const auto* found = fields::look_up(given, key);
     asked.batch = asked.batch || (found != nullptr && found->is_number());
   }
   return asked;
+}
+
+/// Gives a configuration the batches of another one.
+void keep_batch(fields::Json& file, const std::string& configuration) {
+  const auto batches = fields::Json::parse(configuration);
+  fields::remove(file, "train_batch_size");
+  for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+    fields::put(file, key, batches.at(key));
 }
 
 }  // namespace
@@ -84,7 +97,10 @@ int train(const Arguments& arguments) {
   std::string origin = line.config_file;
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
-  const auto asked = run_asked_for(line, text, origin);
+  auto asked = run_asked_for(line, text, origin);
+  const bool restarted = comm::restarted();
+  const auto resume = train::with_auto_resume(asked.program, restarted);
+  asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
   const auto saved = asked.program.resume
                          ? train::saved_settings(train::find_checkpoint(asked.program))
@@ -95,16 +111,27 @@ int train(const Arguments& arguments) {
   const auto tell = [&](std::string_view warning) {
     if (tells) warn(warning);
   };
+  // The command line of a job that goes on with other ranks than it began with is that of before.
+  const bool fewer = restarted && saved && saved->ranks != ranks.size();
+  std::string configuration;
   if (saved) {
-    const auto configuration =
-        asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
+    configuration = asked.batch && !fewer ? saved->configuration
+                                          : train::keep_global_batch(*saved, ranks.size());
     text = train::override_settings(configuration, text, origin);
     if (origin.empty()) origin = "The checkpoint";
   }
-  const auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
+  auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
+  if (fewer) keep_batch(file, configuration);
   auto settings = Settings::parse(file.dump(-1, ' ', false, fields::Json::error_handler_t::replace),
                                   ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
   line.apply(settings);
+  if (fewer) {
+    settings.engine.gradient_accumulation_steps =
+        file.at("gradient_accumulation_steps").get<int64_t>();
+  }
+  settings.program.resume = resume.resume;
+  settings.program.resume_from = resume.resume_from;
+  settings.program.overwrite = resume.overwrite;
   for (const auto& sentence : line.without_effect(settings)) tell(sentence);
   // A Ctrl-C at `zero train | tee log` ends tee too; the weights are saved all the same.
   std::signal(SIGPIPE, SIG_IGN);

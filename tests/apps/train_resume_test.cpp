@@ -1,9 +1,13 @@
 // `zero train --resume`: what it takes from the checkpoint, and what it says of the rest.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 #include "tests/apps/train_run.h"
 
@@ -18,9 +22,10 @@ class TrainResume : public ::testing::Test {
  protected:
   /// A run of four steps with options that are nobody's defaults.
   void train_four_steps() { ASSERT_EQ(folder_.train(with_steps("4")).status, 0); }
-  static std::vector<std::string> with_steps(const std::string& steps) {
-    return {"--steps", steps,   "--save-every", "2", "--stage", "2",
-            "--lr",    "0.004", "--accumulate", "2", "--dtype", "bf16"};
+  static std::vector<std::string> with_steps(const std::string& steps,
+                                             const std::string& save_every = "2") {
+    return {"--steps", steps,   "--save-every", save_every, "--stage", "2",
+            "--lr",    "0.004", "--accumulate", "2",        "--dtype", "bf16"};
   }
   /// Nothing but `--resume`, its value perhaps, and what is given.
   Outcome resume(const std::vector<std::string>& more) {
@@ -115,6 +120,110 @@ TEST_F(TrainResume, WhatAFileLeavesToTheRunStaysAsItWasSaved) {
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("changed   steps 4 -> 6\n"), Not(HasSubstr("dtype"))));
   EXPECT_EQ(last_config()["changes"].size(), 1);
   EXPECT_EQ(last_config()["engine"], before["engine"]);
+}
+
+// --- A run that dies and is started again
+
+/// Returns a launch of the tiny model's training that starts its ranks again.
+std::vector<std::string> elastic(const TrainFolder& folder, const std::string& ranks,
+                                 const std::vector<std::string>& options,
+                                 const std::vector<std::string>& more) {
+  std::vector<std::string> words{ZERO_PROGRAM, "launch", "-n", ranks, "--max-restarts", "2"};
+  words.insert(words.end(), options.begin(), options.end());
+  words.emplace_back("--");
+  auto training = folder.command(more);
+  const auto nproc = std::find(training.begin(), training.end(), "--nproc");
+  if (nproc != training.end()) training.erase(nproc, nproc + 2);
+  words.insert(words.end(), training.begin(), training.end());
+  return words;
+}
+
+/// Returns the processes whose parent is `parent`.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream words(read_file(fmt::format("/proc/{0}/task/{0}/children", parent)));
+  std::vector<pid_t> children;
+  for (pid_t pid = 0; words >> pid;) children.push_back(pid);
+  return children;
+}
+
+TEST_F(TrainResume, ARankThatIsKilledCostsNoBit) {
+  const auto words = [&](const std::string& run) {
+    auto all = with_steps("40", "3");
+    all.insert(all.end(), {"--dropout", "0.1", "--out", folder_.out(run)});
+    return all;
+  };
+  ASSERT_EQ(folder_.train(words("whole"), "whole").status, 0);
+  Program job(elastic(folder_, "2", {}, words("run")));
+  ASSERT_TRUE(folder_.wait_for_step(7));
+  const auto ranks = children_of(job.pid());
+  ASSERT_EQ(ranks.size(), 2u);
+  kill(ranks[1], SIGKILL);
+  const auto outcome = job.wait();
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("was killed by signal 9 (SIGKILL)"),
+                                 HasSubstr("zero: restart 1 of 2 with 2 ranks")));
+  EXPECT_THAT(outcome.out, HasSubstr("resumed   at step "));
+  EXPECT_EQ(folder_.losses("whole"), folder_.losses());
+  EXPECT_TRUE(folder_.weights("whole") == folder_.weights());
+}
+
+TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatch) {
+  const auto words = with_steps("40", "3");
+  Program job(elastic(folder_, "2", {"--min-ranks", "1"}, words));
+  ASSERT_TRUE(folder_.wait_for_step(4));
+  kill(children_of(job.pid()).at(0), SIGKILL);
+  const auto outcome = job.wait();
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("changed   ranks 2 -> 1"));
+  EXPECT_EQ(last_config()["engine"]["gradient_accumulation_steps"], 4);
+  EXPECT_EQ(folder_.steps().size(), 40u);
+}
+
+TEST_F(TrainResume, AutoBeginsWhereThereIsNoCheckpoint) {
+  auto words = with_steps("4");
+  words.insert(words.end(), {"--resume", "auto"});
+  auto outcome = folder_.train(words);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder_.steps().size(), 4u);
+  // The run is complete: nothing is left but to write its weights again.
+  const auto weights = folder_.weights();
+  outcome = folder_.train(words);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(folder_.weights() == weights);
+  // A run without checkpoints is not taken for an attempt of this one.
+  ASSERT_EQ(folder_.train({"--steps", "2"}, "other").status, 0);
+  words.insert(words.end(), {"--out", folder_.out("other")});
+  outcome = folder_.train(words);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("holds an earlier run"));
+}
+
+TEST_F(TrainResume, StopsBeforeATimeLimitWithACheckpoint) {
+  auto words = with_steps("1000000");
+  words.insert(words.end(), {"--stop-after", "1s", "--eval-tokens", "0"});
+  auto outcome = folder_.train(words);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("stopped by --stop-after 1s after step "));
+  const auto last = folder_.steps().back()["step"].get<int64_t>();
+  EXPECT_TRUE(std::filesystem::exists(folder_.out() / fmt::format("checkpoint-{}", last)));
+  outcome = resume({"--steps", std::to_string(last + 1)});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(folder_.train({"--stop-after", "soon"}, "other").status, 2);
+}
+
+TEST_F(TrainResume, SaysHowLongASaveHasHeldTheRun) {
+  train_four_steps();
+  const auto saves = [&] {
+    std::vector<Json> found;
+    for (const auto& line : folder_.log()) {
+      if (line.value("event", "") == "save") found.push_back(line);
+    }
+    return found;
+  }();
+  ASSERT_EQ(saves.size(), 2u);
+  EXPECT_EQ(saves[0]["step"], 2);
+  EXPECT_GT(saves[0]["bytes"], 0);
+  EXPECT_LE(saves[0]["held_ms"].get<double>(), saves[0]["seconds"].get<double>() * 1000);
 }
 
 // --- Which checkpoint, and where

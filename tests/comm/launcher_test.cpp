@@ -235,6 +235,95 @@ TEST(Launch, EndsWithTheFailingRanksStatusAndName) {
   EXPECT_LT(steady_clock::now() - begin, seconds(5));
 }
 
+// --- Restarts
+
+TEST(Launch, StartsTheRanksAgainAfterAFailure) {
+  const auto outcome = launch_script(
+      2, "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || "
+         "[ $RANK = 0 ] && exit 0; exit 3",
+      {"--max-restarts", "3"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* attempt : {"attempt 0\n", "attempt 1\n", "attempt 2\n"})
+    EXPECT_EQ(count(outcome.out, attempt), 2) << outcome.out;
+  EXPECT_THAT(outcome.err, HasSubstr("zero: restart 2 of 3 with 2 ranks\n"));
+  EXPECT_EQ(count(outcome.err, "exited with status 3"), 2) << outcome.err;
+}
+
+TEST(Launch, EndsWithTheStatusOfTheLastRestart) {
+  const auto outcome =
+      launch_script(2, "exit $((7 + TORCHELASTIC_RESTART_COUNT))", {"--max-restarts", "2"});
+  EXPECT_EQ(outcome.status, 9);
+  EXPECT_EQ(count(outcome.err, "zero: restart"), 2) << outcome.err;
+}
+
+TEST(Launch, DoesNotStartAgainWhatRefusesItsArguments) {
+  const auto outcome = launch_script(2, "exit 2", {"--max-restarts", "5"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(count(outcome.err, "restart"), 0) << outcome.err;
+}
+
+TEST(Launch, GoesOnWithoutTheRanksThatWereKilledWhereItMay) {
+  const std::string script =
+      "echo $WORLD_SIZE; [ $WORLD_SIZE = 3 ] && exit 2; "
+      "[ $WORLD_SIZE$RANK = 42 ] && kill -9 $$; [ $WORLD_SIZE = 4 ] && sleep 60; exit 0";
+  // Three ranks are refused, so there are two.
+  auto outcome = launch_script(4, script, {"--max-restarts", "1", "--min-ranks", "2"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(count(outcome.out, "] 2\n"), 2) << outcome.out;
+  outcome = launch_script(4, script, {"--max-restarts", "1", "--min-ranks", "3"});
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+}
+
+TEST(Launch, DoesNotStartAgainOnceASignalHasCome) {
+  Program job(command(2, "trap 'exit 1' TERM; echo ready; while :; do sleep 0.05; done",
+                      {"--max-restarts", "5"}));
+  ASSERT_TRUE(job.wait_for_output("[1] ready"));
+  job.signal(SIGTERM);
+  const auto outcome = job.wait(seconds(20));
+  EXPECT_NE(outcome.status, 0);
+  EXPECT_EQ(count(outcome.err, "restart"), 0) << outcome.err;
+}
+
+TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
+  const auto port = std::to_string(host_local_store(seconds(1)).port);
+  const auto node = [&](int k) {
+    // In each attempt but the last the ranks wait for a file, and fail.
+    return command(1,
+                   "echo attempt $TORCHELASTIC_RESTART_COUNT of $WORLD_SIZE; "
+                   "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
+                   "while [ ! -e $FOLDER/fail$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; "
+                   "exit 1",
+                   {"--max-restarts", "3", "--min-ranks", "1", "--rejoin", "1", "--nnodes", "2",
+                    "--node-rank", std::to_string(k), "--master-addr", "127.0.0.1",
+                    "--master-port", port});
+  };
+  const TemporaryFolder folder;
+  const std::map<std::string, std::string> variables{{"FOLDER", folder.path()}};
+  const auto fail_attempt = [&](int attempt) {
+    test::write_file(folder.path() / ("fail" + std::to_string(attempt)), "");
+  };
+  Program first(node(0), variables);
+  auto second = std::make_unique<Program>(node(1), variables);
+  ASSERT_TRUE(first.wait_for_output("attempt 0 of 2"));
+  ASSERT_TRUE(second->wait_for_output("attempt 0 of 2"));
+  second.reset();  // the host is lost
+  fail_attempt(0);
+  ASSERT_TRUE(first.wait_for_output("attempt 1 of 1"));
+  Program again(node(1), variables);
+  const auto deadline = steady_clock::now() + seconds(20);
+  while (again.err().find("node 1 waits for the next restart") == std::string::npos) {
+    ASSERT_LT(steady_clock::now(), deadline) << again.err();
+    usleep(10000);
+  }
+  fail_attempt(1);
+  const auto outcome = first.wait(seconds(30));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("attempt 2 of 2"));
+  const auto other = again.wait(seconds(30));
+  EXPECT_EQ(other.status, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("[1] attempt 2 of 2"));
+}
+
 TEST(Launch, NamesTheSignalThatKilledARank) {
   const auto outcome = launch_script(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; exec sleep 100");
   EXPECT_EQ(outcome.status, 128 + SIGKILL);

@@ -271,6 +271,103 @@ TEST(Checkpoint, GivesEachRankItsBuffersAndWhatItHasAttached) {
   verify(path, read_manifest(path));
 }
 
+// --- Saves in the background
+
+// Returns why a checkpoint is not sound; empty where it is.
+std::string damage(const fs::path& folder) {
+  return message_of<DamagedCheckpoint>([&] { verify(folder, read_manifest(folder)); });
+}
+
+// Trains `steps` steps, saves, trains as many more, and completes the save. Returns the states at
+// the save and at the end.
+std::pair<States, States> save_beside(const Place& place, const fs::path& folder,
+                                      const SaveOptions& options) {
+  States saved;
+  auto last = run_at(place, [&](Engine& engine, Net& net) {
+    train(engine, net, 3);
+    auto mine = states_of(engine);
+    if (engine.group().rank() == 0) saved = std::move(mine);
+    engine.save(folder, {{"name", "value"}}, options);
+    train(engine, net, 2, 3);
+    engine.complete_save();
+    EXPECT_EQ(engine.save_progress(), SaveProgress::none);
+  });
+  return {saved, last};
+}
+
+TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  auto host = config(3, true);
+  host.offload_optimizer.device = OffloadDevice::cpu;
+  auto split = config(2, true);
+  split.bf16_split_master_weights = true;
+  auto early = config(2, false);
+  early.update_in_backward = true;
+  early.gradient_clipping = 0;
+  const std::vector<Config> places{config(0, true),  config(1, false), config(2, true),
+                                   config(3, false), config(3, true),  host,
+                                   split,            early,            on_disk(config(2, true), folder),
+                                   all_on_disk(config(3, true), folder)};
+  for (size_t i = 0; i < places.size(); ++i) {
+    // Nothing fits, a slice does, everything does.
+    for (const int64_t staging : {int64_t{0}, int64_t{600}, int64_t{1} << 20}) {
+      SCOPED_TRACE(testing::Message() << "place " << i << ", staging " << staging);
+      const auto [saved, last] =
+          save_beside(on(2, places[i]), path, {.background = true, .staging_bytes = staging});
+      const auto [again, undisturbed] = save_beside(on(2, places[i]), folder.path() / "other", {});
+      expect_same(saved, again);
+      expect_same(last, undisturbed);
+      EXPECT_EQ(damage(path), "nothing was thrown");
+      EXPECT_EQ(read_manifest(path).files[1].attached.at("name"), "value");
+      expect_same(load(on(3, config(2, places[i].bf16)), path), saved);
+    }
+  }
+}
+
+TEST(Checkpoint, ABackgroundSaveHoldsNoMoreThanTheParametersAndTheStaging) {
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, config(2, true), group);
+    train(engine, *net, 1);
+    auto& ledger = *group->ledger();
+    const auto before = ledger.usage(Category::host_buffers).current;
+    ledger.reset_peaks();
+    engine.save(folder.path() / "run", {}, {.background = true, .staging_bytes = 512});
+    train(engine, *net, 2, 1);
+    engine.complete_save();
+    const auto after = ledger.usage(Category::host_buffers);
+    EXPECT_EQ(after.current, before);
+    // Each copy begins on a cache line; each piece of memory is whole pages.
+    const int64_t parameters = engine.parameter_count() * 2 / 2;
+    EXPECT_LE(after.peak - before, parameters + 512 + 16 * 4096);
+    EXPECT_GT(after.peak, before);
+  });
+}
+
+TEST(Checkpoint, ASaveThatFailsInTheBackgroundLeavesTheEarlierOneAndTheRun) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  const auto first = save(on(2, config(2, true)), path);
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, config(2, true), group);
+    train(engine, *net, 1);
+    group->barrier("a look");
+    engine.save(path, {}, {.background = true});
+    // Somebody removes the folder under the save.
+    if (group->rank() == 0) fs::remove_all(fs::path(path.string() + ".partial"));
+    train(engine, *net, 1, 1);
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.complete_save(); }),
+                HasSubstr("run.partial"));
+    train(engine, *net, 1, 2);
+    engine.save(folder.path() / "next");
+  });
+  expect_same(load(on(2, config(2, true)), path), first);
+  EXPECT_EQ(damage(folder.path() / "next"), "nothing was thrown");
+}
+
 // --- What does not suit is refused.
 
 template <class Network = Net>
@@ -319,11 +416,6 @@ struct Small : nn::Module {
   Small() : a(register_module("a", nn::Linear(3, 2))) {}
   nn::Linear a;
 };
-
-// Returns why a checkpoint is not sound; empty where it is.
-std::string damage(const fs::path& folder) {
-  return message_of<DamagedCheckpoint>([&] { verify(folder, read_manifest(folder)); });
-}
 
 TEST(Checkpoint, EveryFlippedByteAndEveryTruncationIsFound) {
   const TemporaryFolder folder;

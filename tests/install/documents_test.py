@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the documents point to exists: links, a page for each subcommand of the program, and the options that they name.
+"""What documents and comments point to exists: links, notes, a page for each subcommand of the program, and the options
+that pages name. And folders include only those above them.
 
     documents_test.py SOURCE_FOLDER ZERO_PROGRAM
 """
@@ -37,6 +38,38 @@ def broken_links(page: Path) -> list[str]:
     return problems
 
 
+def wrong_notes(source: Path) -> list[str]:
+    """Each Note [Title] that a file refers to is in some file, as a line of its own."""
+    suffixes = {".h", ".cpp", ".cu", ".cuh", ".py", ".md", ".sh", ".txt"}
+    folders = ("zero", "apps", "plugins", "python", "tests", "docs", "examples", "benchmarks", "scripts", "cmake")
+    files = [file for folder in folders for file in (source / folder).rglob("*") if file.suffix in suffixes]
+    written, referred = set(), {}
+    for file in [*files, *source.glob("*.md")]:
+        if not file.is_file() or file.samefile(__file__):
+            continue
+        text = file.read_text(errors="replace")
+        written.update(re.findall(r"^\W*Note \[([^\]]+)\]\W*$", text, re.MULTILINE))
+        for note in re.findall(r"Note \[([^\]]+)\]", re.sub(r"\s*\n\s*(?://+|#)?\s*", " ", text)):
+            referred.setdefault(note, file.relative_to(source))
+    return [f"{file} refers to Note [{note}], which no file has" for note, file in sorted(referred.items())
+            if note not in written]
+
+
+def upward_includes(source: Path) -> list[str]:
+    """Each folder of zero/ includes only those above it, in the order of zero/CMakeLists.txt."""
+    folders = re.findall(r"add_subdirectory\((\w+)\)", (source / "zero/CMakeLists.txt").read_text())
+    place = {folder: index for index, folder in enumerate(folders)}
+    problems = []
+    for file in sorted((source / "zero").glob("*/**/*")):
+        if file.suffix not in {".h", ".cpp"}:
+            continue
+        own = file.relative_to(source / "zero").parts[0]
+        for other in re.findall(r'#include "zero/(\w+)/', file.read_text()):
+            if place[other] > place[own]:
+                problems.append(f"{file.relative_to(source)} includes zero/{other}, which is below zero/{own}")
+    return problems
+
+
 def help_of(program: str, *words: str, option: str = "--help") -> str:
     return subprocess.run([program, *words, option], check=True, capture_output=True, text=True).stdout
 
@@ -50,6 +83,8 @@ def main() -> int:
     source, program = Path(sys.argv[1]), sys.argv[2]
     pages = [*source.glob("*.md"), *(source / "docs").glob("*.md"), source / "benchmarks" / "README.md"]
     problems = [problem for page in pages for problem in broken_links(page)]
+
+    problems += wrong_notes(source) + upward_includes(source)
 
     subcommands = listed(help_of(program))
     if "train" not in subcommands:

@@ -92,4 +92,24 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
   return static_cast<int64_t>(number);
 }
 
+std::optional<double> parse_duration(std::string_view text) {
+  static constexpr std::string_view kUnits = "dhms";
+  static constexpr std::array<double, 4> kSeconds{86400, 3600, 60, 1};
+  double seconds = 0;
+  size_t next = 0;  // the units that may follow
+  do {
+    double number = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number,
+                                               std::chars_format::fixed);
+    if (error != std::errc() || !(number >= 0)) return std::nullopt;
+    text.remove_prefix(static_cast<size_t>(rest - text.data()));
+    const size_t unit = text.empty() ? kUnits.size() : kUnits.find(text.front(), next);
+    if (unit >= kUnits.size()) return std::nullopt;
+    seconds += number * kSeconds[unit];
+    next = unit + 1;
+    text.remove_prefix(1);
+  } while (!text.empty());
+  return seconds;
+}
+
 }  // namespace zero

@@ -75,4 +75,8 @@ std::string format_bytes(double bytes);
 /// with or without the i, in either case. Returns nothing if the text is no such number.
 std::optional<int64_t> parse_bytes(std::string_view text);
 
+/// Returns the seconds that a person means by "3h50m", "90s" or "1.5h": numbers, each with its unit
+/// (d, h, m or s), the larger units first. Returns nothing if the text is no such time.
+std::optional<double> parse_duration(std::string_view text);
+
 }  // namespace zero

@@ -337,6 +337,13 @@ Job job_from_environment(const Lookup& variable) {
   return job;
 }
 
+bool restarted(const Lookup& variable) {
+  for (const char* name : {kRestartVariable, "SLURM_RESTART_COUNT"}) {
+    if (const auto count = variable(name); count && *count != "0" && !count->empty()) return true;
+  }
+  return false;
+}
+
 std::string transport_from_environment(const Lookup& variable) {
   constexpr const char* kVariable = "ZERO_TRANSPORT";
   const std::array<std::string, 4> known{"gloo", "openmpi", "mpich", "mpi"};

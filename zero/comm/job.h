@@ -13,6 +13,8 @@ namespace zero::comm {
 /// are torchrun's.
 inline constexpr const char* kLauncherVariable = "ZERO_LAUNCHER";
 inline constexpr const char* kOwnLauncher = "zero launch";
+/// torchrun's and zero launch's number of the attempt, from 0.
+inline constexpr const char* kRestartVariable = "TORCHELASTIC_RESTART_COUNT";
 
 /// Job::key begins with it where nothing is known of a job but which process has started its ranks.
 inline constexpr const char* kParentKey = "parent-";
@@ -57,6 +59,11 @@ std::optional<std::string> environment_variable(const std::string& name);
 /// Throws ConfigError for a variable that is missing or cannot be used, with its name, its value
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);
+
+/// Returns whether a launcher says that it has started this job before: torchrun, `zero launch`, or
+/// Slurm, which starts a job anew after a requeue (SLURM_RESTART_COUNT). Of several torchrun agents
+/// some may not know.
+bool restarted(const Lookup& variable = environment_variable);
 
 /// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also where it is
 /// not set), "openmpi" or "mpich"; "mpi" where that was asked for and no mpirun has started this

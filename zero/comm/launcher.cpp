@@ -27,9 +27,8 @@
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
 #include "zero/comm/job.h"
-#include "zero/comm/rendezvous.h"
+#include "zero/comm/launch_store.h"
 #include "zero/comm/token.h"
-#include "zero/comm/watched_store.h"
 
 namespace zero::comm {
 namespace {
@@ -197,7 +196,7 @@ class SignalScope {
   SignalScope() {
     sigset_t blocked;
     sigemptyset(&blocked);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
       struct sigaction action {};
       sigaction(signal, nullptr, &action);
       if (action.sa_handler != SIG_IGN) sigaddset(&blocked, signal);
@@ -267,69 +266,23 @@ class Environment {
   std::vector<std::string> entries_;
 };
 
-/// The store in which ranks and launchers of several hosts meet. Node 0's launcher hosts it.
-class JobStore {
- public:
-  explicit JobStore(const LaunchOptions& options)
-      : address_(options.nnodes == 1 ? kLoopback : options.master_addr),
-        port_(options.master_port),
-        nodes_(options.nnodes),
-        hosted_here_(options.node_rank == 0) {
-    constexpr std::chrono::minutes kPatience(5);
-    if (options.nnodes == 1) {
-      auto local = host_local_store(kPatience);
-      store_ = std::move(local.store);
-      port_ = local.port;
-    } else if (hosted_here_) {
-      store_ = host_store(address_, port_, kPatience);
-    }
-  }
-  const std::string& address() const { return address_; }
-  uint16_t port() const { return port_; }
-
-  /// Says that this launcher's ranks have ended.
-  void leave() {
-    constexpr std::chrono::seconds kPatience(1);
-    if (nodes_ == 1) return;
-    if (!store_) store_ = reach_store(address_, port_, kPatience);
-    if (!store_) return;
-    const auto deadline = Clock::now() + kPatience;
-    try {
-      answer_to([store = store_] { return store->add(kEnded, 1); },
-                [deadline] {
-                  if (Clock::now() >= deadline) throw CommError("Node 0 does not answer.");
-                });
-    } catch (const std::exception&) {  // node 0 has ended before, or is stopped
-    }
-  }
-  /// Returns true if ranks of other hosts may still need the store that is hosted here.
-  bool needed() const { return nodes_ > 1 && hosted_here_ && store_->add(kEnded, 0) < nodes_; }
-
- private:
-  static constexpr const char* kEnded = "zero/launch/ended";
-  std::string address_;
-  uint16_t port_;
-  int nodes_;
-  bool hosted_here_;
-  c10::intrusive_ptr<c10d::Store> store_;
-};
-
-Environment rank_environment(const LaunchOptions& options, int local_rank, const JobStore& store) {
+Environment rank_environment(const LaunchAttempt& attempt, int local_rank,
+                             const LaunchStore& store) {
   Environment environment;
-  environment.set("RANK", std::to_string(options.node_rank * options.nproc + local_rank));
-  environment.set("WORLD_SIZE", std::to_string(options.nnodes * options.nproc));
+  environment.set("RANK", std::to_string(attempt.first_rank() + local_rank));
+  environment.set("WORLD_SIZE", std::to_string(attempt.world_size()));
   environment.set("LOCAL_RANK", std::to_string(local_rank));
-  environment.set("LOCAL_WORLD_SIZE", std::to_string(options.nproc));
-  environment.set("GROUP_RANK", std::to_string(options.node_rank));
-  environment.set("GROUP_WORLD_SIZE", std::to_string(options.nnodes));
+  environment.set("LOCAL_WORLD_SIZE", std::to_string(attempt.nproc));
+  environment.set("GROUP_RANK", std::to_string(attempt.node));
+  environment.set("GROUP_WORLD_SIZE", std::to_string(attempt.nodes));
   environment.set("MASTER_ADDR", store.address());
   environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
-  environment.set("TORCHELASTIC_RESTART_COUNT", "0");
+  environment.set(kRestartVariable, std::to_string(attempt.number));
   environment.set(kLauncherVariable, kOwnLauncher);
   if (!environment_variable("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options.nproc)));
+    environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / attempt.nproc)));
   }
   return environment;
 }
@@ -369,10 +322,29 @@ struct RankProcess {
   void signal(int number) const { kill(-pid, number); }
 };
 
-/// The ranks of one launch.
+/// The signals and the output of a launcher, in all attempts.
+struct Console {
+  SignalScope signals;
+  Sink output{STDOUT_FILENO};
+  Sink errors{STDERR_FILENO};
+};
+
+/// The time between two looks at the launchers of other hosts.
+constexpr int kLookMilliseconds = 500;
+/// The exit status of an attempt whose own ranks have not failed.
+constexpr int kFailure = 1;
+
+/// The ranks of one attempt.
 class Supervisor {
  public:
-  explicit Supervisor(const LaunchOptions& options) : options_(options) {}
+  Supervisor(const LaunchOptions& options, const LaunchAttempt& attempt, LaunchStore& store,
+             Console& console)
+      : options_(options),
+        attempt_(attempt),
+        store_(store),
+        signals_(console.signals),
+        output_(console.output),
+        errors_(console.errors) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   ~Supervisor() {
@@ -383,20 +355,41 @@ class Supervisor {
     }
   }
 
+  /// Starts the ranks, and returns the status of the attempt once all have ended.
   int run() {
-    JobStore store(options_);
-    if (options_.nnodes > 1) announce(store);
-    for (int local = 0; local < options_.nproc; ++local) start(local, store);
+    if (options_.nnodes > 1) announce();
+    for (int local = 0; local < attempt_.nproc; ++local) start(local);
     while (running() > 0) wait_for_events();
     for (auto& relay : relays_) {  // the last ranks' last words
       if (relay.open()) relay.pump();
       if (relay.open()) relay.finish();
     }
-    const int status = verdict();
-    store.leave();
-    wait_for_launchers(store);
+    return verdict();
+  }
+
+  /// Returns whether the user has asked the job to end.
+  bool interrupted() const { return interrupted_by_.has_value(); }
+  /// Returns how many ranks were killed before this launcher ended the others.
+  int lost() const { return lost_; }
+  /// Says something to whoever reads the launcher's errors.
+  void say(const std::string& text) { errors_.put("zero: " + text + "\n"); }
+
+  /// Ends the job: waits for the launchers of other hosts, and for the reader of the output.
+  void leave() {
+    store_.leave();
+    wait_for_launchers();
     wait_for_reader();
-    return status;
+  }
+
+  /// Sleeps a moment while other launchers are waited for. Returns false once a signal has come.
+  bool pause() {
+    std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
+    add_sinks(polled);
+    if (poll(polled.data(), 1, 50) < 0 && errno != EINTR) return false;
+    if (const auto signal = signals_.next()) interrupted_by_ = signal;
+    output_.flush();
+    errors_.flush();
+    return !interrupted_by_;
   }
 
  private:
@@ -405,17 +398,17 @@ class Supervisor {
     int in = -1, out = -1, err = -1;
   };
 
-  int first_rank() const { return options_.node_rank * options_.nproc; }
+  int first_rank() const { return attempt_.first_rank(); }
 
-  void announce(const JobStore& store) {
+  void announce() {
     errors_.put(fmt::format(
         "zero: node {} of {}: ranks {} to {}, with WORLD_SIZE={} LOCAL_WORLD_SIZE={} "
         "MASTER_ADDR={} MASTER_PORT={}\n",
-        options_.node_rank, options_.nnodes, first_rank(), first_rank() + options_.nproc - 1,
-        options_.nnodes * options_.nproc, options_.nproc, store.address(), store.port()));
+        attempt_.node, attempt_.nodes, first_rank(), first_rank() + attempt_.nproc - 1,
+        attempt_.world_size(), attempt_.nproc, store_.address(), store_.port()));
   }
 
-  void start(int local_rank, const JobStore& store) {
+  void start(int local_rank) {
     const int rank = first_rank() + local_rank;
     Descriptor null = open_file("/dev/null", O_RDWR);
     Descriptor log;
@@ -440,18 +433,18 @@ class Supervisor {
         break;
       case RankLogs::files:
         log = open_file(options_.log_dir / fmt::format("rank-{}.log", rank),
-                        O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+                        O_WRONLY | O_CREAT | O_APPEND | (attempt_.number == 0 ? O_TRUNC : 0));
         streams.out = streams.err = log.get();
         break;
     }
-    spawn(local_rank, store, streams);
+    spawn(local_rank, streams);
   }
 
-  void spawn(int local_rank, const JobStore& store, const Streams& streams) {
+  void spawn(int local_rank, const Streams& streams) {
     const int rank = first_rank() + local_rank;
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
-    auto environment = rank_environment(options_, local_rank, store);
+    auto environment = rank_environment(attempt_, local_rank, store_);
     // Rank 0 makes a token for several hosts, since their launchers do not know this one.
     if (options_.nnodes == 1) environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();
@@ -511,7 +504,7 @@ class Supervisor {
       if (relay.ready()) polled.push_back({relay.fd(), POLLIN, 0});
     }
     add_sinks(polled);
-    if (poll(polled.data(), polled.size(), milliseconds_to_deadline()) < 0 && errno != EINTR) {
+    if (poll(polled.data(), polled.size(), milliseconds_to_event()) < 0 && errno != EINTR) {
       fail("wait for the ranks");
     }
     while (const auto signal = signals_.next()) forward(*signal);
@@ -521,6 +514,7 @@ class Supervisor {
       if (relay.ready()) relay.pump();
     }
     reap();
+    look_at_others();
     if (stop_at_ && Clock::now() >= *stop_at_) {
       signal_all(stop_with_);
       stop_at_.reset();
@@ -532,16 +526,11 @@ class Supervisor {
   }
 
   /// Ranks of other hosts may still ask the store what has happened.
-  void wait_for_launchers(const JobStore& store) {
+  void wait_for_launchers() {
     const auto deadline =
         Clock::now() + (failed_ ? std::chrono::seconds(5) : std::chrono::seconds(300));
-    while (!interrupted_by_ && Clock::now() < deadline && store.needed()) {
-      std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
-      add_sinks(polled);
-      if (poll(polled.data(), 1, 50) < 0 && errno != EINTR) return;
-      interrupted_by_ = signals_.next();
-      output_.flush();
-      errors_.flush();
+    while (!interrupted_by_ && Clock::now() < deadline && store_.needed()) {
+      if (!pause()) return;
     }
   }
 
@@ -563,10 +552,20 @@ class Supervisor {
     }
   }
 
-  int milliseconds_to_deadline() const {
-    if (!stop_at_) return -1;
+  int milliseconds_to_event() const {
+    if (!stop_at_) return watches_others() ? kLookMilliseconds : -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*stop_at_ - Clock::now());
     return std::max(0, static_cast<int>(left.count()));
+  }
+
+  bool watches_others() const { return options_.nnodes > 1 && options_.max_restarts > 0; }
+
+  /// Ends the ranks once the launcher of another host was started anew.
+  void look_at_others() {
+    if (stop_at_ || doomed_ || !watches_others() || Clock::now() < look_at_) return;
+    look_at_ = Clock::now() + std::chrono::milliseconds(kLookMilliseconds);
+    doomed_ = store_.doomed();
+    if (doomed_) stop_at_ = Clock::now();
   }
 
   void signal_all(int number) const {
@@ -591,6 +590,8 @@ class Supervisor {
     }
     if (failed == nullptr || failed_) return;
     failed_ = failed->rank;
+    lost_ = static_cast<int>(std::count_if(processes_.begin(), processes_.end(),
+                                           [](const auto& process) { return process.killed(); }));
     // The other hosts learn from this host's ranks which one has failed.
     stop_at_ =
         Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
@@ -604,12 +605,16 @@ class Supervisor {
 
   int verdict() {
     if (forced_) return 128 + SIGINT;
+    if (doomed_) {
+      say("the launcher of another host was started again");
+      return kFailure;
+    }
     if (failed_) {
       const auto& process = processes_[static_cast<size_t>(*failed_ - first_rank())];
       const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
       errors_.put(fmt::format(
           "zero: error: {}{}{}{}\n", process.fate(), reason(process),
-          options_.nproc > 1 ? (options_.nnodes > 1 ? "; the other ranks of this host were stopped"
+          attempt_.nproc > 1 ? (options_.nnodes > 1 ? "; the other ranks of this host were stopped"
                                                     : "; the other ranks were stopped")
                              : "",
           options_.logs == RankLogs::files ? "; see " + log.string() : ""));
@@ -631,19 +636,83 @@ class Supervisor {
   }
 
   const LaunchOptions& options_;
+  const LaunchAttempt attempt_;
+  LaunchStore& store_;
+  const SignalScope& signals_;
+  Sink& output_;
+  Sink& errors_;
   const std::string token_ = random_token();
   const int64_t kills_before_ = kills_for_memory();
-  SignalScope signals_;
   std::vector<RankProcess> processes_;
-  Sink output_{STDOUT_FILENO};
-  Sink errors_{STDERR_FILENO};
   std::vector<LineRelay> relays_;
   std::optional<int> interrupted_by_;
   bool forced_ = false;
   std::optional<int> failed_;
+  bool doomed_ = false;
+  Clock::time_point look_at_{};
+  int lost_ = 0;
   std::optional<Clock::time_point> stop_at_;
   int stop_with_ = SIGTERM;
 };
+
+/// The exit status of a program that refuses what it was given.
+constexpr int kRefusal = 2;
+
+/// Starts the ranks, and again after failures for which the options allow a restart.
+int run_attempts(const LaunchOptions& options) {
+  Console console;  // blocks the signals before the store starts threads
+  LaunchStore store(options);
+  LaunchAttempt attempt{.number = store.first_attempt(),
+                        .nproc = options.nproc,
+                        .node = options.node_rank,
+                        .nodes = options.nnodes};
+  const int least = options.min_ranks > 0 ? options.min_ranks : options.nproc * options.nnodes;
+  std::optional<Supervisor> ranks;
+  int restarts = 0;
+  if (attempt.number > 0) {  // the job has begun without this host
+    ranks.emplace(options, attempt, store, console);
+    ranks->say(fmt::format("node {} waits for the next restart", options.node_rank));
+    const auto joined = store.join(attempt.number, [&] { return ranks->pause(); });
+    if (!joined) return 0;
+    attempt = *joined;
+  }
+  for (;;) {
+    ranks.reset();
+    ranks.emplace(options, attempt, store, console);
+    const int status = ranks->run();
+    const bool fewer = attempt.nproc < options.nproc;
+    const bool refused = status == kRefusal;
+    if (refused && !fewer) store.refuse();
+    if (status == 0 || ranks->interrupted() || options.max_restarts == 0 ||
+        (refused ? !fewer : restarts == options.max_restarts)) {
+      ranks->leave();
+      return status;
+    }
+    auto next = attempt;
+    ++next.number;
+    if (options.nnodes > 1) {
+      const auto joined = store.join(next.number, [&] { return ranks->pause(); });
+      if (!joined) {
+        ranks->leave();
+        return status;
+      }
+      next = *joined;
+    } else {
+      next.nproc -= refused ? 1 : ranks->lost();
+      if (next.nproc < least) {
+        if (refused) {
+          ranks->leave();
+          return status;
+        }
+        next.nproc = std::max(least, 1);
+      }
+    }
+    if (!refused) ++restarts;
+    ranks->say(fmt::format("restart {} of {} with {} rank{}", restarts, options.max_restarts,
+                           next.world_size(), next.world_size() == 1 ? "" : "s"));
+    attempt = next;
+  }
+}
 
 }  // namespace
 
@@ -668,6 +737,20 @@ int launch(const LaunchOptions& options) {
         "A job over several nodes needs the name or address of node 0 (--master-addr), the same on "
         "every node.");
   }
+  if (options.max_restarts < 0) {
+    throw ConfigError(fmt::format("The number of restarts is {}; it should be at least 0.",
+                                  options.max_restarts));
+  }
+  if (options.min_ranks < 0 || options.min_ranks > options.nnodes * options.nproc) {
+    throw ConfigError(fmt::format(
+        "The fewest ranks of a restart are {}; of {} ranks it should be between 1 and {}.",
+        options.min_ranks, options.nnodes * options.nproc, options.nnodes * options.nproc));
+  }
+  if (options.min_ranks > 0 && options.max_restarts == 0) {
+    throw ConfigError(fmt::format(
+        "The fewest ranks of a restart are {}, but there are no restarts. Give --max-restarts.",
+        options.min_ranks));
+  }
   if (options.command.empty()) throw ConfigError("There is no program to launch.");
   if (options.logs == RankLogs::files) {
     std::error_code error;
@@ -677,7 +760,7 @@ int launch(const LaunchOptions& options) {
                                     options.log_dir.string(), error.message()));
     }
   }
-  return Supervisor(options).run();
+  return run_attempts(options);
 }
 
 }  // namespace zero::comm

@@ -34,6 +34,14 @@ struct LaunchOptions {
   /// the address of node 0, whose launcher hosts the store of all ranks
   std::string master_addr{};
   uint16_t master_port = 29500;
+
+  // Restarts after a failure.
+  int max_restarts = 0;
+  /// The fewest ranks of the whole job that a restart may have; 0: as many as at first. Hosts that
+  /// are lost take their ranks with them; on one host the ranks that were killed are lost.
+  int min_ranks = 0;
+  /// The time that node 0's launcher waits for the others before a restart goes on without them.
+  std::chrono::milliseconds rejoin = std::chrono::seconds(30);
 };
 
 /// Runs `nproc` copies of the command with the environment that zero::init() and torchrun's
@@ -49,6 +57,11 @@ struct LaunchOptions {
 /// fails, the others on its host first get a second to tell the other hosts. The launcher of node 0
 /// keeps the store open until the other launchers have ended: five seconds after a failure, else
 /// five minutes.
+///
+/// With `max_restarts` the ranks are started again after a failure, at most so many times, with
+/// TORCHELASTIC_RESTART_COUNT counted up: Note [Restarts] in launch_store.h. A rank that exits with
+/// status 2 has refused what it was given, so no restart would help, unless it was given fewer ranks
+/// than at first: then the next attempt, which is not counted, has one rank fewer.
 ///
 /// Output is passed on as its reader takes it. If the reader takes none, the launcher still handles
 /// signals and failures, keeps up to 1 MiB, and lets ranks that write more wait; at the end it

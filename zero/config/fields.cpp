@@ -1019,6 +1019,31 @@ void add_program(All& all) {
              .common = true,
              .zero_is_none = true},
             &Program::save_every);
+  train.add("save_in_background",
+            {.sentence = "Write checkpoints beside the steps that follow",
+             .details = "Training waits only while parameters are copied, and where a step is about "
+                        "to change states that are not in the file yet and `save_staging` is "
+                        "used up. A checkpoint has the states of its step, bit for bit. The last "
+                        "one of a run, and those of runs on a GPU, are written before training "
+                        "goes on.",
+             .option = "--save-in-background",
+             .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
+                     "bytes on the host."},
+            &Program::save_in_background);
+  train.add("save_staging",
+            {.sentence = "Bytes for copies of states that a step changes before the checkpoint that "
+                         "is being written has them",
+             .option = "--save-staging",
+             .bytes = true},
+            &Program::save_staging);
+  train.add("stop_after",
+            {.sentence = "Stop after the step in which training has lasted this long, as \"3h50m\"",
+             .details = "The run then ends as after SIGTERM: with a checkpoint, where `save_every` "
+                        "is set, and with the weights. The exit status is 0, and --resume "
+                        "continues.",
+             .option = "--stop-after",
+             .argument = "TIME"},
+            &Program::stop_after);
   train.add("keep_last",
             {.sentence = "Newest checkpoints that are kept", .option = "--keep-last", .least = 1},
             &Program::keep_last);
@@ -1049,8 +1074,9 @@ void add_program(All& all) {
   train.add("overwrite", {.sentence = "Replace an earlier run in --out", .option = "--overwrite"},
             &Program::overwrite);
   train.add("resume",
-            {.sentence = "Continue the run in --out from a checkpoint: the newest that is sound "
-                         "(auto), that of a step, or a folder",
+            {.sentence = "Continue the run in --out from a checkpoint: the newest that is sound, "
+                         "that of a step, or a folder; auto: the newest, and begin where there is "
+                         "none",
              .option = "--resume",
              .common = true,
              .argument = "auto|STEP|PATH",
@@ -1058,8 +1084,8 @@ void add_program(All& all) {
              .by_option = true},
             &Program::resume);
   train.add("resume_from",
-            {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty or "
-                         "\"auto\": the newest that is sound",
+            {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty: the "
+                         "newest that is sound; \"auto\": the same, and begin where there is none",
              .details = "A folder elsewhere begins a run of its own in `out`.",
              .option = "--resume"},
             &Program::resume_from);

@@ -29,9 +29,12 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
+#include "zero/engine/disk_use.h"
+#include "zero/engine/fits.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/engine/parameter_group.h"
 #include "zero/engine/replicas.h"
+#include "zero/engine/save_options.h"
 #include "zero/engine/traffic_formula.h"
 #include "zero/optim/optimizer.h"
 #include "zero/partition/formulas.h"
@@ -61,30 +64,6 @@ struct StepResult {
   double loss_scale = 1;
   double next_loss_scale = 1;
 };
-
-/// States of one rank on disk.
-struct DiskUse {
-  int64_t bytes = 0;    ///< reserved there
-  int64_t read = 0;     ///< bytes since construction
-  int64_t written = 0;  ///< the same
-  double wait_ms = 0;   ///< that this rank has spent waiting for it
-};
-
-/// Bytes that its host (or the cgroup that the ranks run in) has left for each rank; the least of
-/// all ranks. Collective.
-int64_t memory_of_rank(comm::Group& group);
-
-/// Bytes that the ranks of this host together need while each builds a model of `parameters`
-/// parameters whole, in fp32.
-double bytes_to_build(int64_t parameters, const comm::Group& group);
-
-/// Throws OutOfMemory, on every rank, if a model of `parameters` parameters cannot be trained so in
-/// the memory that this host (or the cgroup that the ranks run in) has left: because building it in
-/// fp32 takes more (`built_on_disk`: it is built in a zero::BuildOnDisk scope), or its states do by
-/// formula. Names what would do. For use before the model is built; activations and buffers come on
-/// top. Collective.
-void check_fits(int64_t parameters, const Config& config, comm::Group& group,
-                bool built_on_disk = false);
 
 class Engine {
  public:
@@ -281,7 +260,20 @@ class Engine {
   /// stays until then, and goes with all other files there. What a rank has `attached`, any UTF-8
   /// texts by name, is kept with it. Collective. Throws CheckpointError on every rank if any fails,
   /// or if `folder` holds files and no earlier save, or folders.
-  void save(const std::string& folder, const Attached& attached = {});
+  ///
+  /// With SaveOptions::background it returns when the parameters and buffers are copied, and a
+  /// thread writes the states of that moment beside the steps that follow (Note [Saving beside
+  /// training]). `complete_save` ends such a save; the next save and `load` call it. On a device
+  /// with memory of its own every save is complete when it returns.
+  void save(const std::string& folder, const Attached& attached = {},
+            const SaveOptions& options = {});
+  /// Returns how far this rank is with the save that `complete_save` would end.
+  SaveProgress save_progress() const;
+  /// Blocks until a save in the background is complete; does nothing without one. An engine that is
+  /// destroyed before gives the save up, and the earlier checkpoint stays. Collective. Throws
+  /// CheckpointError on every rank if any has failed: the earlier checkpoint stays then too, and
+  /// the states of the engine are as they are.
+  void complete_save();
   /// Reads what `save` wrote, at any number of ranks, stage, unit size and tier, and with other
   /// dtypes of parameters, master weights and moments, which are rounded where they get fewer bits;
   /// of a parameter that was frozen then moments and step count begin at zero. Every byte is

@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "zero/base/owner_process.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/engine/background_save.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/engine_plan.h"
 #include "zero/engine/flows.h"
@@ -35,10 +37,13 @@ struct Engine::Impl {
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
   std::vector<uint8_t> gradients_used;  // by parameter, in the last step
+  std::unique_ptr<BackgroundSave> saving;  // the save that is not completed; ends first
 
   // Saving and loading (state_io.cpp).
   StateParts parts();
   Progress saved_progress() const;
+  /// Returns the manifest of a save of now, without files.
+  Manifest manifest();
   /// Opens a source, which checks it on every rank, and puts its states in place of the engine's.
   /// Collective.
   void load_states(std::string_view label,

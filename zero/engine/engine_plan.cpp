@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "zero/base/error.h"
-#include "zero/engine/engine.h"
+#include "zero/engine/fits.h"
 #include "zero/engine/on_device.h"
 #include "zero/engine/plan.h"
 #include "zero/optim/passes.h"

@@ -14,7 +14,7 @@
 #include "zero/base/memory_limit.h"
 #include "zero/comm/gather_records.h"
 #include "zero/device/memory.h"
-#include "zero/engine/engine.h"
+#include "zero/engine/fits.h"
 #include "zero/engine/flows.h"
 #include "zero/engine/plan.h"
 #include "zero/engine/tiers.h"

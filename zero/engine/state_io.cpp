@@ -9,15 +9,17 @@
 
 #include <filesystem>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
-#include "zero/comm/gather_texts.h"
+#include "zero/engine/background_save.h"
+#include "zero/device/stream.h"
 #include "zero/engine/engine_impl.h"
+#include "zero/engine/slice_file.h"
 #include "zero/engine/state_sink.h"
 #include "zero/engine/state_source.h"
 
@@ -64,6 +66,16 @@ StateParts Engine::Impl::parts() {
   return {plan.layout(), flows.table(), plan.model(), flows.factored(), plan.config()};
 }
 
+Manifest Engine::Impl::manifest() {
+  auto manifest = describe(parts(), saved_progress());
+  for (size_t g = 0; g < hyper_parameters.groups().size(); ++g)
+    manifest.groups.push_back(dump(hyper_parameters.optimizer(g)));
+  manifest.buffer_policy = buffer_policy == BufferPolicy::rank_0    ? "rank_0"
+                           : buffer_policy == BufferPolicy::average ? "average"
+                                                                    : "per_rank";
+  return manifest;
+}
+
 Progress Engine::Impl::saved_progress() const {
   return {progress.steps(), flows.update().steps(), progress.loss_scale()};
 }
@@ -85,7 +97,9 @@ void Engine::Impl::load_states(std::string_view label,
   });
 }
 
-void Engine::save(const std::string& folder, const Attached& attached) {
+void Engine::save(const std::string& folder, const Attached& attached,
+                  const SaveOptions& options) {
+  complete_save();
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   constexpr const char* kLabel = "Engine::save";
@@ -93,36 +107,47 @@ void Engine::save(const std::string& folder, const Attached& attached) {
   auto& group = impl.plan.group();
   impl.changes.at_boundary(kLabel);
   const auto partial = WholeFolder::partial(folder);
-  std::optional<WholeFolder> whole;
+  std::unique_ptr<BackgroundSave::Folder> whole;
   impl.changes.change_parameters(kLabel);
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (group.rank() != 0) return;
     check_replaceable(folder);
-    whole.emplace(folder, &fail<CheckpointError>);
+    whole.reset(new BackgroundSave::Folder{
+        {folder, &fail<CheckpointError>}, impl.manifest(), group.size()});
   });
   const bool owns = impl.plan.placement().sharded.optimizer
                         ? impl.plan.placement().replicas->rank() == 0
                         : group.rank() == 0;
-  const auto entry = comm::agree<CheckpointError>(group, kLabel, [&] {
-    auto file = save_slices(impl.parts(), partial, group.rank(), group.size(), owns);
-    file.attached = attached;
-    return to_text(file);
-  });
-  const auto entries = comm::gather_texts(group, entry, "entries of files");
   comm::agree<CheckpointError>(group, kLabel, [&] {
-    if (!whole) return;
-    auto manifest = describe(impl.parts(), impl.saved_progress());
-    for (size_t g = 0; g < group_count(); ++g) manifest.groups.push_back(dump(optimizer(g)));
-    manifest.buffer_policy = impl.buffer_policy == BufferPolicy::rank_0    ? "rank_0"
-                             : impl.buffer_policy == BufferPolicy::average ? "average"
-                                                                           : "per_rank";
-    for (const auto& text : entries) manifest.files.push_back(file_from_text(text));
-    write_manifest(partial, manifest);
-    whole->commit();
+    auto file =
+        std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
+    auto snapshot =
+        std::make_shared<SaveSnapshot>(*file, group.ledger(), options.staging_bytes);
+    impl.flows.table().observe(snapshot);
+    impl.saving = std::make_unique<BackgroundSave>(std::move(file), std::move(snapshot), partial,
+                                                   attached, std::move(whole));
   });
+  // Copies from a device with memory of its own would have to be ordered with its streams.
+  if (!options.background || is_asynchronous(group.device())) complete_save();
+}
+
+SaveProgress Engine::save_progress() const {
+  return impl_->saving ? impl_->saving->progress() : SaveProgress::none;
+}
+
+void Engine::complete_save() {
+  auto& impl = *impl_;
+  if (impl.saving == nullptr) return;
+  const auto saving = std::exchange(impl.saving, nullptr);
+  auto& group = impl.plan.group();
+  // Rank 0 waits for the files of all: where one has failed it must not.
+  comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait_for_file(); });
+  comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait(); });
+  impl.flows.table().observe(nullptr);
 }
 
 Attached Engine::load(const std::string& folder) {
+  complete_save();
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   constexpr const char* kLabel = "Engine::load";

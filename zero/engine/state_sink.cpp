@@ -1,9 +1,7 @@
 #include "zero/engine/state_sink.h"
 
-#include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -48,102 +46,6 @@ Manifest describe(const StateParts& parts, const Progress& progress) {
   for (const auto& [name, buffer] : model.plain_buffers())
     manifest.buffers.push_back(info_of(name, buffer));
   return manifest;
-}
-
-namespace {
-
-// A tensor of a file of slices: elements of a cell, counted from the first that this rank owns, or
-// a tensor as it is.
-struct Piece {
-  int64_t unit = 0;
-  State state = State::parameters;
-  Range owned{};
-  at::Tensor whole{};
-};
-
-class SliceFile {
- public:
-  explicit SliceFile(const StateParts& parts) : parts_(parts) {}
-
-  // Adds all states of what this rank owns of each parameter.
-  void add_slices(std::vector<Manifest::Slice>& slices) {
-    const auto& [layout, table, model, factored, config] = parts_;
-    for (int64_t u = 0; u < layout.unit_count(); ++u) {
-      const auto& plan = table.plan(u);
-      std::vector<Manifest::Slice> mine;
-      for (const auto& segment : layout.unit(u).segments) {
-        const auto part = partition::intersect(segment.range(), plan.owned);
-        if (!part.empty())
-          mine.push_back(
-              {segment.parameter, part.begin - segment.offset, part.end - segment.offset});
-      }
-      for (const auto state : cell_states(plan)) {
-        for (const auto& [parameter, begin, end] : mine) {
-          const int64_t first = layout.segment_of(parameter).offset - plan.owned.begin;
-          const int64_t entries = plan.entries(state, whole_blocks(plan, state, end - begin));
-          add(slice_key(table.name(u, state), model.name(parameter)), stored_dtype(plan, state),
-              {entries}, {.unit = u, .state = state, .owned = {first + begin, first + end}});
-        }
-      }
-      slices.insert(slices.end(), mine.begin(), mine.end());
-    }
-  }
-
-  void add(const std::string& key, const at::Tensor& whole) {
-    add(key, whole.scalar_type(), whole.sizes().vec(), {.whole = whole});
-  }
-
-  FileSums write(const std::filesystem::path& path) const {
-    SafetensorsWriter file(
-        path, infos_, {{"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}});
-    for (const auto& info : file.order()) file.write(info.name, values(pieces_.at(info.name)));
-    file.commit();
-    return file.sums();
-  }
-
- private:
-  static at::ScalarType stored_dtype(const UnitPlan& plan, State state) {
-    return state == State::master ? at::kFloat : plan.dtype_of(state);
-  }
-  static int64_t whole_blocks(const UnitPlan& plan, State state, int64_t elements) {
-    return plan.is_coded(state) ? at::round_up(elements, optim::kCodedBlock) : elements;
-  }
-
-  void add(const std::string& key, at::ScalarType dtype, std::vector<int64_t> shape, Piece piece) {
-    infos_.push_back({key, dtype, std::move(shape)});
-    pieces_.emplace(key, std::move(piece));
-  }
-
-  at::Tensor values(const Piece& piece) const {
-    if (piece.whole.defined()) return piece.whole;
-    const auto& plan = parts_.table.plan(piece.unit);
-    auto owned = piece.owned;
-    if (!plan.is_coded(piece.state)) return parts_.table.read(piece.unit, piece.state, owned);
-    owned.end = owned.begin + whole_blocks(plan, piece.state, owned.size());
-    return parts_.table.read_stored(piece.unit, piece.state, owned);
-  }
-
-  const StateParts& parts_;
-  std::vector<TensorInfo> infos_;
-  std::map<std::string, Piece> pieces_;
-};
-
-}  // namespace
-
-Manifest::File save_slices(const StateParts& parts, const std::filesystem::path& folder, int rank,
-                           int ranks, bool owns) {
-  Manifest::File entry;
-  entry.name = shard_name(rank, ranks);
-  SliceFile file(parts);
-  if (owns) file.add_slices(entry.slices);
-  for (int64_t p = 0; p < parts.model.size() && rank == 0; ++p) {
-    if (!parts.factored.has(p)) continue;
-    for (const auto name : FactoredStates::kNames)
-      file.add(slice_key(name, parts.model.name(p)), parts.factored.find(p, name));
-  }
-  for (const auto& [name, buffer] : parts.model.plain_buffers()) file.add(buffer_key(name), buffer);
-  entry.sums = file.write(folder / entry.name);
-  return entry;
 }
 
 namespace {

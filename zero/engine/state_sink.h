@@ -1,4 +1,4 @@
-// Files that an engine's states are saved to: the slices of a checkpoint, or whole tensors.
+// Writes the manifest's part about an engine's states, and files of whole tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,6 @@ namespace zero {
 
 /// Returns the manifest of these states without files, groups and policy of buffers.
 Manifest describe(const StateParts& parts, const Progress& progress);
-
-/// Writes the slices and the buffers of a rank to `folder`, in the order of the file and one slice
-/// at a time, and returns the file's entry in the manifest. A rank whose states another one saves
-/// does not `own` any. The first rank has the factored states.
-Manifest::File save_slices(const StateParts& parts, const std::filesystem::path& folder, int rank,
-                           int ranks, bool owns);
 
 /// Makes a full unit of what each rank owns of it; collective.
 using GatherUnit = std::function<at::Tensor(int64_t unit, const at::Tensor& owned)>;

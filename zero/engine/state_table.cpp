@@ -9,11 +9,12 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/device/memory.h"
-#include "zero/engine/engine.h"
 #include "zero/engine/flat.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
@@ -202,6 +203,22 @@ void StateTable::make_staging() {
     staging.memory = zeros(made_at, bytes, at::kByte, buffers_at(made_at));
 }
 
+// Observers.
+
+void StateTable::observe(std::shared_ptr<TableObserver> observer) {
+  const std::lock_guard lock(observer_mutex_);
+  observer_ = std::move(observer);
+}
+
+void StateTable::before_change(int64_t unit) const {
+  std::shared_ptr<TableObserver> observer;
+  {
+    const std::lock_guard lock(observer_mutex_);
+    observer = observer_;
+  }
+  if (observer) observer->before_change(unit);
+}
+
 // Cells.
 
 State StateTable::held_as(int64_t unit, State state) const {
@@ -326,6 +343,7 @@ void StateTable::write(int64_t unit, State state, Range elements, const at::Tens
 }
 
 void StateTable::write_stored(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  before_change(unit);
   const auto held = held_as(unit, state);
   auto& at = tier(unit, held);
   at.write(unit, number(unit, held), entries(unit, held, elements), values, at.tier());
@@ -472,6 +490,7 @@ void StateTable::refresh_master(int64_t parameter) {
 void StateTable::use_new_parameters(int64_t unit) {
   const bool updated = std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) != 0;
   if (!updated || !keeps_old_parameters_) return;
+  before_change(unit);
   const auto& plan = this->plan(unit);
   if (keeps_old_states_ && plan.states_at == Tier::disk) {
     disk_->wait_written(unit);
@@ -538,6 +557,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
                                 const std::function<void(const Block&)>& update, Weights weights) {
   using Kind = NewParameters::Kind;
   using Place = NewParameters::Place;
+  before_change(unit);
   const auto& plan = this->plan(unit);
   const auto& made = new_parameters_[static_cast<size_t>(unit)];
   const bool staged = made.place == Place::staged_block;

@@ -43,12 +43,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "zero/base/ledger.h"
+#include "zero/engine/disk_use.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/unit_plan.h"
 #include "zero/partition/layout.h"
@@ -58,7 +60,14 @@
 
 namespace zero {
 
-struct DiskUse;
+/// Learns of changes of states before they are made.
+class TableObserver {
+ public:
+  virtual ~TableObserver() = default;
+  /// Master weights or optimizer states of a unit are about to change, once this returns. Called by
+  /// any thread, also where nothing will change in the end.
+  virtual void before_change(int64_t unit) = 0;
+};
 
 class StateTable {
  public:
@@ -145,6 +154,9 @@ class StateTable {
   /// Exchanges the two copies of a cell that has two: the update reads the one that was written,
   /// and writing goes to the other.
   void exchange_copies(int64_t unit, State state);
+
+  /// Tells `observer`, and no earlier one, of changes. Null: nobody.
+  void observe(std::shared_ptr<TableObserver> observer);
 
   /// Returns the accounts of the disk: all zero where every state is in memory.
   DiskUse disk_use() const;
@@ -261,6 +273,7 @@ class StateTable {
   void write_codes(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
   void write_parameter(int64_t parameter, const at::Tensor& values, std::optional<Tier> from);
   void reset_new_parameters(int64_t unit, partition::Range elements);
+  void before_change(int64_t unit) const;
 
   const partition::Layout& layout_;
   std::vector<UnitPlan> plans_;
@@ -286,6 +299,8 @@ class StateTable {
   };
   std::vector<Staging> staging_;
   size_t staged_ = 0;
+  mutable std::mutex observer_mutex_;
+  std::shared_ptr<TableObserver> observer_;
 };
 
 }  // namespace zero

@@ -121,6 +121,17 @@ class ConsoleMonitor final : public Monitor {
     std::fflush(stdout);
   }
 
+  void saved(const SaveReport& report) override {
+    clear_bar();
+    if (!report.failure.empty()) {
+      print("         {}\n", report.failure);
+    } else {
+      print("         {}: {} in {:.1f} s, of which training waited {:.0f} ms\n", report.path,
+            format_bytes(static_cast<double>(report.bytes)), report.seconds, report.held_ms);
+    }
+    std::fflush(stdout);
+  }
+
   void profile(const ProfileReport& report) override {
     clear_bar();
     print("         profile of step {} in {}: {} spans{}; open it at ui.perfetto.dev\n",

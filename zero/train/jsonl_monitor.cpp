@@ -189,6 +189,17 @@ class JsonlMonitor final : public Monitor {
            {"loss", finite(report.loss)},
            {"tokens", report.tokens}});
   }
+  void saved(const SaveReport& report) override {
+    Json object{{"event", "save"}, {"step", report.step}, {"path", report.path}};
+    if (!report.failure.empty()) {
+      object["failure"] = report.failure;
+    } else {
+      object["bytes"] = report.bytes;
+      object["held_ms"] = finite(report.held_ms);
+      object["seconds"] = finite(report.seconds);
+    }
+    write(object);
+  }
   void profile(const ProfileReport& report) override {
     write({{"event", "profile"},
            {"step", report.step},

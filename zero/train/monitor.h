@@ -124,6 +124,16 @@ struct ValidationReport {
   int64_t tokens = 0;
 };
 
+/// A checkpoint is complete, or could not be written.
+struct SaveReport {
+  int64_t step = 0;
+  std::string path;
+  std::string failure;  ///< what was wrong, and that the run goes on; empty: it is complete
+  int64_t bytes = 0;    ///< of all its files
+  double held_ms = 0;   ///< that rank 0 spent in the save before its next step
+  double seconds = 0;   ///< from the save's begin until it was complete
+};
+
 /// A file that `profile` has asked for is there.
 struct ProfileReport {
   int64_t step = 0;  ///< that it shows
@@ -152,6 +162,7 @@ class Monitor {
   /// it.
   virtual void rewound(const RewindReport&) {}
   virtual void validation(const ValidationReport&) {}
+  virtual void saved(const SaveReport&) {}
   virtual void profile(const ProfileReport&) {}
   /// After the last step; indexed by rank.
   virtual void memory(const std::vector<RankMemory>&) {}

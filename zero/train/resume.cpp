@@ -214,6 +214,26 @@ bool names_checkpoint(const Options& options) {
   return !options.resume_from.empty() && options.resume_from != "auto";
 }
 
+Options with_auto_resume(Options options, bool restarted) {
+  const RunFolder folder(options.out);
+  const bool automatic = options.resume && options.resume_from == "auto";
+  if (!automatic && !restarted) return options;
+  if (folder.last_checkpoint()) {
+    options.resume = true;
+    options.resume_from = "auto";
+    options.overwrite = false;
+    return options;
+  }
+  if (automatic) {
+    options.resume = false;
+    options.resume_from.clear();
+  }
+  std::error_code ignored;
+  const bool ended = std::filesystem::exists(folder.model(), ignored);
+  options.overwrite = options.overwrite || (!options.resume && !ended);
+  return options;
+}
+
 namespace {
 
 /// The step that these options name; none where they name a folder, or nothing.
@@ -280,7 +300,8 @@ ResumePoint resume_point(const Source& source, const RunSettings& run) {
   const int64_t step = source.step;
   const auto& path = source.path;
   const auto record = parse_record(source.record, path);
-  if (step >= run.settings.program.steps) {
+  const auto& program = run.settings.program;
+  if (step > program.steps || (step == program.steps && program.resume_from != "auto")) {
     throw ConfigError(
         fmt::format("The run in {} has already done {} steps; --steps is {}. Give more --steps.",
                     run.settings.program.out, step, run.settings.program.steps));

@@ -73,6 +73,11 @@ struct Source {
 
 /// Returns whether these options name a certain checkpoint, so that no other is taken.
 bool names_checkpoint(const Options& options);
+/// Returns the options as they act in this folder. `auto` means to resume where there is a
+/// checkpoint and else to begin, in place of an earlier attempt that came to none. `restarted`: an
+/// earlier attempt of this very job may have left a checkpoint, which then comes before all that
+/// the options say.
+Options with_auto_resume(Options options, bool restarted);
 /// Returns whether the checkpoint that is resumed lies in the run's own folder: then its log and
 /// monitors go on too.
 bool continues(const Options& options);
@@ -87,7 +92,8 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
 
 /// A checkpoint's position in a run with these settings. Throws ConfigError, naming the setting,
 /// both values and the remedy, where this run cannot go on from there: another size of tiles, other
-/// sizes of the model (its dropout may change), or no step left to do. Throws CheckpointError where
+/// sizes of the model (its dropout may change), or no step left to do (with `auto` such a run only
+/// ends as it would have). Throws CheckpointError where
 /// the checkpoint's record cannot be read.
 ResumePoint resume_point(const Source& source, const RunSettings& run);
 

@@ -131,6 +131,16 @@ std::optional<int64_t> RunFolder::last_checkpoint(int64_t most) const {
   return *(beyond - 1);
 }
 
+int64_t RunFolder::checkpoint_bytes(int64_t step) const {
+  int64_t bytes = 0;
+  for (const auto& path : entries(checkpoint(step))) {
+    std::error_code error;
+    const auto size = fs::file_size(path, error);
+    if (!error) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
 void RunFolder::cut_log(int64_t step) const {
   std::error_code error;
   if (!fs::is_regular_file(log(), error)) return;  // a pipe, say, keeps nothing

@@ -40,6 +40,8 @@ class RunFolder {
   std::vector<int64_t> checkpoints() const;
   /// The step of the newest whole checkpoint, or of the newest of step `most` or before.
   std::optional<int64_t> last_checkpoint(int64_t most = std::numeric_limits<int64_t>::max()) const;
+  /// Returns the bytes of all files of a checkpoint.
+  int64_t checkpoint_bytes(int64_t step) const;
   /// Removes all checkpoints but those of steps for which `keep` is true.
   void keep_checkpoints(const std::function<bool(int64_t step)>& keep) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that

@@ -7,8 +7,8 @@
 namespace zero::train {
 namespace {
 
-/// Numbers of a rank that are no losses: signal, failure, and two times.
-constexpr int64_t kOthers = 4;
+/// Numbers of a rank that are no losses: signal, failure, save, and two times.
+constexpr int64_t kOthers = 5;
 
 }  // namespace
 
@@ -21,14 +21,16 @@ StepExchange::StepExchange(comm::Group& group, int64_t micro_batches)
       stragglers_(group.size(), group.topology().hosts > 1 ? group.topology().local_size : 0) {}
 
 StepExchange::Result StepExchange::exchange(const std::vector<float>& losses, int stop_signal,
-                                            bool report_failed, RankTime time) {
+                                            bool report_failed, SaveProgress save,
+                                            RankTime time) {
   const auto k = static_cast<int64_t>(losses.size());
   float* mine = mine_.data_ptr<float>();
   std::copy(losses.begin(), losses.end(), mine);
   mine[k] = static_cast<float>(stop_signal);
   mine[k + 1] = report_failed ? 1 : 0;
-  mine[k + 2] = time.busy_ms;
-  mine[k + 3] = time.disk_ms;
+  mine[k + 2] = static_cast<float>(save);
+  mine[k + 3] = time.busy_ms;
+  mine[k + 4] = time.disk_ms;
   group_.all_gather_control(all_, mine_, "losses");
 
   const float* all = all_.data_ptr<float>();
@@ -37,7 +39,10 @@ StepExchange::Result StepExchange::exchange(const std::vector<float>& losses, in
   for (int rank = 0; rank < group_.size(); ++rank) {
     result.report_failed = result.report_failed || of_rank(rank)[k + 1] != 0;
     if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
-    times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 2], of_rank(rank)[k + 3]};
+    const auto saved = static_cast<SaveProgress>(of_rank(rank)[k + 2]);
+    result.save_over = result.save_over || saved == SaveProgress::failed ||
+                       (rank == 0 && saved == SaveProgress::written);
+    times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 3], of_rank(rank)[k + 4]};
   }
   if (times_.front().busy_ms > 0) result.slow = stragglers_.add(times_);
   // The order of additions is the same at every stage, so that the mean is, bit for bit.

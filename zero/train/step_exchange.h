@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zero/comm/group.h"
+#include "zero/engine/save_options.h"
 #include "zero/train/stragglers.h"
 
 namespace zero::train {
@@ -19,6 +20,7 @@ class StepExchange {
     float mean_loss = 0;         ///< over ranks and micro-batches
     int stop_signal = 0;         ///< that any rank has received
     bool report_failed = false;  ///< a rank's monitors have failed
+    bool save_over = false;      ///< a save in the background is written, or has failed on a rank
     std::string slow;            ///< a sentence that names slow ranks; empty: none
   };
 
@@ -27,7 +29,7 @@ class StepExchange {
   /// `losses` are this rank's, by micro-batch; `time` is of its step before. The result is the same
   /// on all ranks. Collective.
   Result exchange(const std::vector<float>& losses, int stop_signal, bool report_failed,
-                  RankTime time);
+                  SaveProgress save, RankTime time);
   /// Returns the losses of all ranks, by micro-batch and then by rank.
   const std::vector<float>& all_losses() const { return all_losses_; }
 

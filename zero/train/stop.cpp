@@ -2,13 +2,14 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 
 namespace zero::train {
 namespace {
 
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
 // A signal handler can reach nothing else. Trainers of ranks that are threads set it back together.
 std::atomic<int> received_signal = 0;
@@ -29,14 +30,14 @@ StopSignals::StopSignals() : stack_(static_cast<size_t>(sysconf(_SC_SIGSTKSZ))) 
   struct sigaction action {};
   action.sa_handler = [](int signal) { received_signal = signal; };
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART | SA_ONSTACK);
-  for (int i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before_[i]);
     if (before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
   }
 }
 
 StopSignals::~StopSignals() {
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
   sigaltstack(&stack_before_, nullptr);
 }
 

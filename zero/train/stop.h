@@ -7,7 +7,8 @@
 
 namespace zero::train {
 
-/// While one of these lives, the first SIGINT, SIGTERM or SIGHUP only asks the training loop to
+/// While one of these lives, the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 (which batch systems send
+/// before a time limit) only asks the training loop to
 /// stop after the step, sequence of a validation or token of a sample that is under way; the second
 /// has its usual effect. One that the process ignores (nohup, a shell's background jobs) stays
 /// ignored. One at a time in a process, made and ended by its main thread, which is the one that
@@ -24,7 +25,7 @@ class StopSignals {
  private:
   std::vector<std::byte> stack_;  // of the handler
   stack_t stack_before_{};
-  struct sigaction before_[3];
+  struct sigaction before_[4];
 };
 
 }  // namespace zero::train

@@ -87,6 +87,9 @@ int Trainer::train() {
   reset_peak_memory(run_.group->device());
   const auto& options = run_.options;
   const auto begin = std::chrono::steady_clock::now();
+  if (const auto limit = parse_duration(options.stop_after))
+    stop_at_ = begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                           std::chrono::duration<double>(*limit));
   while (step_ < options.steps && stop_signal_ == 0) {
     const bool has_profile = measuring_.has_profile();  // of the step before
     const auto step = train_step();
@@ -100,7 +103,13 @@ int Trainer::train() {
     if (options.eval_every && step_ % *options.eval_every == 0 && step_ < options.steps)
       report_validation();
     const bool last = step_ == options.steps || stop_signal_ != 0;
-    if (options.save_every && (step_ % *options.save_every == 0 || last)) save_checkpoint();
+    if (save_over_) try_save([&] { end_save(); });
+    if (!options.save_every) continue;
+    if (last) {
+      save_checkpoint();
+    } else if (step_ % *options.save_every == 0) {
+      try_save([&] { begin_save(options.save_in_background); });
+    }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   return finish(seconds.count());
@@ -133,6 +142,7 @@ StepReport Trainer::train_step() {
   recovery_.end_step(step_, result.updated, result.grad_norm);
 
   if (verdict.rewinds_to) {
+    try_save([&] { end_save(); });
     report.rewound = recovery_.rewind(step_, *verdict.rewinds_to);
     report.rewound->reason = fmt::format("{}", fmt::join(report.notices, " "));
     step_ = *verdict.rewinds_to;
@@ -157,9 +167,9 @@ void Trainer::set_rates(StepReport& report) {
 }
 
 Recovery::Verdict Trainer::exchange(StepReport& report) {
-  auto exchanged =
-      exchange_.exchange(passes_.losses(), signals_ != nullptr ? signals_->received() : 0,
-                         run_.reports.failed(), measuring_.last_time());
+  auto exchanged = exchange_.exchange(
+      passes_.losses(), asked_to_stop(), run_.reports.failed(), run_.engine->save_progress(), measuring_.last_time());
+  save_over_ = exchanged.save_over;
   if (exchanged.report_failed) run_.reports.share_failure(*run_.group);
   report.loss = exchanged.mean_loss;
   if (!exchanged.slow.empty()) report.notices.push_back(std::move(exchanged.slow));
@@ -194,12 +204,18 @@ StepResult Trainer::update(bool leave_out) {
   return result;
 }
 
+int Trainer::asked_to_stop() const {
+  if (signals_ == nullptr) return 0;
+  if (const int signal = signals_->received()) return signal;
+  return stop_at_ && std::chrono::steady_clock::now() >= *stop_at_ ? SIGALRM : 0;
+}
+
 bool Trainer::agree_to_stop() {
   if (signals_ == nullptr) return false;
   auto& group = *run_.group;
   const auto mine = at::empty({1}, at::kInt);
   const auto all = at::empty({group.size()}, at::kInt);
-  *mine.mutable_data_ptr<int32_t>() = signals_->received();
+  *mine.mutable_data_ptr<int32_t>() = asked_to_stop();
   group.all_gather_control(all, mine, "signals");
   for (int rank = 0; rank < group.size() && stop_signal_ == 0; ++rank) {
     stop_signal_ = all.const_data_ptr<int32_t>()[rank];
@@ -251,28 +267,71 @@ void Trainer::sample() {
 void Trainer::save_weights() { write_weights(*run_.engine, *run_.model, run_.folder); }
 
 void Trainer::save_checkpoint() {
+  begin_save(false);
+  end_save();
+}
+
+void Trainer::begin_save(bool background) {
+  end_save();
   measuring_.traffic().complete_update();  // saving would complete it uncounted
   const auto& options = run_.options;
   Attached attached;
   if (run_.group->rank() == 0)
     attached[kRecord] = record_of(run_.settings, recovery_.progress(step_));
-  run_.engine->save(run_.folder.checkpoint(step_), attached);
+  const auto path = run_.folder.checkpoint(step_);
+  save_ = SaveReport{.step = step_, .path = path};
+  save_begin_ = std::chrono::steady_clock::now();
+  run_.engine->save(path, attached,
+                    {.background = background, .staging_bytes = options.save_staging});
+  save_->held_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() -
+                                                             save_begin_)
+                       .count();
+}
+
+void Trainer::end_save() {
+  if (!save_) return;
+  auto report = *std::exchange(save_, std::nullopt);
+  const auto begin = std::chrono::steady_clock::now();
+  run_.engine->complete_save();
+  const auto end = std::chrono::steady_clock::now();
+  report.held_ms += std::chrono::duration<double, std::milli>(end - begin).count();
+  report.seconds = std::chrono::duration<double>(end - save_begin_).count();
+  const auto& options = run_.options;
   comm::agree_on_rank_zero(*run_.group, "Removing checkpoints", [&] {
+    report.bytes = run_.folder.checkpoint_bytes(report.step);
     // The newest are kept; where training may go back, also those that are not old enough yet, and
     // one that is. What lies beyond this step is of a run that went on from another checkpoint.
     auto all = run_.folder.checkpoints();
-    std::erase_if(all, [&](int64_t step) { return step > step_; });
+    std::erase_if(all, [&](int64_t step) { return step > report.step; });
     const auto kept = std::min(all.size(), static_cast<size_t>(options.keep_last));
-    int64_t oldest = kept > 0 ? all[all.size() - kept] : step_;
+    int64_t oldest = kept > 0 ? all[all.size() - kept] : report.step;
     if (const auto& spikes = options.rewind_spikes) {
       const auto old_enough = run_.folder.last_checkpoint(step_ + 1 - *spikes);
       oldest = std::min(oldest, old_enough.value_or(0));
     }
     run_.folder.keep_checkpoints([&](int64_t step) {
       const bool every = options.keep_every && step % *options.keep_every == 0;
-      return step <= step_ && (step >= oldest || every);
+      return step <= report.step && (step >= oldest || every);
     });
   });
+  run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
+}
+
+template <class Save>
+void Trainer::try_save(const Save& save) {
+  const int64_t step = save_ ? save_->step : step_;
+  try {
+    save();
+  } catch (const CheckpointError& error) {  // thrown on every rank
+    save_.reset();
+    const SaveReport report{
+        .step = step,
+        .path = run_.folder.checkpoint(step),
+        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay, and the "
+                               "run goes on.",
+                               step, error.what())};
+    run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
+  }
 }
 
 int Trainer::finish(double seconds) {
@@ -293,13 +352,14 @@ int Trainer::finish(double seconds) {
   if (stop_signal_ == 0 && run_.options.sample_tokens > 0) sample();
   const EndReport end{.steps = step_,
                       .seconds = seconds,
-                      .reason = stop_signal_ != 0
-                                    ? fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_))
-                                    : "finished",
+                      .reason = stop_signal_ == 0 ? "finished"
+                                : stop_signal_ == SIGALRM
+                                    ? fmt::format("stopped by --stop-after {}", run_.options.stop_after)
+                                    : fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_)),
                       .model_file = run_.folder.model()};
   run_.reports.tell([&](Monitor& monitor) { monitor.end(end); });
   run_.reports.share_failure(*run_.group);
-  return stop_signal_;
+  return stop_signal_ == SIGALRM ? 0 : stop_signal_;
 }
 
 }  // namespace zero::train

@@ -38,9 +38,9 @@ class Trainer {
   Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
-  /// Trains to the last step or until SIGINT, SIGTERM or SIGHUP reaches any rank; then writes the
-  /// weights. Such a signal also ends a validation or a sample under way. Returns the signal, or 0.
-  /// Collective.
+  /// Trains to the last step, until SIGINT, SIGTERM, SIGHUP or SIGUSR1 reaches any rank, or until
+  /// `stop_after` is over; then writes the weights. A signal also ends a validation or a sample
+  /// under way. Returns the signal, or 0. Collective.
   int train();
 
   /// One update of the weights over all micro-batches. Throws NotFinite where the loss is not
@@ -58,7 +58,7 @@ class Trainer {
   /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
   /// DIR/config.json, whole or not at all. Collective.
   void save_weights();
-  /// Writes DIR/checkpoint-STEP, then removes older ones. Collective.
+  /// Writes DIR/checkpoint-STEP, then removes older ones. Collective. Throws CheckpointError.
   void save_checkpoint();
 
   int64_t step() const { return step_; }
@@ -77,6 +77,16 @@ class Trainer {
   void report_validation();
   /// Returns whether a signal asks `train` to stop, for all ranks alike; remembers it. Collective.
   bool agree_to_stop();
+  /// Begins to write DIR/checkpoint-STEP. Collective. Throws CheckpointError.
+  void begin_save(bool background);
+  /// Completes a save that was begun, reports it, and removes older checkpoints. Collective.
+  /// Throws CheckpointError.
+  void end_save();
+  /// Calls `save`. Where that throws a CheckpointError the run goes on, and monitors are told.
+  template <class Save>
+  void try_save(const Save& save);
+  /// Returns the signal that has come, SIGALRM where `stop_after` is over, or 0.
+  int asked_to_stop() const;
   int finish(double seconds);
 
   Run run_;
@@ -89,6 +99,10 @@ class Trainer {
   int64_t first_step_;
   Measuring measuring_;
   int stop_signal_ = 0;
+  bool save_over_ = false;
+  std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
+  std::chrono::steady_clock::time_point save_begin_;
+  std::optional<std::chrono::steady_clock::time_point> stop_at_;  ///< of `stop_after`
   const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };
 

@@ -1,0 +1,232 @@
+#include "zero/engine/background_save.h"
+
+#include <ATen/ceil_div.h>
+#include <c10/core/GradMode.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "zero/base/device_limit.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/device/memory.h"
+
+namespace zero {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The bytes that a copy takes in the memory of copies: it begins on a cache line.
+int64_t aligned(int64_t bytes) { return at::round_up<int64_t>(bytes, 64); }
+
+}  // namespace
+
+SaveSnapshot::SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger,
+                           int64_t staging_bytes)
+    : file_(file),
+      ledger_(std::move(ledger)),
+      staging_bytes_(staging_bytes),
+      slices_(file.pieces().size()) {
+  std::vector<size_t> at_once;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const auto& piece = file.pieces()[i];
+    if (piece.exposed) {
+      at_once.push_back(i);
+      continue;
+    }
+    const auto u = static_cast<size_t>(piece.unit);
+    if (u >= of_unit_.size()) of_unit_.resize(u + 1);
+    of_unit_[u].push_back(i);
+  }
+  copy_aside(at_once);
+}
+
+int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {
+  int64_t bytes = 0;
+  for (const size_t i : pieces) bytes += aligned(file_.pieces()[i].bytes);
+  return bytes;
+}
+
+// The copies lie side by side in one piece of memory, which is freed with the last of them.
+void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces) {
+  const auto memory =
+      pinned_zeros(bytes_of(pieces), at::kByte, at::kCPU, ledger_, Category::host_buffers);
+  int64_t offset = 0;
+  for (const size_t i : pieces) {
+    const auto& piece = file_.pieces()[i];
+    const auto values = file_.values(piece);
+    slices_[i] = {.place = Place::aside,
+                  .copy = memory.narrow(0, offset, piece.bytes)
+                              .view(values.scalar_type())
+                              .view(values.sizes())};
+    slices_[i].copy.copy_(values);
+    offset += aligned(piece.bytes);
+  }
+}
+
+void SaveSnapshot::before_change(int64_t unit) {
+  const auto u = static_cast<size_t>(unit);
+  if (u >= of_unit_.size()) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    std::vector<size_t> left;
+    bool in_use = false;
+    for (const size_t i : of_unit_[u]) {
+      if (slices_[i].place == Place::table) left.push_back(i);
+      in_use = in_use || slices_[i].place == Place::in_use;
+    }
+    if (given_up_) return true;
+    if (!left.empty() && staged_ + bytes_of(left) <= staging_bytes_) {
+      copy_aside(left);
+      staged_ += bytes_of(left);
+      left.clear();
+    }
+    return left.empty() && !in_use;
+  });
+}
+
+at::Tensor SaveSnapshot::take(size_t piece) {
+  const std::lock_guard lock(mutex_);
+  if (given_up_) throw CheckpointError("The save was given up before it was complete.");
+  auto& slice = slices_[piece];
+  if (slice.place == Place::aside) return slice.copy;
+  slice.place = Place::in_use;
+  return {};
+}
+
+void SaveSnapshot::release(size_t piece) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto& slice = slices_[piece];
+    const auto& info = file_.pieces()[piece];
+    if (!info.exposed && slice.place == Place::aside) staged_ -= aligned(info.bytes);
+    slice = {.place = Place::gone};
+  }
+  changed_.notify_all();
+}
+
+void SaveSnapshot::write(SliceFile& file) {
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const auto& piece = file.pieces()[i];
+    auto values = take(i);  // undefined: the table still has them
+    if (!values.defined()) values = file.values(piece);
+    file.write(piece, values);
+    values.reset();
+    release(i);
+  }
+}
+
+void SaveSnapshot::give_up() {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+    for (auto& slice : slices_) {
+      if (slice.place == Place::aside) slice = {.place = Place::gone};
+    }
+  }
+  changed_.notify_all();
+}
+
+namespace {
+
+// The entry of a rank's file in the manifest, on its way to rank 0.
+fs::path entry_path(const fs::path& file) {
+  auto path = file;
+  path += ".entry";
+  return path;
+}
+
+}  // namespace
+
+BackgroundSave::BackgroundSave(std::unique_ptr<SliceFile> file,
+                               std::shared_ptr<SaveSnapshot> snapshot, fs::path partial,
+                               Attached attached, std::unique_ptr<Folder> folder)
+    : snapshot_(std::move(snapshot)), partial_(std::move(partial)), folder_(std::move(folder)) {
+  thread_ = std::thread([this, file = std::move(file), attached = std::move(attached)]() mutable {
+    auto result = SaveProgress::written;
+    try {
+      const c10::NoGradGuard no_grad;
+      const HostScope not_refused;
+      run(std::move(file), std::move(attached));
+    } catch (...) {
+      snapshot_->give_up();
+      const std::lock_guard lock(mutex_);
+      failure_ = std::current_exception();
+      result = SaveProgress::failed;
+    }
+    folder_.reset();  // removes what is incomplete
+    {
+      const std::lock_guard lock(mutex_);
+      progress_ = result;
+    }
+    changed_.notify_all();
+  });
+}
+
+BackgroundSave::~BackgroundSave() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  snapshot_->give_up();
+  thread_.join();
+}
+
+void BackgroundSave::run(std::unique_ptr<SliceFile> file, Attached attached) {
+  snapshot_->write(*file);
+  auto entry = file->commit();
+  file.reset();
+  entry.attached = std::move(attached);
+  bytes_ = entry.sums.bytes;
+  if (folder_) {
+    folder_->manifest.files.push_back(std::move(entry));
+  } else {
+    const auto text = to_text(entry);
+    OutputFile out(entry_path(partial_ / entry.name), &fail<CheckpointError>);
+    out.write(text.data(), text.size());
+    out.commit();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    has_file_ = true;
+  }
+  changed_.notify_all();
+  if (folder_) complete(*folder_);
+}
+
+void BackgroundSave::complete(Folder& folder) {
+  for (int rank = 1; rank < folder.ranks; ++rank)
+    folder.manifest.files.push_back(entry_of(shard_name(rank, folder.ranks)));
+  write_manifest(partial_, folder.manifest);
+  folder.folder.commit();
+}
+
+// Waits for the entry of a file, and removes it.
+Manifest::File BackgroundSave::entry_of(const fs::path& name) {
+  const auto path = entry_path(partial_ / name);
+  std::unique_lock lock(mutex_);
+  while (!fs::exists(path)) {
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+    if (stopped_) throw CheckpointError("The save was given up: another rank has not saved its part.");
+  }
+  const auto entry = file_from_text(read_file(path, &fail<CheckpointError>));
+  fs::remove(path);
+  return entry;
+}
+
+void BackgroundSave::wait_for_file() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return has_file_ || progress_ != SaveProgress::under_way; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void BackgroundSave::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return progress_ != SaveProgress::under_way; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+}  // namespace zero

@@ -1,0 +1,123 @@
+// A checkpoint that is written beside the steps that follow it.
+//
+// Note [Saving beside training]
+// A save holds the training thread only while it copies the parameters and buffers, which programs
+// may write at any time. Master weights and optimizer states change in one place, the table, and a
+// thread writes them from where they lie. Before the table changes a unit whose slices are not in
+// the file yet, it calls `SaveSnapshot::before_change`. This copies those slices aside while the
+// staging memory has room for them, and otherwise waits until they are in the file. So the file has
+// the states of the moment of the save, bit for bit; a save needs the staging memory and no second
+// set of states; and the next update waits for the disk only where the disk is slower than the
+// passes before it.
+//
+// The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
+// Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its
+// name. Engine::complete_save, which is collective, tells every rank how that went.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "zero/base/ledger.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/whole_folder.h"
+#include "zero/engine/save_options.h"
+#include "zero/engine/slice_file.h"
+#include "zero/engine/state_table.h"
+
+namespace zero {
+
+/// The values that a file of slices needs, as they were when this was made.
+class SaveSnapshot final : public TableObserver {
+ public:
+  /// Copies the parameters, the buffers and the factored states. Copies of other states take
+  /// `staging_bytes` at most at a time. `file` outlives the last call.
+  SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger, int64_t staging_bytes);
+
+  /// Writes all values to `file`, in the order of its pieces. Called once, by one thread.
+  void write(SliceFile& file);
+  /// Lets every thread go on that waits for `write`, which has failed or will not be called.
+  void give_up();
+
+  void before_change(int64_t unit) override;
+
+ private:
+  enum class Place : uint8_t { table, in_use, aside, gone };
+  struct Slice {
+    Place place = Place::table;
+    at::Tensor copy{};
+  };
+
+  void copy_aside(const std::vector<size_t>& pieces);
+  at::Tensor take(size_t piece);
+  void release(size_t piece);
+  int64_t bytes_of(const std::vector<size_t>& pieces) const;
+
+  const SliceFile& file_;
+  std::shared_ptr<Ledger> ledger_;
+  int64_t staging_bytes_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Slice> slices_;                 // by piece
+  std::vector<std::vector<size_t>> of_unit_;  // pieces of master weights and optimizer states
+  int64_t staged_ = 0;                        // bytes of `staging_bytes_` in use
+  bool given_up_ = false;
+};
+
+/// The thread of a rank that writes its file, and on rank 0 completes the folder.
+class BackgroundSave {
+ public:
+  /// The task of rank 0.
+  struct Folder {
+    WholeFolder folder;
+    Manifest manifest;  ///< without files
+    int ranks = 1;
+  };
+
+  /// Starts the thread. `attached` goes into the entry of this rank. `folder` is empty on all ranks
+  /// but the first.
+  BackgroundSave(std::unique_ptr<SliceFile> file, std::shared_ptr<SaveSnapshot> snapshot,
+                 std::filesystem::path partial, Attached attached, std::unique_ptr<Folder> folder);
+  /// Gives up what has not ended: the earlier checkpoint stays.
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  SaveProgress progress() const { return progress_; }
+  /// Blocks until this rank's file is complete. Throws what has failed.
+  void wait_for_file();
+  /// Blocks until the thread has ended. Throws what has failed.
+  void wait();
+  /// Returns the bytes of this rank's file. After `wait_for_file`.
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  void run(std::unique_ptr<SliceFile> file, Attached attached);
+  void complete(Folder& folder);
+  Manifest::File entry_of(const std::filesystem::path& name);
+
+  std::shared_ptr<SaveSnapshot> snapshot_;
+  std::filesystem::path partial_;
+  std::unique_ptr<Folder> folder_;
+  uint64_t bytes_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_file_ = false;
+  bool stopped_ = false;
+  std::exception_ptr failure_;
+  std::atomic<SaveProgress> progress_{SaveProgress::under_way};
+  std::thread thread_;  // ends first
+};
+
+}  // namespace zero
