@@ -17,7 +17,8 @@
 // they come. So if a pass goes through several engines, or through checkpoints that make passes of
 // their own, it must reach the same parameters on every rank. One thread goes backward at a time.
 //
-// When a pass throws, autograd drops what it should have called back, and this ends the pass.
+// When a pass throws, autograd drops what it should have called back, and its destructor ends the
+// pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,7 +40,7 @@ namespace zero {
 
 class BackwardPass final : public GradientSink {
  public:
-  /// All outlive this. Gradients go to `reduce`.
+  /// Gradients go to `reduce`. All arguments outlive this object.
   BackwardPass(EnginePlan& plan, StepProgress& progress, ReduceFlow& reduce, UpdateFlow& update,
                UpdateSchedule& schedule)
       : plan_(plan), progress_(progress), reduce_(reduce), update_(update), schedule_(schedule) {}
@@ -47,8 +48,8 @@ class BackwardPass final : public GradientSink {
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// Makes what `passes` does one pass, of this engine alone. `holds` and `shared` are
-  /// GradientReduction::Pass's.
+  /// Runs `passes` as one backward pass that belongs to this engine alone. `holds` and `shared` are
+  /// those of GradientReduction::Pass.
   void run(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;

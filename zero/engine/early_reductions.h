@@ -33,7 +33,7 @@ class EarlyReductions {
   bool in_last_pass() const { return phase_ == Phase::last_pass; }
   /// The units that are expected in a step's last pass have been reduced, or are about to be.
   bool begun() const { return phase_ == Phase::begun; }
-  /// This rank has met what speaks against reducing early.
+  /// This rank has seen a reason not to reduce early.
   bool refuses() const { return refuses_; }
 
   /// A pass begins. `last`: no other pass of this step follows, as far as is known. `holds`: it

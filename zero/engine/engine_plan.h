@@ -28,7 +28,7 @@ class EnginePlan {
   const UpdateTiming& timing() const { return timing_; }
   const std::vector<UnitPlan>& units() const { return units_; }
   bool trainable(int64_t unit) const { return units_[static_cast<size_t>(unit)].trainable; }
-  /// All ranks. Arrays are gathered over `placement().shards`.
+  /// Returns the group of all ranks. Arrays are gathered over `placement().shards`.
   comm::Group& group() const { return *placement_.all; }
   /// Returns the bytes that the host has left for a rank: the same number on all ranks.
   int64_t available() const { return available_; }
@@ -42,7 +42,7 @@ class EnginePlan {
     return planned_step(layout_, units_, model_.shape(), config_, placement_.planned().grid);
   }
 
-  /// The largest norm of the mean gradient from the next step on.
+  /// Sets the largest norm of the mean gradient from the next step on.
   void set_gradient_clipping(double norm) { config_.gradient_clipping = norm; }
 
  private:

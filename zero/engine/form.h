@@ -3,17 +3,18 @@
 // flows and the costs read it.
 //
 // Note [Dtypes of gradients]
-// A pass collects gradients in an array (`collected`), which is converted where sums over ranks are
-// made in another dtype (`reduced`). Each rank sends its part of it (`sent`), the sum over the
-// ranks of a block arrives (`partial`, where there are replicas to add over then), and the sum over
-// all ranks (`sum`) is stored, or added to that of earlier passes, in the dtype that the update
-// reads.
+// A pass collects gradients in an array (`collected`). If sums over ranks have another dtype
+// (`reduced`), the array is converted. Each rank sends its part of it (`sent`). If there are
+// replicas, the sum over the ranks of a block arrives (`partial`), and sums of blocks are added
+// over the replicas. The sum over all ranks (`sum`) is stored, or added to that of earlier passes,
+// in the dtype that the update reads.
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
-//   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
-//     gives its array to the host as it is: that has no more bits to give.
-//   - A backend of others adds arrays of one dtype, so where the sum is wider it sends that.
+// - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
+//   gives its array to the host unconverted, since a wider dtype would hold no more.
+// - A backend that is not libzero's adds arrays of one dtype, so it sends the sum's dtype if that
+//   is wider.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -55,7 +56,7 @@ struct LinkForm {
   comm::Quantisation quantisation{};
 
   bool quantised() const { return coding == Coding::quantised; }
-  /// Returns what a collective is told: nothing where the array crosses as it is.
+  /// Returns the wire of a collective: nothing where the array crosses as it is.
   std::optional<comm::LinkWire> wire() const;
   /// Returns what the formulas count for an array of this dtype.
   partition::Wire counted(at::ScalarType dtype) const;
@@ -79,7 +80,7 @@ struct GradientForm {
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
   int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
 
-  // Each of these is about the first pass of a step (`first`), or about a later one.
+  // `first` asks about the first pass of a step, and else about a later one.
   /// The dtype of the sum over ranks, before it is added to that of earlier passes.
   at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
   /// The dtype in which a rank sends the array to its block.

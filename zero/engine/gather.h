@@ -19,10 +19,10 @@ namespace zero {
 
 class GatherFlow {
  public:
-  /// Stage 3.
+  /// Settings for stage 3.
   struct Options {
-    int64_t live_bytes = 0;      ///< of gathered units
-    int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
+    int64_t live_bytes = 0;      ///< bytes of gathered units
+    int64_t prefetch_bytes = 0;  ///< bytes of those that are gathered ahead of their use
     DiskReads disk{};
     /// See PagerOptions::rethrow.
     std::function<void()> rethrow{};
@@ -30,18 +30,18 @@ class GatherFlow {
     std::function<void()> touched{};
   };
 
-  /// `table` outlives this. Ends collectively where units are read in place, except
+  /// `table` outlives this. The destructor is collective where units are read in place, except
   /// while an exception unwinds.
   GatherFlow(StateTable& table, const Placement& placement, Options options);
 
   /// Makes the values that were taken visible to all ranks. At stage 3 the parameters are paged
-  /// from here on, and `updates`, which outlives this, are complete before a disk is read.
-  /// Collective.
+  /// from here on, and a disk is read only after the unit's update among `updates`, which outlives
+  /// this. Collective.
   void start(const std::vector<at::Tensor>& parameters, LateUpdates& updates);
 
-  /// Waits until none of this rank's slices is on its way any more: they may be written.
+  /// Waits until no slice of this rank is being sent any more, so that slices may be written.
   void settle();
-  // These are the source's: see ParameterSource.
+  // The source does these: see ParameterSource.
   void take(int64_t index, const at::Tensor& parameter) { source_->take(index, parameter); }
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }

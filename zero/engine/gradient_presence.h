@@ -25,7 +25,7 @@ class GradientPresence {
   /// The parameter counts as having had a gradient on every rank.
   void note_everywhere(int64_t parameter);
 
-  /// By parameter: 1 if some rank had a gradient for it in this step. Known after `agree`.
+  /// Returns, by parameter, 1 if some rank had a gradient for it in this step. Known after `agree`.
   const std::vector<uint8_t>& anywhere() const { return anywhere_; }
   /// Returns whether some rank had a gradient for a parameter of the unit. Known after `agree`.
   bool wanted(int64_t unit) const { return any(unit, anywhere_); }

@@ -85,7 +85,7 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
-  /// Tells `observer`, which may be null and else outlives this, of reductions.
+  /// Sets the observer of reductions, which outlives this; null: nobody observes.
   void observe(ReductionObserver* observer) { observer_ = observer; }
 
   struct Pass {

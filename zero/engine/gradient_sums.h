@@ -20,8 +20,8 @@ class GradientSums;
 /// The reduction of one unit's array.
 struct Reduction {
   int64_t unit = 0;
-  /// They receive what was reduced. Null where the result lies in its place when the reduction is
-  /// done.
+  /// The sums that receive the result. Null where the result lies in its place when the reduction
+  /// is done.
   GradientSums* sums = nullptr;
   Bucket bucket{};
   /// The sum of an earlier pass of this step is there, and this one is to be added to it.
@@ -103,15 +103,16 @@ class GradientSums {
   std::vector<optim::SquaredNorm> norms_;  // by unit
 };
 
-// The classes, of `units`. `hand_over` may be null, and outlives them.
+// These make the classes for `units`. `hand_over` may be null, and outlives them.
 
-/// On the device, where micro-batches add up.
+/// Sums lie on the device, where micro-batches add up.
 std::unique_ptr<GradientSums> device_sums(const ReductionContext& context,
                                           const std::vector<int64_t>& units, HandOver* hand_over);
-/// In the host's memory: slices come down while backward goes on, and micro-batches add up there.
+/// Sums lie in the host's memory: slices come down while backward goes on, and micro-batches add up
+/// there.
 std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
                                         const std::vector<int64_t>& units, HandOver* hand_over);
-/// On disk, where the update reads them with the other states. Nothing is handed over.
+/// Sums lie on disk, where the update reads them with the other states. Nothing is handed over.
 std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context);
 
 /// The sums of all units, each in the class of the place that its plan names.

@@ -55,8 +55,7 @@ struct GlobalNorm {
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written, int64_t settings);
 
-/// Returns the norm of each parameter group, also of the sums. The sums of the step are complete.
-/// Collective.
+/// Returns the norm of each parameter group's sums. The sums of the step are complete. Collective.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce);
 
 }  // namespace zero

@@ -16,8 +16,8 @@ namespace zero {
 /// device.
 std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model);
 
-/// Loads the plugin for the model's device, where its kernels are not there yet. Throws ConfigError
-/// where that cannot be done, or naming the first key that asks for what is done on the CPU alone.
+/// Loads the plugin for the model's device, if its kernels are missing. Throws ConfigError if that
+/// fails, or naming the first key that asks for something that only the CPU does.
 void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
                      const comm::Topology& topology);
 

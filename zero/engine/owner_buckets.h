@@ -28,7 +28,7 @@ class OwnerBuckets {
     friend bool operator==(const Item&, const Item&) = default;
   };
 
-  /// Buckets of at most `bucket_bytes` bytes (at least one element a rank), charged as
+  /// Makes buckets of at most `bucket_bytes` bytes (at least one element a rank), charged as
   /// communication.
   OwnerBuckets(std::shared_ptr<comm::Group> group, int64_t bucket_bytes);
 
@@ -40,7 +40,7 @@ class OwnerBuckets {
   /// once; the others stay as they are.
   void reduce(std::span<const at::Tensor> tensors);
 
-  /// The same, but the others' tensors become their owners'.
+  /// The other way: each tensor becomes its owner's on all ranks.
   void share(std::span<const at::Tensor> tensors);
 
  private:

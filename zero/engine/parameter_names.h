@@ -22,7 +22,7 @@ class ParameterNames {
 
   size_t size() const { return names_.size(); }
   const std::string& name(size_t index) const { return names_[index]; }
-  /// None where the tensor is no part of any.
+  /// Returns nothing if the tensor is no part of any.
   std::optional<size_t> find(const at::Tensor& tensor) const;
 
  private:
@@ -35,7 +35,7 @@ class ParameterNames {
   std::unordered_map<const void*, std::vector<Stretch>> stretches_;
 };
 
-/// The tensors of an operator's argument or result, those of a list one by one.
+/// Visits the tensors of an operator's argument or result, those of a list one by one.
 template <class Visit>
 void each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

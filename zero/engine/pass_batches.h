@@ -36,8 +36,8 @@ struct PassBatch {
   std::vector<int64_t> gathered_bytes{};
 };
 
-/// The batches of a step, in the order of their first passes, for as many `ranks` that shard.
-/// `sliced`: optimizer states lie in slices on these, so that an exchange is needed.
+/// Returns the batches of a step, in the order of their first passes, for `ranks` ranks that shard.
+/// `sliced`: optimizer states lie in slices on those ranks, so that an exchange is needed.
 std::vector<PassBatch> batch_passes(const partition::Layout& layout,
                                     const std::vector<UnitPlan>& units, const ModelShape& model,
                                     int64_t ranks, bool sliced);
