@@ -40,7 +40,7 @@ namespace zero {
 
 class BackwardPass final : public GradientSink {
  public:
-  /// Gradients go to `reduce`. All arguments outlive this object.
+  /// Gradients go to `reduce`. The arguments outlive this.
   BackwardPass(EnginePlan& plan, StepProgress& progress, ReduceFlow& reduce, UpdateFlow& update,
                UpdateSchedule& schedule)
       : plan_(plan), progress_(progress), reduce_(reduce), update_(update), schedule_(schedule) {}

@@ -44,7 +44,7 @@ struct PlannedStep {
   /// Each of several hosts keeps all parameters: Note [Kept on a host] in
   /// window_units.cpp.
   bool kept_on_hosts = false;
-  /// What a quantised sum loses by rounding is added to the next one.
+  /// The rounding errors of a quantised sum are added to the next one.
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;

@@ -101,7 +101,7 @@ void add_squares(ExactSum& sum, const at::Tensor& values) {
 
 }  // namespace
 
-// Each of the ranks that shard adds up its slices, also where it holds all elements.
+// Each of the ranks that shard adds up its slices, even if it holds all elements.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce) {
   const auto& layout = plan.layout();
   const auto& group_of = plan.model().group_of();
@@ -111,7 +111,7 @@ std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce
     if (!plan.trainable(u)) continue;
     const auto& owned = plan.units()[static_cast<size_t>(u)].owned;
     const auto slice = partition::intersect(owned, layout.slice(u, shards.rank()));
-    at::Tensor gradient;  // of the owned elements, once it is needed
+    at::Tensor gradient;  // the owned elements, once they are needed
     for (const auto& segment : layout.unit(u).segments) {
       const auto part = partition::intersect(segment.range(), slice);
       const auto p = static_cast<size_t>(segment.parameter);

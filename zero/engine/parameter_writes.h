@@ -14,7 +14,7 @@ namespace zero {
 
 class ParameterWrites {
  public:
-  /// All arguments outlive this.
+  /// The arguments outlive this.
   ParameterWrites(EnginePlan& plan, StateTable& table, GatherFlow& gather)
       : plan_(plan), table_(table), gather_(gather), frozen_written_(plan.units().size(), 0) {}
 

@@ -36,7 +36,7 @@ namespace zero {
 /// threads of its own.
 class ReduceFlow {
  public:
-  /// Both outlive this.
+  /// Both arguments outlive this.
   ReduceFlow(const EnginePlan& plan, StateTable& table);
   ReduceFlow(const ReduceFlow&) = delete;
   ReduceFlow& operator=(const ReduceFlow&) = delete;
@@ -45,7 +45,7 @@ class ReduceFlow {
   /// See GradientReduction::observe.
   void observe(ReductionObserver* observer) { reduction_->observe(observer); }
 
-  // A backward pass.
+  // The calls of a backward pass.
 
   /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error where the step
   /// can have no other pass: its gradients have been completed, or handed over for updates.
@@ -62,7 +62,7 @@ class ReduceFlow {
   /// The pass has failed, so nobody needs what it reduces.
   void abandon_backward();
 
-  // The end of a step.
+  // The calls at the end of a step.
 
   /// Returns whether gradients have come since the last step, but only in passes of other engines,
   /// so that they were dropped.
@@ -89,13 +89,13 @@ class ReduceFlow {
   const at::Tensor& detached(int64_t unit) const { return reduction_->detached(unit); }
   /// Returns whether a sum of this step was handed over for an update in backward.
   bool handed_over() const { return reduction_->handed_over(); }
-  /// Returns whether that of `unit` was.
+  /// Returns whether the sum of `unit` was handed over.
   bool handed_over(int64_t unit) const { return reduction_->handed_over(unit); }
 
-  // Between steps.
+  // The calls between steps.
 
   /// Returns whether all ranks must drop the gradients of a step together, with `join_begun`. The
-  /// same on all ranks.
+  /// answer is the same on all ranks.
   bool drops_together() const { return reduction_->drops_together(); }
   /// Returns whether this rank has begun reductions that the others must take part in then.
   bool has_begun() const { return reduction_->has_begun(); }

@@ -10,29 +10,30 @@
 // Saving, loading and reading by name are readers and writers of ranges.
 //
 // Note [Optimizer on the host]
-// Where master weights and moments lie in host memory the update runs there (ZeRO-Offload,
-// 2101.06840, section 4): it reads the gradient that has come down and leaves the new parameters,
-// in their dtype, in a small block of host memory, from where they go up to the device, block by
-// block: 2 bytes a parameter in bf16, the least there is. fp32 parameters on the device get master
-// weights of their own on the host, since fetching the parameters for each update would double
-// that. The other way round (parameters on the host, optimizer on the device) the blocks lie on the
-// device. Results are those of states on the device, bit for bit.
+// If master weights and moments lie in host memory, the update runs there (ZeRO-Offload,
+// 2101.06840, section 4). It reads the gradient that has come down and writes the new parameters,
+// in their dtype, to a small block of host memory. They go up to the device from there, block by
+// block: 2 bytes a parameter in bf16, which is the least possible. fp32 parameters on the device
+// get master weights of their own on the host, since fetching the parameters for each update would
+// double the traffic. If the parameters are on the host and the optimizer is on the device, the
+// blocks lie on the device. Results are those of states on the device, bit for bit.
 //
 // Note [New parameters]
-// An update that runs beside a pass must leave the parameters that the pass uses as they are. It
-// writes new parameters to memory of their own, or to a second copy on disk, and
-// `use_new_parameters` puts them into force when the pass is over. Between updates that memory
-// holds the same values as the parameters. An update starts from there, so it never sees what the
-// user writes to the parameters meanwhile.
+// An update that runs beside a pass must not change the parameters that the pass uses. It writes
+// new parameters to memory of their own, or to a second copy on disk, and `use_new_parameters` puts
+// them into force when the pass is over. Between updates that memory holds the same values as the
+// parameters. An update starts from it, so the update never sees what the user writes to the
+// parameters meanwhile.
 //
 // Note [Copies to a device]
-// On a device with memory of its own the copies of an update are enqueued on the stream of whoever
-// updates, and the host goes on with the next block. The host waits before it writes memory that a
-// copy may still read: a block of the ring waits until its last copy is done. Master weights that
-// are copied up themselves, and new parameters that wait to be used, are written again by the
-// unit's next update only. By then that update's gradient has come down from the device on streams
-// that follow these copies. A delayed update has its gradient earlier, so it waits
-// (`wait_for_copies`), and so do reads of memory that such copies write.
+// On a device with memory of its own the copies of an update are enqueued on the stream of the
+// thread that updates, and the host goes on with the next block. The host waits before it writes
+// memory that a copy may still read: it waits for the last copy of a block of the ring before it
+// uses the block again. Two kinds of memory are written again only by the unit's next update:
+// master weights that are copied up themselves, and new parameters that are not in force yet. By
+// then that update's gradient has come down from the device on streams that follow these copies. A
+// delayed update has its gradient earlier, so it waits (`wait_for_copies`), and so do reads of
+// memory that such copies write.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -77,9 +78,9 @@ class StateTable {
                                                           bool keeps_old_parameters,
                                                           bool keeps_old_states);
 
-  /// `plans` has one for each unit; `disk` is null where no state lies on a disk. `link` must
-  /// outlive this. Makes all arrays, zero-filled, but those of gradients, which the flow that
-  /// reduces them makes. Collective where `in_place`.
+  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `link` must
+  /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
+  /// that reduces them makes. Collective where `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
              const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
@@ -103,11 +104,12 @@ class StateTable {
   c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
-  // Ranges of cells. Elements are counted from the first that this rank owns of the unit. fp32
-  // parameters that have no master weights of their own are their own master weights.
+  // The next functions handle ranges of cells. Elements are counted from the first that this rank
+  // owns of the unit. fp32 parameters without master weights of their own are their own master
+  // weights.
 
-  /// Returns the column of a state by name ("master", or the optimizer's name for it), or none
-  /// where the unit has no such state.
+  /// Returns the column of a state by name ("master", or the optimizer's name for it), or nothing
+  /// if the unit has no such state.
   std::optional<State> find(int64_t unit, std::string_view name) const;
   /// Returns the names that `find` knows of a unit, "master" first. A frozen unit has none.
   std::vector<std::string_view> names(int64_t unit) const;
@@ -117,8 +119,8 @@ class StateTable {
   /// disk, in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
   at::Tensor read(int64_t unit, State state, partition::Range elements) const;
   at::Tensor read(int64_t unit, State state) const { return read(unit, state, all(unit)); }
-  /// Returns the full array of a unit of which every rank holds `owned`, on the device: gathers it
-  /// where it is sharded. Collective.
+  /// Returns the full array of a unit, on the device. `owned` is this rank's part; the ranks gather
+  /// the parts if the array is sharded. Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned) const;
   /// Returns the same as the cell stores it: the lower halves of split master weights, and the
   /// bytes of whole blocks of 8-bit states (`elements` begin and end on multiples of kCodedBlock).
@@ -127,13 +129,13 @@ class StateTable {
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
   /// the master weights change with these, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
-  /// Returns the memory of a cell: undefined where it has none, or none now.
+  /// Returns the memory of a cell: undefined if the cell has none, or none now.
   at::Tensor& memory(int64_t unit, State state) const;
 
-  // Asynchronous transfers of whole cells that lie on a disk.
+  // The next functions transfer whole cells that lie on a disk, asynchronously.
 
-  /// Returns the bytes of memory that a transfer needs: a multiple of store::kAlignment; 0 where
-  /// the cell lies in memory, which no transfer is for.
+  /// Returns the bytes of memory that a transfer needs: a multiple of store::kAlignment, or 0 if
+  /// the cell lies in memory, which needs no transfer.
   int64_t transfer_bytes(int64_t unit, State state) const;
   /// Starts to read a cell to `to`, which is aligned to store::kAlignment and lives until `wait`
   /// returns.
@@ -155,14 +157,15 @@ class StateTable {
   const at::Tensor& whole(int64_t unit) const { return whole_[static_cast<size_t>(unit)]; }
   /// Returns the shared array of stage 3 on one host, else null.
   comm::Window* window() const { return window_.get(); }
-  /// Returns where a unit begins in it, in bytes.
+  /// Returns the byte of the window at which a unit begins.
   int64_t window_offset(int64_t unit) const { return window_offset_[static_cast<size_t>(unit)]; }
   /// Returns the part of a parameter that this rank owns, in elements of its unit.
   partition::Range owned_part(int64_t parameter) const;
   /// Writes the owned part of a parameter's full values (1-D, storage order, any dtype). Master
   /// weights and new parameters stay as they are.
   void write_parameter(int64_t parameter, const at::Tensor& values);
-  /// Does the same with what operators left on the device, and counts bytes that cross to the host.
+  /// Does the same with values that operators left on the device, and counts bytes that cross to
+  /// the host.
   void write_from_device(int64_t parameter, const at::Tensor& values);
   /// Returns a parameter in its unit's dtype, rounded as the update rounds it.
   at::Tensor narrowed(int64_t unit, const at::Tensor& parameter) const;
@@ -175,24 +178,25 @@ class StateTable {
   /// Makes the new parameters of a unit equal to the parameters, all of which were written
   /// elsewhere. (Functions that write ranges or one parameter's masters do so themselves.)
   void reset_new_parameters(int64_t unit) { reset_new_parameters(unit, all(unit)); }
-  /// Puts new parameters of a unit into force, if it was updated since the last call. Nobody reads
-  /// its parameters meanwhile.
+  /// Puts new parameters of a unit into force, if it was updated since the last call. Nobody may
+  /// read its parameters meanwhile.
   void use_new_parameters(int64_t unit);
   /// Takes an update back whose parameters are not in force yet. Needs `keeps_old_states`.
   void take_back_update(int64_t unit);
-  /// Leaves out what `use_new_parameters` would put into force.
+  /// Drops the new parameters that `use_new_parameters` would put into force.
   void drop_new_parameters();
   /// Blocks until new parameters have crossed between device and host.
   void wait_for_copies() const { parameter_copies_.wait_on_host(); }
 
-  // Updates by whoever schedules them. Nothing happens where all states are in memory.
+  // The next functions are for the code that schedules updates. They do nothing if all states are
+  // in memory.
 
-  /// From now on updates run beside something else, in the order that `upcoming` names: see
+  /// From now on updates run beside other work, in the order that `upcoming` names: see
   /// store::DiskTier::run_beside.
   void run_updates_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming);
   /// Blocks until what updates wrote is on disk, while no unit is updated.
   void wait_for_written_states();
-  /// The updates of a step are done: buffers that nothing can be read ahead into are given back.
+  /// The updates of a step are done: frees buffers into which nothing can be read ahead.
   void end_updates();
   /// Returns the clock that counts waiting for states on disk, or null where there are none.
   comm::WaitClock* wait_clock() const { return disk_ ? &disk_->clock() : nullptr; }
@@ -203,16 +207,17 @@ class StateTable {
   struct Block {
     int64_t begin = 0;
     int64_t end = 0;
-    /// By column: the address of element `begin`. The parameters' is where new ones go; null where
-    /// the master is the parameter.
+    /// The address of element `begin` in each column. New parameters go to that of the parameters,
+    /// which is null if the master weights are the parameters.
     std::array<std::byte*, kStates> at{};
-    /// The update writes new parameters for all elements: their place does not hold the old ones.
+    /// The update must write new parameters for all elements, since their place does not hold the
+    /// old ones.
     bool fresh = false;
   };
   /// Passes the row of `unit` through `update` block by block; blocks on disk may come from several
-  /// threads at once. `gradient` has the owned elements, or is undefined where they lie on disk.
-  /// With Weights::unchanged `update` leaves the weights as they are, and only writes what is
-  /// fresh.
+  /// threads at once. `gradient` has the owned elements, or is undefined if they lie on disk. With
+  /// Weights::unchanged `update` must not change the weights, and only writes new parameters where
+  /// the block is fresh.
   enum class Weights : uint8_t { updated, unchanged };
   void for_each_block(int64_t unit, const at::Tensor& gradient,
                       const std::function<void(const Block&)>& update,
