@@ -458,15 +458,14 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
                                                  tensor.options().device(device()))
                              : before.to(tensor.options().device(device()), false, true,
                                          at::MemoryFormat::Preserve));
-    if (before.device().is_cpu() && !replaced)  // the value that was read is still the one that the
-                                                // host allocator gave
+    if (before.device().is_cpu() && !replaced)  // throws if it was overrun
       HostAllocator::instance().check(before.storage().unsafeGetStorageImpl()->mutable_data());
   } else if (replaced) {
     auto& storage = *tensor.storage().unsafeGetStorageImpl();
     const c10::OptionalDeviceGuard on(tensor.device());
     auto& allocator = *c10::GetAllocator(tensor.device().type());
-    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));  // frees the old memory
-                                                                          // before the new is there
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));  // frees before it
+                                                                          // allocates
     storage.set_data_ptr_noswap(allocator.allocate(tensor.nbytes()));
   }
   if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
