@@ -43,9 +43,9 @@ using Kind = Frame::Kind;
 
 constexpr const char* kThreadName = "zero watch";  // top -H and debuggers show it
 constexpr size_t kLongestName = 255;
-/// A suspicion waits so long for a rank that knows better.
+/// The time for which a suspicion waits for a rank that knows better.
 constexpr milliseconds kSuspicion{500};
-/// A connection must say within this time whose it is.
+/// The time within which a connection must say whose it is.
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
 constexpr milliseconds kRefusedTime{1000};
@@ -184,7 +184,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   bool gave_up_ = false;
   bool ended_ = false;
 
-  // the thread's alone, but for this rank's own; so are the fields below
+  // Only the thread uses these, except for this rank's own contact.
   std::vector<Contact> contacts_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<pollfd> polled_;
@@ -635,7 +635,7 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
     // Judges go in the reverse order of their places: each waits for those behind it.
     return concluded_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
-  // A rank that is still on its way would find nobody to tell it why.
+  // A rank that is still on its way would find nobody to tell it the cause.
   const bool all_came = !concluded_ || !is_judge() ||
                         std::none_of(contacts_.begin(), contacts_.end(),
                                      [](auto& there) { return there.state == State::absent; });

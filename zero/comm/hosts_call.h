@@ -26,7 +26,7 @@ class HostsAlgorithm {
   virtual ~HostsAlgorithm() = default;
   HostsAlgorithm(const HostsAlgorithm&) = delete;
   HostsAlgorithm& operator=(const HostsAlgorithm&) = delete;
-  /// True where `homeward` may begin before `send` has ended.
+  /// Returns true if `homeward` may begin before `send` has ended.
   virtual bool sends_in_chunks() const { return false; }
   virtual void open() {}
   virtual void send() {}

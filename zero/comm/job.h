@@ -9,12 +9,12 @@
 
 namespace zero::comm {
 
-/// In this environment variable `zero launch` says that it has started a rank; its other variables
+/// `zero launch` says in this environment variable that it has started a rank; its other variables
 /// are torchrun's.
 inline constexpr const char* kLauncherVariable = "ZERO_LAUNCHER";
 inline constexpr const char* kOwnLauncher = "zero launch";
 
-/// Job::key begins with it where nothing is known of a job but which process has started its ranks.
+/// Job::key begins with it if all that is known of a job is the process that has started its ranks.
 inline constexpr const char* kParentKey = "parent-";
 
 /// The place of this process among the ranks of its job.
@@ -45,10 +45,9 @@ struct Job {
 using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Reads the job from the environment. The first of these groups of variables that is there
-/// decides: RANK or WORLD_SIZE (torchrun, and `zero launch`, which also sets kLauncherVariable),
-/// OMPI_COMM_WORLD_* (mpirun of OpenMPI), SLURM_* inside a job step that srun started, PMI_*
-/// (MPICH's mpiexec).
+/// Reads the job from the environment. The first group of variables that is there decides: RANK or
+/// WORLD_SIZE (torchrun, and `zero launch`, which also sets kLauncherVariable), OMPI_COMM_WORLD_*
+/// (mpirun of OpenMPI), SLURM_* inside a job step that srun started, PMI_* (MPICH's mpiexec).
 ///
 /// Ranks on several hosts need an address. They take it from MASTER_ADDR and MASTER_PORT where
 /// these are set, otherwise from the launcher: the host of mpirun, or the first node of a Slurm
@@ -58,8 +57,8 @@ std::optional<std::string> environment_variable(const std::string& name);
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);
 
-/// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also where it is
-/// not set), "openmpi" or "mpich"; "mpi" where that was asked for and no mpirun has started this
+/// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also if it is
+/// not set), "openmpi" or "mpich"; "mpi" if that was asked for and no mpirun has started this
 /// process. Throws ConfigError.
 std::string transport_from_environment(const Lookup& variable = environment_variable);
 

@@ -28,7 +28,7 @@ struct LaunchOptions {
   /// The time between SIGTERM and SIGKILL, once a rank has failed.
   std::chrono::milliseconds grace = std::chrono::seconds(2);
 
-  // A job over several hosts: its launchers are all given the same, but for the node's rank.
+  // These are for a job over several hosts. All its launchers get the same, except the node's rank.
   int nnodes = 1;
   int node_rank = 0;  ///< this host has the ranks from node_rank * nproc on
   /// the address of node 0, whose launcher hosts the store of all ranks

@@ -3,7 +3,7 @@
 // Note [Rails]
 // Inside a host ranks share memory. Between hosts rank r of one host speaks only to rank r of each
 // other host: R ranks a host are R rails, each of which carries 1/R of the bytes. So a host's link
-// carries what the hosts need of each other once, however many ranks a host has
+// carries the bytes that the hosts need of each other once, however many ranks a host has
 // (hosts_collectives.h).
 #pragma once
 

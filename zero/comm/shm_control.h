@@ -1,9 +1,9 @@
 // The control region of the shared-memory group: each rank tells the others what it does, without
 // locks.
 //
-// Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
-// (a torn text can only spoil the wording of an error). A rank writes its own slot alone, but for
-// `claimed`. A rank that reads another's slot checks the values before it uses them.
+// Every word is a lock-free atomic, and so are the texts, so that a rank may read while another
+// writes (a torn text can only spoil the wording of an error). A rank writes its own slot only,
+// except for `claimed`. A rank that reads another's slot checks the values before it uses them.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ std::string_view name(Op op);
 /// Returns 0 for no wire; different wires, whose messages differ, have different codes.
 uint8_t wire_code(const std::optional<LinkWire>& wire);
 
-/// A rank's call, for its peers to compare and to read from.
+/// A rank's call. Its peers compare it with theirs, and find the arrays by it.
 struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
@@ -87,7 +87,8 @@ struct alignas(64) RankSlot {
   /// The synchronisation points passed. Peers sleep on it, so it has a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 
-  /// A word that is none of the three means active; a rank that waits for this one will find out.
+  /// A word that is none of the three states means active; a rank that waits for this one will find
+  /// out.
   RankState current_state() const {
     const auto word = state.load(std::memory_order_acquire);
     return word <= static_cast<uint32_t>(RankState::failed) ? static_cast<RankState>(word)
@@ -98,7 +99,7 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-/// Ranks may run so many sequences of calls side by side; several hosts need three.
+/// The sequences of calls that ranks may run side by side; several hosts need three.
 inline constexpr int kLocalChannels = 3;
 
 constexpr int64_t control_bytes(int ranks) {

@@ -11,10 +11,10 @@
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
-// - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
-//   gives its array to the host unconverted, since a wider dtype would hold no more.
-// - A backend that is not libzero's adds arrays of one dtype, so it sends the sum's dtype if that
-//   is wider.
+//   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
+//     gives its array to the host unconverted, since a wider dtype would hold no more.
+//   - A backend that is not libzero's adds arrays of one dtype, so it sends the sum's dtype if that
+//     is wider.
 #pragma once
 
 #include <c10/core/ScalarType.h>
