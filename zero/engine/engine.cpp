@@ -216,7 +216,7 @@ void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, S
         result.loss_scale));
   }
   result.next_loss_scale = scale->value();
-  // What sums have lost belongs to gradients at the old scale.
+  // The losses of sums belong to gradients at the old scale.
   if (result.next_loss_scale != result.loss_scale) reduce.forget_losses();
 }
 
