@@ -2,7 +2,6 @@
 // includes nlohmann-json.
 //
 // Note [What becomes of a key]
-//
 // A key acts if its row has a member or a setter. Any other key changes nothing. One warning names
 // it, with the row's details, unless its value asks for nothing or for something that is so anyway
 // (`holds`). If the row has `refused`, the key is an error that says what to use instead; a lenient
