@@ -11,7 +11,8 @@
 
 namespace zero::cuda {
 
-/// As optim::update of an element-wise optimizer and whole master weights, with the same bits.
+/// Does the same as optim::update of an element-wise optimizer with whole master weights, with the
+/// same bits.
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
             const optim::Range& range, cudaStream_t stream);
 
@@ -34,8 +35,9 @@ struct LogitRows {
   float smoothing;
 };
 
-/// As softmax_cross_entropy_ of zero/models/layers/softmax.h, a loss for each row. A target outside
-/// of the vocabulary stops the device by an assertion, as in LibTorch's losses.
+/// Does the same as softmax_cross_entropy_ of zero/models/layers/softmax.h, with a loss for each
+/// row. A target outside of the vocabulary stops the device by an assertion, as in LibTorch's
+/// losses.
 void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
 
 /// As zero/models/layers/gelu.h: y = gelu(x) where `dy` is absent, else dx = dy gelu'(x), which may

@@ -44,9 +44,9 @@ struct Plan {
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   Trace trace;
-  /// For each touch: whether the unit stays present until the next operator that touches it.
+  /// Tells, by touch, whether the unit stays present until the next operator that touches it.
   std::vector<uint8_t> keep;
-  /// For each touch: that next operator, or kNever.
+  /// The next operator that touches the unit, by touch; kNever if there is none.
   std::vector<size_t> next;
   /// Gathers in order: `unit`, needed by operator `use`, may start right before operator `start`
   /// runs (start <= use).

@@ -113,10 +113,10 @@ struct StepSchedule {
     bool operator==(const Reduction&) const = default;
   };
   Trace trace{};
-  /// For each operator of the trace: its FLOPs and those of the operators that follow, up to the
+  /// The FLOPs of each operator of the trace, with those of the operators that follow, up to the
   /// next one of the trace.
   std::vector<double> flops{};
-  /// For each operator: whether it runs in a backward pass.
+  /// Tells, by operator, whether it runs in a backward pass.
   std::vector<uint8_t> backward{};
   /// The reductions in order, in all backward passes of the step.
   std::vector<Reduction> reductions{};

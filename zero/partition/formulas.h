@@ -133,7 +133,7 @@ int64_t reduce_scatter_link_bytes(const Cluster& cluster, int64_t numel, const W
 /// All-reduce: a reduce-scatter, and an all-gather of the sums in the elements' own wire.
 int64_t all_reduce_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
 
-/// All-to-all: each of N ranks has an array of `numel` elements, of which it sends (H-1)/H.
+/// Each of N ranks has an array of `numel` elements and sends (H-1)/H of it in an all-to-all.
 int64_t all_to_all_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
 /// Broadcast along a chain of hosts: each host except the last sends the whole array on, by the one

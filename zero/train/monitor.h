@@ -67,7 +67,7 @@ struct RankMemory {
 struct RankTraffic {
   std::array<comm::TrafficCount, comm::kCollectives> counts{};
   std::array<std::optional<int64_t>, comm::kCollectives> formula{};
-  /// On several hosts: the formula's bytes for the counts' `link_bytes`.
+  /// The formula's bytes for the counts' `link_bytes`, on several hosts.
   int64_t hosts = 1;
   std::array<std::optional<int64_t>, comm::kCollectives> link_formula{};
   /// Bytes from and to its disk; `wait_ms` has no formula.
