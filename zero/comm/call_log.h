@@ -46,7 +46,7 @@ struct CallTime {
   int64_t nanoseconds = 0;
 };
 
-/// A log that is off costs a branch a call. Thread-safe, but for `start`.
+/// A log that is off costs a branch a call. Thread-safe, except `start`.
 class CallLog {
  public:
   /// Counts calls from here on, or those for which `wanted` returns true. Calls `told`, which may

@@ -92,8 +92,8 @@ class Window {
   /// group of one the view is the array itself: there is nobody else, and a second copy of written
   /// pages would take memory.
   virtual at::Tensor view() = 0;
-  /// Forgets what this rank wrote to the view, which then shows the array again. In a group of one
-  /// it does nothing.
+  /// Forgets this rank's writes to the view, which then shows the array again. In a group of one it
+  /// does nothing.
   virtual void discard() = 0;
   /// Makes this rank's part of `slot` visible to readers that wait for `epoch`. Epochs of a slot
   /// only grow. On several hosts it needs `what`, is a collective in order with the group's others,
@@ -239,10 +239,9 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks
 /// the backend that carries them: it is called once, and once for each subgroup, but never for a
 /// group of one. Without it libzero's plugin for such devices is loaded and carries them (for CUDA
 /// by NCCL); throws ConfigError where there is none. Control, liveness and all that is counted stay
-/// those of `host`.
-/// Work::wait does not block there: work that this thread enqueues afterwards on its current stream
-/// runs after the collective. When the group goes, the plugin's backend first completes what is
-/// under way, unless the group has failed.
+/// those of `host`. Work::wait does not block there: work that this thread enqueues afterwards on
+/// its current stream runs after the collective. When the group goes, the plugin's backend first
+/// completes the calls under way, unless the group has failed.
 std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
                                  MakeBackend make = {});
 

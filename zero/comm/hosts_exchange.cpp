@@ -47,8 +47,8 @@ class Broadcast final : public HostsAlgorithm {
   }
 };
 
-// The ranks of a host bring what goes to another host to the places there, among themselves; then
-// each sends it to the rank at its place.
+// The ranks of a host first exchange the parts for another host, so that each has the parts for the
+// rank at its own place there. Then each sends them.
 class AllToAll final : public HostsAlgorithm {
  public:
   AllToAll(HostsLinks& links, HostsCall& call)

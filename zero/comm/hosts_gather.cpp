@@ -111,7 +111,7 @@ class DirectAllGather final : public HostsAlgorithm {
 };
 
 // Each chunk of this rank's slice is coded once and goes to all hosts; this rank's own output gets
-// what its messages say, as theirs do.
+// the values of its messages, as theirs do.
 class CodedAllGather final : public HostsAlgorithm {
  public:
   CodedAllGather(HostsLinks& links, HostsCall& call)

@@ -36,7 +36,7 @@ void await_end(Passage* passage) noexcept {
   if (passage == nullptr) return;
   try {
     passage->wait();
-  } catch (...) {  // whoever aborted the rail knows why
+  } catch (...) {  // the thread that aborted the rail knows why
   }
 }
 

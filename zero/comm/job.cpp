@@ -98,7 +98,7 @@ uint16_t port_of(std::string_view id) {
   return static_cast<uint16_t>(kFirst + Hash().add(id).value() % kPorts);
 }
 
-/// Reads MASTER_ADDR and MASTER_PORT where they are set, and takes what is missing from the
+/// Reads MASTER_ADDR and MASTER_PORT where they are set, and takes missing values from the
 /// launcher, if the job needs an address at all. `how` says how the launcher passes variables on.
 void read_address(const Variables& variables, const Meeting& known, std::string_view how,
                   Job& job) {

@@ -59,8 +59,8 @@ Descriptor open_file(const std::filesystem::path& path, int flags) {
 }
 
 /// Passes text on to a descriptor of the launcher as its reader takes it, and never waits for the
-/// reader: it keeps what the reader does not take yet. It drops the text if there is no reader any
-/// more.
+/// reader: it keeps text that the reader does not take yet. It drops the text if there is no reader
+/// any more.
 class Sink {
  public:
   explicit Sink(int fd) : fd_(fd) {
@@ -84,7 +84,7 @@ class Sink {
     text_ += text;
     flush();
   }
-  /// Writes what the reader takes now.
+  /// Writes as much as the reader takes now.
   void flush() {
     size_t done = 0;
     while (done < text_.size()) {
@@ -156,7 +156,7 @@ class LineRelay {
     }
   }
 
-  /// Passes on what is left, and stops.
+  /// Passes the rest on, and stops.
   void finish() {
     if (!pending_.empty()) emit_rest();
     source_.close();
@@ -223,7 +223,8 @@ class SignalScope {
   }
 
   int fd() const { return descriptor_.get(); }
-  /// A rank starts with the signals of before, but for SIGCHLD: it may wait for its own children.
+  /// A rank starts with the earlier handling of signals, except of SIGCHLD: it may wait for its own
+  /// children.
   void restore_for_rank() const {
     sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
     sigaction(SIGXFSZ, &file_limit_before_, nullptr);
@@ -500,8 +501,8 @@ class Supervisor {
     return std::count_if(processes_.begin(), processes_.end(), [](auto& p) { return !p.ended(); });
   }
 
-  /// Sleeps until a rank writes or ends, a signal comes or the grace period is over, and does what
-  /// is due.
+  /// Sleeps until a rank writes or ends, a signal comes or the grace period is over, and handles
+  /// it.
   void wait_for_events() {
     std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
     for (const auto& process : processes_) {
@@ -531,7 +532,7 @@ class Supervisor {
     }
   }
 
-  /// Ranks of other hosts may still ask the store what has happened.
+  /// Ranks of other hosts may still ask the store for the cause.
   void wait_for_launchers(const JobStore& store) {
     const auto deadline =
         Clock::now() + (failed_ ? std::chrono::seconds(5) : std::chrono::seconds(300));
@@ -551,7 +552,7 @@ class Supervisor {
     }
   }
 
-  /// Passes on what the ranks said, but only until somebody wants the job to end.
+  /// Passes on the ranks' output, but only until somebody wants the job to end.
   void wait_for_reader() {
     while (!interrupted_by_ && (output_.pending() || errors_.pending())) {
       std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};

@@ -42,8 +42,8 @@ struct LaunchOptions {
 /// says how it ended.
 ///
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
-/// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
-/// may take its time to end; a second SIGINT kills them. The ranks die with this process.
+/// and SIGHUP to this process, except those that it ignores, are passed on to every rank, which may
+/// take its time to end; a second SIGINT kills them. The ranks die with this process.
 ///
 /// If the job is over several hosts, each launcher looks after its own ranks. If one of them
 /// fails, the others on its host first get a second to tell the other hosts. The launcher of node 0

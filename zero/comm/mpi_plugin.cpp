@@ -2,8 +2,8 @@
 // one MPI.
 //
 // Note [MPI from one thread]
-// MPI moves bytes only while somebody calls it. So a thread of the plugin's own posts what the
-// ranks ask for and tests it every 50 us while anything is under way. Computing threads need not
+// MPI moves bytes only while somebody calls it. So a thread of the plugin's own posts the ranks'
+// operations and tests them every 50 us while anything is under way. Computing threads need not
 // help, and only this thread calls MPI, which every MPI allows. It sleeps between two tests, since
 // a thread inside MPI_Wait would take a core.
 #define OMPI_SKIP_MPICXX 1
@@ -381,7 +381,8 @@ void tell(const std::string& text, char* error, size_t size) {
   if (size > 0) std::snprintf(error, size, "%s", text.c_str());
 }
 
-// Returns what `body` does; if that throws, returns `otherwise` and writes the message to `error`.
+// Returns the result of `body`; if it throws, returns `otherwise` and writes the message to
+// `error`.
 template <class Result, class Body>
 Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   try {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kBlock = kExponentBlock;
 constexpr uint32_t kOther = 15;   // the code of an exponent that is written in full
-constexpr uint32_t kWindow = 14;  // so many exponents have codes of their own
+constexpr uint32_t kWindow = 14;  // the number of exponents with codes of their own
 constexpr auto kNotPacked = std::byte{255};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

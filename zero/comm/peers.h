@@ -93,7 +93,8 @@ class Peers {
   Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
   /// Lets this object know the ranks' states, which are in the memory.
   void attach(std::shared_ptr<Mapping> mapping);
-  /// Returns these ranks for another sequence of calls beside this one. To follow `attach`.
+  /// Returns the same ranks for another sequence of calls beside this one. To be called after
+  /// `attach`.
   Peers on_channel(int channel) const;
 
   int rank() const { return rank_; }
@@ -141,7 +142,8 @@ class Peers {
   /// Returns a rank that has died or failed, if there is one. Does not block.
   std::optional<Trouble> trouble() const { return find_trouble(std::nullopt); }
 
-  /// Throws if a rank has failed. To follow a wait: such a peer may already reuse its memory.
+  /// Throws if a rank has failed. To be called after a wait, since such a peer may already reuse
+  /// its memory.
   void check_failed(const Describe& doing) const;
 
   /// Gives this rank up because of `origin`, a rank of the job (often itself): every rank that

@@ -60,7 +60,7 @@ class Carrier {
 struct PieceOptions {
   /// A piece that does not move at all for so long is reported.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// A message is cut into pieces of so many bytes; the same on all hosts. With smaller ones the
+  /// A message is cut into pieces of this many bytes, the same on all hosts. With smaller ones the
   /// threads of two hosts wake each other more often, which costs a fast link a tenth.
   size_t piece_bytes = size_t{4} << 20;
   /// The first piece's number, the same on all hosts; tests let numbers begin again.

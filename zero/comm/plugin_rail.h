@@ -20,9 +20,9 @@ namespace zero::comm {
 /// memory by themselves, such as InfiniBand's, a piece whose transfer had begun may still arrive
 /// afterwards: end the process.)
 ///
-/// Throws CommError naming the file, and the package that has what it lacks. MPI waits without end
-/// for a rank that has died, so `check` is called again and again meanwhile, and an exception of
-/// `check` ends the wait.
+/// Throws CommError naming the file, and the package that has the missing library. MPI waits
+/// without end for a rank that has died, so `check` is called again and again meanwhile, and an
+/// exception of `check` ends the wait.
 std::unique_ptr<Rail> plugin_rail(
     const std::string& name, const std::vector<int>& ranks, int host, PieceOptions options = {},
     const std::function<void()>& check = [] {});

@@ -38,7 +38,7 @@ class Passage {
 };
 
 /// Sends and receives go on by themselves once they are posted, without a thread of the caller's.
-/// Thread-safe, but for sends, and for receives, of one channel.
+/// Thread-safe, except that one channel may have one sending and one receiving thread at a time.
 class Rail {
  public:
   virtual ~Rail() = default;

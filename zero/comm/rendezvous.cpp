@@ -424,7 +424,7 @@ std::string known_address_towards(const std::string& host) {
   }
 }
 
-/// Rank 0 may host the store, so it stays until all know what it knows, or time is up.
+/// Rank 0 may host the store, so it stays until all have read its verdict, or time is up.
 void leave_together(c10d::Store& store, const Job& job) {
   constexpr const char* kLeft = "left";
   store.add(kLeft, 1);
@@ -434,7 +434,7 @@ void leave_together(c10d::Store& store, const Job& job) {
   }
 }
 
-/// Names the ranks of each host, and says what mends it.
+/// Names the ranks of each host, and the remedy.
 [[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
                                    const std::string& launcher) {
   const auto places = places_of(ranks);

@@ -41,7 +41,7 @@ struct OffloadParam {
   std::string nvme_path{};
   /// The number of slices that are read from disk ahead of their all-gather.
   int64_t buffer_count = 5;
-  /// The number of elements of a rank's slices that stay in host memory all the same.
+  /// The number of elements of a rank's slices that stay in host memory nevertheless.
   int64_t max_in_cpu = 0;
   bool operator==(const OffloadParam&) const = default;
 };
@@ -141,7 +141,7 @@ struct Config {
   /// states then need the same place, or states on disk.
   bool split_master_weights = false;
   /// A step in bf16 with a gradient that is infinite or NaN is left out, as a step in fp32 or fp16
-  /// always is. False: it updates the weights all the same.
+  /// always is. False: it updates the weights nevertheless.
   bool check_grad_overflow = true;
   /// bf16 parameters are their own master weights, rounded stochastically (Note [Stochastic
   /// rounding] in zero/optim/narrow.h), and gradients of several micro-batches add up in bf16.
@@ -209,9 +209,9 @@ struct Config {
   /// The bytes that a rank may hold: states, buffers and activations together (activations as far
   /// as install_host_allocator() counts them); 0: no limit. States that exceed it are refused
   /// before they are allocated, and a first step that exceeds it is refused when it ends. Gathered
-  /// units get what it leaves, as far as `max_live_parameters` allows. See Note [Memory budget] in
-  /// engine/memory_budget.h. If `offload_optimizer.nvme_path` names a folder but nothing is
-  /// offloaded, as much as needed is (tiers.h).
+  /// units get the memory that it leaves, as far as `max_live_parameters` allows. See Note [Memory
+  /// budget] in engine/memory_budget.h. If `offload_optimizer.nvme_path` names a folder but nothing
+  /// is offloaded, as much as needed is (tiers.h).
   int64_t memory_budget = 0;
   /// The bytes of a rank's device. A build for CPUs makes its memory a part of this: everything
   /// that is not on the host or a disk must fit in, activations too (as in `memory_budget`). An

@@ -339,7 +339,7 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
     acts.push_back(static_cast<bool>(row.set));
   }
   for (const auto& key : foreign) keys.pass_over(key);
-  // DeepSpeed does so in these.
+  // DeepSpeed ignores unknown keys in these sections, too.
   keys.check(file, prefix, report, [&](const std::string& section) {
     return section == "aio" || section == "activation_checkpointing" ||
            section == "flops_profiler" || is_switched_off(file, specs, section + ".", true);
@@ -350,7 +350,7 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
     const auto* value = find(present, row);  // of "*" there is none: such keys set nothing
     if (value == nullptr) continue;
     const auto& only = row.about.only;
-    // A wrong type is told all the same, unless the file says that the section is off.
+    // A wrong type is reported nevertheless, unless the file says that the section is off.
     if (!row.set && is_switched_off(present, specs, row.key, only.type() != value->type()))
       continue;
     if (report.lenient() && only.type() == value->type() && *value != only) continue;

@@ -235,7 +235,7 @@ std::string explain(std::string_view key) {
                                   key.size() <= 100 ? did_you_mean(key, known) : std::string()));
   }
   // Parameters that several types share are explained once.
-  std::vector<std::pair<std::string, std::string>> blocks;  // what is told, and whose
+  std::vector<std::pair<std::string, std::string>> blocks;  // the text, and the types that have it
   for (const auto i : found) {
     const auto& [line, whose] = all[i];
     const auto text = explanation_of(line);

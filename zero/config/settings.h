@@ -97,7 +97,7 @@ struct ProgramSettings {
   std::optional<int64_t> decay_steps{};  ///< of Decay::wsd; else a tenth of the steps
   std::optional<double> dropout{};       ///< else the model's own
   int64_t seed = 1;
-  std::optional<int64_t> threads{};  ///< of each rank; else what the machine says
+  std::optional<int64_t> threads{};  ///< of each rank; else as the machine suggests
   TrainingDevice device = TrainingDevice::cpu;
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
   int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
@@ -108,16 +108,16 @@ struct ProgramSettings {
   /// The steps between comparisons of parameters that several ranks should hold equally; 0: none.
   int64_t check_replicas = 100;
   bool skip_spikes = false;  ///< a loss far above those before is left out of the updates
-  /// Such a step is left out, and training goes on from a checkpoint that is so many steps older,
+  /// Such a step is left out, and training goes on from a checkpoint that is this many steps older,
   /// with the data that follow.
   std::optional<int64_t> rewind_spikes{};
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
-  int64_t keep_last = 1;                ///< the newest so many checkpoints are kept
+  int64_t keep_last = 1;                ///< how many of the newest checkpoints stay
   std::optional<int64_t> keep_every{};  ///< and those of steps that are multiples of it
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";
   double temperature = 0.8;
-  std::optional<int64_t> top_k{};  ///< the sample takes only the likeliest so many tokens
+  std::optional<int64_t> top_k{};  ///< the sample takes only this many likeliest tokens
   /// Weight decay acts on parameters of fewer than two dimensions too.
   bool decay_all = false;
   bool overwrite = false;
@@ -126,7 +126,7 @@ struct ProgramSettings {
   std::string
       profile{};  ///< file to which a step's spans go (zero/engine/step_profile.h), or empty
   int64_t profile_step = 3;           ///< which of the run's steps, from 1; a resumed run's anew
-  bool wall_clock_breakdown = false;  ///< each step's time by phase, and what of it is waiting
+  bool wall_clock_breakdown = false;  ///< each step's time by phase, and its waits
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};

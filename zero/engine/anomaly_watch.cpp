@@ -93,7 +93,7 @@ Inputs worse(Inputs a, Inputs b) {
 enum class Role : uint8_t { read, overwritten, out };
 
 struct Traits {
-  // Its result is a view, memory that nobody has written, or what operators inside it have made.
+  // Its result is a view, memory that nobody has written, or the result of operators inside it.
   bool shows_nothing = false;
   bool copies = false;      // its result has the values of its input
   std::vector<Role> roles;  // by argument

@@ -25,8 +25,8 @@
 //
 // The watch does not check memory that nobody has written yet (`empty`), views, and integers. It
 // does not fetch an absent parameter (stage 3) to check it. Of a kernel that calls no operator it
-// sees only what other operators make of the result; libzero's own kernels appear as operators
-// (base/observed.h).
+// sees only the results that other operators make of its result; libzero's own kernels appear as
+// operators (base/observed.h).
 //
 // Note [Where in the model]
 // An operator does not know its module. The report names the parameter among the operator's inputs
@@ -106,7 +106,7 @@ class AnomalyWatch {
   /// Returns a sentence about `first`. One about `first_infinity` precedes it if an input of
   /// `first` had an infinity. The text is empty if there is no anomaly.
   std::string report() const;
-  /// Forgets what was found. A program may call it once a step.
+  /// Forgets all findings. A program may call it once a step.
   void clear();
 
  private:

@@ -17,8 +17,8 @@
 // they come. So if a pass goes through several engines, or through checkpoints that make passes of
 // their own, it must reach the same parameters on every rank. One thread goes backward at a time.
 //
-// When a pass throws, autograd drops what it should have called back, and its destructor ends the
-// pass.
+// When a pass throws, autograd drops its callback without a call, and the callback's destructor
+// ends the pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>

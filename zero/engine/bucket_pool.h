@@ -32,9 +32,9 @@ struct Bucket {
 /// slices, which are many times smaller. Steps after the first two allocate nothing.
 class BucketPool {
  public:
-  /// On a device memory is taken on `side`, and whoever takes an array runs after the one who had
-  /// it before. `bucket_bytes` is the size of the largest ordinary unit, `slice_bytes` that of its
-  /// slice in the widest dtype that slices have. A larger array gets the size that is asked for.
+  /// On a device memory is taken on `side`, and work on an array runs after the work of its earlier
+  /// user. `bucket_bytes` is the size of the largest ordinary unit, `slice_bytes` that of its slice
+  /// in the widest dtype that slices have. A larger array gets the size that is asked for.
   BucketPool(comm::Group& group, std::optional<c10::Stream> side, int64_t bucket_bytes,
              int64_t slice_bytes);
 

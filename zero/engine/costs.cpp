@@ -191,7 +191,8 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 
 partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
   partition::LayoutMemory sum;
-  // The host has what a rank updates; replicated gradients add up on the device before that.
+  // The host has the elements that a rank updates; replicated gradients add up on the device before
+  // that.
   const bool host = tier == Tier::host;
   const auto& at = step.sharded;
   const auto counted = partition::Placement{.parameters = at.parameters,

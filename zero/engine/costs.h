@@ -1,11 +1,11 @@
 // The costs of a step on one rank: memory by state and tier, messages by collective and link, bytes
 // between device, host and disk. All of it is computed from numbers: a layout, the units' plans and
 // a grid of ranks, for one rank or thousands, without an Engine, a Group or a tensor. The engine's
-// formulas, the simulated timeline and whoever plans a run call the same functions.
+// formulas, the simulated timeline and planners of runs call the same functions.
 //
 // Note [Costs]
-// Each unit has its bytes (paging::UnitCosts for what a device, a host, a disk and a link carry;
-// UnitMessages for collectives), and a step has so many of each:
+// Each unit has its bytes (paging::UnitCosts for a device, a host, a disk and a link; UnitMessages
+// for collectives), and a step has this many of each:
 //   gathers      stage 3: two for each of k passes, one for forward and one for backward;
 //                stages 1 and 2: one, of the updated parameters; stage 0: none
 //   reductions   stages 2 and 3: one for each pass; stages 0 and 1: one

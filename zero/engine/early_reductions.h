@@ -11,11 +11,11 @@
 // some rank had a gradient for in the step before, with zeros where none has come. Units that are
 // new in this step are reduced when it ends.
 //
-// This assumes that one pass brings the last gradients of a step. If gradients come again for
-// units that have been reduced (a second loss, `backward` several times before `step`, a weight
-// that reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
+// This assumes that one pass brings the last gradients of a step. If gradients come again for units
+// that have been reduced (a second loss, `backward` several times before `step`, a weight that
+// reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
 // unit's when the step ends. From then on all units are reduced when the step ends. The same
-// follows if zero_grad drops what has been reduced early. Mostly the first step tells.
+// follows if zero_grad drops gradients that were reduced early. Mostly the first step shows it.
 #pragma once
 
 #include <cstdint>

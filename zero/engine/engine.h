@@ -88,13 +88,13 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group,
 
 class Engine {
  public:
-  /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, and shards what
-  /// the stage shards. The model keeps its tensors; at stage 3 their bytes come and go. Several
-  /// engines may share `group`. Collective. Throws ConfigError for a configuration or parameter
-  /// groups that make no sense, CommError, OutOfMemory or StoreError. The model is then as it was,
-  /// except that all ranks may have rank 0's values (in bf16 if the last arrays were being made
-  /// already). If a disk fails while parameters move to it (stage 3), any use of those parameters
-  /// throws an error that says so.
+  /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, and shards the
+  /// states that the stage shards. The model keeps its tensors; at stage 3 their bytes come and go.
+  /// Several engines may share `group`. Collective. Throws ConfigError for a configuration or
+  /// parameter groups that make no sense, CommError, OutOfMemory or StoreError. The model is then
+  /// as it was, except that all ranks may have rank 0's values (in bf16 if the last arrays were
+  /// being made already). If a disk fails while parameters move to it (stage 3), any use of those
+  /// parameters throws an error that says so.
   ///
   /// Parameters are Float or BFloat16, or Half with Config::fp16. Tensors that share their memory
   /// are one parameter. With Config::bf16 (fp16) Float parameters become BFloat16 (Half), except
@@ -264,7 +264,7 @@ class Engine {
   /// last but one is.
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
   /// Returns, by parameter in the order of parameter_names, 1 if some rank has had a gradient since
-  /// the last step. Like `gradient`, it completes what is under way.
+  /// the last step. Like `gradient`, it completes reductions under way.
   std::vector<uint8_t> gradients_present();
   /// Returns the same for the step that ended last, even if that was skipped. Not collective.
   const std::vector<uint8_t>& gradients_used() const;
@@ -291,21 +291,21 @@ class Engine {
   /// texts by name, is kept with it. Collective. Throws CheckpointError on every rank if any fails,
   /// or if `folder` holds files and no earlier save, or folders.
   void save(const std::string& folder, const Attached& attached = {});
-  /// Reads what `save` wrote, at any number of ranks, stage, unit size and tier. Parameters, master
-  /// weights and moments may have other dtypes than before, and are rounded where they get fewer
-  /// bits. Moments and step counts of parameters that were frozen then begin at zero. Every byte is
-  /// checked before anything changes. The step under way is dropped, even if it has failed. Returns
-  /// what this rank had attached. If more ranks load than have saved, each rank beyond those takes
-  /// the texts and buffers of the rank with its number modulo the number that saved. A checkpoint
-  /// of an earlier version loads only at the same stage, ranks and unit size. Collective. Throws on
-  /// every rank and changes nothing: DamagedCheckpoint if a file is missing or not as it was
-  /// written, CheckpointError if it is of another model (names or shapes) or of another kind of
-  /// optimizer.
+  /// Reads a checkpoint of `save`, at any number of ranks, stage, unit size and tier. Parameters,
+  /// master weights and moments may have other dtypes than before, and are rounded where they get
+  /// fewer bits. Moments and step counts of parameters that were frozen then begin at zero. Every
+  /// byte is checked before anything changes. The step under way is dropped, even if it has failed.
+  /// Returns the texts that this rank had attached. If more ranks load than have saved, each rank
+  /// beyond those takes the texts and buffers of the rank with its number modulo the number that
+  /// saved. A checkpoint of an earlier version loads only at the same stage, ranks and unit size.
+  /// Collective. Throws on every rank and changes nothing: DamagedCheckpoint if a file is missing
+  /// or not as it was written, CheckpointError if it is of another model (names or shapes) or of
+  /// another kind of optimizer.
   Attached load(const std::string& folder);
   /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
   /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);
-  /// Reads what `save_full` wrote, at any stage and number of ranks. Collective.
+  /// Reads a file of `save_full`, at any stage and number of ranks. Collective.
   void load_full(const std::string& file);
   /// Begins anew from the parameters in a safetensors file. `save_full` may have written it, or any
   /// program: for each parameter it must have a tensor of the same shape, in a floating-point
@@ -349,7 +349,7 @@ class Engine {
   DiskUse disk() const;
   /// Returns the bytes that this rank's device and its host have exchanged since construction.
   HostTraffic host_traffic() const;
-  /// Returns `error`, with a list of what the device holds and the cheapest change of the
+  /// Returns `error`, with a list of the device's contents and the cheapest change of the
   /// configuration that frees enough. LibTorch's operators throw `error` in a forward pass when a
   /// device has no room left. Backward passes and steps throw such an OutOfMemory themselves.
   ///

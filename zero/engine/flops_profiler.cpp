@@ -143,7 +143,7 @@ struct FlopsProfiler::State {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
-  // Adds what was counted between the last module used and `next` to the module that it belongs to.
+  // Adds the counts between the last module used and `next` to the module that they belong to.
   void use(int next) {
     int module = last == kNone || next == kNone ? kModel : common(last, next);
     if (last != kNone && next != kNone) {

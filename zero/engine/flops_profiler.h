@@ -1,5 +1,5 @@
-// Counts what each module of a model computes in forward, and times it, as DeepSpeed's flops
-// profiler does in Python. It needs no engine.
+// Counts the FLOPs and the time of each module of a model in forward, as DeepSpeed's flops profiler
+// does in Python. It needs no engine.
 //
 //   zero::FlopsProfiler profiler(model);  // its parameters are named
 //   auto loss = loss_of(batch);
@@ -38,7 +38,7 @@ namespace zero {
 struct FlopsCount {
   int64_t parameters = 0;  ///< elements
   int64_t macs = 0;        ///< multiply-accumulates: Note [What an operator counts]
-  int64_t flops = 0;       ///< 2 macs, and what is done element by element
+  int64_t flops = 0;       ///< 2 macs, and those of element-wise operators
   double ms = 0;           ///< time in its operators, also in those that count nothing
 
   FlopsCount& operator+=(const FlopsCount& other);

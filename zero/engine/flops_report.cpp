@@ -26,7 +26,7 @@ std::string per_second(double flops) {
   const auto number = short_number(flops);
   return number + (number.find(' ') == std::string::npos ? " FLOP/s" : "FLOP/s");
 }
-// Returns the rate of so many FLOPs in so many milliseconds, in words.
+// Returns the rate of `flops` in `ms` milliseconds, in words.
 std::string rate(double flops, double ms) { return ms > 0 ? per_second(1000 * flops / ms) : "-"; }
 
 std::string grouped_by_number(std::string_view name) {

@@ -58,7 +58,7 @@ struct LinkForm {
   bool quantised() const { return coding == Coding::quantised; }
   /// Returns the wire of a collective: nothing where the array crosses as it is.
   std::optional<comm::LinkWire> wire() const;
-  /// Returns what the formulas count for an array of this dtype.
+  /// Returns the wire that the formulas count for an array of this dtype.
   partition::Wire counted(at::ScalarType dtype) const;
 };
 
@@ -69,7 +69,7 @@ struct GradientForm {
   at::ScalarType partial = at::kFloat;    ///< a block's sum on its way to the replicas
   /// Sums are rounded to `reduced`, which has fewer bits than the array that passes add up in.
   bool rounds = false;
-  /// The sum over replicas is made once a step, of what micro-batches have added up in the block.
+  /// The sum over replicas is made once a step, after micro-batches have added up in the block.
   bool defers = false;
   LinkForm link;  ///< sums of a host on their way to the others
 
@@ -134,8 +134,8 @@ struct Form {
 struct PlannedRanks {
   partition::RankGrid grid{};
   int64_t rank = 0;
-  /// The backends of a block, and of the replicas, send what they add in the dtype of its sum where
-  /// that is wider (comm::Group::sent_dtype). libzero's own do not.
+  /// The backends of a block, and of the replicas, send arrays in the dtype of the sum if that is
+  /// wider (comm::Group::sent_dtype). libzero's own do not.
   bool widens_in_block = false;
   bool widens_to_replicas = false;
 };

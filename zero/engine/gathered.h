@@ -26,7 +26,7 @@ class Gathered {
  public:
   enum class Access : uint8_t {
     read,   ///< do not write: it would be lost or stay local
-    write,  ///< closing commits what was written: collective
+    write,  ///< closing commits the writes: collective
   };
 
   /// Gathers `parameters` (all of the engine's if empty). Opening for writing completes a delayed
@@ -36,7 +36,7 @@ class Gathered {
   /// that is no parameter of `engine`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access = Access::read,
            std::optional<int> modifier_rank = std::nullopt);
-  /// Closes the scope. Throws what `close` throws, unless another exception is under way.
+  /// Closes the scope. Throws the errors of `close`, unless another exception is under way.
   ~Gathered() noexcept(false);
   Gathered(const Gathered&) = delete;
   Gathered& operator=(const Gathered&) = delete;

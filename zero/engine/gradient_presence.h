@@ -43,8 +43,8 @@ class GradientPresence {
   /// All ranks know this then.
   struct Agreement {
     std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
-    bool refuses_early = false;  ///< some rank has met what is against early reductions
-    bool began_early = false;    ///< some rank has begun what it expects of a step's last pass
+    bool refuses_early = false;  ///< some rank has a reason against them
+    bool began_early = false;    ///< some rank has begun its early reductions
   };
   /// Exchanges the reports, which parameters had a gradient, and rank 0's order, which `order`
   /// adopts. Collective.

@@ -44,7 +44,7 @@ struct ReductionSettings {
   /// Each rank divides its gradients by this before they are added up. A sum in fp16 of gradients
   /// that fp16 can hold may leave its range, so there it is the number of ranks.
   double predivisor = 1;
-  /// The beta of LoCo: how much of what a quantised sum has lost is added to the next one.
+  /// The beta of LoCo, by which rounding errors of a quantised sum are added to the next one.
   std::optional<float> feedback{};
   /// An update may use the gradients of one step while those of the next are reduced.
   bool doubled = false;
@@ -113,7 +113,7 @@ class GradientReduction {
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
 
-  /// Tells what the other ranks must know at the end of the step.
+  /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;
   /// Starts the reduction of gradients that came too late for their pass, on any rank. Collective.
   virtual void reduce_left(const GradientPresence::Agreement& /*agreed*/) {}
@@ -126,7 +126,7 @@ class GradientReduction {
   virtual bool drops_together() const { return false; }
   /// Returns whether this rank has begun reductions that the others must take part in.
   virtual bool has_begun() const { return false; }
-  /// Takes part in what other ranks have begun, before all drop it. Collective where
+  /// Takes part in reductions that other ranks have begun, before all drop them. Collective where
   /// `drops_together`.
   virtual void join_begun() {}
   /// Begins a step; the gradients of the one before were used (`finished`) or are dropped.
@@ -137,12 +137,12 @@ class GradientReduction {
   virtual at::Tensor sum(int64_t unit) const = 0;
   /// Opens a sum for writing. It holds zeros if the step had none before.
   virtual at::Tensor open_sum(int64_t unit) = 0;
-  /// Stores what `open_sum` gave and the caller has changed.
+  /// Stores the sum of `open_sum`, which the caller has changed.
   virtual void store_sum(int64_t unit, const at::Tensor& sum) = 0;
   /// Gives the sums of all units to an update, which reads `detached` until the next call. New sums
   /// go elsewhere if they are doubled.
   virtual void detach() = 0;
-  /// Returns what the update reads; an undefined tensor where the sum lies on disk.
+  /// Returns the sum that the update reads; an undefined tensor if it lies on disk.
   virtual const at::Tensor& detached(int64_t unit) const = 0;
 
   /// Returns the part of a sum whose squares this rank adds up, if it lies on a device.
@@ -156,7 +156,7 @@ class GradientReduction {
   virtual bool handed_over() const { return false; }
   /// Returns whether the sum of `unit` was.
   virtual bool handed_over(int64_t /*unit*/) const { return false; }
-  /// Forgets what quantised sums have lost so far. No reduction is under way.
+  /// Forgets the rounding errors of quantised sums. No reduction is under way.
   virtual void forget_losses() {}
 
  protected:

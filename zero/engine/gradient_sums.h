@@ -1,5 +1,5 @@
 // The places of the sums of sharded gradients: one class for each place. ShardedGradients asks a
-// unit's class for the memory that a reduction writes to, and hands it what was reduced.
+// unit's class for the memory that a reduction writes to, and hands it the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,12 +54,12 @@ class GradientSums {
 
   /// Sets the output of a reduction that is about to start, and `sum` where it takes memory.
   virtual void prepare(Reduction& reduction) = 0;
-  /// Stores what the reduction gave, or adds it to the unit's sum. Gives back the memory that the
+  /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
   virtual void receive(Reduction reduction) = 0;
-  /// Nobody needs what the reduction gave: gives back the memory that it took.
+  /// Nobody needs the reduction's result: gives back the memory that it took.
   virtual void drop(Reduction reduction) = 0;
-  /// Blocks until what was received lies in its place.
+  /// Blocks until the received results lie in their place.
   virtual void wait() {}
   /// Returns this rank's slice of the sum; a copy where it lies on disk.
   virtual at::Tensor slice(int64_t unit) { return cell(unit); }
@@ -71,8 +71,8 @@ class GradientSums {
   optim::SquaredNorm norm(int64_t unit) {
     return norms_.empty() ? norm_of(slice(unit)) : norms_[static_cast<size_t>(unit)];
   }
-  /// Gives the sum to an update, which reads what this returns (undefined: the disk) until the next
-  /// call. New sums go elsewhere where they are doubled.
+  /// Gives the sum to an update, which reads the returned tensor (undefined: the disk) until the
+  /// next call. New sums go elsewhere where they are doubled.
   virtual at::Tensor detach(int64_t unit) { return cell(unit); }
   /// The step is over.
   virtual void clear(int64_t /*unit*/) {}
@@ -120,7 +120,7 @@ class PlacedSums {
  public:
   PlacedSums(const ReductionContext& context, HandOver* hand_over);
   GradientSums& of(int64_t unit) const { return *by_unit_[static_cast<size_t>(unit)]; }
-  /// Blocks until what was received lies in its place.
+  /// Blocks until the received results lie in their place.
   void wait() const;
 
  private:

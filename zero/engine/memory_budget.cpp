@@ -41,8 +41,8 @@ int64_t MemoryBudget::bytes_of(int64_t elements) const {
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
-// Returns the bytes of this rank's states in the host's memory, if `sharded` says what is sharded:
-// all states except those on a disk or on a device with memory of its own.
+// Returns the bytes of this rank's states in the host's memory, if states are sharded as `sharded`
+// says: all states except those on a disk or on a device with memory of its own.
 partition::StateMemory MemoryBudget::states_in_memory(partition::Placement sharded) const {
   auto step = plan_.step();
   step.sharded = sharded;
@@ -142,7 +142,7 @@ void MemoryBudget::spend(const Flows& flows) {
   if (std::exchange(spent_, true) || !spends()) return;
   if (is_asynchronous(plan_.model().device())) return spend_device(flows);
   auto& schedule = flows.schedule();
-  if (!schedule.delayed()) schedule.finish();  // their buffers are among what is held
+  if (!schedule.delayed()) schedule.finish();  // their buffers count as held
   auto& group = plan_.group();
   const auto& ledger = *group.ledger();
   const int64_t held = ledger.total().peak;

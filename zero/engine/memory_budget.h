@@ -2,12 +2,12 @@
 //
 // Note [Memory budget]
 // States are known before anything is allocated: a budget that they exceed is refused at once, and
-// the error says what other stages would take. The bytes of activations, buckets and staging are
-// known after the first step, so that step keeps as few units gathered as it can. Gathered units
-// get what the budget leaves then, and the pager plans the further steps with it. Ranks gather
-// together, so all of them use the least that any rank has left. Where units are read in place
-// (ranks of one host) there is nothing to gather, and the budget is only checked. The budget of a
-// device with memory of its own is that memory.
+// the error has the bytes that other stages would take. The bytes of activations, buckets and
+// staging are known after the first step, so that step keeps as few units gathered as it can.
+// Gathered units get the memory that the budget leaves then, and the pager plans the further steps
+// with it. Ranks gather together, so all of them use the least that any rank has left. Where units
+// are read in place (ranks of one host) there is nothing to gather, and the budget is only checked.
+// The budget of a device with memory of its own is that memory.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -27,7 +27,7 @@ class MemoryBudget {
  public:
   /// The cap of the device is in force from here on; the cap of a device with memory of its own is
   /// that memory. Throws OutOfMemory, on all ranks together, if the states alone exceed the budget,
-  /// the cap, or what the host has left for a rank plus what the model holds of it now. `plan`
+  /// the cap, or the host's free memory for a rank plus the memory that the model holds now. `plan`
   /// outlives this.
   explicit MemoryBudget(const EnginePlan& plan);
 
@@ -37,8 +37,8 @@ class MemoryBudget {
   int64_t live_bytes() const { return spends() ? 0 : bytes_of(plan_.config().max_live_parameters); }
   /// The cap of a device that the CPU plays counts LibTorch's tensors from here on. Collective.
   void include_tensors();
-  /// Gives what is left after the first update to gathered units. Further calls do nothing.
-  /// Collective.
+  /// Gives the memory that is left after the first update to gathered units. Further calls do
+  /// nothing. Collective.
   void spend(const Flows& flows);
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 

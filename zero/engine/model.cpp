@@ -82,7 +82,7 @@ std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
 }  // namespace
 
 // A tensor has one slot for hooks. If a hook of the user is there already, this one calls it first.
-// Frozen parameters have one too, which tells what engine they belong to.
+// Frozen parameters have one too, which tells the engine that they belong to.
 class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
  public:
   Hook(Model& model, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)

@@ -123,7 +123,7 @@ class Model {
                          parameter(index).dim());
   }
 
-  /// Return what the plan needs to know of one parameter, and of all.
+  /// Return one parameter, and the whole model, as the plan needs them.
   ParameterShape shape_of(int64_t index) const;
   ModelShape shape() const;
 
@@ -167,7 +167,7 @@ class Model {
 
   /// Returns the buffers as a file holds them: dense, complex numbers as pairs.
   std::vector<Buffer> plain_buffers() const;
-  /// Writes what `plain_buffers` gave, in any dtype.
+  /// Writes a buffer in the form of `plain_buffers`, in any dtype.
   void set_buffer(size_t index, const at::Tensor& plain) const;
   /// Makes the buffers of all ranks follow the policy. Collective, except with
   /// BufferPolicy::per_rank.
@@ -195,7 +195,7 @@ class Model {
  private:
   std::optional<c10::Device> device_;
   class Hook;
-  /// A tensor that shows a parameter, and what the engine has made of it.
+  /// A tensor that shows a parameter, and its storage as the engine left it.
   struct Shown {
     at::Tensor tensor;
     std::string name;
@@ -223,7 +223,7 @@ class Model {
   std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
-  std::vector<std::optional<size_t>> beside_;  // by group as given: that of what Muon cannot train
+  std::vector<std::optional<size_t>> beside_;  // by group as given: that of the rest
   std::vector<size_t> group_of_;
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;

@@ -5,8 +5,9 @@
 // order that depends neither on the stage nor on the places of sums: unit by unit, and in each unit
 // one term for each of the N parts of its array. Each rank computes the term of its own part of
 // each unit (with replicas, a part of the slice that they share), and one all-gather gives all
-// terms to all ranks. The norm of one parameter group is different: what a group has in a part
-// depends on N, so its squares are added up exactly (Note [Exact sums] in optim/exact_sum.h).
+// terms to all ranks. The norm of one parameter group is different: the elements that a group has
+// in a part depend on N, so its squares are added up exactly (Note [Exact sums] in
+// optim/exact_sum.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,8 +51,8 @@ struct GlobalNorm {
 
 /// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
 /// whether its user has written to parameters; `settings` is a number below 2^48 that stands for
-/// what must be the same on all ranks. No rank reads the published parameters any more when this
-/// returns, since each has ended its backward pass. Collective.
+/// the settings that must be the same on all ranks. No rank reads the published parameters any more
+/// when this returns, since each has ended its backward pass. Collective.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written, int64_t settings);
 

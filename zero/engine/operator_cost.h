@@ -1,4 +1,4 @@
-// Counts from shapes what an operator of LibTorch or of libzero computes.
+// Counts from shapes the FLOPs of an operator of LibTorch or of libzero.
 //
 // Note [What an operator counts]
 // A multiply-accumulate (MAC) is 2 FLOPs. The table shows what counts. It is the count of
@@ -40,7 +40,7 @@ struct OperatorCost {
   int64_t macs_of_element = 0;
 
   bool needs_result() const { return of_element != 0 || macs_of_element != 0; }
-  /// Return the totals where the result has so many elements.
+  /// Return the totals for a result of `elements` elements.
   int64_t total_macs(int64_t elements) const { return macs + macs_of_element * elements; }
   int64_t total_flops(int64_t elements) const {
     return 2 * total_macs(elements) + flops + of_element * elements;

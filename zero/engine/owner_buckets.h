@@ -32,7 +32,7 @@ class OwnerBuckets {
   /// communication.
   OwnerBuckets(std::shared_ptr<comm::Group> group, int64_t bucket_bytes);
 
-  /// Sets what is moved; the same on every rank. Cheap when nothing has changed.
+  /// Sets the items, which must be the same on every rank. Cheap when nothing has changed.
   void plan(const std::vector<Item>& items);
 
   /// Tensor i is item i: contiguous, 1-D. Collective; returns when done. Tensors that this rank

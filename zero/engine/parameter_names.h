@@ -1,5 +1,5 @@
 // Finds the parameter that a tensor is, or shows a part of. Observers of operators need it, since
-// operators have no names for what they read.
+// operators have no names for their inputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>

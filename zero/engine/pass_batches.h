@@ -1,5 +1,5 @@
-// How updates in two passes are batched, and what the ranks tell each other after the first passes
-// of a batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
+// The batches of updates in two passes, and the exchanges between ranks after the first passes of a
+// batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct PassBatch {
     int64_t rows = 0;  ///< as the storage has them
     int64_t columns = 0;
     int owner = 0;
-    int64_t offset = 0;  ///< in what the owner sends, in elements
+    int64_t offset = 0;  ///< in the owner's message, in elements
   };
 
   optim::Reach reach = optim::Reach::parameter;

@@ -7,8 +7,8 @@
 //     ShardedGradients     at stages 2 and 3, in each backward pass
 //   GradientSums         stores the sum of sharded gradients where the update reads it
 //   UnitNorms            takes the norm of the sums
-// Beside these, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence
-// knows which parameters had a gradient on some rank, and Reductions waits for what is under way.
+// Besides, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence knows
+// which parameters had a gradient on some rank, and Reductions waits for reductions under way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -57,9 +57,9 @@ class ReduceFlow {
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
   void release();
-  /// Reduces what the pass has left over.
+  /// Reduces the units that the pass has left over.
   void end_backward();
-  /// The pass has failed, so nobody needs what it reduces.
+  /// The pass has failed, so nobody needs its reductions.
   void abandon_backward();
 
   // The calls at the end of a step.
@@ -85,7 +85,7 @@ class ReduceFlow {
   /// Gives the sums to an update, which reads `detached` until the next call. New sums go elsewhere
   /// if they are doubled.
   void detach();
-  /// Returns what the update reads; an undefined tensor where the sum lies on disk.
+  /// Returns the sum that the update reads; an undefined tensor if it lies on disk.
   const at::Tensor& detached(int64_t unit) const { return reduction_->detached(unit); }
   /// Returns whether a sum of this step was handed over for an update in backward.
   bool handed_over() const { return reduction_->handed_over(); }
@@ -99,15 +99,16 @@ class ReduceFlow {
   bool drops_together() const { return reduction_->drops_together(); }
   /// Returns whether this rank has begun reductions that the others must take part in then.
   bool has_begun() const { return reduction_->has_begun(); }
-  /// Takes part in what some rank has begun, before all drop it. Collective where `drops_together`.
+  /// Takes part in reductions that some rank has begun, before all drop them. Collective where
+  /// `drops_together`.
   void join_begun();
   /// Starts the next step. Gradients that were not used are dropped.
   void clear();
-  /// Forgets what quantised sums have lost so far. No reduction is under way.
+  /// Forgets the rounding errors of quantised sums. No reduction is under way.
   void forget_losses();
 
-  /// Puts a full gradient (storage order, mean times the number of terms) in place of what was
-  /// reduced. `parameter` counts as present on all ranks. Collective.
+  /// Puts a full gradient (storage order, mean times the number of terms) in place of the reduced
+  /// one. `parameter` counts as present on all ranks. Collective.
   void set(int64_t parameter, const at::Tensor& values);
 
  private:

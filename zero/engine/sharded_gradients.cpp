@@ -250,7 +250,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // Returns whether a unit may be reduced before its gradients are all here. It may not if a
   // backward function has a place in its bucket, if late gradients could not be used any more
-  // (updates in backward), or if an update of the step before may still read what is there (several
+  // (updates in backward), or if an update of the step before may still read the sum (several
   // layers in one pass).
   bool may_leave(int64_t unit) const {
     return context_.order.known() && !context_.arrivals.awaits(unit) && !holds_ &&

@@ -27,7 +27,7 @@ class SliceSum {
   SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input, at::Tensor partial,
            at::Tensor output, std::string_view label,
            const std::optional<comm::LinkWire>& wire = {});
-  /// Starts the sum of what is in `slice` over `replicas` alone, in place.
+  /// Starts the sum of `slice` over `replicas` alone, in place.
   SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
   /// Takes a sum that has been started and has one phase: an all-reduce, whose whole result each
   /// rank gets.

@@ -25,8 +25,8 @@ class StateChanges {
   void change_parameters(
       std::string_view label, const std::function<void()>& write = [] {},
       const std::vector<int64_t>& units = {});
-  /// Does the same where `write` replaces every state. It drops what the step under way has made,
-  /// complete or not. No update may run. Collective.
+  /// Does the same where `write` replaces every state. It drops the gradients and updates of the
+  /// step under way, complete or not. No update may run. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
   /// Drops the gradients of the step so far. Collective where reductions may have begun.
   void drop_gradients();

@@ -73,7 +73,7 @@ std::string buffer_key(std::string_view buffer);
 /// saved beside its master, since the user may have written it since the last update. fp32 master
 /// weights are the parameters, wherever they lie.
 std::vector<State> cell_states(const UnitPlan& plan);
-/// Returns what the header of a file says of a tensor like this.
+/// Returns the entry for such a tensor in the header of a file.
 TensorInfo info_of(const std::string& key, const at::Tensor& tensor);
 /// Returns the factored states by key.
 std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts);
@@ -91,8 +91,8 @@ class StateFile {
   /// Expects a tensor of `like`'s shape and dtype. If `like` is floating-point, any floating-point
   /// dtype will do.
   void expect_values(const std::string& name, const at::Tensor& like) const;
-  /// Expects the sizes and strides of the model's parameters, which say what their flat arrays
-  /// mean. Files of earlier versions do not have them.
+  /// Expects the sizes and strides of the model's parameters, which tell the order of their flat
+  /// arrays. Files of earlier versions do not have them.
   void expect_shapes(const Model& model) const;
   /// Returns the progress; with a new loss scale where the file has none.
   Progress progress(const StateParts& parts) const;

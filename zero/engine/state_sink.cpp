@@ -65,7 +65,7 @@ class SliceFile {
  public:
   explicit SliceFile(const StateParts& parts) : parts_(parts) {}
 
-  // Adds all states of what this rank owns of each parameter.
+  // Adds all states of the elements that this rank owns of each parameter.
   void add_slices(std::vector<Manifest::Slice>& slices) {
     const auto& [layout, table, model, factored, config] = parts_;
     for (int64_t u = 0; u < layout.unit_count(); ++u) {

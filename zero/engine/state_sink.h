@@ -23,7 +23,7 @@ Manifest describe(const StateParts& parts, const Progress& progress);
 Manifest::File save_slices(const StateParts& parts, const std::filesystem::path& folder, int rank,
                            int ranks, bool owns);
 
-/// Makes a full unit of what each rank owns of it; collective.
+/// Makes a full unit of each rank's `owned` part; collective.
 using GatherUnit = std::function<at::Tensor(int64_t unit, const at::Tensor& owned)>;
 
 /// Writes whole tensors in fp32, by parameter, to one file of rank 0, one unit at a time.

@@ -2,10 +2,9 @@
 //
 // Note [Sources of states]
 // A source gives ranges of a parameter's elements for each state, and knows how its files lie: the
-// slices of a checkpoint, one file of whole tensors, which may be another program's, or what
-// earlier versions saved. Its constructor checks all that the model needs before anything of the
-// engine changes. `restore` puts what a source gives into the table, one piece of a parameter at a
-// time.
+// slices of a checkpoint, one file of whole tensors, which may be another program's, or files of
+// earlier versions. Its constructor checks all that the model needs before anything of the engine
+// changes. `restore` puts the source's values into the table, one piece of a parameter at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -22,7 +22,7 @@
 // An update that runs beside a pass must not change the parameters that the pass uses. It writes
 // new parameters to memory of their own, or to a second copy on disk, and `use_new_parameters` puts
 // them into force when the pass is over. Between updates that memory holds the same values as the
-// parameters. An update starts from it, so the update never sees what the user writes to the
+// parameters. An update starts from it, so the update never sees the user's writes to the
 // parameters meanwhile.
 //
 // Note [Copies to a device]
@@ -127,7 +127,7 @@ class StateTable {
   at::Tensor read_stored(int64_t unit, State state, partition::Range elements) const;
   /// Writes elements of a state from 1-D `values` of any floating-point dtype, rounded to nearest,
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
-  /// the master weights change with these, and new parameters change with the parameters.
+  /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
   /// Returns the memory of a cell: undefined if the cell has none, or none now.
   at::Tensor& memory(int64_t unit, State state) const;
@@ -194,7 +194,7 @@ class StateTable {
   /// From now on updates run beside other work, in the order that `upcoming` names: see
   /// store::DiskTier::run_beside.
   void run_updates_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming);
-  /// Blocks until what updates wrote is on disk, while no unit is updated.
+  /// Blocks until the states that updates wrote are on disk, while no unit is updated.
   void wait_for_written_states();
   /// The updates of a step are done: frees buffers into which nothing can be read ahead.
   void end_updates();
@@ -229,7 +229,7 @@ class StateTable {
     enum class Kind : uint8_t {
       masters,  // the parameters are their own master weights
       copies,   // they equal master weights that lie elsewhere
-      rounded   // they are rounded from these, or the upper halves of them
+      rounded   // they are rounded from master weights, or their upper halves
     };
     enum class Place : uint8_t {
       cell,          // the update writes where the old ones lie
@@ -242,7 +242,7 @@ class StateTable {
     Place place = Place::cell;
     // Each block is copied to the cell, in the other memory, when it is made.
     bool crosses = false;
-    at::Tensor memory{};  // of those that lie apart
+    at::Tensor memory{};  // of new parameters that lie apart
   };
   NewParameters new_parameters(const UnitPlan& plan) const;
 

@@ -1,4 +1,5 @@
-// Writes what all ranks do in a step to a file that Perfetto and Chrome show (docs/profiling.md).
+// Writes the timelines of all ranks in a step to a file that Perfetto and Chrome show
+// (docs/profiling.md).
 //
 //   zero::StepProfile profile(engine.group());
 //   at::Tensor loss;

@@ -12,8 +12,8 @@
 
 namespace zero {
 
-/// While one lives, it counts what the operators of this thread compute (operator_cost.h), also in
-/// its backward passes, on whichever thread autograd runs them. It adds an operator's FLOPs to the
+/// While one lives, it counts the FLOPs of this thread's operators (operator_cost.h), also in its
+/// backward passes, on whichever thread autograd runs them. It adds an operator's FLOPs to the
 /// operator of the pager's trace that was the last one when the operator ended. It does not count
 /// operators before a step's first use of a unit.
 class StepRecorder final : public ReductionObserver {
@@ -29,7 +29,7 @@ class StepRecorder final : public ReductionObserver {
   void touched();
   /// The reduction of `unit` starts now.
   void reduction_starts(int64_t unit) override;
-  /// Forgets what was recorded: a step begins.
+  /// Forgets the recording: a step begins.
   void restart();
   /// Writes FLOPs, passes and reductions of the recorded step to `schedule`, by the operators of
   /// `schedule.trace`.

@@ -13,8 +13,8 @@
 
 namespace zero {
 
-/// Watches this rank's passes of a step. Then all ranks agree on what came first, ordered by
-/// micro-batch, forward before backward, the order of operators, and rank.
+/// Watches this rank's passes of a step. Then all ranks agree on the first number that is not
+/// finite, ordered by micro-batch, forward before backward, the order of operators, and rank.
 ///
 ///   zero::StepWatch watch(engine, zero::named_tensors(model));
 ///   for (int64_t i = 1; i <= micro_batches; ++i) {
@@ -38,7 +38,7 @@ class StepWatch {
   /// the next `begin_micro_batch` are ignored.
   void add_loss(int64_t index, double loss);
 
-  /// Returns what came first on any rank, in sentences that begin with the rank and the
+  /// Returns that number's origin on any rank, in sentences that begin with the rank and the
   /// micro-batch. The text is the same on every rank, and empty if every rank's operators, losses
   /// and gradients were finite. Collective.
   std::string agree();

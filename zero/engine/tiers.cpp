@@ -39,8 +39,9 @@ double hidden_parameters(const Config& config, const StepSize& size) {
          (sharded ? size.ranks : 1);
 }
 
-// Parameters on disk are in memory while they are gathered. They get half of what the host has left
-// beside a step, since nobody knows what updates under way and other programs take.
+// Parameters on disk are in memory while they are gathered. They get half of the memory that the
+// host has left beside a step, since nobody knows the needs of updates under way and of other
+// programs.
 TierChoice bound_gathered(Config config, const StepSize& size) {
   const auto element_bytes = static_cast<double>(config.parameter_bytes());
   const double rest = predicted_states(config, size).total() + work_of_step(config, size);

@@ -47,14 +47,14 @@ struct TierChoice {
 };
 
 /// If `config` has a memory budget and names a folder for files (nvme_path) but puts nothing there:
-/// moves as little to disk as needed for the states to fit beside what a step needs. First it moves
-/// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; then, at stage
-/// 3, the parameters. Optimizer states that still fit after that stay in memory. The order is by
-/// cost: optimizer states move once a step, parameters with every gather. Results do not depend on
-/// the choice. If nothing fits, returns the most frugal choice.
+/// moves as little to disk as needed for the states to fit beside the rest of a step. First it
+/// moves the optimizer's states, or a part of them; then, from stage 2 on, the gradients; then, at
+/// stage 3, the parameters. Optimizer states that still fit after that stay in memory. The order is
+/// by cost: optimizer states move once a step, parameters with every gather. Results do not depend
+/// on the choice. If nothing fits, returns the most frugal choice.
 ///
 /// If `config` itself puts the parameters on disk and has no budget: lowers `max_live_parameters`
-/// to what the host can hold beside a step.
+/// to the number that the host can hold beside a step.
 TierChoice choose_tiers(Config config, const StepSize& size);
 
 /// Throws OutOfMemory if a rank's states, as predicted, exceed `config.memory_budget`. It works

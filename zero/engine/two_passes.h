@@ -45,7 +45,7 @@ class TwoPasses {
   /// number `step`.
   void begin(int64_t unit);
   void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
-  /// Returns the places for what a first pass finds out about owned elements from `begin` on. The
+  /// Returns the places for the findings of a first pass about owned elements from `begin` on. The
   /// pass then gives its findings on a parameter to `add`, which several threads may call at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
   void add(int64_t parameter, const optim::Findings& found);

@@ -26,7 +26,7 @@ struct UnitPlan : Form {
   Tier parameters_at = Tier::device;
   Tier gradients_at = Tier::device;  ///< those that the update reads
   Tier states_at = Tier::device;     ///< master weights and moments
-  /// The device has memory of its own: what lies on a disk is updated on the host.
+  /// The device has memory of its own: states on a disk are updated on the host.
   bool own_memory = false;
   /// How far the update of an element reaches: beyond the element it takes two passes
   /// (two_passes.h).
@@ -61,7 +61,7 @@ struct UnitPlan : Form {
     for (size_t i = 0; i < moments.size(); ++i) columns.push_back(moment(static_cast<int64_t>(i)));
     return columns;
   }
-  /// Returns the bytes of so many elements of those columns, whole blocks.
+  /// Returns the bytes of `elements` elements of those columns, in whole blocks.
   int64_t optimizer_bytes(int64_t elements) const {
     int64_t bytes = 0;
     for (const auto state : optimizer_columns()) bytes += bytes_of(state, elements);

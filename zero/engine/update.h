@@ -30,12 +30,12 @@ class UpdateFlow {
   /// Updates the owned elements of `unit` from `gradient`, for every parameter with
   /// `present[parameter]`. `gradient` has the same elements, summed over ranks and micro-batches;
   /// it is undefined if they are on disk. Absent parameters keep weights and moments, as in
-  /// LibTorch. Counts the steps of those that are present. For a unit of two passes this is the
-  /// second pass, which needs no gradient.
+  /// LibTorch. Counts the steps of present parameters. For a unit of two passes this is the second
+  /// pass, which needs no gradient.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
 
-  /// Makes the first pass of a unit of two passes. It takes what `update` takes, but does not
+  /// Makes the first pass of a unit of two passes. It has the arguments of `update`, but does not
   /// change the weights.
   void first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                   const std::vector<uint8_t>& present);

@@ -37,7 +37,7 @@ class UpdateQueue {
   UpdateQueue& operator=(const UpdateQueue&) = delete;
 
   /// Runs `update` of `unit`, for which no update waits, before those that wait already, unless
-  /// `upcoming` has bound them. Throws what an earlier one threw.
+  /// `upcoming` has bound them. Throws the error of an earlier update.
   void push(int64_t unit, std::function<void()> update);
   /// Returns the unit whose update is the `index`-th after the one under way, and binds that
   /// choice; nothing if fewer wait. Only the queue's thread calls it.
@@ -47,7 +47,7 @@ class UpdateQueue {
   int64_t size() const;
   /// Returns whether no update of `unit` waits or is under way.
   bool done(int64_t unit) const;
-  /// Blocks until no update of `unit` waits or is under way. Throws what an update threw.
+  /// Blocks until no update of `unit` waits or is under way. Throws the error of an update.
   void wait(int64_t unit);
   /// Blocks until fewer than `count` wait or are under way. Throws what an update threw.
   void wait_for_fewer(int64_t count);

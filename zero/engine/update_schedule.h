@@ -36,7 +36,7 @@
 // Nobody needs the new parameters of a unit before the next forward pass gathers it. If they lie on
 // a disk, each rank reads its own slice for that gather. So it can wait for its own update then,
 // and no rank needs to tell another. The disk moves the optimizer's states while the first layers
-// compute already, with clipping too. The next backward pass changes what these updates read
+// compute already, with clipping too. The next backward pass changes the inputs of these updates
 // (gradients on a disk, learning rates). So it first completes the updates of units that forward
 // has not used. Units in memory are updated within `step`.
 //
@@ -83,7 +83,7 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   /// Takes the sum of a unit in backward, and updates the unit from it.
   void take_up(int64_t unit, at::Tensor sum) override;
   /// Updates all units from the sums of this step, except those that backward has taken up. `step`
-  /// calls it after `steps` updates so far. The updates run here, or beside what follows.
+  /// calls it after `steps` updates so far. The updates run here, or later beside other work.
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();
@@ -101,7 +101,7 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   /// Returns by unit whether its update is left.
   const std::vector<uint8_t>& left_units() const { return left_; }
 
-  /// Blocks until no update runs. Throws what one threw.
+  /// Blocks until no update runs. Throws the error of an update.
   void wait();
   /// Drops the updates that are left, none of which runs: all states are about to be replaced.
   void discard();

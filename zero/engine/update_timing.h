@@ -29,7 +29,7 @@ struct UpdateTiming {
   bool late(const UnitPlan& plan) const {
     return in_next_forward && plan.parameters_at == Tier::disk;
   }
-  /// Returns whether some updates run beside what follows.
+  /// Returns whether some updates run beside other work.
   bool any_beside(const std::vector<UnitPlan>& units) const {
     return keeps_old_parameters() ||
            std::ranges::any_of(units, [&](const UnitPlan& plan) { return late(plan); });

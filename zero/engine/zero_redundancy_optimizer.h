@@ -73,8 +73,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   /// Only rank 0 needs memory for the whole state.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Loads what rank 0, or the unsharded optimizer, has saved; keeps the state of this rank's
-  /// parameters. Each rank reads the same archive. Throws CheckpointError for another rank's
+  /// Loads an archive that rank 0, or the unsharded optimizer, has saved; keeps the state of this
+  /// rank's parameters. Each rank reads the same archive. Throws CheckpointError for another rank's
   /// archive or one that does not fit.
   void load(torch::serialize::InputArchive& archive) override;
 

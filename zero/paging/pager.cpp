@@ -73,7 +73,7 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 
 Pager::~Pager() {
   try {
-    evict_all();  // waits for what is being gathered ahead
+    evict_all();  // waits for gathers ahead of their use
     while (!free_frames_.empty()) drop_oldest_frame();
     settle_gathers();
   } catch (const std::exception&) {  // the device has failed, which others report

@@ -70,7 +70,7 @@ class UnitSource {
   /// `gather` never.
   virtual bool in_place() const { return false; }
   /// Blocks until the unit is valid. Returns its bytes, which stay where they are as long as the
-  /// source lives. Only this rank sees what it writes there.
+  /// source lives. Only this rank sees its own writes there.
   virtual void* view(int64_t /*unit*/) { return nullptr; }
 };
 

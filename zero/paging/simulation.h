@@ -153,7 +153,7 @@ struct SimulatedStep {
   std::vector<SimulatedTask> tasks{};  ///< in the order in which they are handed out
   double seconds = 0;
   std::array<double, kResources> busy{};
-  /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of these.
+  /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of `exposed`.
   std::array<double, kResources> exposed{};
   /// The bytes that the resource moves; for `compute` and `host` those that updates pass over.
   std::array<int64_t, kResources> bytes{};

@@ -1,5 +1,5 @@
 // The layout: which bytes of which parameter are where. Pure integers; everything else in libzero
-// uses these.
+// uses them.
 //
 // Note [Units]
 // Parameters are laid out in registration order into units: flat arrays of up to `unit_bytes` that

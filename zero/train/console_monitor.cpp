@@ -54,7 +54,7 @@ class ConsoleMonitor final : public Monitor {
       : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) == 1) {}
   ConsoleMonitor(const ConsoleMonitor&) = delete;
   ConsoleMonitor& operator=(const ConsoleMonitor&) = delete;
-  /// Removes the progress bar, so that what is printed next begins a line.
+  /// Removes the progress bar, so that the next output begins a line.
   ~ConsoleMonitor() override {
     if (!drawn_) return;
     clear_bar();

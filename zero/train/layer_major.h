@@ -29,7 +29,7 @@ namespace zero {
 /// Engine::step must follow. Returns their losses, without graphs. Every layer is recomputed in
 /// backward, as `options` say. Random numbers are drawn in another order than micro-batch by
 /// micro-batch, so dropout differs from that; it is the same in both runs of a layer. Collective as
-/// Engine::accumulate. Throws what that throws, and Error for a loss of several elements.
+/// Engine::accumulate. Throws as that does, and Error for a loss of several elements.
 std::vector<at::Tensor> backward_layer_major(Engine& engine, const LayerSequence& model,
                                              const RecomputeOptions& options = {});
 

@@ -35,7 +35,7 @@ class Measuring {
   void begin_step(int64_t step);
   /// Says that the step's passes have ended.
   void end_passes();
-  /// Adds what was measured to the report of the step.
+  /// Adds the measurements to the report of the step.
   void end_step(StepReport& report);
   /// Returns this rank's times in the step before, for StepExchange.
   RankTime last_time() const { return last_time_; }
