@@ -52,7 +52,7 @@ class Mapping {
  public:
   /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
   static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
-  /// Maps a file that another process made with `create`. Throws CommError where the file does not
+  /// Maps a file that another process made with `create`. Throws CommError if the file does not
   /// have that layout, or could still change its size; throws OutOfMemory.
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
@@ -65,7 +65,7 @@ class Mapping {
   std::atomic_ref<int64_t> pending(int rank) const;
   /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, or 0.
   std::atomic_ref<int64_t> limit_id(int rank, size_t which) const;
-  /// Returns where `address` lies in the file, or -1 if the bytes are not in the ranks' regions.
+  /// Returns the place of `address` in the file, or -1 if the bytes are not in the ranks' regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
 
  private:
@@ -90,7 +90,7 @@ class PrivateView {
 };
 
 /// Allocates from this rank's region in blocks of 4 KiB granularity, best fit (range_heap.h).
-/// Blocks of 2 MiB or more start on a multiple of 2 MiB and are made of huge pages where the kernel
+/// Blocks of 2 MiB or more start on a multiple of 2 MiB and are made of huge pages if the kernel
 /// agrees. Thread-safe.
 class Arena {
  public:

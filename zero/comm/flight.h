@@ -13,7 +13,7 @@
 
 namespace zero::comm {
 
-/// A call that the traffic has counted. It is empty where nobody measures.
+/// A call that the traffic has counted. It is empty if nobody measures calls.
 class Flight {
  public:
   Flight() = default;

@@ -141,7 +141,7 @@ class Group {
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category);
 
   /// Returns a shared array of `bytes` bytes, a multiple of the number of ranks, with `slots`
-  /// epochs a rank (see Window), or null where the transport has none. Collective. Each rank
+  /// epochs a rank (see Window), or null if the transport has none. Collective. Each rank
   /// charges its share, bytes / local_size(), to `category`, since a host holds one copy.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
   /// Returns true if `window` returns an array.
@@ -191,7 +191,7 @@ class Group {
   void all_reduce_control(at::Tensor tensor, std::string_view label = "");
 
   /// Gives this rank up: its peers' calls under way, and all their later ones, throw a CommError
-  /// with `why`. Does nothing where the transport cannot tell the peers.
+  /// with `why`. Does nothing if the transport cannot tell the peers.
   void abandon(std::string_view why);
 
   /// Returns the place where this rank shows what it does between its calls. The other ranks of its
@@ -200,13 +200,13 @@ class Group {
   const std::shared_ptr<RankActivity>& activity();
 
   /// Returns a store in which these ranks can meet, under keys that nobody else uses, for another
-  /// library. Collective. Throws CommError where the transport has none; those of zero::init and
+  /// library. Collective. Throws CommError if the transport has none; those of zero::init and
   /// run_as_threads have one.
   c10::intrusive_ptr<c10d::Store> store();
 
   /// Returns the group of `ranks`, whose rank i is ranks[i]. `ranks` are numbers in this group, in
   /// ascending order, with this rank's among them, and as many on each host, in order. Collective
-  /// among them. It counts in this group's accounts. Throws CommError where the transport cannot
+  /// among them. It counts in this group's accounts. Throws CommError if the transport cannot
   /// make it; those of zero::init and run_as_threads can.
   ///
   /// Works of this group that are under way should have been waited for. Over MPI (ZERO_TRANSPORT)
@@ -238,7 +238,7 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks
 /// Returns a group of the ranks of `host` whose collectives take tensors on `device`. `make` makes
 /// the backend that carries them: it is called once, and once for each subgroup, but never for a
 /// group of one. Without it libzero's plugin for such devices is loaded and carries them (for CUDA
-/// by NCCL); throws ConfigError where there is none. Control, liveness and all that is counted stay
+/// by NCCL); throws ConfigError if there is none. Control, liveness and all that is counted stay
 /// those of `host`. Work::wait does not block there: work that this thread enqueues afterwards on
 /// its current stream runs after the collective. When the group goes, the plugin's backend first
 /// completes the calls under way, unless the group has failed.
@@ -249,7 +249,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
 std::shared_ptr<Group> single(Accounts accounts = {});
 
 /// Returns the shared-memory group of `size` ranks of this host that meet in `store`. Collective.
-/// Throws CommError where the ranks are not on one host, or a rank does not arrive within the
+/// Throws CommError if the ranks are not on one host, or a rank does not arrive within the
 /// timeout.
 std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
                                            int size, GroupOptions options = {});

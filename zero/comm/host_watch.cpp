@@ -449,7 +449,7 @@ bool HostWatch::Impl::silent(int rank, Clock::time_point now, milliseconds limit
          now - contact(rank).heard >= limit;
 }
 
-/// Returns the first judge that is not gone, or -1 where there is none.
+/// Returns the first judge that is not gone, or -1 if there is none.
 int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;
@@ -567,7 +567,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   return Verdict{ranks.front(), std::move(message)};
 }
 
-/// Returns this rank's report where a judge before the judge `before` is gone without having left.
+/// Returns this rank's report if a judge before the judge `before` is gone without having left.
 std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point now) const {
   std::optional<int> first;
   std::vector<std::string> silent_hosts;

@@ -71,7 +71,7 @@ class HostWatch {
 
   /// Meets the others' watches in `store`, which is not used afterwards. Collective, but it returns
   /// once this rank is watched. To be made as soon as all ranks have signed in. Throws CommError
-  /// with the verdict if there is one meanwhile, and where a judge cannot be reached.
+  /// with the verdict if there is one meanwhile, and if a judge cannot be reached.
   HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble, Look look = {});
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;

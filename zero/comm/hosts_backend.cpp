@@ -90,7 +90,7 @@ struct HostsPlace {
   std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
   Accounts accounts;
-  std::shared_ptr<Peers> peers;  // this host's; null where it has one rank
+  std::shared_ptr<Peers> peers;  // this host's; null if it has one rank
   std::shared_ptr<Arena> arena;
   std::vector<std::unique_ptr<Collectives>> local;  // by channel
   std::shared_ptr<HostsHealth> health;

@@ -30,10 +30,10 @@ namespace zero::comm {
 /// The parts of a rank's group on several hosts.
 struct HostsParts {
   Topology topology;
-  /// the group's ranks by their numbers in the job, for messages; empty where those are the same
+  /// the group's ranks by their numbers in the job, for messages; empty if those are the same
   std::vector<int> numbers{};
   std::shared_ptr<Rail> rail;
-  /// The ranks of this host; without memory where it has one rank.
+  /// The ranks of this host; without memory if it has one rank.
   Meeting local{};
   /// Tells all ranks that a rank is in trouble, and returns the job's first report of it, which may
   /// be another rank's. May be empty: then every host finds out by itself.
@@ -138,7 +138,7 @@ struct HostsTransport {
   Transport transport;
   c10::intrusive_ptr<HostsBackend> data;  ///< the transport's `data`
   std::shared_ptr<HostsHealth> health;
-  std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
+  std::shared_ptr<Peers> local;  ///< the ranks of this host; null if it has one
 };
 HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,
                                const Accounts& accounts);

@@ -21,7 +21,7 @@
 // Note [Order of additions]
 // A sum adds a host's ranks in order, then the hosts in order, in fp32, and rounds once. Partial
 // sums are not rounded. With one rank a host there are none, and bf16 travels as bf16. A group on
-// one host adds in the same order where GroupOptions::sum_block says so.
+// one host adds in the same order if GroupOptions::sum_block says so.
 //
 // Note [Coded between hosts]
 // With a LinkWire a codec makes each message (link_codec.h), chunk by chunk. Inside a host nothing

@@ -48,7 +48,7 @@ class HostsLinks {
   int local_size() const { return topology_.local_size; }
   int local_rank() const { return topology_.local_rank; }
   int ranks() const { return topology_.hosts * topology_.local_size; }
-  /// True where each host has one rank.
+  /// True if each host has one rank.
   bool alone() const { return topology_.local_size == 1; }
   /// Returns the rank at this one's place on `host`.
   int rank_at(int host) const { return host * topology_.local_size + topology_.local_rank; }
@@ -63,7 +63,7 @@ class HostsLinks {
   /// Sends this call's record to the ranks at this one's place on the other hosts, and asks for
   /// theirs.
   void exchange_records(HostsCall& call);
-  /// Waits for their records. Throws CommError where one of them runs another collective.
+  /// Waits for their records. Throws CommError if one of them runs another collective.
   void check_records(HostsCall& call) const;
 
   // These move messages of a call, from and to memory that must not change until they are waited

@@ -484,7 +484,7 @@ class Supervisor {
     }
   }
 
-  /// Runs in the child. Returns only where the command cannot be run, with errno set.
+  /// Runs in the child. Returns only if the command cannot be run, with errno set.
   void become_rank(pid_t launcher, const Streams& streams, char** arguments, char** variables) {
     setpgid(0,
             0);  // a terminal's Ctrl-C then reaches the launcher alone, which passes it on once
@@ -622,7 +622,7 @@ class Supervisor {
     return 0;
   }
 
-  /// Says why a rank may have been killed, where the kernel tells.
+  /// Says why a rank may have been killed, if the kernel tells.
   std::string reason(const RankProcess& process) const {
     if (!process.killed() || process.end->si_status != SIGKILL ||
         kills_for_memory() == kills_before_)

@@ -57,7 +57,7 @@ struct LaunchOptions {
 ///
 /// Call it from the main thread of a process that has no other threads: while it runs it blocks the
 /// three signals, ignores SIGPIPE and SIGXFSZ, and has SIGCHLD's default, which the ranks get too.
-/// Throws ConfigError where the command cannot be run, and CommError where the system gives no
+/// Throws ConfigError if the command cannot be run, and CommError if the system gives no
 /// process, pipe or port.
 int launch(const LaunchOptions& options);
 

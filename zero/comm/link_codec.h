@@ -68,8 +68,8 @@ class Codec {
   /// Returns true if `add` takes the messages as they came; false if they are unpacked first.
   virtual bool adds_messages() const { return true; }
   /// output = the sum of the terms of all hosts, added in the order of hosts and rounded once.
-  /// terms[host] is that host's message, or its values where `adds_messages` is false;
-  /// terms[own_host] is values always.
+  /// terms[host] is that host's message, or its values if `adds_messages` is false; terms[own_host]
+  /// is values always.
   virtual void add(const at::Tensor& output, std::span<const std::byte* const> terms, int own_host,
                    const Room& room) const;
 

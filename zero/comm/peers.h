@@ -5,7 +5,7 @@
 // A rank sleeps on a futex in the slot of the peer that it waits for, and wakes at least every 100
 // ms. It then looks if a peer has died (its pidfd becomes readable as soon as the process ends,
 // even while it is a zombie), has left or has failed, and if the time is up. Ranks spin for some
-// microseconds first, but only where every rank has a core of its own.
+// microseconds first, but only if every rank has a core of its own.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace zero::comm {
 
-/// Returns when a process started, in clock ticks since boot; nothing where there is none, or one
+/// Returns when a process started, in clock ticks since boot; nothing if there is none, or one
 /// that has ended and whose parent has not asked yet (a zombie).
 std::optional<uint64_t> start_time(int64_t pid);
 
@@ -60,8 +60,8 @@ class Watch {
   Descriptor pidfd_;
 };
 
-/// A CommError that began with the job's rank `origin`. `cause()` is the message without what this
-/// rank was doing, so that others can pass it on.
+/// A CommError that began with the job's rank `origin`. `cause()` is the message without this
+/// rank's own action, so that others can pass it on.
 class PeerError : public CommError {
  public:
   PeerError(int origin, std::string cause, const std::string& message)
@@ -89,7 +89,7 @@ inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
 
 class Peers {
  public:
-  /// `numbers` are the ranks' in their job, for messages; empty where they are the same.
+  /// `numbers` are the ranks' in their job, for messages; empty if they are the same.
   Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
   /// Lets this object know the ranks' states, which are in the memory.
   void attach(std::shared_ptr<Mapping> mapping);

@@ -32,9 +32,8 @@ class Piece {
   virtual void abort() = 0;
 };
 
-/// Carries pieces. Sends and receives match by host, channel and tag, and, where these are equal,
-/// in the order of posting. Calls of one channel may come from another thread than those of
-/// another.
+/// Carries pieces. Sends and receives match by host, channel and tag, and, if these are equal, in
+/// the order of posting. Calls of one channel may come from another thread than those of another.
 class Carrier {
  public:
   virtual ~Carrier() = default;

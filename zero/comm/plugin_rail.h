@@ -11,7 +11,7 @@
 namespace zero::comm {
 
 /// Returns the end on `host` of the rail that joins `ranks`, one of each host, by the plugin
-/// libzero_rail_NAME.so, which is looked for beside libzero and then where the system looks for
+/// libzero_rail_NAME.so, which is looked for beside libzero and then in the system's places for
 /// libraries: "openmpi" or "mpich". Collective over `ranks`: these are their numbers in MPI, whose
 /// launcher must have started them.
 ///

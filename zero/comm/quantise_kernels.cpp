@@ -292,7 +292,7 @@ void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
   }
 }
 
-// --- By format and dtype. Each returns false where this instruction set has no vectors for it. ---
+// --- By format and dtype. Each returns false if this instruction set has no vectors for it. ---
 
 // Half a block of 64 must be whole vectors.
 HWY_INLINE bool vectors_fit() { return 32 % hn::Lanes(Tag()) == 0; }

@@ -44,8 +44,8 @@ class Rail {
   virtual ~Rail() = default;
   virtual int host() const = 0;
   virtual int hosts() const = 0;
-  /// Starts to send `bytes` to this rank's counterpart on `host`. They must stay as they are until
-  /// the passage has been waited for, or the rail is gone.
+  /// Starts to send `bytes` to this rank's counterpart on `host`. They must not change until the
+  /// passage has been waited for, or the rail is gone.
   virtual std::unique_ptr<Passage> send(int host, Channel channel,
                                         std::span<const std::byte> bytes) = 0;
   /// Starts to receive the next message of `channel` from `host`, which must have as many bytes.

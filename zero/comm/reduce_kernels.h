@@ -25,8 +25,8 @@ inline constexpr int64_t kOneBlock = std::numeric_limits<int64_t>::max();
 
 /// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel) and each output, added in that
 /// order: in fp32 for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even)
-/// where the output is not Float; in fp64 for Double; modulo 2^bits for integers. An output may be
-/// one of the inputs (of the same dtype), else it may overlap none. Pointers need the alignment of
+/// if the output is not Float; in fp64 for Double; modulo 2^bits for integers. An output may be one
+/// of the inputs (of the same dtype), else it may overlap none. Pointers need the alignment of
 /// their elements only. An element's sum depends on that element's inputs alone. With `stream` the
 /// inputs are asked for ahead, and outputs that are aligned alike are written past the caches, for
 /// parts of large arrays. Serial; vectorised with run-time dispatch.

@@ -144,7 +144,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
             : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
               "between, or MASTER_ADDR may be a name that means another address here."));
   };
-  // c10d would wait as well, but it logs a stack trace where it fails.
+  // c10d would wait as well, but it logs a stack trace if it fails.
   const auto deadline = deadline_after(timeout);
   for (;;) {
     std::string reason;

@@ -2,18 +2,17 @@
 // where they meet.
 //
 // Note [Rendezvous]
-// 1. The environment gives a rank, a world size and perhaps an address (Job).
-// 2. Every rank opens the same c10d store. torchrun and `zero launch` host it themselves. If anyone
-// else gives an address, rank 0 hosts the store there. Without an address (mpirun, srun) the ranks
-// are on one host: rank 0 listens on a free port of the loopback interface and writes the port to a
-// file that only this user can read. The file also names rank 0's process and the moment it
-// started, so that nobody believes the file of a crashed job. The file's name contains the host's,
-// since hosts may share the folder.
-// 3. Roll call: each rank signs in with its host. Once all have, rank 0 removes the file, tells the
-// others to go on, and says who is where. When the time is up, every rank that is there names those
-// that are missing. See Note [Roll call].
-// 4. Ranks that have named one host share memory; several hosts are joined by hosts_group.h. The
-// ranks know the hosts better than the launcher, which is not asked again.
+// 1. The environment gives a rank, a world size and perhaps an address (Job). 2. Every rank opens
+// the same c10d store. torchrun and `zero launch` host it themselves. If anyone else gives an
+// address, rank 0 hosts the store there. Without an address (mpirun, srun) the ranks are on one
+// host: rank 0 listens on a free port of the loopback interface and writes the port to a file that
+// only this user can read. The file also names rank 0's process and the moment it started, so that
+// nobody believes the file of a crashed job. The file's name contains the host's, since hosts may
+// share the folder. 3. Roll call: each rank signs in with its host. Once all have, rank 0 removes
+// the file, tells the others to go on, and says which rank is on which host. When the time is up,
+// every rank that is there names those that are missing. See Note [Roll call]. 4. Ranks that have
+// named one host share memory; several hosts are joined by hosts_group.h. The ranks know the hosts
+// better than the launcher, which is not asked again.
 //
 // Note [Roll call]
 // A launcher that starts a job again keeps its store, with everything that earlier attempts have
@@ -80,9 +79,9 @@ struct Joined {
 
 /// Returns the store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be
 /// called again: every call of all ranks gives a fresh store. Throws CommError naming the address;
-/// or the ranks that did not arrive within `timeout`; or, where the hosts do not have equally many
+/// or the ranks that did not arrive within `timeout`; or, if the hosts do not have equally many
 /// ranks, one after the other, the ranks of each host and the launcher's remedy. Throws ConfigError
-/// where the ranks of several hosts ask for different transports.
+/// if the ranks of several hosts ask for different transports.
 Joined join_store(const Job& job, std::chrono::milliseconds timeout,
                   const std::filesystem::path& folder);
 

@@ -1,11 +1,11 @@
 // Note [Collectives in shared memory]
 // A call opens with each rank's record of it (shm_control.h) and a synchronisation, and closes with
 // another, after which inputs may be overwritten. In between each rank reads its peers' memory (and
-// writes it, in an all-reduce and where it helps: Note [Helping]): in place where the tensor lies
-// in the arena, otherwise in the peer's staging buffer, through which the tensor passes in chunks.
-// The buffer has two halves that are used in turn, so that one synchronisation a chunk is enough: a
-// half is written again only after a synchronisation that every rank enters having read it. Ranks
-// may differ in where their tensors lie; if one stages, all go by chunks.
+// writes it, in an all-reduce and where it helps: Note [Helping]): in place if the tensor lies in
+// the arena, otherwise in the peer's staging buffer, through which the tensor passes in chunks. The
+// buffer has two halves that are used in turn, so that one synchronisation a chunk is enough: a
+// half is written again only after a synchronisation that every rank enters having read it. Ranks'
+// tensors may lie in different places; if one stages, all go by chunks.
 //
 // Note [Matching]
 // Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So

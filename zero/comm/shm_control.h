@@ -44,9 +44,9 @@ struct CallRecord {
   int64_t output_bytes = 0;
   uint64_t digest = 0;          ///< the hash of that collective's record
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
-  int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
-  int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
-  int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
+  int64_t data_offset = -1;     ///< the input's place in the file, or -1 if it is staged
+  int64_t output_offset = -1;   ///< and the output's, or -1 if peers cannot write it
+  int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 if it has none yet
   Op op = Op::none;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
   int8_t input_dtype = 0;

@@ -25,7 +25,7 @@ std::string_view name(Collective collective);
 /// those that were really copied or read for this rank, mostly by it; the count is complete once
 /// the call's Work has been waited for. A transport that does not count copied bytes counts its
 /// logical bytes as copied. Link bytes are all that this rank has sent to other hosts; there are
-/// none where all ranks are on one host.
+/// none if all ranks are on one host.
 struct TrafficCount {
   int64_t calls = 0;
   int64_t logical_bytes = 0;

@@ -29,7 +29,7 @@ constexpr c10::ScalarType dtype_of(DtypeName name) {
                                    : c10::ScalarType::Float;
 }
 
-/// The place where states live. none: on the device; cpu: in host memory, from where they are
+/// The place where states live. none: on the device; cpu: in host memory, from which they are
 /// copied to the device (Note [Tiers] in store/tier.h); nvme: in files on disk.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
@@ -71,7 +71,7 @@ struct OffloadOptimizer {
 struct Aio {
   int64_t block_size = 1 << 20;  ///< bytes of one transfer
   int64_t queue_depth = 32;      ///< transfers under way at a time
-  bool use_io_uring = true;      ///< false: threads, even where io_uring works
+  bool use_io_uring = true;      ///< false: threads, even if io_uring works
   bool checksums = true;  ///< a page that the disk returns otherwise than written is an error
   bool operator==(const Aio&) const = default;
 };
@@ -158,7 +158,7 @@ struct Config {
   bool fp16 = false;
   LossScaling loss_scaling{};
   /// The program computes the loss in a zero::Autocast scope of autocast_dtype(); parameters and
-  /// their gradients stay as they are, in fp32 mostly. In fp16 the loss is scaled as `loss_scaling`
+  /// their gradients keep their dtype, mostly fp32. In fp16 the loss is scaled as `loss_scaling`
   /// says.
   AutocastSettings autocast{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
@@ -234,7 +234,7 @@ struct Config {
   OffloadParam offload_param{};
   OffloadOptimizer offload_optimizer{};
   Aio aio{};
-  /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
+  /// Stage 3: gather one-sidedly if the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;
   /// Constructing the engine gives each rank after the first a random seed of its own (the current

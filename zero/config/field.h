@@ -39,7 +39,7 @@ struct About {
   std::string_view details = {};   ///< in docs/config.md, behind the sentence
   std::string_view option = {};    ///< of `zero train`: "--stage"
   bool common = false;             ///< `zero train --help` shows the option; --help-all shows all
-  std::string_view argument = {};  ///< its value in --help, where the type does not stand for it
+  std::string_view argument = {};  ///< its value in --help, if the type does not stand for it
   /// The words that the option takes if they differ from the values, with their meanings: "bf16" is
   /// true.
   std::vector<std::pair<std::string_view, bool>> words = {};

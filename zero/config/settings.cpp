@@ -459,7 +459,7 @@ void warn(const ReadOptions& options, const std::vector<Finding>& findings,
     if (options.warn) {
       options.warn(warning);
     } else if (is_first_rank()) {
-      // fmt::print would throw where nobody reads any more.
+      // fmt::print would throw if nobody reads any more.
       std::fputs(fmt::format("zero: warning: {}\n", warning).c_str(), stderr);
     }
   }

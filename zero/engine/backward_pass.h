@@ -4,9 +4,9 @@
 // Engine::backward and Engine::accumulate say where their pass begins and ends. A pass that the
 // user starts (`loss.backward()`) does not. It begins with the first gradient that comes for a
 // parameter, and ends when autograd calls back at the end of the graph that this gradient belongs
-// to. That is the whole pass, unless the first gradient comes in a pass inside it: where the last
-// layers of a model are recomputed by reentrant checkpoints, each of those is a pass of its own.
-// The sums are the same, but sharded gradients then cost one more reduction for each of them.
+// to. That is the whole pass, unless the first gradient comes in a pass inside it. If reentrant
+// checkpoints recompute the last layers of a model, each of those is a pass of its own. The sums
+// are the same, but sharded gradients then cost one more reduction for each of them.
 //
 // A pass that another engine has marked belongs to that engine alone. What it brings to the
 // parameters of this one is dropped (a GAN's generator, whose loss goes through the discriminator).

@@ -2,9 +2,9 @@
 //
 // Note [Buckets]
 // Buckets of ordinary units have one size and are used again and again: while one is reduced, the
-// next one fills. A parameter that is too large for them is a unit by itself. Where its gradient
-// has the unit's shape it needs no bucket: it is reduced from where autograd left it, through the
-// group's small staging buffer.
+// next one fills. A parameter that is too large for them is a unit by itself. If its gradient has
+// the unit's shape it needs no bucket: it is reduced in autograd's own memory, through the group's
+// small staging buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

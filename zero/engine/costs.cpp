@@ -64,8 +64,8 @@ MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
-// fetches fp32 parameters from the host, unless new parameters are kept apart: then it has those of
-// the update before.
+// fetches fp32 parameters from the host, unless new parameters lie apart: then it has those of the
+// update before.
 void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
   if (!plan.crosses()) return;
   const int64_t slice = plan.owned.size() * bytes(plan.dtype);
@@ -223,7 +223,7 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
     sum.padding += unit.padding;
     if (step.kept_on_hosts && tier == Tier::device) {
       // Each rank has an equal share of the host's array. That includes the slices, except those
-      // that are kept apart.
+      // that lie apart.
       const auto& whole = step.layout.unit(u);
       const int64_t share = whole.bytes() / step.grid.ranks_a_host;
       const int64_t content = whole.content * whole.element_bytes;
@@ -234,7 +234,7 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
         sum.padding -= unit.parameters - content / step.layout.world_size();
       }
     }
-    // The rounding errors of quantised sums are kept for the next ones.
+    // The rounding errors of quantised sums are stored for the next ones.
     const auto& link = plan.gradients.link;
     if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == Tier::device)
       sum.gradients +=

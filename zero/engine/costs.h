@@ -61,8 +61,8 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
 /// ledger shows the same, byte for byte.
 partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier);
-/// Returns the bytes of this rank's states on its disk: whole pages, and twice where an array has
-/// two copies.
+/// Returns the bytes of this rank's states on its disk: whole pages, twice if an array has two
+/// copies.
 int64_t disk_bytes(const PlannedStep& step);
 
 /// One message of a unit, as this rank sends it.

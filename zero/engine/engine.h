@@ -57,7 +57,7 @@ struct StepResult {
   double grad_norm = 0;
   /// Number of updates applied so far.
   int64_t step = 0;
-  /// The loss scale of this step, and of the next; 1 where losses are not scaled.
+  /// The loss scale of this step, and of the next; 1 if losses are not scaled.
   double loss_scale = 1;
   double next_loss_scale = 1;
 };
@@ -315,7 +315,7 @@ class Engine {
   void load_weights(const std::string& file);
 
   /// Returns the parameters that ranks should hold equally and do not. It compares whole parameters
-  /// (stages 0 to 2) or replicas of shards (mics_shard_size), and returns none where nothing is
+  /// (stages 0 to 2) or replicas of shards (mics_shard_size), and returns none if nothing is
   /// held twice. It takes a pass over the parameters, and the ranks exchange checksums, 8 bytes a
   /// unit. Call it between a backward and its `step`, or between steps. Collective; the result is
   /// the same on every rank.
@@ -325,7 +325,7 @@ class Engine {
   comm::Group& group();
   /// Returns the number of updates applied so far.
   int64_t steps() const;
-  /// Returns the loss scale of the next step; 1 where losses are not scaled.
+  /// Returns the loss scale of the next step; 1 if losses are not scaled.
   double loss_scale() const;
   /// Returns the number of parameters of the model (Psi), frozen ones included; tied ones count
   /// once.
@@ -359,12 +359,12 @@ class Engine {
   ///     throw engine.explained(error);
   ///   }
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
-  /// Returns stage 3's pager; null where parameters are replicated.
+  /// Returns stage 3's pager; null if parameters are replicated.
   paging::Pager* pager();
   /// Records the step that begins now, or the next one that updates if this one does not: which
   /// units its operators use, how much they compute, and after which of them a unit is reduced.
   /// Until then operators are observed, which slows them a little. Call it on the thread that
-  /// trains. Throws ConfigError where parameters are replicated.
+  /// trains. Throws ConfigError if parameters are replicated.
   void record_schedule();
   /// Returns the step that was recorded last, with this rank's bytes, for zero/paging/simulation.h;
   /// null before the first one.

@@ -15,7 +15,7 @@ namespace zero {
 /// lie, on which tier, in which form, and when they are updated.
 class EnginePlan {
  public:
-  /// Throws ConfigError where the configuration, the model and the parameter groups do not suit
+  /// Throws ConfigError if the configuration, the model and the parameter groups do not suit
   /// each other or the ranks. All ranks decide the same. Collective.
   EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
              std::shared_ptr<comm::Group> ranks);

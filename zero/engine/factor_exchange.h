@@ -34,7 +34,7 @@ class FactorExchange {
   };
   /// Computes the new rows and columns of a batch after its first passes. `directions` has, by
   /// unit, the gradients of the owned elements, and directions take their place; their squares are
-  /// added to `norms`. `turns` and `norms` are by parameter. Collective where the batch is sliced.
+  /// added to `norms`. `turns` and `norms` are by parameter. Collective if the batch is sliced.
   void exchange(size_t batch, const std::vector<Turn>& turns,
                 const std::vector<at::Tensor>& directions,
                 std::vector<optim::ParameterNorms>& norms);

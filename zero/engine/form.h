@@ -56,7 +56,7 @@ struct LinkForm {
   comm::Quantisation quantisation{};
 
   bool quantised() const { return coding == Coding::quantised; }
-  /// Returns the wire of a collective: nothing where the array crosses as it is.
+  /// Returns the wire of a collective: nothing if the array crosses as it is.
   std::optional<comm::LinkWire> wire() const;
   /// Returns the wire that the formulas count for an array of this dtype.
   partition::Wire counted(at::ScalarType dtype) const;
@@ -102,7 +102,7 @@ struct GradientForm {
 struct Form {
   at::ScalarType dtype = at::kFloat;           ///< dtype of the parameters
   at::ScalarType gradient_dtype = at::kFloat;  ///< dtype of the sums that the update reads
-  /// Master weights of bf16 parameters are kept as their lower halves only: Note [Split master
+  /// Master weights of bf16 parameters are stored as their lower halves only: Note [Split master
   /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
   /// states on disk.
   bool split = false;
@@ -111,12 +111,13 @@ struct Form {
   /// The format of the optimizer's states besides master weights.
   optim::StateFormat moment_format = optim::StateFormat::fp32;
   LinkForm parameter_link;  ///< parameters between hosts
-  GradientForm gradients;   ///< used where the unit is trained
+  GradientForm gradients;   ///< used if the unit is trained
 
   at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
   at::ScalarType moment_dtype() const;
   at::ScalarType dtype_of(State state) const;
-  /// A state is kept in blocks of 8-bit codes: Note [States in 8 bits] in optim/state_format.h.
+  /// Returns whether a state is stored in blocks of 8-bit codes: Note [States in 8 bits] in
+  /// optim/state_format.h.
   bool is_coded(State state) const {
     return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
   }

@@ -1,5 +1,5 @@
-// The first flow: parameters from the table to where operators read them. A source knows the way
-// (parameter_source.h); at stage 3 a pager asks it for units by its plan.
+// The first flow: it brings parameters from the table to the place where operators read them. A
+// source knows the way (parameter_source.h); at stage 3 a pager asks it for units by its plan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,7 +48,7 @@ class GatherFlow {
   void forget() { source_->forget(); }
   at::Tensor full(int64_t unit) { return source_->full(unit); }
 
-  /// Returns null where parameters are replicated.
+  /// Returns null if parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
   /// Units are read in place, and nothing is gathered by copying.
   bool in_place() const { return table_.window() != nullptr; }

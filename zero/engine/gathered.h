@@ -30,10 +30,10 @@ class Gathered {
   };
 
   /// Gathers `parameters` (all of the engine's if empty). Opening for writing completes a delayed
-  /// update under way, so it is collective. Reading needs no other rank where gathers are
-  /// one-sided, and is collective elsewhere. With `modifier_rank`, closing gives that rank's values
-  /// to all; without it, every rank must have written the same. Throws ConfigError for a tensor
-  /// that is no parameter of `engine`.
+  /// update under way, so it is collective. Reading needs no other rank if gathers are one-sided,
+  /// and is collective elsewhere. With `modifier_rank`, closing gives that rank's values to all;
+  /// without it, every rank must have written the same. Throws ConfigError for a tensor that is no
+  /// parameter of `engine`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access = Access::read,
            std::optional<int> modifier_rank = std::nullopt);
   /// Closes the scope. Throws the errors of `close`, unless another exception is under way.

@@ -3,7 +3,7 @@
 // Note [Present gradients]
 // A rank may leave out layers that others use. At the end of a step the ranks tell each other, in
 // one small all-gather, which parameters they had a gradient for. A parameter that no rank had one
-// for is not updated; where some rank had one, the others count as having had zeros.
+// for is not updated; if some rank had one, the others count as having had zeros.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The interface behind which gradients are replicated (stages 0 and 1) or sharded (stages 2 and 3).
+// The interface of reductions of gradients, which are replicated (stages 0 and 1) or sharded
+// (stages 2 and 3).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,7 @@ class ReductionObserver {
 class SumUser {
  public:
   virtual ~SumUser() = default;
-  /// Takes this rank's slice of a unit's sum. A slice on the host stays as it is until the next
+  /// Takes this rank's slice of a unit's sum. A slice on the host does not change until the next
   /// step.
   virtual void take_up(int64_t unit, at::Tensor sum) = 0;
 };
@@ -99,8 +100,8 @@ class GradientReduction {
   virtual void begin_pass(const Pass& pass) = 0;
   /// Returns the array that gradients of the unit are collected in.
   virtual const at::Tensor& array(int64_t unit) = 0;
-  /// Takes the gradient itself as the array of its unit, where that saves a copy. Returns whether
-  /// it did.
+  /// Takes the gradient itself as the array of its unit, if that saves a copy. Returns whether it
+  /// did.
   virtual bool adopt(int64_t /*unit*/, const at::Tensor& /*gradient*/,
                      const at::Tensor& /*variable*/) {
     return false;
@@ -126,13 +127,13 @@ class GradientReduction {
   virtual bool drops_together() const { return false; }
   /// Returns whether this rank has begun reductions that the others must take part in.
   virtual bool has_begun() const { return false; }
-  /// Takes part in reductions that other ranks have begun, before all drop them. Collective where
+  /// Takes part in reductions that other ranks have begun, before all drop them. Collective if
   /// `drops_together`.
   virtual void join_begun() {}
   /// Begins a step; the gradients of the one before were used (`finished`) or are dropped.
   virtual void clear(bool finished) = 0;
 
-  /// Returns the elements that this rank updates of the sum over ranks and passes; a copy where
+  /// Returns the elements that this rank updates of the sum over ranks and passes; a copy if
   /// they lie on disk.
   virtual at::Tensor sum(int64_t unit) const = 0;
   /// Opens a sum for writing. It holds zeros if the step had none before.
@@ -150,7 +151,7 @@ class GradientReduction {
   /// Returns the norm of that part, if it lies elsewhere.
   virtual optim::SquaredNorm norm(int64_t unit) const = 0;
 
-  /// Sums go to `user`, which outlives this, where the settings say that they are handed over.
+  /// Sums go to `user`, which outlives this, if the settings say that they are handed over.
   virtual void hand_over_to(SumUser& /*user*/) {}
   /// Returns whether a sum of this step was handed over for an update, or is about to be.
   virtual bool handed_over() const { return false; }
@@ -167,7 +168,7 @@ class GradientReduction {
     const double divisor = context_.settings.predivisor;
     if (divisor != 1) array.mul_(1 / divisor);
   }
-  /// Returns a copy of the array, as it is reduced, in a bucket.
+  /// Returns a copy of the array in a bucket, in the dtype in which it is reduced.
   at::Tensor converted(int64_t unit, const at::Tensor& array) const {
     auto bucket = context_.pool.take(array.numel(), context_.form(unit).reduced);
     bucket.copy_(array);

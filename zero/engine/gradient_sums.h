@@ -20,11 +20,11 @@ class GradientSums;
 /// The reduction of one unit's array.
 struct Reduction {
   int64_t unit = 0;
-  /// The sums that receive the result. Null where the result lies in its place when the reduction
+  /// The sums that receive the result. Null if the result lies in its place when the reduction
   /// is done.
   GradientSums* sums = nullptr;
   Bucket bucket{};
-  /// The sum of an earlier pass of this step is there, and this one is to be added to it.
+  /// The sum of an earlier pass of this step is there, and this one must be added to it.
   bool adds = false;
   at::Tensor output{};   ///< the array that the reduction writes to
   at::Tensor sum{};      ///< memory for the unit's sum, where that is neither `output` nor a cell
@@ -52,7 +52,7 @@ class GradientSums {
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
 
-  /// Sets the output of a reduction that is about to start, and `sum` where it takes memory.
+  /// Sets the output of a reduction that is about to start, and `sum` if it takes memory.
   virtual void prepare(Reduction& reduction) = 0;
   /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
@@ -61,7 +61,7 @@ class GradientSums {
   virtual void drop(Reduction reduction) = 0;
   /// Blocks until the received results lie in their place.
   virtual void wait() {}
-  /// Returns this rank's slice of the sum; a copy where it lies on disk.
+  /// Returns this rank's slice of the sum; a copy if it lies on disk.
   virtual at::Tensor slice(int64_t unit) { return cell(unit); }
   /// Returns memory for a sum that was not reduced. The caller writes it and calls `store`.
   virtual at::Tensor make(int64_t unit) { return slice(unit); }
@@ -72,13 +72,13 @@ class GradientSums {
     return norms_.empty() ? norm_of(slice(unit)) : norms_[static_cast<size_t>(unit)];
   }
   /// Gives the sum to an update, which reads the returned tensor (undefined: the disk) until the
-  /// next call. New sums go elsewhere where they are doubled.
+  /// next call. New sums go elsewhere if they are doubled.
   virtual at::Tensor detach(int64_t unit) { return cell(unit); }
   /// The step is over.
   virtual void clear(int64_t /*unit*/) {}
 
  protected:
-  /// The memory of a unit's sum; undefined where there is none now.
+  /// The memory of a unit's sum; undefined if there is none now.
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }

@@ -37,7 +37,7 @@ class HyperParameters {
   Optimizer optimizer(size_t index) const;
   /// Throws ConfigError for another optimizer than the group has, or one with other states.
   void set_optimizer(const Optimizer& optimizer, size_t index);
-  /// Throws ConfigError where the optimizer has no betas.
+  /// Throws ConfigError if the optimizer has no betas.
   void set_betas(double beta1, double beta2, size_t index);
 
  private:

@@ -51,7 +51,7 @@ class MemoryBudget {
   void leave_for_gathers(const Flows& flows, int64_t bytes) const;
 
   const EnginePlan& plan_;
-  std::unique_ptr<DeviceLimit> limit_;  // null where nothing is known of a device
+  std::unique_ptr<DeviceLimit> limit_;  // null if nothing is known of a device
   bool spent_ = false;
 };
 

@@ -4,10 +4,10 @@
 // Note [The model and its engine]
 // A parameter belongs to one engine at a time: the one whose hook it holds. The engine moves the
 // parameter's bytes, so it must know when somebody else does: a storage that was replaced
-// (set_data, Module::to), a parameter that was unfrozen or registered since. All of that is looked
-// for where a pass or a step begins, and is an error that names the parameter, since the engine
-// would go on with values that the module no longer uses. What an operator writes to a parameter
-// shows in its version and is taken up.
+// (set_data, Module::to), a parameter that was unfrozen or registered since. The engine looks for
+// all of that when a pass or a step begins. It throws an error that names the parameter, since the
+// engine would go on with values that the module no longer uses. What an operator writes to a
+// parameter shows in its version and is taken up.
 //
 // Note [Ties]
 // A parameter may have several names, and several tensors (`a.set_data(b)`). Tensors that show the
@@ -18,9 +18,9 @@
 //
 // Note [Buffers]
 // Buffers keep their dtype: running statistics and tables of angles lose too much in bf16. Batch
-// norm computes with statistics, weight and bias of one dtype, fp32 where its input is bf16; so
-// parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are its
-// own, unless a BufferPolicy says otherwise, and each rank saves its own.
+// norm computes with statistics, weight and bias of one dtype, which is fp32 if its input is bf16;
+// so parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are
+// its own, unless a BufferPolicy says otherwise, and each rank saves its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -133,7 +133,7 @@ class Model {
 
   // The engine takes the model over by these calls, in this order.
 
-  /// Takes the parameters, with their values, from the engines that have them. Collective where
+  /// Takes the parameters, with their values, from the engines that have them. Collective if
   /// those have updates under way.
   void take_over();
   /// Makes each parameter dense.

@@ -16,11 +16,11 @@ struct NamedTensors {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   /// Lists the parameters as they are now, so that new ones are found; lists nothing once the
-  /// module is gone. Null where that cannot be known (a module that was given by reference).
+  /// module is gone. Null if that cannot be known (a module that was given by reference).
   std::function<NamedTensors()> again = {};
   /// Called in the handler of an exception that leaves through LibTorch (an operator on a sharded
   /// parameter, a backward pass). It may throw another exception in its place, which the program's
-  /// language knows. Null: the exception leaves as it is.
+  /// language knows. Null: the exception leaves unchanged.
   std::function<void()> rethrow = {};
 };
 

@@ -41,9 +41,9 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
   return norms;
 }
 
-// A rank's message has a number for each unit, and one more: a bit that is set where a gradient is
-// not finite, one where the rank's user has written to a parameter, and the settings. A frozen unit
-// has no norm: its number tells whether the rank's user has written to it.
+// A rank's message has a number for each unit, and one more: a bit that is set if a gradient is not
+// finite, a bit that is set if the rank's user has written to a parameter, and the settings. A
+// frozen unit has no norm: its number tells whether the rank's user has written to it.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written, int64_t settings) {
   const size_t units = mine.size();

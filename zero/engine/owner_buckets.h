@@ -37,7 +37,7 @@ class OwnerBuckets {
 
   /// Tensor i is item i: contiguous, 1-D. Collective; returns when done. Tensors that this rank
   /// owns become the mean over all ranks, summed in rank order in fp32 (fp64 for fp64) and rounded
-  /// once; the others stay as they are.
+  /// once; the others do not change.
   void reduce(std::span<const at::Tensor> tensors);
 
   /// The other way: each tensor becomes its owner's on all ranks.

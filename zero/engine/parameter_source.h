@@ -1,4 +1,5 @@
-// The ways in which parameters come from the table to where operators read them: one file each.
+// The ways in which parameters come from the table to the place where operators read them. Each has
+// a file.
 //
 // Note [Sources of parameters]
 // At stages 0 to 2 every rank has all elements of each unit, and the owners publish their updated
@@ -43,7 +44,7 @@ class ParameterSource {
   /// The parameters change: forgets writes to gathered units, and slices that were read ahead.
   virtual void forget() {}
   /// Returns the full unit in its dtype, as the owners store it (never quantised): valid until the
-  /// parameters change. Collective where gathers are matched.
+  /// parameters change. Collective if gathers are matched.
   virtual at::Tensor full(int64_t unit) = 0;
 };
 
@@ -81,7 +82,7 @@ class PagedSource : public ParameterSource, public paging::UnitSource {
   std::function<void()> touched_;
 };
 
-/// Throws where memory of the host allocator, which `parameter` was read from, has been overrun.
+/// Throws if memory of the host allocator, from which `parameter` was read, has been overrun.
 void check_memory_of(const at::Tensor& parameter);
 
 }  // namespace zero

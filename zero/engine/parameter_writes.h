@@ -31,7 +31,7 @@ class ParameterWrites {
   /// sharded.
   void set_frozen_written(std::vector<uint8_t> units) { frozen_written_ = std::move(units); }
   /// Shows the owned elements of a unit to all ranks if this step changes them. Those of a frozen
-  /// unit change only where a user has written to it.
+  /// unit change only if a user has written to it.
   void publish(int64_t unit) {
     if (plan_.trainable(unit) || frozen_written_[static_cast<size_t>(unit)] != 0)
       gather_.publish(unit);

@@ -4,10 +4,10 @@
 // With mics_shard_size S the N ranks are N/S blocks of S consecutive ones. A block shards the
 // states, and each block holds the same: rank p of each is a replica of the others' rank p. So
 // parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
-// replicas in the order of blocks, and are rounded once (slice_sum.h): where S is the ranks of a
-// host this is the order of additions of all ranks (Note [Order of additions] in
-// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is
-// divided: each rank does one N-th of it.
+// replicas in the order of blocks, and are rounded once (slice_sum.h): if S is the number of a
+// host's ranks, this is the order of additions of all ranks (Note [Order of additions] in
+// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is divided: each
+// rank does one N-th of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,7 +47,7 @@ struct Placement {
   }
 };
 
-/// Makes the groups that `config` asks for. Throws ConfigError where mics_shard_size or
+/// Makes the groups that `config` asks for. Throws ConfigError if mics_shard_size or
 /// zero_hpz_partition_size does not suit the hosts. Collective.
 Placement place(const Config& config, std::shared_ptr<comm::Group> all);
 

@@ -54,7 +54,7 @@ class PlainZero {
   };
   struct StepResult {
     double grad_norm = 0;  ///< global L2 norm of the mean gradient before clipping
-    bool updated = false;  ///< false where a gradient is infinite or NaN: nothing was changed
+    bool updated = false;  ///< false if a gradient is infinite or NaN: nothing was changed
   };
   /// Computes a loss of one micro-batch on this rank and calls `loss.backward()`.
   using Pass = std::function<void()>;

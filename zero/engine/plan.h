@@ -29,7 +29,7 @@ at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& co
 partition::Placement sharded_states(const Config& config, int64_t ranks);
 
 /// Makes a row for each unit of a layout that lay_out has made, for the rank that `ranks` names.
-/// Throws ConfigError where master weights cannot be split, or gradients not be sent as
+/// Throws ConfigError if master weights cannot be split, or gradients not be sent as
 /// communication_data_type says. Talks to nobody.
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks);

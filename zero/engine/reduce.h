@@ -47,7 +47,7 @@ class ReduceFlow {
 
   // The calls of a backward pass.
 
-  /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error where the step
+  /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error if the step
   /// can have no other pass: its gradients have been completed, or handed over for updates.
   void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {},
                       bool last = false);
@@ -71,7 +71,7 @@ class ReduceFlow {
   /// do nothing until a new gradient arrives. Collective.
   void finish();
   /// Returns the sum over ranks and passes of the elements of `unit` that this rank updates; a copy
-  /// where they lie on disk.
+  /// if they lie on disk.
   at::Tensor sum(int64_t unit) const { return reduction_->sum(unit); }
   /// Returns 1 for each parameter that some rank had a gradient for in this step, else 0.
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
@@ -99,7 +99,7 @@ class ReduceFlow {
   bool drops_together() const { return reduction_->drops_together(); }
   /// Returns whether this rank has begun reductions that the others must take part in then.
   bool has_begun() const { return reduction_->has_begun(); }
-  /// Takes part in reductions that some rank has begun, before all drop them. Collective where
+  /// Takes part in reductions that some rank has begun, before all drop them. Collective if
   /// `drops_together`.
   void join_begun();
   /// Starts the next step. Gradients that were not used are dropped.

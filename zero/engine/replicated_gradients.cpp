@@ -242,7 +242,7 @@ class ReplicatedGradients final : public GradientReduction {
     dropped   // as `started`, but the pass has thrown: no other rank may have started it
   };
   struct Unit {
-    std::optional<WholeGradient> gradient{};  // none where the unit is frozen
+    std::optional<WholeGradient> gradient{};  // none if the unit is frozen
     Sum sum = Sum::open;
     bool filled = false;    // the array has values of this step
     Bucket late{};          // gradients that came after the sum was started

@@ -21,9 +21,9 @@ class SliceSum {
  public:
   SliceSum() = default;
   /// Starts the sum of `input` over `shards`. Without replicas it goes to `output`, with replicas
-  /// to `partial`, which may be `output`, or `input` where there is one shard. `label` and
-  /// `replicas` must live as long as this. `wire` says how the sum crosses between hosts; it has an
-  /// effect without replicas only.
+  /// to `partial`, which may be `output`, or `input` if there is one shard. `label` and `replicas`
+  /// must live as long as this. `wire` says how the sum crosses between hosts; it has an effect
+  /// without replicas only.
   SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input, at::Tensor partial,
            at::Tensor output, std::string_view label,
            const std::optional<comm::LinkWire>& wire = {});

@@ -25,10 +25,10 @@ class StateChanges {
   void change_parameters(
       std::string_view label, const std::function<void()>& write = [] {},
       const std::vector<int64_t>& units = {});
-  /// Does the same where `write` replaces every state. It drops the gradients and updates of the
-  /// step under way, complete or not. No update may run. Collective.
+  /// Does the same for a `write` that replaces every state. It drops the gradients and updates of
+  /// the step under way, complete or not. No update may run. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
-  /// Drops the gradients of the step so far. Collective where reductions may have begun.
+  /// Drops the gradients of the step so far. Collective if reductions may have begun.
   void drop_gradients();
 
   /// Throws Error between backward and step if backward has updated some units and not others

@@ -60,7 +60,7 @@ std::map<std::string, std::string> header(const StateParts& parts, const Progres
 std::string shard_name(int rank, int ranks);
 /// Returns the key of a slice in a rank's file: "exp_avg.h.0.ln_1.weight".
 std::string slice_key(std::string_view state, std::string_view parameter);
-/// Returns the kind of optimizer that updates a parameter; nothing where it is frozen.
+/// Returns the kind of optimizer that updates a parameter; nothing if it is frozen.
 std::string kind_of(const StateParts& parts, int64_t parameter);
 /// Returns the format of a state in a checkpoint: Manifest::State.
 std::string format_of(const UnitPlan& plan, State state);
@@ -94,7 +94,7 @@ class StateFile {
   /// Expects the sizes and strides of the model's parameters, which tell the order of their flat
   /// arrays. Files of earlier versions do not have them.
   void expect_shapes(const Model& model) const;
-  /// Returns the progress; with a new loss scale where the file has none.
+  /// Returns the progress; with a new loss scale if the file has none.
   Progress progress(const StateParts& parts) const;
 
  private:

@@ -35,10 +35,10 @@ class StateSource {
   /// it returns the bytes of whole blocks; `elements` then begin with a block. If a file has no
   /// master weights, it returns the file's parameters for them.
   virtual at::Tensor read(int64_t parameter, State state, partition::Range elements) const = 0;
-  /// Returns a factored state, or an undefined tensor if it is to begin as zeros.
+  /// Returns a factored state, or an undefined tensor if it begins as zeros.
   virtual at::Tensor factored(int64_t parameter, std::string_view state) const = 0;
-  /// Returns a buffer by its place among the model's plain ones, or an undefined tensor if it is to
-  /// stay as it is.
+  /// Returns a buffer by its place among the model's plain ones, or an undefined tensor if it must
+  /// not change.
   virtual at::Tensor buffer(size_t index) const = 0;
 };
 

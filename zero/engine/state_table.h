@@ -64,11 +64,11 @@ struct DiskUse;
 class StateTable {
  public:
   struct Options {
-    /// Updates leave the parameters in use as they are: Note [New parameters].
+    /// Updates do not change the parameters in use: Note [New parameters].
     bool keeps_old_parameters = false;
     /// States on disk have two copies, so that `take_back_update` can be called.
     bool keeps_old_states = false;
-    /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, where
+    /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, if
     /// there can be one.
     bool in_place = false;
   };
@@ -80,7 +80,7 @@ class StateTable {
 
   /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `link` must
   /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
-  /// that reduces them makes. Collective where `in_place`.
+  /// that reduces them makes. Collective if `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
              const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
@@ -99,7 +99,7 @@ class StateTable {
   comm::Group& group() const { return group_; }
   /// Returns the name of a unit, for people.
   const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
-  /// Returns where the device tier lies.
+  /// Returns the device that the device tier is on.
   c10::Device device() const { return group_.device(); }
   c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
@@ -115,8 +115,8 @@ class StateTable {
   std::vector<std::string_view> names(int64_t unit) const;
   std::string_view name(int64_t unit, State state) const;
   /// Returns elements of a state, 1-D: master weights and 8-bit states in fp32, others in their
-  /// dtype. The result is the memory itself where the state lies in memory as it is; a state on
-  /// disk, in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
+  /// dtype. The result is the memory itself if the state lies there in that form; a state on disk,
+  /// in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
   at::Tensor read(int64_t unit, State state, partition::Range elements) const;
   at::Tensor read(int64_t unit, State state) const { return read(unit, state, all(unit)); }
   /// Returns the full array of a unit, on the device. `owned` is this rank's part; the ranks gather
@@ -162,7 +162,7 @@ class StateTable {
   /// Returns the part of a parameter that this rank owns, in elements of its unit.
   partition::Range owned_part(int64_t parameter) const;
   /// Writes the owned part of a parameter's full values (1-D, storage order, any dtype). Master
-  /// weights and new parameters stay as they are.
+  /// weights and new parameters do not change.
   void write_parameter(int64_t parameter, const at::Tensor& values);
   /// Does the same with values that operators left on the device, and counts bytes that cross to
   /// the host.
@@ -172,8 +172,8 @@ class StateTable {
   /// Writes the owned part of a state of `parameter` from its full values in storage order.
   void write_owned(int64_t parameter, State state, const at::Tensor& values);
   /// Makes master weights follow after something else wrote the owned (low-precision) parameters:
-  /// where a master weight no longer rounds to the parameter, it takes the parameter's value.
-  /// Elements that were not written keep the master's extra bits; split masters keep them always.
+  /// if a master weight no longer rounds to the parameter, it takes the parameter's value. Elements
+  /// that were not written keep the master's extra bits; split masters keep them always.
   void refresh_master(int64_t parameter);
   /// Makes the new parameters of a unit equal to the parameters, all of which were written
   /// elsewhere. (Functions that write ranges or one parameter's masters do so themselves.)
@@ -198,7 +198,7 @@ class StateTable {
   void wait_for_written_states();
   /// The updates of a step are done: frees buffers into which nothing can be read ahead.
   void end_updates();
-  /// Returns the clock that counts waiting for states on disk, or null where there are none.
+  /// Returns the clock that counts waiting for states on disk, or null if there are none.
   comm::WaitClock* wait_clock() const { return disk_ ? &disk_->clock() : nullptr; }
 
   // Blocks.
@@ -254,7 +254,7 @@ class StateTable {
                    int64_t colour = 0) const;
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
   store::StateTier& tier(int64_t unit, State state) const;
-  // The number of a cell's array on disk, or none where it is in memory.
+  // The number of a cell's array on disk, or none if it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
@@ -278,13 +278,13 @@ class StateTable {
   std::unique_ptr<store::MemoryTier> device_;
   std::unique_ptr<store::MemoryTier> host_;
   std::unique_ptr<store::DiskTier> disk_;
-  std::vector<at::Tensor> whole_;  // by unit; empty where parameters are sharded
+  std::vector<at::Tensor> whole_;  // by unit; empty if parameters are sharded
   std::unique_ptr<comm::Window> window_;
   std::vector<int64_t> window_offset_;
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
   StreamMark parameter_copies_;   // from where updates make new parameters
-  // Blocks of parameters on their way, which take turns; none where no update needs them.
+  // Blocks of parameters on their way, which take turns; none if no update needs them.
   struct Staging {
     at::Tensor memory;
     StreamMark sent;

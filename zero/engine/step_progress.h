@@ -50,7 +50,7 @@ class StepProgress {
   /// Returns the factor that makes a sum over ranks and micro-batches of scaled losses the mean.
   double mean_scale() const;
 
-  /// Throws ConfigError where updates in backward use gradients up.
+  /// Throws ConfigError if updates in backward use gradients up.
   void check_gradients_kept() const;
   /// Throws Error in the middle of an accumulation, whose gradients a save would not have.
   void check_at_boundary(std::string_view what) const;

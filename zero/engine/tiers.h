@@ -43,7 +43,7 @@ partition::StateMemory predicted_device_states(const Config& config, const StepS
 
 struct TierChoice {
   Config config;
-  std::string reason;  ///< a sentence for people; empty where there was nothing to choose
+  std::string reason;  ///< a sentence for people; empty if there was nothing to choose
 };
 
 /// If `config` has a memory budget and names a folder for files (nvme_path) but puts nothing there:

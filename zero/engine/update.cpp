@@ -84,7 +84,7 @@ Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
 
 namespace {
 
-// Returns the address of an element in a block's array of a state, or null where it has no array.
+// Returns the address of an element in a block's array of a state, or null if it has no array.
 std::byte* place_of(const StateTable::Block& block, State state, int64_t element,
                     at::ScalarType dtype) {
   auto* begin = block.at[column(state)];

@@ -1,7 +1,7 @@
 // Updates of units on a thread of their own, beside the passes.
 //
 // Note [Updates beside]
-// An update runs beside other work where that hides its time: in backward as gradients are reduced
+// An update runs beside other work if that hides its time: in backward as gradients are reduced
 // (Note [Update in backward] in update_schedule.h), in the forward pass that follows (Note [Update
 // in forward]), or beside a whole step (Note [Delayed update]). Updates wait in a stack. Backward
 // brings gradients in the order opposite to that in which the next forward pass reads the

@@ -128,7 +128,7 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   bool delayed_ = false;              // as a delayed update
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
-  // Null where every update runs in `start`. The last member: it ends first.
+  // Null if every update runs in `start`. The last member: it ends first.
   std::unique_ptr<UpdateQueue> queue_;
 };
 

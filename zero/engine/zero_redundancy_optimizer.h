@@ -50,7 +50,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   using Factory =
       std::function<std::unique_ptr<torch::optim::Optimizer>(const ParameterGroups& groups)>;
 
-  /// Collective. Throws ConfigError where the ranks' parameters differ in number, shape, strides or
+  /// Collective. Throws ConfigError if the ranks' parameters differ in number, shape, strides or
   /// dtype, where a parameter's layout or dtype cannot be sharded, and for LBFGS, whose update
   /// needs all parameters at once.
   ZeroRedundancyOptimizer(std::shared_ptr<comm::Group> group, const ParameterGroups& groups,

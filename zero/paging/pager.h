@@ -85,7 +85,7 @@ struct PagerOptions {
   int64_t prefetch_bytes = 0;
   Category category = Category::gathered_units;
   /// Called in the handler of an exception that a touch throws. It may throw another one in its
-  /// place. Null: the exception leaves as it is.
+  /// place. Null: the exception leaves unchanged.
   std::function<void()> rethrow{};
   /// How long parameters that are about to change wait for other threads that read them.
   std::chrono::milliseconds patience{60000};

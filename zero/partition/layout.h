@@ -1,4 +1,4 @@
-// The layout: which bytes of which parameter are where. Pure integers; everything else in libzero
+// The layout: the places of the parameters' bytes. It has only integers; everything else in libzero
 // uses them.
 //
 // Note [Units]

@@ -14,7 +14,7 @@ struct LossSample {
   double loss = 0;
   /// The gradient norm of the update before, which made the weights of this loss.
   double grad_norm = 0;
-  double loss_scale = 0;  ///< 0 where losses are not scaled
+  double loss_scale = 0;  ///< 0 if losses are not scaled
   double lr = 0;
 };
 

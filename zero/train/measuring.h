@@ -40,7 +40,7 @@ class Measuring {
   /// Returns this rank's times in the step before, for StepExchange.
   RankTime last_time() const { return last_time_; }
 
-  /// Returns whether there is a profile to be written. It is kept until the next step has ended,
+  /// Returns whether there is a profile to be written. It stays until the next step has ended,
   /// which completes the work that the profiled step has left under way.
   bool has_profile() const { return profile_.has_value(); }
   /// Writes the profile, and reports it. Collective.

@@ -71,7 +71,7 @@ inline std::array<std::optional<double>, kStepMetrics> values_of(const StepRepor
   return values;
 }
 
-/// Returns where a run is on a metric's axis after `step`.
+/// Returns the position of a run on a metric's axis after `step`.
 inline int64_t position(const Metric& metric, const RunInfo& run, int64_t step) {
   return metric.by_samples ? run.first_sample + (step - run.first_step + 1) * run.samples_per_step()
                            : step;

@@ -31,7 +31,7 @@ struct RunInfo {
   int64_t sequence = 0;
   int64_t accumulate = 1;
   int64_t steps = 0;
-  int64_t first_step = 1;            ///< more than 1 where a run is resumed
+  int64_t first_step = 1;            ///< more than 1 if a run is resumed
   int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
   std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
   std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
@@ -106,7 +106,7 @@ struct StepReport {
   std::vector<std::string> notices = {};
   std::optional<RewindReport> rewound = {};  ///< if training has gone back: how
   std::vector<double> group_norms = {};  ///< of gradients, where train.group_norms asks for them
-  double loss_scale = 0;  ///< of this step, and of the next; 0 where losses are not scaled
+  double loss_scale = 0;  ///< of this step, and of the next; 0 if losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
   double step_ms = 0;

@@ -105,7 +105,7 @@ std::string keep_global_batch(const SavedSettings& saved, int ranks);
 
 /// Returns the configuration `saved` with the keys of `file`, a configuration file's text, in place
 /// of its own; "auto" and null leave the saved value. If the kind of optimizer, schedule or batch
-/// differs, nothing of the saved one is kept. Throws ConfigError, which names `origin`.
+/// differs, the saved one is dropped. Throws ConfigError, which names `origin`.
 std::string override_settings(std::string_view saved, std::string_view file,
                               std::string_view origin);
 

@@ -14,7 +14,7 @@ class StepPasses {
   /// `run` outlives this.
   explicit StepPasses(Run& run) : run_(run), losses_(static_cast<size_t>(run.micro_batches())) {}
 
-  /// Begins step `step`: seeds dropout, and remembers where the step's data begin.
+  /// Begins step `step`: seeds dropout, and remembers the position at which the step's data begin.
   void begin(int64_t step);
   /// Passes this rank's micro-batches; the engine takes their gradients. `watch` may be null.
   /// Collective. Throws OutOfMemory, with a remedy, if a device is full.

@@ -84,7 +84,7 @@ class Params {
     if (!written) rows_.back().get = {};
     return *this;
   }
-  /// Adds a row for an array of two numbers, the first of which may be null where its member is
+  /// Adds a row for an array of two numbers, the first of which may be null if its member is
   /// optional.
   template <class First>
   Params& pair(const char* key, First T::*first, double T::*second, About about) {
