@@ -449,7 +449,7 @@ bool HostWatch::Impl::silent(int rank, Clock::time_point now, milliseconds limit
          now - contact(rank).heard >= limit;
 }
 
-/// Returns the first judge that is not gone, or -1 if there is none.
+/// Returns the first judge that is not gone, or -1 if all are gone.
 int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;

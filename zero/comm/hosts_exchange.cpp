@@ -88,8 +88,8 @@ class AllToAll final : public HostsAlgorithm {
   int64_t block_;  // elements for each host
 };
 
-// Records of the other hosts' ranks at this place say that they are there; then the ranks of this
-// host wait for each other, so that all places are.
+// The records of the other hosts' ranks at this place show that they have come. Then the ranks of
+// this host wait for each other, so that the ranks of all places have come.
 class Barrier final : public HostsAlgorithm {
  public:
   using HostsAlgorithm::HostsAlgorithm;

@@ -86,7 +86,7 @@ class Variables {
   std::string launcher_;
 };
 
-/// A place where the ranks can meet, as the launcher knows it.
+/// A place where the ranks can meet, in the launcher's words.
 struct Meeting {
   std::vector<std::string> addresses{};  ///< rank 0's host, the likeliest address first
   std::string id{};                      ///< this job's alone, and the same on all hosts

@@ -597,7 +597,8 @@ class Supervisor {
         Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
   }
 
-  /// Returns true if the rank obeyed a signal that was passed on: its peers then have their time.
+  /// Returns true if the rank obeyed a signal that was passed on: its peers may then take their
+  /// time.
   bool obeyed(const RankProcess& process) const {
     return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
                                            process.exit_status() == 128 + SIGINT));

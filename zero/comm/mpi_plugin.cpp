@@ -63,7 +63,7 @@ struct Operation {
   std::condition_variable changed{};
 };
 
-// This process as MPI knows it. There is one, since MPI knows one.
+// The process's part in MPI. There is one such object, since MPI knows the process once.
 class World {
   static constexpr const char* kStopped = "the rails over MPI have been aborted in this process";
   struct Task {
@@ -325,13 +325,13 @@ class World {
   std::deque<Task*> tasks_;
   std::deque<Operation*> posted_;
   bool stopped_ = false, leaves_ = false, ended_ = false, runs_task_ = false;
-  // MPI's thread alone uses these until it has ended.
+  // Only MPI's thread uses these members until it has ended.
   bool initialised_ = false;
   std::vector<MPI_Request> requests_;
   std::vector<Operation*> under_way_;  // by request
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-  std::thread thread_;  // last, since it uses all of these
+  std::thread thread_;  // last, since it uses all members above
 };
 
 // Checks that this process and the others have the numbers in MPI that libzero takes them to have.

@@ -107,7 +107,7 @@ class StoreFile {
 
 // --- The store ---
 
-/// A store, and where this rank reaches it.
+/// A store, and the address at which this rank reaches it.
 struct OpenStore {
   c10::intrusive_ptr<c10d::Store> store{};
   std::string address{};
