@@ -257,7 +257,7 @@ class Arena::Grant {
   int rank_;
   int64_t left_;
   std::optional<MemoryLimit> refusing_;
-  int64_t others_ = 0;  // they take so much of the refusing limit
+  int64_t others_ = 0;  // bytes that they take of the refusing limit
 };
 
 Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number,

@@ -45,7 +45,7 @@ struct CallRecord {
   uint64_t digest = 0;          ///< the hash of that collective's record
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
   int64_t data_offset = -1;     ///< the input's place in the file, or -1 if it is staged
-  int64_t output_offset = -1;   ///< and the output's, or -1 if peers cannot write it
+  int64_t output_offset = -1;   ///< the output's place, or -1 if peers cannot write it
   int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 if it has none yet
   Op op = Op::none;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
@@ -78,7 +78,7 @@ struct alignas(64) RankSlot {
   std::atomic<uint32_t> joined{0};
   std::atomic<uint32_t> state{static_cast<uint32_t>(RankState::active)};
   std::atomic<uint64_t> started{0};              ///< sequence of the last call begun
-  std::atomic<uint64_t> finished{0};             ///< and of the last one finished
+  std::atomic<uint64_t> finished{0};             ///< the sequence of the last call finished
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
   ActivitySlot activity;                         ///< between calls

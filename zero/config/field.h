@@ -37,7 +37,7 @@ enum class Kind { boolean, integer, bytes, number, pair, text, choice, section, 
 struct About {
   std::string_view sentence;       ///< in --help and in docs/config.md
   std::string_view details = {};   ///< in docs/config.md, behind the sentence
-  std::string_view option = {};    ///< of `zero train`: "--stage"
+  std::string_view option = {};    ///< the option of `zero train`: "--stage"
   bool common = false;             ///< `zero train --help` shows the option; --help-all shows all
   std::string_view argument = {};  ///< its value in --help, if the type does not stand for it
   /// The words that the option takes if they differ from the values, with their meanings: "bf16" is
@@ -52,11 +52,11 @@ struct About {
   std::optional<double> most = {};   ///< greatest value
   std::optional<double> below = {};  ///< values are less
   int64_t multiple_of = 1;
-  bool bytes = false;         ///< an integer that may be written as "6GB"
-  bool zero_is_none = false;  ///< of an optional: 0 in a file or an option means that there is none
-  bool not_empty = false;     ///< of a text
-  bool null_first = false;    ///< of a pair: the first number may be null
-  Json only = {};             ///< the one value that is accepted; null: any
+  bool bytes = false;                 ///< an integer that may be written as "6GB"
+  bool zero_is_none = false;          ///< for an optional: 0 in a file or an option means none
+  bool not_empty = false;             ///< for a text
+  bool null_first = false;            ///< for a pair: the first number may be null
+  Json only = {};                     ///< the one value that is accepted; null: any
   std::string_view because = {};      ///< ends an error about `only`
   std::string_view replaced_by = {};  ///< what to use in place of a key that is gone
   /// Bytes, time or accuracy, for --explain; empty if there is no cost worth a word.
@@ -67,7 +67,7 @@ struct About {
   std::string_view refused = {};
   /// The values with which the row switches its section off; none: it is no switch.
   std::vector<Json> off = {};
-  bool on_by_default = false;  ///< of a switch: its section is on if the key is left out
+  bool on_by_default = false;  ///< for a switch: its section is on without the key
   int off_levels = 1;          ///< how many levels up the switched section is
   bool acts_alone = false;     ///< the key acts even if its section is off
   /// Other words for the values of a choice, which may then be in any case.

@@ -39,7 +39,7 @@ struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
       {"model", AccumulationDtype::model},
-      {"bf16", AccumulationDtype::model},  // where that is enabled: see settings.cpp
+      {"bf16", AccumulationDtype::model},  // settings.cpp checks that bf16 is enabled
       {"fp16", AccumulationDtype::model}};
 };
 template <>

@@ -12,10 +12,10 @@ namespace zero {
 
 enum class Effect : uint8_t {
   acts,     ///< the engine, the model or the program uses it
-  holds,    ///< it asks for nothing, or for something that is so anyway
+  holds,    ///< the key asks for nothing, or for something that is so anyway
   off,      ///< its section is switched off
-  none,     ///< it has no effect here
-  refused,  ///< it cannot be used
+  none,     ///< the key has no effect here
+  refused,  ///< the key or its value cannot be used
 };
 
 /// One key of a file.

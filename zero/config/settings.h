@@ -94,13 +94,13 @@ struct ProgramSettings {
   std::optional<double> min_lr{};   ///< else a tenth of the peak rate
   std::optional<int64_t> warmup{};  ///< steps; else a tenth of the steps, at most 200
   optim::Decay schedule = optim::Decay::cosine;
-  std::optional<int64_t> decay_steps{};  ///< of Decay::wsd; else a tenth of the steps
+  std::optional<int64_t> decay_steps{};  ///< for Decay::wsd; else a tenth of the steps
   std::optional<double> dropout{};       ///< else the model's own
   int64_t seed = 1;
-  std::optional<int64_t> threads{};  ///< of each rank; else as the machine suggests
+  std::optional<int64_t> threads{};  ///< a rank's; else as the machine suggests
   TrainingDevice device = TrainingDevice::cpu;
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
-  int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
+  int64_t eval_tokens = 65536;          ///< a validation's, over all ranks; 0: no validation
   int64_t log_every = 1;
   bool group_norms = false;  ///< gradient norms of the parameter groups, in log.jsonl
   /// Checks each operator's output; otherwise only those of a step that failed, which is run again.
@@ -113,7 +113,7 @@ struct ProgramSettings {
   std::optional<int64_t> rewind_spikes{};
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   int64_t keep_last = 1;                ///< how many of the newest checkpoints stay
-  std::optional<int64_t> keep_every{};  ///< and those of steps that are multiples of it
+  std::optional<int64_t> keep_every{};  ///< checkpoints of steps that are multiples of it stay too
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";
   double temperature = 0.8;
@@ -125,7 +125,7 @@ struct ProgramSettings {
   std::string resume_from{};  ///< a step or a folder; empty: the newest checkpoint that is sound
   std::string
       profile{};  ///< file to which a step's spans go (zero/engine/step_profile.h), or empty
-  int64_t profile_step = 3;           ///< which of the run's steps, from 1; a resumed run's anew
+  int64_t profile_step = 3;           ///< the step, counted from 1 in each start of the run
   bool wall_clock_breakdown = false;  ///< each step's time by phase, and its waits
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};

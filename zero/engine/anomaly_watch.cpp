@@ -162,7 +162,7 @@ constexpr std::string_view kAround = "autograd::engine::evaluate_function";
 struct Operation final : at::ObserverContext {
   std::vector<c10::IValue> inputs;  // those that it only reads
   std::vector<c10::IValue> written;
-  Inputs before = Inputs::finite;  // that of the inputs that it overwrites
+  Inputs before = Inputs::finite;  // the kind of the inputs that it overwrites
   std::string before_input;
   bool node = false;  // one of autograd's; its outputs are not checked
   bool shows_nothing = false;

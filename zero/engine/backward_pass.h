@@ -74,7 +74,7 @@ class BackwardPass final : public GradientSink {
   UpdateFlow& update_;
   UpdateSchedule& schedule_;
   bool marked_ = false;
-  std::weak_ptr<Ending> ending_;  // of an unmarked pass under way
+  std::weak_ptr<Ending> ending_;  // the end of an unmarked pass under way
   std::recursive_mutex mutex_;    // autograd may run hooks on threads of its own
 };
 

@@ -56,7 +56,7 @@ class BucketPool {
   int64_t bucket_bytes_;
   int64_t slice_bytes_;
   std::optional<c10::Stream> side_;
-  std::multimap<int64_t, StreamMemory> free_;  // by bytes; of equal ones the oldest first
+  std::multimap<int64_t, StreamMemory> free_;  // by bytes; if equal, the oldest first
 };
 
 }  // namespace zero

@@ -46,7 +46,7 @@ class FactoredStates {
   };
   const Entry& entry(int64_t parameter) const { return *entries_[static_cast<size_t>(parameter)]; }
   std::vector<std::optional<Entry>> entries_;  // by parameter
-  std::array<at::Tensor, 2> memory_;           // of the device, of the host
+  std::array<at::Tensor, 2> memory_;           // on the device, on the host
 };
 
 }  // namespace zero

@@ -16,7 +16,7 @@ struct StepFlops {
   /// The part of forward that backward does again: DeepSpeed's recompute_fwd_factor.
   double recompute_factor = 0;
   double step_ms = 0;       ///< the whole step
-  double tokens_per_s = 0;  ///< of all ranks
+  double tokens_per_s = 0;  ///< all ranks together
   /// FLOP/s that a rank's matrix products reach at best, while the other ranks' run too.
   double peak = 0;
   ModuleFlops model{};
@@ -34,7 +34,7 @@ struct StepFlops {
 struct FlopsReportOptions {
   /// How deep the table goes; the model is at 0. -1: to the innermost modules.
   int64_t module_depth = -1;
-  int64_t top_modules = 1;  ///< of each depth, the largest ones
+  int64_t top_modules = 1;  ///< how many of the largest, for each depth
   bool detailed = true;     ///< the table of modules; else the largest ones alone
 };
 

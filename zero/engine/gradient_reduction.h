@@ -63,7 +63,7 @@ struct ReductionContext {
   GradientPresence& presence;
   ReductionOrder& order;
   BucketPool& pool;
-  const std::vector<std::string>& labels;  ///< by unit, of its collectives
+  const std::vector<std::string>& labels;  ///< by unit, for its collectives
   /// The stream of a device on which gradients are reduced; none on the CPU.
   const std::optional<c10::Stream>& side;
   StreamMark& mark;  ///< kept for scopes on `side`

@@ -15,7 +15,7 @@ struct OptimizerGroup {
   explicit OptimizerGroup(const Optimizer& of);
   Optimizer optimizer;
   double lr;
-  uint64_t hash;  ///< of `optimizer`: each step compares it over ranks
+  uint64_t hash;  ///< the hash of `optimizer`; each step compares it over ranks
 };
 
 /// A group of Muon has a twin for the parameters that are no matrices, which follows its settings.

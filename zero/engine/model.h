@@ -219,8 +219,8 @@ class Model {
   std::vector<Buffer> buffers_;
   std::vector<bool> trainable_;
   std::vector<bool> stays_fp32_;
-  std::set<std::string> fp32_modules_;              // by name with the dot behind it
-  std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
+  std::set<std::string> fp32_modules_;              // their names with the dot
+  std::unordered_map<std::string, int64_t> index_;  // by every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
   std::vector<std::optional<size_t>> beside_;  // by group as given: that of the rest
@@ -228,7 +228,7 @@ class Model {
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;
   std::vector<int64_t> versions_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // of tied ones
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // those of tied parameters
   GradientSink* sink_ = nullptr;
   bool paged_ = false;
   std::function<void()> release_;

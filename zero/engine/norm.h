@@ -41,7 +41,7 @@ class UnitNorms {
 
 /// All ranks know this about the sums of a step.
 struct GlobalNorm {
-  double norm = 0;     ///< of the sums over ranks and micro-batches, not of their mean
+  double norm = 0;     ///< the norm of the sums over ranks and micro-batches, not of their mean
   bool finite = true;  ///< no gradient of any rank is infinite or NaN
   /// By unit: 1 if it is frozen, parameters are sharded, and some rank's user has written to it.
   std::vector<uint8_t> frozen_written{};

@@ -40,7 +40,7 @@ class OwnerBuckets {
   /// once; the others do not change.
   void reduce(std::span<const at::Tensor> tensors);
 
-  /// The other way: each tensor becomes its owner's on all ranks.
+  /// Sends tensors the other way: tensor i of each rank becomes equal to that of its owner.
   void share(std::span<const at::Tensor> tensors);
 
  private:

@@ -26,7 +26,7 @@ class ParameterNames {
   std::optional<size_t> find(const at::Tensor& tensor) const;
 
  private:
-  struct Stretch {  // of a storage, in elements
+  struct Stretch {  // a part of a storage, in elements
     int64_t begin = 0;
     int64_t end = 0;
     size_t index = 0;

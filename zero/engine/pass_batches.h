@@ -17,7 +17,7 @@ struct PassBatch {
   /// A matrix that one rank makes orthogonal.
   struct Matrix {
     int64_t parameter = 0;
-    int64_t rows = 0;  ///< as the storage has them
+    int64_t rows = 0;  ///< in the storage's order
     int64_t columns = 0;
     int owner = 0;
     int64_t offset = 0;  ///< in the owner's message, in elements

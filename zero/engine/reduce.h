@@ -119,7 +119,7 @@ class ReduceFlow {
   StateTable& table_;
   const Placement& placement_;
   ReductionSettings settings_;
-  std::optional<c10::Stream> side_;  // of a device
+  std::optional<c10::Stream> side_;  // a device's; none on the CPU
   StreamMark mark_;
   std::vector<std::string> labels_;
   UnitNorms unit_norms_;
@@ -128,7 +128,7 @@ class ReduceFlow {
   ReductionOrder order_;
   BucketPool pool_;
   enum class Brought : uint8_t { nothing, foreign, gradients };
-  Brought brought_ = Brought::nothing;  // by passes since the last step
+  Brought brought_ = Brought::nothing;  // by the passes since the last step
   bool finished_ = false;               // sums are complete, and no gradient has come since
   std::mutex mutex_;                    // autograd may run hooks on threads of its own
   std::unique_ptr<GradientReduction> reduction_;  // uses all of the above

@@ -201,7 +201,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     at_the_end,  // it is reduced when the pass ends: several layers share a parameter of it
     over         // this pass has reduced it
   };
-  enum class Sum : uint8_t { none, started, handed_over };  // of this step
+  enum class Sum : uint8_t { none, started, handed_over };  // in this step
   static constexpr int64_t kWaiting = 8;                    // Note [Sharded gradients]
   struct Unit {
     Bucket bucket{};  // the gradients of this pass, or late ones of the pass before

@@ -106,8 +106,8 @@ class TensorSource final : public StateSource {
 
   StateParts parts_;
   StateFile file_;
-  bool has_states_;                   // of optimizers
-  std::vector<std::string> names_;    // of parameters in the file
+  bool has_states_;                   // the file has states of optimizers
+  std::vector<std::string> names_;    // the parameters' names in the file
   std::vector<std::string> buffers_;  // keys of buffers; empty if the file has none
 };
 

@@ -242,7 +242,7 @@ class StateTable {
     Place place = Place::cell;
     // Each block is copied to the cell, in the other memory, when it is made.
     bool crosses = false;
-    at::Tensor memory{};  // of new parameters that lie apart
+    at::Tensor memory{};  // the new parameters that lie apart
   };
   NewParameters new_parameters(const UnitPlan& plan) const;
 
@@ -269,7 +269,7 @@ class StateTable {
 
   const partition::Layout& layout_;
   std::vector<UnitPlan> plans_;
-  std::vector<std::string> labels_;  // of units
+  std::vector<std::string> labels_;  // the units' labels
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
   HostLink& link_;

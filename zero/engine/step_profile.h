@@ -43,8 +43,8 @@ class StepProfile {
   void stop();
 
   struct Written {
-    int64_t spans = 0;    ///< of all ranks
-    int64_t dropped = 0;  ///< that did not fit
+    int64_t spans = 0;    ///< the spans of all ranks
+    int64_t dropped = 0;  ///< the spans that did not fit
   };
   /// Stops, and rank 0 writes the spans of all ranks to `file`. If that fails, an earlier file
   /// stays. Then the memory is freed. Returns the same on every rank. Collective. Throws Error on

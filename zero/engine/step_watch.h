@@ -58,8 +58,8 @@ class StepWatch {
   };
   Engine& engine_;
   AnomalyWatch watch_;
-  std::vector<std::string> names_;      // of all parameters
-  std::vector<std::string> trainable_;  // parameters
+  std::vector<std::string> names_;      // all parameters' names
+  std::vector<std::string> trainable_;  // the names of those that are trained
   int64_t micro_batch_ = 0;
   std::optional<Found> found_;
 };

@@ -212,7 +212,7 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (states.total() + hidden <= room) return {std::move(config), reason + ": all stay in memory"};
 
   optimizer.device = OffloadDevice::nvme;
-  double others = states.parameters + hidden + states.gradients;  // that stay in memory
+  double others = states.parameters + hidden + states.gradients;  // the states that stay in memory
   if (others > room && config.stage >= 2 && states.gradients > 0) {
     optimizer.gradients = true;
     others -= states.gradients;

@@ -26,11 +26,11 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {
-  int64_t parameters = 0;         ///< of the model
+  int64_t parameters = 0;         ///< elements of the model
   int64_t largest_parameter = 0;  ///< its elements
-  int64_t matrix_elements = 0;    ///< of parameters of two dimensions or more, if known
+  int64_t matrix_elements = 0;    ///< elements of parameters with two dimensions or more, if known
   int64_t matrix_sides = 0;       ///< rows and columns of these parameters
-  int ranks = 1;                  ///< that shard states
+  int ranks = 1;                  ///< the number of ranks that shard states
   int64_t activations = 0;        ///< bytes of a rank, if known
   int64_t available = INT64_MAX;  ///< bytes that its host has left for a rank (memory_of_rank)
 };

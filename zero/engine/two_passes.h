@@ -70,7 +70,7 @@ class TwoPasses {
   const StateTable& table_;
   const Model& model_;
   std::function<Optimizer(int64_t parameter)> in_force_;
-  comm::Group& group_;                    // that shards
+  comm::Group& group_;                    // the ranks that shard
   bool sliced_;                           // units lie in slices on its ranks
   std::vector<uint8_t> keeps_direction_;  // by unit
   std::vector<PassBatch> batches_;

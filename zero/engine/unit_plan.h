@@ -24,7 +24,7 @@ struct UnitPlan : Form {
   /// The elements that this rank updates: all of them at stage 0, its slice from stage 1 on.
   partition::Range owned;
   Tier parameters_at = Tier::device;
-  Tier gradients_at = Tier::device;  ///< those that the update reads
+  Tier gradients_at = Tier::device;  ///< the gradients that the update reads
   Tier states_at = Tier::device;     ///< master weights and moments
   /// The device has memory of its own: states on a disk are updated on the host.
   bool own_memory = false;

@@ -79,10 +79,10 @@ class UpdateFlow {
   const Model& model_;
   const std::vector<size_t>& group_of_;
   TwoPasses passes_;
-  float gradient_limit_ = std::numeric_limits<float>::infinity();  // of mean gradients
-  std::vector<OptimizerGroup> in_force_;                           // of the updates under way
+  float gradient_limit_ = std::numeric_limits<float>::infinity();  // the limit of mean gradients
+  std::vector<OptimizerGroup> in_force_;                           // for the updates under way
   std::vector<int64_t> steps_;
-  std::vector<int64_t> steps_before_;  // those of `begin`
+  std::vector<int64_t> steps_before_;  // `steps_` at `begin`
 };
 
 }  // namespace zero

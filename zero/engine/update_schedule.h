@@ -122,10 +122,10 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   const UpdateTiming& timing_;
   const StepProgress& progress_;
   ParameterWrites& writes_;
-  std::vector<uint8_t> present_;      // of the update under way
-  std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
+  std::vector<uint8_t> present_;      // the gradients of the update under way
+  std::vector<uint8_t> all_present_;  // the gradients of an update in backward: a whole unit's
   std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
-  bool delayed_ = false;              // as a delayed update
+  bool delayed_ = false;              // the update that is left is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
   // Null if every update runs in `start`. The last member: it ends first.

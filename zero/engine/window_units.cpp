@@ -44,8 +44,8 @@ class WindowUnits final : public PagedSource {
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
 
   comm::Window& window_;
-  at::Tensor view_;                 // of the window, for this rank's operators
-  std::vector<at::Tensor> places_;  // of units in the window
+  at::Tensor view_;                 // a view of the window, for this rank's operators
+  std::vector<at::Tensor> places_;  // the units' memory in the window
   std::vector<uint64_t> epoch_;     // by unit, the same on all ranks
 };
 

@@ -26,7 +26,7 @@ struct Page {
   Pager* pager = nullptr;
   int64_t parameter = 0;
   int64_t unit = 0;
-  int64_t byte_offset = 0;  ///< of the parameter in its unit
+  int64_t byte_offset = 0;  ///< the parameter's place in its unit
   c10::StorageImpl* storage = nullptr;
 };
 

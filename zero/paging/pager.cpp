@@ -14,7 +14,7 @@ namespace zero::paging {
 namespace {
 
 constexpr size_t kPlans = 4;                   // the known steps that are remembered
-constexpr size_t kMostOperators = 1UL << 20U;  // of a step; a longer one is not planned
+constexpr size_t kMostOperators = 1UL << 20U;  // the most operators of a step that is planned
 
 }  // namespace
 

@@ -208,7 +208,7 @@ class Pager {
     Presence presence = Presence::absent;
     c10::SmallVector<std::thread::id, 2> pins;  // the threads that made them
     int64_t dirty = 0;
-    StreamMemory frame;                      // where the source is not in place
+    StreamMemory frame;                      // used if the source is not in place
     StreamMark gathered;                     // on a device
     c10::SmallVector<c10::Stream, 2> users;  // the streams that wait for `gathered` already
     void* data = nullptr;                    // while present
@@ -255,7 +255,7 @@ class Pager {
   std::optional<std::thread::id> changes_;  // the thread that has a Change
   std::optional<c10::Stream> side_;         // the stream of gathers; none on the CPU
   std::vector<UnitState> units_;
-  std::deque<StreamMemory> free_frames_;  // of a device, the oldest first
+  std::deque<StreamMemory> free_frames_;  // a device's, the oldest first
   int64_t free_bytes_ = 0;                // bytes of `free_frames_`
   std::atomic<bool> unsettled_ = false;   // whether there were gathers since `settle_gathers`
   StreamMark gathers_;                    // marks the gathers when the side stream is waited for
@@ -263,10 +263,10 @@ class Pager {
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;  // bytes of present and gathering units
   bool in_step_ = false;
-  Trace trace_;                               // of the step under way
+  Trace trace_;                               // the trace of the step under way
   std::atomic<size_t> position_ = 0;          // its operators
-  std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
-  const Plan* following_ = nullptr;           // of plans_
+  std::vector<std::unique_ptr<Plan>> plans_;  // the known steps' plans, the last one first
+  const Plan* following_ = nullptr;           // one of `plans_`
   size_t next_gather_ = 0;                    // into following_->gathers
   size_t next_expected_ = 0;                  // the same for the first gather that the source does
                                               // not know

@@ -77,22 +77,22 @@ std::string_view name(Work work);
 /// The bytes of one unit, on one rank.
 struct UnitCosts {
   int64_t bytes = 0;             ///< the whole unit, in memory
-  int64_t gather = 0;            ///< over the link, for each gather
-  int64_t gather_up = 0;         ///< of its slice from the host, for each gather
-  int64_t gather_read = 0;       ///< of its slice from the disk, for each gather
-  int64_t reduce = 0;            ///< over the link, for each reduction
-  int64_t reduce_down = 0;       ///< of the sum to the host, for the first reduction of a step
-  int64_t reduce_down_next = 0;  ///< the same for each further one, which is added to it
-  int64_t reduce_write = 0;      ///< of the sum to the disk, for each reduction
-  int64_t reduce_read = 0;       ///< of the sum so far from the disk, for each further reduction
-  int64_t reduce_at_end = 0;     ///< over the link, when all passes have ended
-  int64_t update_read = 0;       ///< of states from the disk
-  int64_t update_down = 0;       ///< of parameters to the host, before the update
-  int64_t update = 0;            ///< passed over by the update
-  int64_t update_write = 0;      ///< of states to the disk
-  int64_t update_up = 0;         ///< of new parameters to the device
-  int64_t publish = 0;           ///< of new parameters over the link
-  bool trainable = true;         ///< it is reduced and updated
+  int64_t gather = 0;            ///< bytes over the link, for each gather
+  int64_t gather_up = 0;         ///< bytes of its slice from the host, for each gather
+  int64_t gather_read = 0;       ///< bytes of its slice from the disk, for each gather
+  int64_t reduce = 0;            ///< bytes over the link, for each reduction
+  int64_t reduce_down = 0;       ///< bytes of the sum to the host, for a step's first reduction
+  int64_t reduce_down_next = 0;  ///< the same for each further reduction
+  int64_t reduce_write = 0;      ///< bytes of the sum to the disk, for each reduction
+  int64_t reduce_read = 0;       ///< bytes of the sum from the disk, for each further one
+  int64_t reduce_at_end = 0;     ///< bytes over the link, when all passes have ended
+  int64_t update_read = 0;       ///< bytes of states from the disk
+  int64_t update_down = 0;       ///< bytes of parameters to the host, before the update
+  int64_t update = 0;            ///< bytes that the update passes over
+  int64_t update_write = 0;      ///< bytes of states to the disk
+  int64_t update_up = 0;         ///< bytes of new parameters to the device
+  int64_t publish = 0;           ///< bytes of new parameters over the link
+  bool trainable = true;         ///< the unit is reduced and updated
   bool updated_on_host = false;
   bool operator==(const UnitCosts&) const = default;
 };
@@ -168,9 +168,9 @@ SimulatedStep simulate(const StepSchedule& schedule, const Speeds& speeds);
 
 struct PrefetchChoice {
   int64_t prefetch_bytes = 0;
-  double seconds = 0;            ///< of the step with this choice
-  double best_seconds = 0;       ///< with the best distance within the limit
-  double on_demand_seconds = 0;  ///< without gathering ahead
+  double seconds = 0;            ///< the time of the step with this choice
+  double best_seconds = 0;       ///< its time with the best distance within the limit
+  double on_demand_seconds = 0;  ///< its time without gathering ahead
   int64_t live_bytes = 0;        ///< the most bytes of gathered units with this choice
 };
 

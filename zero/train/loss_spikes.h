@@ -44,7 +44,7 @@ class LossSpikes {
                       const std::vector<float>& losses, int ranks) const;
 
   std::array<LossSample, kWindow> samples_{};
-  size_t count_ = 0;   // of all that were added
+  size_t count_ = 0;   // the number of losses that were added
   size_t spikes_ = 0;  // in a row
 };
 

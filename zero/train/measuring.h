@@ -62,7 +62,7 @@ class Measuring {
   double disk_before_ = 0;
   RankTime last_time_{};
   std::optional<StepProfile> profile_;
-  std::unique_ptr<FlopsProfiler> flops_;  ///< of the step that it counts
+  std::unique_ptr<FlopsProfiler> flops_;  ///< lives in the step that it counts
   double product_speed_ = 0;              ///< FLOP/s of matrix products; 0: not measured
 };
 

@@ -33,7 +33,7 @@ struct RunInfo {
   int64_t steps = 0;
   int64_t first_step = 1;            ///< more than 1 if a run is resumed
   int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
-  std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
+  std::vector<std::string> changes;  ///< changed settings of a resumed run: "steps 4 -> 8"
   std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< with the parameters on which its weight decay acts
@@ -52,7 +52,7 @@ struct RunInfo {
 struct RankMemory {
   std::array<Usage, kCategories> usage{};
   std::array<std::optional<int64_t>, kCategories> formula{};
-  Usage total;  ///< of all categories but activations, which LibTorch's allocator counts by itself
+  Usage total;          ///< all categories except activations, which LibTorch's allocator counts
   int64_t padding = 0;  ///< bytes of the formula that are padding
   Usage device;         ///< the part of `total` that is not in the host tier
   /// The memory that LibTorch's allocator holds for `activations`, and the number of its requests
@@ -84,7 +84,7 @@ struct RewindReport {
   int64_t from = 0;         ///< the step whose loss was a spike
   int64_t to = 0;           ///< the checkpoint's step: the next step is `to` + 1
   int64_t sample_then = 0;  ///< sequences that the run had taken at the checkpoint
-  int64_t sample = 0;       ///< those that it has taken, those that led to the spike included
+  int64_t sample = 0;       ///< sequences that it has taken, with those that led to the spike
   std::string reason = {};  ///< the notice of that step
 };
 
@@ -106,16 +106,16 @@ struct StepReport {
   std::vector<std::string> notices = {};
   std::optional<RewindReport> rewound = {};  ///< if training has gone back: how
   std::vector<double> group_norms = {};  ///< of gradients, where train.group_norms asks for them
-  double loss_scale = 0;  ///< of this step, and of the next; 0 if losses are not scaled
+  double loss_scale = 0;  ///< this step's and the next one's; 0 if losses are not scaled
   double next_loss_scale = 0;
   double lr = 0;
   double step_ms = 0;
   double tokens_per_s = 0;
-  double comm_ms = 0;                       ///< that rank 0 spent waiting for other ranks
-  double disk_ms = 0;                       ///< that rank 0 spent waiting for its disk
-  int64_t memory_peak = 0;                  ///< of rank 0, all categories together
-  std::optional<Breakdown> breakdown = {};  ///< of rank 0 (wall_clock_breakdown)
-  std::optional<FlopsReport> flops = {};    ///< of the step that they are counted of
+  double comm_ms = 0;                       ///< the time that rank 0 waited for other ranks
+  double disk_ms = 0;                       ///< the time that rank 0 waited for its disk
+  int64_t memory_peak = 0;                  ///< rank 0's, all categories together
+  std::optional<Breakdown> breakdown = {};  ///< rank 0's (wall_clock_breakdown)
+  std::optional<FlopsReport> flops = {};    ///< if this step's are counted
 };
 
 struct ValidationReport {

@@ -37,7 +37,7 @@ struct Progress {
   /// step, `loader` has taken more.
   int64_t sample = 0;
   std::vector<LossSample> losses{};  ///< LossSpikes::samples
-  double grad_norm = 0;              ///< of the step
+  double grad_norm = 0;              ///< the step's
   Rewinds rewinds{};
 };
 
