@@ -8,10 +8,10 @@
 // checkpoints recompute the last layers of a model, each of those is a pass of its own. The sums
 // are the same, but sharded gradients then cost one more reduction for each of them.
 //
-// A pass that another engine has marked belongs to that engine alone. What it brings to the
-// parameters of this one is dropped (a GAN's generator, whose loss goes through the discriminator).
-// A pass that nobody has marked belongs to every engine that it brings gradients to, as users of
-// PyTorch expect.
+// A pass that another engine has marked belongs to that engine alone. Its gradients for the
+// parameters of this engine are dropped (a GAN's generator, whose loss goes through the
+// discriminator). A pass that nobody has marked belongs to every engine that it brings gradients
+// to, as users of PyTorch expect.
 //
 // At stages 2 and 3, and between hosts or on a device, gradients of an unmarked pass are reduced as
 // they come. So if a pass goes through several engines, or through checkpoints that make passes of

@@ -27,13 +27,15 @@ class EarlyReductions {
  public:
   explicit EarlyReductions(bool on) : on_(on) {}
 
-  /// All ranks reduce early.
+  /// Returns whether all ranks reduce early.
   bool on() const { return on_; }
-  /// The pass under way is the step's last one, and its gradients are reduced as they come.
+  /// Returns whether the pass under way is the step's last one, and its gradients are reduced as
+  /// they come.
   bool in_last_pass() const { return phase_ == Phase::last_pass; }
-  /// The units that are expected in a step's last pass have been reduced, or are about to be.
+  /// Returns whether the units that are expected in a step's last pass have been reduced, or are
+  /// about to be.
   bool begun() const { return phase_ == Phase::begun; }
-  /// This rank has seen a reason not to reduce early.
+  /// Returns whether this rank has seen a reason not to reduce early.
   bool refuses() const { return refuses_; }
 
   /// A pass begins. `last`: no other pass of this step follows, as far as is known. `holds`: it

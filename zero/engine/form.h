@@ -38,7 +38,7 @@ namespace zero {
 enum class State : uint8_t { parameters, gradients, master, first_moment, second_moment };
 inline constexpr int64_t kStates = 5;
 
-/// The optimizer's state number `index`.
+/// Returns the optimizer's state number `index`.
 constexpr State moment(int64_t index) {
   constexpr std::array kMoments{State::first_moment, State::second_moment};
   return kMoments.at(static_cast<size_t>(index));
@@ -73,19 +73,19 @@ struct GradientForm {
   bool defers = false;
   LinkForm link;  ///< sums of a host on their way to the others
 
-  /// The array is converted before it is reduced.
+  /// Returns whether the array is converted before it is reduced.
   bool converts() const { return reduced != collected; }
-  /// Bytes of an element of the arrays above, and of a slice on its way to its sum, in the widest
-  /// dtype that each has.
+  /// Return the bytes of an element of the arrays above, and of a slice on its way to its sum, in
+  /// the widest dtype that each has.
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
   int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
 
   // `first` asks about the first pass of a step, and else about a later one.
-  /// The dtype of the sum over ranks, before it is added to that of earlier passes.
+  /// Returns the dtype of the sum over ranks, before it is added to that of earlier passes.
   at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
-  /// The dtype in which a rank sends the array to its block.
+  /// Returns the dtype in which a rank sends the array to its block.
   at::ScalarType sent(bool first) const { return sent_in_block[first ? 0 : 1]; }
-  /// The dtype in which a rank sends a block's sum to the replicas.
+  /// Returns the dtype in which a rank sends a block's sum to the replicas.
   at::ScalarType sent_on(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
 
   std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
@@ -121,8 +121,8 @@ struct Form {
   bool is_coded(State state) const {
     return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
   }
-  /// The entries of a cell's array for this many elements, in its dtype: with codes, the bytes of
-  /// whole blocks of them.
+  /// Returns the entries of a cell's array for `elements` elements, in its dtype; with codes, the
+  /// bytes of their whole blocks.
   int64_t entries(State state, int64_t elements) const {
     return is_coded(state) ? optim::state_bytes(moment_format, elements) : elements;
   }
@@ -149,8 +149,8 @@ struct FormSettings {
   bool in_backward = false;
 };
 
-/// The form of a unit whose parameters have this dtype, and whose reduced gradients go to this
-/// tier.
+/// Returns the form of a unit whose parameters have dtype `dtype`, and whose reduced gradients go
+/// to tier `gradients_at`.
 Form form_of(const Config& config, const FormSettings& settings, at::ScalarType dtype,
              bool trainable, Tier gradients_at);
 

@@ -50,7 +50,7 @@ class GatherFlow {
 
   /// Returns null if parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
-  /// Units are read in place, and nothing is gathered by copying.
+  /// Returns whether units are read in place, so that nothing is gathered by copying.
   bool in_place() const { return table_.window() != nullptr; }
 
  private:

@@ -29,7 +29,7 @@ class GradientPresence {
   const std::vector<uint8_t>& anywhere() const { return anywhere_; }
   /// Returns whether some rank had a gradient for a parameter of the unit. Known after `agree`.
   bool wanted(int64_t unit) const { return any(unit, anywhere_); }
-  /// Returns whether that was so in the step before.
+  /// Returns whether some rank had one in the step before.
   bool expected(int64_t unit) const { return any(unit, before_); }
   /// Returns whether this rank had a gradient for every parameter of the unit.
   bool complete_here(int64_t unit) const;

@@ -70,7 +70,7 @@ struct ReductionContext {
 
   const GradientForm& form(int64_t unit) const { return table.plan(unit).gradients; }
   const std::string& label(int64_t unit) const { return labels[static_cast<size_t>(unit)]; }
-  /// The ranks that hold the same as this one, if there are others.
+  /// Returns the ranks that hold the same as this one, if there are others.
   comm::Group* replicas() const {
     return placement.replicas->size() > 1 ? placement.replicas.get() : nullptr;
   }
@@ -155,7 +155,7 @@ class GradientReduction {
   virtual void hand_over_to(SumUser& /*user*/) {}
   /// Returns whether a sum of this step was handed over for an update, or is about to be.
   virtual bool handed_over() const { return false; }
-  /// Returns whether the sum of `unit` was.
+  /// Returns whether the sum of `unit` was handed over.
   virtual bool handed_over(int64_t /*unit*/) const { return false; }
   /// Forgets the rounding errors of quantised sums. No reduction is under way.
   virtual void forget_losses() {}

@@ -78,7 +78,7 @@ class GradientSums {
   virtual void clear(int64_t /*unit*/) {}
 
  protected:
-  /// The memory of a unit's sum; undefined if there is none now.
+  /// Returns the memory of a unit's sum; undefined if there is none now.
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }

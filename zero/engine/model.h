@@ -3,18 +3,18 @@
 //
 // Note [The model and its engine]
 // A parameter belongs to one engine at a time: the one whose hook it holds. The engine moves the
-// parameter's bytes, so it must know when somebody else does: a storage that was replaced
+// parameter's bytes, so it must know when somebody else changes them: a storage that was replaced
 // (set_data, Module::to), a parameter that was unfrozen or registered since. The engine looks for
 // all of that when a pass or a step begins. It throws an error that names the parameter, since the
-// engine would go on with values that the module no longer uses. What an operator writes to a
-// parameter shows in its version and is taken up.
+// engine would go on with values that the module no longer uses. An operator's write to a parameter
+// shows in its version and is taken over.
 //
 // Note [Ties]
 // A parameter may have several names, and several tensors (`a.set_data(b)`). Tensors that show the
 // same elements of one storage are one parameter: they share the storage that the engine gives it,
-// and the node of autograd that accumulates its gradient, so that this is the sum over all of them
-// before anybody sees it, as for one tensor that is used several times. Tensors that overlap
-// otherwise cannot be told apart by an optimizer, and are refused.
+// and the node of autograd that accumulates its gradient, so that the gradient is the sum over all
+// of them before anybody sees it, as for one tensor that is used several times. Tensors that
+// overlap otherwise cannot be told apart by an optimizer, and are refused.
 //
 // Note [Buffers]
 // Buffers keep their dtype: running statistics and tables of angles lose too much in bf16. Batch

@@ -24,7 +24,7 @@ struct NamedTensors {
   std::function<void()> rethrow = {};
 };
 
-/// The parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
+/// Returns the parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
 /// TorchScript module. A template, so that this header needs neither's headers.
 template <class Model>
 NamedTensors named_tensors(const Model& model) {

@@ -24,7 +24,7 @@ namespace zero {
 
 class ReduceFlow;
 
-/// Takes this rank's terms.
+/// Computes this rank's terms.
 class UnitNorms {
  public:
   UnitNorms(int64_t units, c10::Device device);

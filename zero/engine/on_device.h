@@ -10,8 +10,8 @@
 
 namespace zero {
 
-/// The group whose collectives carry the tensors of `model`: `ranks`, or the same rank alone with
-/// memory on the model's device. A model on the CPU goes to the device of `ranks`
+/// Returns the group whose collectives carry the tensors of `model`: `ranks`, or the same single
+/// rank with memory on the model's device. A model on the CPU goes to the device of `ranks`
 /// (Model::goes_to). Throws ConfigError if `ranks` are several and carry the tensors of another
 /// device.
 std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model);

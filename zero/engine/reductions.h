@@ -18,8 +18,8 @@ namespace zero {
 /// Moves reductions through their phases, in the order in which they were started.
 class Reductions {
  public:
-  /// Says who may write to the arrays of a reduction after it was dropped: nobody, or the caller,
-  /// whose stream then follows the side stream.
+  /// Says whether somebody may write to the arrays of a reduction after it was dropped: nobody
+  /// (`own`), or the caller (`callers`), whose stream then follows the side stream.
   enum class Arrays : uint8_t { own, callers };
   Reductions(const ReductionContext& context, Arrays arrays) : context_(context), arrays_(arrays) {}
   /// Waits for those under way, whether they succeed or not.

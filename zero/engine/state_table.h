@@ -2,12 +2,12 @@
 //
 // Note [The table]
 // A row is a unit, a column a state (unit_plan.h). A cell is an array of the elements that this
-// rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to where
-// operators read them (gather.h), reduce brings gradients to the cells that the update reads
-// (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They ask the
-// table for ranges and blocks. A plan says on which tier a cell lies, and the table knows where on
-// that tier. UpdateSchedule alone knows when an update runs.
-// Saving, loading and reading by name are readers and writers of ranges.
+// rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to the
+// place where operators read them (gather.h), reduce brings gradients to the cells that the update
+// reads (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They
+// ask the table for ranges and blocks. A plan says on which tier a cell lies, and the table knows
+// its place on that tier. Only UpdateSchedule knows when an update runs. Saving, loading and
+// reading by name are readers and writers of ranges.
 //
 // Note [Optimizer on the host]
 // If master weights and moments lie in host memory, the update runs there (ZeRO-Offload,

@@ -31,7 +31,7 @@ struct UnitPlan : Form {
   /// How far the update of an element reaches: beyond the element it takes two passes
   /// (two_passes.h).
   optim::Reach reach = optim::Reach::element;
-  /// Names of the optimizer's states; none if it is not trainable.
+  /// Names of the optimizer's states; none if the unit is not trainable.
   std::vector<std::string_view> moments;
   std::array<optim::Sign, kStates> moment_signs{};  ///< signs of their values
   /// Bytes of factored states, which every rank has whole: Note [Factored states].

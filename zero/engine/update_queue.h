@@ -26,7 +26,7 @@
 
 namespace zero {
 
-/// Thread-safe.
+/// Runs updates on one thread. Thread-safe.
 class UpdateQueue {
  public:
   /// `idle` runs on the queue's thread whenever no update waits any more.
@@ -49,9 +49,9 @@ class UpdateQueue {
   bool done(int64_t unit) const;
   /// Blocks until no update of `unit` waits or is under way. Throws the error of an update.
   void wait(int64_t unit);
-  /// Blocks until fewer than `count` wait or are under way. Throws what an update threw.
+  /// Blocks until fewer than `count` wait or are under way. Throws the error of an update.
   void wait_for_fewer(int64_t count);
-  /// Blocks until no update is left and `idle` has run. Throws what an update threw.
+  /// Blocks until no update is left and `idle` has run. Throws the error of an update.
   void wait_all();
 
  private:

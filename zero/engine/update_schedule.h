@@ -16,9 +16,9 @@
 // Note [Update in backward]
 // Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
 // beside the rest of backward. This saves most if states are on a disk: their bytes pass while the
-// other units' gradients are computed. Two passes still need the old weights: this rank's backward,
-// if the weights are shared, and the peers' passes. So new weights wait until `step`, as with a
-// delayed update.
+// other units' gradients are computed. If weights are shared, this rank's backward still needs the
+// old ones, and so do the peers' passes. So new weights wait until `step`, as with a delayed
+// update.
 //
 // As a rule only a few slices wait for their turn. More may wait if their units may be updated in
 // the next forward pass: as many as fit into memory that activations have left. Backward frees that
