@@ -16,11 +16,12 @@ namespace zero::cuda {
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
             const optim::Range& range, cudaStream_t stream);
 
-/// Blocks of `numel` elements, each of which has a sum in the workspace of squared_norm.
+/// The number of blocks of an array of `numel` elements. squared_norm writes the sum of each block
+/// into its workspace.
 int64_t norm_blocks(int64_t numel);
 
-/// As optim::squared_norm, with the same bits: the sum, and 0, or 1 where it is not finite, into
-/// `sums`. `workspace` has norm_blocks(numel) places.
+/// Calculates the bits that optim::squared_norm calculates. Writes two numbers into `sums`: the sum,
+/// and 0 if it is finite, else 1. `workspace` has norm_blocks(numel) places.
 void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
                   double* sums, cudaStream_t stream);
 
@@ -40,8 +41,9 @@ struct LogitRows {
 /// losses.
 void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
 
-/// As zero/models/layers/gelu.h: y = gelu(x) where `dy` is absent, else dx = dy gelu'(x), which may
-/// be in the place of dy, and gelu(x) once more where y is not absent. Arrays of `numel` numbers.
+/// The GELU of zero/models/layers/gelu.h. Without `dy` it writes y = gelu(x). With `dy` it writes
+/// dx = dy gelu'(x), and y = gelu(x) too if `y` is not null; `dx` may be `dy`. Each array has `numel`
+/// numbers.
 void gelu(const void* x, const void* dy, void* dx, void* y, c10::ScalarType dtype, int64_t numel,
           cudaStream_t stream);
 
