@@ -20,8 +20,8 @@ void update(const Optimizer& optimizer, optim::Moment moment, float gradient_sca
 /// into its workspace.
 int64_t norm_blocks(int64_t numel);
 
-/// Calculates the bits that optim::squared_norm calculates. Writes two numbers into `sums`: the sum,
-/// and 0 if it is finite, else 1. `workspace` has norm_blocks(numel) places.
+/// Calculates the bits that optim::squared_norm calculates. Writes two numbers into `sums`: the
+/// sum, and 0 if it is finite, else 1. `workspace` has norm_blocks(numel) places.
 void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
                   double* sums, cudaStream_t stream);
 
@@ -42,8 +42,8 @@ struct LogitRows {
 void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
 
 /// The GELU of zero/models/layers/gelu.h. Without `dy` it writes y = gelu(x). With `dy` it writes
-/// dx = dy gelu'(x), and y = gelu(x) too if `y` is not null; `dx` may be `dy`. Each array has `numel`
-/// numbers.
+/// dx = dy gelu'(x), and y = gelu(x) too if `y` is not null; `dx` may be `dy`. Each array has
+/// `numel` numbers.
 void gelu(const void* x, const void* dy, void* dx, void* y, c10::ScalarType dtype, int64_t numel,
           cudaStream_t stream);
 
